@@ -2,9 +2,9 @@
 
 Model files and checkpoints share :func:`write_tensors` and :func:`read_tensors`. A checkpoint
 (:func:`write_arrays`) holds numbered arrays, a JSON header that says what each of them is, and the
-SHA-256 over header and arrays; an array that has several names is stored once. The header of a
-state (:func:`write_state`) has a type. Nothing in a file is ever executed, and no size it claims is
-believed.
+SHA-256 over header and arrays; an array that has several names is stored once. The state of a run
+(:class:`StateFile`) is a checkpoint with a header of a type of its own. Nothing in a file is ever
+executed, and no size it claims is believed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,15 +25,7 @@ from numpy.typing import NDArray
 from syncpretrain.errors import CheckpointError, SyncpretrainError
 from syncpretrain.storage import write_atomically
 
-__all__ = [
-    "any_run",
-    "read_arrays",
-    "read_state",
-    "read_tensors",
-    "write_arrays",
-    "write_state",
-    "write_tensors",
-]
+__all__ = ["StateFile", "read_arrays", "read_tensors", "write_arrays", "write_tensors"]
 
 CHECKPOINT_FORMAT = "syncpretrain checkpoint 1"
 
@@ -45,10 +38,6 @@ class StateHeader(Protocol):
 
 HeaderT = TypeVar("HeaderT", bound=StateHeader)
 StateT = TypeVar("StateT")
-
-
-def any_run(run: dict[str, Any]) -> None:
-    """Accept the state of any run."""
 
 
 def write_arrays(
@@ -100,43 +89,57 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.float3
         raise CheckpointError(f"{path}: cannot be read as a checkpoint: {error}") from error
 
 
-def write_state(path: Path, header: StateHeader, arrays: Mapping[str, NDArray[np.float32]]) -> None:
-    """Write the state of a run; one that was there before stays until then.
+@dataclass(frozen=True, slots=True)
+class StateFile(Generic[HeaderT, StateT]):
+    """Format of one kind of state in a file: its header's type, and the way to it and back.
 
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
+    Attributes
+    ----------
+    header : type
+        A :class:`msgspec.Struct` with the run's identity and the state without its arrays.
+    pack : callable
+        Return the header and the named arrays of a state, given the state and the run's identity.
+    unpack : callable
+        Return the state, given its header and its arrays.
     """
-    write_arrays(path, _finite(msgspec.to_builtins(header)), arrays)
 
+    header: type[HeaderT]
+    pack: Callable[[StateT, dict[str, Any]], tuple[HeaderT, Mapping[str, NDArray[np.float32]]]]
+    unpack: Callable[[HeaderT, dict[str, NDArray[np.float32]]], StateT]
 
-def read_state(
-    path: Path,
-    header_type: type[HeaderT],
-    check: Callable[[dict[str, Any]], Any],
-    build: Callable[[HeaderT, dict[str, NDArray[np.float32]]], StateT],
-) -> StateT:
-    """Return what ``build`` makes of the header and the arrays that :func:`write_state` wrote.
+    def write(self, path: Path, state: StateT, run: Mapping[str, Any]) -> None:
+        """Write a state and the identity of its run (JSON values); an old file stays until then.
 
-    ``check`` is called first, with the run that the header names, and raises CheckpointError on
-    another.
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
+        """
+        header, arrays = self.pack(state, dict(run))
+        write_arrays(path, _finite(msgspec.to_builtins(header)), arrays)
 
-    Raises
-    ------
-    CheckpointError
-        If the file is missing, damaged, of another format, or of another run.
-    """
-    values, arrays = read_arrays(path)
-    try:
-        own = {name: x if name == "run" else _infinite(x) for name, x in values.items()}
-        header = msgspec.convert(own, header_type)
-        check(header.run)
-        return build(header, arrays)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    except (msgspec.ValidationError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: is damaged: {error}") from error
+    def read(self, path: Path, check: Callable[[dict[str, Any]], Any] | None = None) -> StateT:
+        """Return the state in a file.
+
+        ``check`` is called first, with the run that the header names, and raises CheckpointError
+        on another run; by default the state of any run is accepted.
+
+        Raises
+        ------
+        CheckpointError
+            If the file is missing, damaged, of another format, or of another run.
+        """
+        values, arrays = read_arrays(path)
+        try:
+            own = {name: x if name == "run" else _infinite(x) for name, x in values.items()}
+            header = msgspec.convert(own, self.header)
+            if check is not None:
+                check(header.run)
+            return self.unpack(header, arrays)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+        except (msgspec.ValidationError, KeyError, IndexError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path}: is damaged: {error}") from error
 
 
 def write_tensors(

@@ -19,9 +19,9 @@ from syncpretrain.events import (
 )
 from syncpretrain.finetuning.tuned_replica import TunedReplica
 from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
-from syncpretrain.pretraining.asynchronous.state import read_async_state, write_async_state
 from syncpretrain.pretraining.memory import replica_bytes
 from syncpretrain.pretraining.start import driver_for
+from syncpretrain.pretraining.state import ASYNC_STATE
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 
@@ -134,7 +134,7 @@ class TestPretraining:
 
         def save(state, *, done, final):
             if final:
-                write_async_state(path, state(), {})
+                ASYNC_STATE.write(path, state(), {})
                 saved.append(done)
 
         first.save = save
@@ -147,7 +147,7 @@ class TestPretraining:
             assert minibatches > 48  # all are trained then
             return
         second = AsyncPretraining(settings, bits[:160])
-        second.resume = read_async_state(path)
+        second.resume = ASYNC_STATE.read(path)
         assert second.run().parameters_sha256 == whole.parameters_sha256
         assert second.history == uninterrupted.history
 

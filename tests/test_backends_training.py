@@ -25,7 +25,7 @@ from syncpretrain.cli import main
 from syncpretrain.data.order import minibatches
 from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import EpochFinished, FinetuneEpochFinished
-from syncpretrain.finetuning.state import read_finetune_state, write_finetune_state
+from syncpretrain.finetuning.state import FINETUNE_STATE
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
@@ -37,7 +37,7 @@ from syncpretrain.pretraining.runtime.select import workers_of
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.versions import Versions
 from syncpretrain.pretraining.start import driver_for
-from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
+from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.runs.folder import CONFIG_NAME, METRICS_NAME
 from syncpretrain.runs.prepare import resolve
 from syncpretrain.runs.run import resume_run, train_run
@@ -171,8 +171,8 @@ class TestTraining:
             with pytest.raises(RunInterrupted) as caught:
                 Pretraining(settings, bits, save=save).run()
         assert {type(array) for array in arrays_of(caught.value.stack)} == {np.ndarray}
-        write_pretrain_state(tmp_path / "state.safetensors", states[-1], {})
-        again = read_pretrain_state(tmp_path / "state.safetensors")
+        EPOCHS_STATE.write(tmp_path / "state.safetensors", states[-1], {})
+        again = EPOCHS_STATE.read(tmp_path / "state.safetensors")
         resumed = Pretraining(settings, bits, resume=again).run()
         assert resumed.parameters_sha256 == whole.parameters_sha256
 
@@ -258,8 +258,8 @@ class TestTraining:
         with pytest.raises(RunInterrupted) as caught:
             finetune(stack, bits, targets, **wanted, save=save, stop=lambda: next(asked) == 13)
         assert {type(array) for array in arrays_of(caught.value.stack)} == {np.ndarray}
-        write_finetune_state(tmp_path / "state.safetensors", states[-1], {})
-        again = read_finetune_state(tmp_path / "state.safetensors")
+        FINETUNE_STATE.write(tmp_path / "state.safetensors", states[-1], {})
+        again = FINETUNE_STATE.read(tmp_path / "state.safetensors")
         assert again.cursor.minibatches == 3
         resumed = finetune(stack, bits, targets, **wanted, resume=again)
         assert resumed.parameters_sha256 == whole.parameters_sha256

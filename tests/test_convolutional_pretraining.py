@@ -16,9 +16,8 @@ from syncpretrain.events import EpochFinished
 from syncpretrain.observers.history import History
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
+from syncpretrain.pretraining.state import EPOCHS_STATE, STREAM_STATE
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
-from syncpretrain.pretraining.streamed.state import read_stream_state, write_stream_state
 from syncpretrain.settings import settings_from
 
 LAYERS = "1x8x8,conv:3x3,pool:2,conv:4x2,5"
@@ -161,8 +160,8 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(
         state = stopped_after(images, count, monkeypatch, **options, runtime="serial")
         if state is None:
             break
-        write_pretrain_state(path, state, {})
-        again = read_pretrain_state(path)
+        EPOCHS_STATE.write(path, state, {})
+        again = EPOCHS_STATE.read(path)
         resumed = driver(images, resume=again, **options, workers=1 + stops % 3)
         assert resumed.run().parameters_sha256 == whole, f"stopped after {count}"
         stops += 1
@@ -181,8 +180,8 @@ def test_every_state_of_a_stream_goes_on_to_the_same_bits(images, model, runtime
     whole = driver(images, save=save, **options, runtime=runtime, workers=2).run()
     assert states
     for number, state in enumerate(states[:: -(-len(states) // 4)]):
-        write_stream_state(tmp_path / f"{number}.safetensors", state, {})
-        again = read_stream_state(tmp_path / f"{number}.safetensors")
+        STREAM_STATE.write(tmp_path / f"{number}.safetensors", state, {})
+        again = STREAM_STATE.read(tmp_path / f"{number}.safetensors")
         resumed = driver(images, resume=again, **options, workers=2)
         assert resumed.run().parameters_sha256 == whole.parameters_sha256
 

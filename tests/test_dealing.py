@@ -17,7 +17,7 @@ from trialruns import notices_of
 from syncpretrain import pretrain
 from syncpretrain.backends.dealing import deal
 from syncpretrain.cli import main
-from syncpretrain.pretraining.devices import backend_of_layers, layer_costs
+from syncpretrain.pretraining.build import backend_of_layers, layer_costs
 from syncpretrain.pretraining.start import driver_for, placement_of
 from syncpretrain.settings import settings_from
 

@@ -16,7 +16,7 @@ import syncpretrain
 from syncpretrain import pretrain
 from syncpretrain.observers.event_log import EventLog
 from syncpretrain.observers.history import History
-from syncpretrain.pretraining.build_schedule import build_schedule
+from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.schedule.epochs import Train
 from syncpretrain.settings import settings_from
 

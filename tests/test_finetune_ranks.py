@@ -16,7 +16,7 @@ from syncpretrain.errors import DataError, DivergedError, RunInterrupted, Settin
 from syncpretrain.events import FinetuneEpochFinished
 from syncpretrain.finetuning.network_on_ranks import NetworkOnRanks
 from syncpretrain.finetuning.options import tuning_options
-from syncpretrain.finetuning.state import read_finetune_state, write_finetune_state
+from syncpretrain.finetuning.state import FINETUNE_STATE
 from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
 from syncpretrain.settings import Settings, moved_elsewhere, off_ranks, replaced, settings_from
 
@@ -119,12 +119,12 @@ def stopped_state(stack, bits, size, moment, **options):
 def test_a_stopped_run_is_resumed_by_any_number_of_ranks(stack, bits, tmp_path, moment, optimizer):
     own = {"replicas": 4, "shards": 5, **optimizer}
     wanted = tune(stack, bits, "threads", epochs=4, **own).parameters_sha256
-    write_finetune_state(tmp_path / "state", stopped_state(stack, bits, 4, moment, **own), {})
-    state = read_finetune_state(tmp_path / "state")
+    FINETUNE_STATE.write(tmp_path / "state", stopped_state(stack, bits, 4, moment, **own), {})
+    state = FINETUNE_STATE.read(tmp_path / "state")
     with local_ranks(3):
         again = tune(stack, bits, epochs=4, resume=state, **own)
     assert again.parameters_sha256 == wanted
-    state = read_finetune_state(tmp_path / "state")
+    state = FINETUNE_STATE.read(tmp_path / "state")
     alone = tune(stack, bits, "threads", epochs=4, resume=state, **own)
     assert alone.parameters_sha256 == wanted
 

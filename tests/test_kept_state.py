@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from syncpretrain.pretraining.runtime.restarts import state as kept_state
-from syncpretrain.pretraining.runtime.restarts.keeping import Keeping
-from syncpretrain.pretraining.runtime.restarts.replacement import Replacement
-from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
-from syncpretrain.pretraining.runtime.restarts.state import LOST, KeptStates
+from syncpretrain.pretraining.runtime.restarts.replacement import Replacement, Restarts
+from syncpretrain.pretraining.runtime.restarts.state import LOST, Keeping, KeptStates
 
 
 class Killed(BaseException):

@@ -21,10 +21,9 @@ from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining import on_ranks
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.runtime.ranks.runtime import RanksRuntime
-from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
+from syncpretrain.pretraining.state import EPOCHS_STATE, STREAM_STATE
 from syncpretrain.pretraining.streamed import build as stream_build
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
-from syncpretrain.pretraining.streamed.state import read_stream_state, write_stream_state
 from syncpretrain.settings import settings_from
 
 LAYERS = (16, 12, 8, 5)
@@ -106,9 +105,9 @@ def test_a_free_run_is_replayed_and_progress_is_told(bits):
 @pytest.mark.parametrize("handoff", HANDOFFS)
 def test_a_state_of_any_number_of_ranks_is_resumed_by_any(bits, tmp_path, handoff):
     write, read = (
-        (write_pretrain_state, read_pretrain_state)
+        (EPOCHS_STATE.write, EPOCHS_STATE.read)
         if handoff == "epoch"
-        else (write_stream_state, read_stream_state)
+        else (STREAM_STATE.write, STREAM_STATE.read)
     )
     options = {"handoff": handoff, "epochs": (8, 5, 6), "persistent": True}
     wanted = run(bits, runtime="serial", **options).run().parameters_sha256

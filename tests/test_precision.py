@@ -27,9 +27,8 @@ from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
+from syncpretrain.pretraining.state import EPOCHS_STATE, STREAM_STATE
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
-from syncpretrain.pretraining.streamed.state import read_stream_state, write_stream_state
 from syncpretrain.settings import FinetuneSettings, MomentumSchedule, settings_from
 
 LAYERS = (16, 12, 8, 5)
@@ -274,8 +273,8 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(bits, model, monkeypatc
         with monkeypatch.context() as patch, pytest.raises(RunInterrupted):
             stop_after(patch, minibatches)
             driver(bits, "epoch", **MODELS[model], runtime="serial", save=save).run()
-        write_pretrain_state(tmp_path / "state.safetensors", states[-1], {})
-        resume = read_pretrain_state(tmp_path / "state.safetensors")
+        EPOCHS_STATE.write(tmp_path / "state.safetensors", states[-1], {})
+        resume = EPOCHS_STATE.read(tmp_path / "state.safetensors")
         again = driver(bits, "epoch", **MODELS[model], resume=resume, workers=2)
         assert again.run().parameters_sha256 == whole, f"stopped after {minibatches}"
 
@@ -289,8 +288,8 @@ def test_every_state_of_a_stream_goes_on_to_the_same_bits(bits, model, tmp_path)
 
     stack = driver(bits, "minibatch", **options, runtime="serial", save=save).run()
     for state in states:
-        write_stream_state(tmp_path / "state.safetensors", state, {})
-        resume = read_stream_state(tmp_path / "state.safetensors")
+        STREAM_STATE.write(tmp_path / "state.safetensors", state, {})
+        resume = STREAM_STATE.read(tmp_path / "state.safetensors")
         again = driver(bits, "minibatch", **options, resume=resume, workers=2).run()
         assert again.parameters_sha256 == stack.parameters_sha256
     assert states

@@ -22,13 +22,11 @@ from syncpretrain.kernels.averaging import add_subtrees, add_tree, subtrees
 from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.build import build_learner, step_on_ranks
-from syncpretrain.pretraining.build_schedule import rank_shares
+from syncpretrain.pretraining.build import build_learner, rank_shares, step_on_ranks
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.runtime.ranks.placement import RankShares, groups_of_layers
-from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
+from syncpretrain.pretraining.state import EPOCHS_STATE, STREAM_STATE
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
-from syncpretrain.pretraining.streamed.state import read_stream_state, write_stream_state
 from syncpretrain.settings import settings_from
 
 WAIT = 20.0
@@ -240,9 +238,9 @@ def test_ranks_of_a_group_have_threads_too(bits, oracle, monkeypatch):
 )
 def test_a_stopped_run_of_any_number_of_ranks_is_resumed_by_any(bits, tmp_path, handoff, shared):
     write, read = (
-        (write_pretrain_state, read_pretrain_state)
+        (EPOCHS_STATE.write, EPOCHS_STATE.read)
         if handoff == "epoch"
-        else (write_stream_state, read_stream_state)
+        else (STREAM_STATE.write, STREAM_STATE.read)
     )
     options = {"handoff": handoff, "epochs": (5, 4), "replicas": (4, 2), **shared}
     wanted = run(bits, runtime="serial", **options).run().parameters_sha256

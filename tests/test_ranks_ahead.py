@@ -18,8 +18,8 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.ranks import streamed as held
 from syncpretrain.pretraining.runtime.ranks.streamed import HeldStream
 from syncpretrain.pretraining.runtime.ranks.streamed_run import LayerRank
+from syncpretrain.pretraining.runtime.streamed.child import Answer, GiveLayer, Processed
 from syncpretrain.pretraining.runtime.streamed.layer import StreamedLayer
-from syncpretrain.pretraining.runtime.streamed.messages import Answer, GiveLayer, Processed
 from syncpretrain.pretraining.runtime.streamed.remote import RemoteLayer, Stopping
 from syncpretrain.pretraining.streamed import sizes
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining

@@ -15,10 +15,10 @@ from syncpretrain.models.layer import DenseLayer
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.runtime.ranks import handing_up
 from syncpretrain.pretraining.runtime.ranks import runtime as rank_runtime
-from syncpretrain.pretraining.runtime.ranks.handing_up import KeptVersions, layers_sent_activations
+from syncpretrain.pretraining.runtime.ranks.epochs import KeptVersions, layers_sent_activations
 from syncpretrain.pretraining.runtime.ranks.messages import RankOrder
 from syncpretrain.pretraining.runtime.split import Split
-from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
+from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.settings import settings_from
 
 LAYERS = (16, 12, 8, 5)
@@ -119,11 +119,11 @@ def test_a_resumed_run_computes_what_is_not_kept(bits, sent, tmp_path):
         first = run(bits, **options)
         first.save = lambda state, *, done, final: states.append(state())
         assert first.run().parameters_sha256 == wanted
-    write_pretrain_state(tmp_path / "state", states[len(states) // 2], {})
+    EPOCHS_STATE.write(tmp_path / "state", states[len(states) // 2], {})
     sent.clear()
     with local_ranks(3):
         again = run(bits, **options)
-        again.resume = read_pretrain_state(tmp_path / "state")
+        again.resume = EPOCHS_STATE.read(tmp_path / "state")
         assert again.run().parameters_sha256 == wanted
     assert {"chain", "activations"} <= {way for _, _, way in sent}
 

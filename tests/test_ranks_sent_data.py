@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 
 from syncpretrain.data import byte_rows
 from syncpretrain.data.byte_rows import ByteRows
-from syncpretrain.pretraining.runtime.ranks.sent_data import received, to_send
+from syncpretrain.pretraining.runtime.ranks.messages import received, to_send
 from syncpretrain.pretraining.runtime.split import Split
 
 

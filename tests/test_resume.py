@@ -32,11 +32,11 @@ from syncpretrain.events import (
     RunFinished,
 )
 from syncpretrain.finetuning.prepared import Finetuning
-from syncpretrain.finetuning.state import FinetuneState, read_finetune_state, write_finetune_state
+from syncpretrain.finetuning.state import FINETUNE_STATE, FinetuneState
 from syncpretrain.learners.base import Learner
 from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
+from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.runs.checkpoints import FOLDER_NAME
 from syncpretrain.runs.report.plots.learning import curves_of
 from syncpretrain.runs.run import resume_run, train_run
@@ -94,8 +94,8 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(bits, variant, monkeypa
         state = stopped_after(bits, variant, minibatches, monkeypatch, runtime="serial")
         if state is None:
             break
-        write_pretrain_state(tmp_path / "state.safetensors", state, {})
-        again = read_pretrain_state(tmp_path / "state.safetensors")
+        EPOCHS_STATE.write(tmp_path / "state.safetensors", state, {})
+        again = EPOCHS_STATE.read(tmp_path / "state.safetensors")
         runtime = ("serial", "threads")[stops % 2]
         resumed = pretraining(bits, variant, resume=again, runtime=runtime, workers=1 + stops % 3)
         assert resumed.run().parameters_sha256 == whole, f"stopped after {minibatches}"
@@ -153,13 +153,13 @@ def test_a_state_of_another_run_is_refused(bits, tmp_path):
     states = []
     pretraining(bits, "lockstep", save=lambda state, **_: states.append(state())).run()
     path = tmp_path / "state.safetensors"
-    write_pretrain_state(path, states[0], {"data": "abc"})
+    EPOCHS_STATE.write(path, states[0], {"data": "abc"})
 
     def check(run):
         raise CheckpointError(f"is of another run: {run}")
 
     with pytest.raises(CheckpointError, match=r"state\.safetensors: is of another run: .*'abc'"):
-        read_pretrain_state(path, check)
+        EPOCHS_STATE.read(path, check)
 
 
 @pytest.mark.parametrize(
@@ -177,9 +177,9 @@ def test_a_state_that_contradicts_itself_is_refused(bits, tmp_path, change):
     pretraining(bits, "lockstep", save=lambda state, **_: states.append(state())).run()
     state = next(state for state in states if state.computed)
     path = tmp_path / "state.safetensors"
-    write_pretrain_state(path, change(state), {})
+    EPOCHS_STATE.write(path, change(state), {})
     with pytest.raises(CheckpointError, match="is damaged"):
-        read_pretrain_state(path)
+        EPOCHS_STATE.read(path)
 
 
 def test_a_state_of_another_layer_is_refused(bits):
@@ -228,8 +228,8 @@ def test_fine_tuning_stopped_anywhere_goes_on_to_the_same_bits(bits, settings, t
         with pytest.raises(RunInterrupted):
             fine_tuned(bits, stop=lambda: next(asked) >= minibatches, saved=saved, **settings)  # noqa: B023
         path = tmp_path / "state.safetensors"
-        write_finetune_state(path, saved[-1], {"run": 1})
-        resumed = fine_tuned(bits, resume=read_finetune_state(path), **settings)
+        FINETUNE_STATE.write(path, saved[-1], {"run": 1})
+        resumed = fine_tuned(bits, resume=FINETUNE_STATE.read(path), **settings)
         assert resumed.parameters_sha256 == whole.parameters_sha256
         assert resumed.info == whole.info
         assert resumed.history == whole.history
@@ -408,8 +408,8 @@ def test_an_error_that_is_no_number_survives_a_state(bits, tmp_path):
     saved: list[FinetuneState] = []
     fine_tuned(bits, saved=saved)
     curve = ErrorCurve([0.1, math.inf, 1 / 3], [math.nan])
-    write_finetune_state(tmp_path / "state", replace(saved[0], curve=curve), {"name": "nan"})
-    read = read_finetune_state(tmp_path / "state", lambda run: run["name"] == "nan" or 1 / 0)
+    FINETUNE_STATE.write(tmp_path / "state", replace(saved[0], curve=curve), {"name": "nan"})
+    read = FINETUNE_STATE.read(tmp_path / "state", lambda run: run["name"] == "nan" or 1 / 0)
     assert str(read.curve) == str(curve)
 
 

@@ -17,7 +17,7 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.steps import WholeStep
-from syncpretrain.pretraining.runtime.messages import Failed, Finished
+from syncpretrain.pretraining.runtime.base import Failed, Finished
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.versions import Versions
 from syncpretrain.pretraining.runtime.worker import LayerWorker

@@ -28,7 +28,7 @@ from syncpretrain.learners.autoencoder import AutoencoderSettings
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder
 from syncpretrain.learners.convolutional_rbm import ConvolutionalRBM
 from syncpretrain.learners.rbm import RBMSettings
-from syncpretrain.pretraining.state import read_pretrain_state, write_pretrain_state
+from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.settings import MomentumSchedule
 from syncpretrain.shapes import ConvolutionShape
 
@@ -253,8 +253,8 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(
     with monkeypatch.context() as patch, pytest.raises(RunInterrupted):
         stop_after(patch, minibatches)
         driver(images, **options, runtime="serial", save=save).run()
-    write_pretrain_state(tmp_path / "state.safetensors", states[-1], {})
-    resume = read_pretrain_state(tmp_path / "state.safetensors")
+    EPOCHS_STATE.write(tmp_path / "state.safetensors", states[-1], {})
+    resume = EPOCHS_STATE.read(tmp_path / "state.safetensors")
     again = driver(images, **options, resume=resume, workers=2).run()
     assert again.parameters_sha256 == whole
 

@@ -13,7 +13,7 @@ from test_schedule import layer_plans, planned_reads, play, shortened, stops_aft
 
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
-from syncpretrain.pretraining.build_schedule import build_schedule
+from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.schedule.epochs import Schedule
 from syncpretrain.schedule.kinds import GROUP_SIZE
 from syncpretrain.schedule.pace import Planned

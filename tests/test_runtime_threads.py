@@ -14,7 +14,7 @@ from syncpretrain.events import EpochStarted, Event
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
+from syncpretrain.pretraining.runtime.base import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.serial import SerialRuntime
 from syncpretrain.pretraining.runtime.threads import ThreadsRuntime
 from syncpretrain.schedule.epochs import Train

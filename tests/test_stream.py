@@ -29,8 +29,8 @@ from syncpretrain.errors import (
 from syncpretrain.events import EpochFinished, LayerFinished, RunFinished
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.runtime.mailbox import Mailbox
+from syncpretrain.pretraining.state import STREAM_STATE
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
-from syncpretrain.pretraining.streamed.state import read_stream_state, write_stream_state
 from syncpretrain.settings import read_settings, settings_from
 
 LAYERS = (16, 12, 8, 5)
@@ -249,9 +249,9 @@ def test_a_run_stopped_anywhere_is_resumed_to_the_same_bits(
         state = stopped_after(bits, variant, number, monkeypatch, **options)
         if state is None:
             break
-        write_stream_state(path, state, {})
+        STREAM_STATE.write(path, state, {})
         run = streamed(bits, variant, delay=delay, workers=1 + stops % 3)
-        run.resume = read_stream_state(path)
+        run.resume = STREAM_STATE.read(path)
         assert run.run().parameters_sha256 == whole
         assert run.history == uninterrupted.history
         stops += 1
@@ -317,19 +317,19 @@ def test_a_file_that_does_not_fit_is_refused(bits, tmp_path, damage):
         ring = {99: np.zeros((1, 1), np.float32)}
         state = replace(state, layers=(replace(state.layers[0], ring=ring), *state.layers[1:]))
     path = tmp_path / "x.safetensors"
-    write_stream_state(path, state, {"data": "abc"})
+    STREAM_STATE.write(path, state, {"data": "abc"})
 
     def check(header):
         raise CheckpointError(f"is of another run: {header}")
 
     if damage == "check":
         with pytest.raises(CheckpointError, match=r"x\.safetensors: is of another run: .*abc"):
-            read_stream_state(path, check)
+            STREAM_STATE.read(path, check)
         return
     header, arrays = read_arrays(path)
     write_arrays(path, header, {n: a for n, a in arrays.items() if n != "ring.1.99"})
     with pytest.raises(CheckpointError, match="is damaged"):
-        read_stream_state(path)
+        STREAM_STATE.read(path)
 
 
 AFTER = "the layers train one after another"

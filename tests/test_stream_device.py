@@ -29,8 +29,8 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.pretraining.memory import VERSIONS, held_rows, pretraining_bytes, room_bytes
 from syncpretrain.pretraining.runtime.streamed.device_layer import DeviceStreamedLayer
 from syncpretrain.pretraining.runtime.streamed.device_rings import DeviceRing, Events
+from syncpretrain.pretraining.state import STREAM_STATE
 from syncpretrain.pretraining.streamed.sizes import stream_size
-from syncpretrain.pretraining.streamed.state import read_stream_state, write_stream_state
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 
@@ -330,8 +330,8 @@ class TestResume:
             state = interrupted(bits, variant, number, monkeypatch, **options)
             if state is None:
                 break
-            write_stream_state(path, state, {})
-            assert run(read_stream_state(path), workers=1 + stops % 3) == whole
+            STREAM_STATE.write(path, state, {})
+            assert run(STREAM_STATE.read(path), workers=1 + stops % 3) == whole
             stops += 1
         assert stops > 2
         assert not library_threads()

@@ -31,10 +31,10 @@ from syncpretrain.errors import (
 from syncpretrain.events import EpochFinished, EpochStarted, Event
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime import layer_process
-from syncpretrain.pretraining.runtime.restarts.lent_threads import LentThreads
+from syncpretrain.pretraining.runtime.streamed.remote import LentThreads
+from syncpretrain.pretraining.state import STREAM_STATE
 from syncpretrain.pretraining.streamed import build as building
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
-from syncpretrain.pretraining.streamed.state import read_stream_state, write_stream_state
 from syncpretrain.settings import settings_from
 
 LAYERS = (16, 12, 8, 5)
@@ -95,9 +95,9 @@ def test_a_state_of_any_runtime_is_resumed_by_any(bits, tmp_path):
             if states:
                 break
         middle = max(states, key=lambda state: sum(len(x.ring) for x in state.layers))
-        write_stream_state(path, middle, {})
+        STREAM_STATE.write(path, middle, {})
         again = streamed(bits, runtime=second, **options)
-        again.resume = read_stream_state(path)
+        again.resume = STREAM_STATE.read(path)
         assert again.run().parameters_sha256 == wanted
 
 

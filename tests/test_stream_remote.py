@@ -7,7 +7,7 @@ import pytest
 
 from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.runtime.streamed.messages import Answer
+from syncpretrain.pretraining.runtime.streamed.child import Answer
 from syncpretrain.pretraining.runtime.streamed.remote import RemoteLayer, Stopping
 from syncpretrain.schedule.stream import Block, StreamPlan
 

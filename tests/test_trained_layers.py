@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from test_schedule import free, greedy, layer_plans, lockstep, rounds
 
 from syncpretrain.backends.numpy_backend import NumpyBackend
+from syncpretrain.pretraining.driver import TrainedLayers
 from syncpretrain.pretraining.state import PretrainState
-from syncpretrain.pretraining.trained_layers import TrainedLayers
 from syncpretrain.schedule.epochs import Command, Past, Release, Schedule, Train
 from syncpretrain.settings import settings_from
 

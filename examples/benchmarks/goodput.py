@@ -23,7 +23,7 @@ import psutil
 from _timing import busy, machine, rst_table, spread
 
 from syncpretrain.data import load_dataset
-from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
+from syncpretrain.pretraining.runtime.restarts.replacement import Restarts
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import settings_from
 

@@ -20,7 +20,7 @@ import numpy as np
 from _timing import busy, machine, rst_table
 
 from syncpretrain import pretrain
-from syncpretrain.pretraining.build_schedule import build_schedule
+from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.schedule.epochs import Command, Train
 from syncpretrain.settings import settings_from
 

@@ -12,8 +12,7 @@ from random_faults.surprise import Surprise, check
 from syncpretrain import load
 from syncpretrain.array_files import read_arrays
 from syncpretrain.errors import SyncpretrainError
-from syncpretrain.pretraining.state import read_pretrain_state
-from syncpretrain.pretraining.streamed.state import read_stream_state
+from syncpretrain.pretraining.state import EPOCHS_STATE, STREAM_STATE
 
 __all__ = ["Progress", "RunFolder"]
 
@@ -170,5 +169,5 @@ def _done(checkpoint: Path) -> tuple[int, ...]:
     """Return the epochs that each layer has finished in a checkpoint of pretraining."""
     header, _ = read_arrays(checkpoint)
     if "stream" in header:
-        return read_stream_state(checkpoint).done
-    return read_pretrain_state(checkpoint).past.done
+        return STREAM_STATE.read(checkpoint).done
+    return EPOCHS_STATE.read(checkpoint).past.done

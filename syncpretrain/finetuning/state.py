@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from syncpretrain.array_files import any_run, read_state, write_state
+from syncpretrain.array_files import StateFile
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.cursor import Cursor
 from syncpretrain.observers.errors import ErrorCurve
 
-__all__ = ["FinetuneSaver", "FinetuneState", "read_finetune_state", "write_finetune_state"]
+__all__ = ["FINETUNE_STATE", "FinetuneSaver", "FinetuneState"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +52,9 @@ class _Header(msgspec.Struct):
     curve: ErrorCurve | None = None
 
 
-def write_finetune_state(path: Path, state: FinetuneState, run: Mapping[str, Any]) -> None:
-    """Write a state, and of which run it is (JSON values).
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
-    """
+def _pack(state: FinetuneState, run: dict[str, Any]) -> tuple[_Header, dict[str, Array]]:
     header = _Header(
-        dict(run),
+        run,
         state.epoch,
         state.cursor,
         state.first_error,
@@ -70,25 +62,10 @@ def write_finetune_state(path: Path, state: FinetuneState, run: Mapping[str, Any
         state.best_epoch,
         state.curve,
     )
-    write_state(path, header, state.arrays)
+    return header, state.arrays
 
 
-def read_finetune_state(
-    path: Path, check: Callable[[dict[str, Any]], Any] = any_run
-) -> FinetuneState:
-    """Return the state in a file.
-
-    ``check`` is called with the run that the header names, and raises CheckpointError on another.
-
-    Raises
-    ------
-    CheckpointError
-        If it is damaged, or of another run.
-    """
-    return read_state(path, _Header, check, _state)
-
-
-def _state(header: _Header, arrays: dict[str, Array]) -> FinetuneState:
+def _unpack(header: _Header, arrays: dict[str, Array]) -> FinetuneState:
     return FinetuneState(
         header.epoch,
         header.cursor,
@@ -98,3 +75,6 @@ def _state(header: _Header, arrays: dict[str, Array]) -> FinetuneState:
         arrays,
         header.curve,
     )
+
+
+FINETUNE_STATE = StateFile(_Header, _pack, _unpack)

@@ -14,7 +14,7 @@ from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.planning.simulate import EpochCost, Simulated, simulate
 from syncpretrain.planning.simulate_stream import StreamCost, simulate_stream
 from syncpretrain.planning.timings import GPU, LayerTimings, Timings, sizes
-from syncpretrain.pretraining.build_schedule import build_schedule
+from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.pretraining.streamed.sizes import stream_size

@@ -21,8 +21,7 @@ from syncpretrain.planning.layer_probes import LayerProbes, notes_on
 from syncpretrain.planning.probes import Probe, Work, beside, measured
 from syncpretrain.planning.samples import MOST_NUMBERS, MOST_SECONDS, Sample
 from syncpretrain.planning.timings import GPU, Timings, sizes
-from syncpretrain.pretraining.build import build_learner
-from syncpretrain.pretraining.devices import backend_of_layers
+from syncpretrain.pretraining.build import backend_of_layers, build_learner
 from syncpretrain.pretraining.memory import check_device_memory
 from syncpretrain.pretraining.runtime.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS

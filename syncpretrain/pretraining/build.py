@@ -1,14 +1,21 @@
-"""Build from settings: the learners and workers of the layers."""
+"""Build from settings: the learners and workers of the layers.
+
+The devices of a run's layers: dealt by the multiplications that each layer takes.
+
+The schedule of a run, from its settings and, in a replay, from recorded reads; its ranks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from syncpretrain.backends.base import Backend
+from syncpretrain.backends.choice import backend_for
 from syncpretrain.cluster.group import AgreedStop
-from syncpretrain.errors import CheckpointError
+from syncpretrain.errors import CheckpointError, SettingsError
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples
@@ -25,7 +32,12 @@ from syncpretrain.learners.sparse_rbm import SparseRBM
 from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.layer_state import LayerState
+from syncpretrain.pretraining.runtime.ranks.placement import RankShares
 from syncpretrain.pretraining.runtime.worker import Inputs, LayerWorker, WorkerFactory
+from syncpretrain.schedule.epochs import Schedule
+from syncpretrain.schedule.kinds import SCHEDULES, ScheduleOptions
+from syncpretrain.schedule.pace import Fixed, Pace
+from syncpretrain.schedule.reads import LayerPlan, Reads
 from syncpretrain.settings.checks import parsed_corruption
 from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.momentum import MomentumSchedule
@@ -33,14 +45,118 @@ from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
+    "backend_of_layers",
     "build_learner",
     "build_learners",
     "build_outputs",
+    "build_schedule",
     "build_stopping",
     "build_worker",
     "build_worker_factories",
+    "layer_costs",
+    "layer_plans",
+    "placement_text",
+    "rank_shares",
     "step_on_ranks",
 ]
+
+
+AUTOENCODER_PRODUCTS = 5  # of a step: as many as of CD-1
+
+
+def layer_costs(settings: PretrainSettings) -> tuple[float, ...]:
+    """Return the multiplications of each layer's own epochs, an example each."""
+    return tuple(
+        float(shape.products * epochs * _products(settings, cd_steps))
+        for shape, epochs, cd_steps in zip(
+            settings.shapes, settings.epochs, settings.cd_steps, strict=True
+        )
+    )
+
+
+def backend_of_layers(settings: PretrainSettings) -> Backend:
+    """Return the backend of the settings, its layers dealt to the devices that it has.
+
+    Raises
+    ------
+    SettingsError
+        If something is missing for it.
+    """
+    return backend_for(settings.backend).dealt(layer_costs(settings), settings.replicas)
+
+
+def placement_text(backend: Backend, depth: int) -> str | None:
+    """Return in words which layers are on which GPUs; None where all are on the first."""
+    devices = backend.devices()
+    groups = [backend.for_layer(layer).group() for layer in range(1, depth + 1)]
+    if all(group == devices[:1] for group in groups):
+        return None
+    named = [
+        f"{layer} on {' and '.join(map(str, devices))}" for layer, devices in enumerate(groups, 1)
+    ]
+    return f"layers on GPUs: {', '.join(named)}"
+
+
+def _products(settings: PretrainSettings, cd_steps: int) -> int:
+    return 2 * cd_steps + 3 if settings.model == "rbm" else AUTOENCODER_PRODUCTS
+
+
+SHAREABLE = ("examples", "units")  # splits whose shards may be on several ranks
+
+
+def build_schedule(
+    settings: PretrainSettings, *, slots: int, replay: Reads | None = None
+) -> Schedule:
+    """Return the schedule of a run, or of the replay of recorded reads.
+
+    Raises
+    ------
+    SettingsError
+        If the recorded reads are those of another number of layers.
+    """
+    plans = layer_plans(settings)
+    if replay is not None:  # which has been decided
+        plans = [replace(plan, drift=None) for plan in plans]
+    return Schedule(plans, _pace(settings, plans, replay), slots=slots)
+
+
+def layer_plans(settings: PretrainSettings) -> list[LayerPlan]:
+    """Return the plan of each layer."""
+    drifts = map(parsed_waking, settings.refresh_when)
+    return list(map(LayerPlan, settings.epochs, settings.refresh_epochs, drifts))
+
+
+def rank_shares(settings: PretrainSettings) -> RankShares:
+    """Return how many ranks may share each layer: its replicas, split by examples or units."""
+    layers = range(1, len(settings.layers))
+    return RankShares(
+        tuple(
+            settings.replicas[layer - 1] if settings.split_of(layer) in SHAREABLE else 1
+            for layer in layers
+        ),
+        SCHEDULES[settings.schedule].one_at_a_time,
+    )
+
+
+def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | None) -> Pace:
+    if replay is not None:
+        if len(replay) != len(plans):
+            raise SettingsError(
+                f"replay: the recorded run has {len(replay)} layers, this one {len(plans)}"
+            )
+        if not 1 <= len(replay[0]) <= plans[0].epochs:  # fewer are those of a run that was stopped
+            raise SettingsError(
+                f"replay: layer 1 has {len(replay[0])} recorded epochs, expected 1 to"
+                f" {plans[0].epochs}"
+            )
+        return Fixed(replay)
+    kind = SCHEDULES[settings.schedule]
+    drain = settings.finish == "drain"
+    options = ScheduleOptions(drain=drain, group_size=settings.group_size)
+    if settings.pace == "free" and kind.free is not None:
+        return kind.free(plans, options)
+    return kind.lockstep(plans, options)
+
 
 # By the shape's name, a function of the layer's number, its shape and its settings.
 RBMS: dict[str, Callable[[int, Any, RBMSettings], Learner]] = {

@@ -1,13 +1,18 @@
-"""``pretrain``: the library's first function."""
+"""``pretrain``: the library's first function.
+
+The checkpoint of a call of ``pretrain``, from which the same call goes on to the same bits.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain.data.array_columns import units_of_array
+from syncpretrain.data.blocks import chunks
 from syncpretrain.data.columns import Columns
 from syncpretrain.data.examples import as_examples, check_values, evenly_spaced
 from syncpretrain.data.facts import Look, look_at
@@ -23,26 +29,33 @@ from syncpretrain.data.frames import check_bernoulli, encoded, is_frame
 from syncpretrain.data.meaning import Meaning, check_precision
 from syncpretrain.data.minibatches import Minibatches, is_iterable_of_arrays
 from syncpretrain.data.readers import ALL_ONES
-from syncpretrain.errors import PoorResultWarning, RunInterrupted, SettingsError, WorkerError
+from syncpretrain.data.sparse_rows import SparseRows
+from syncpretrain.errors import (
+    CheckpointError,
+    PoorResultWarning,
+    RunInterrupted,
+    SettingsError,
+    WorkerError,
+)
 from syncpretrain.events import Notice, Observer
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.stack import Stack
 from syncpretrain.models.verdict import baselines, on_layers
 from syncpretrain.observers.verbose import observing
 from syncpretrain.pretraining.on_ranks import on_every_rank
-from syncpretrain.pretraining.saved import SavedCall
 from syncpretrain.pretraining.settled import settled
 from syncpretrain.pretraining.start import Driver, driver_for
+from syncpretrain.pretraining.state import State, state_file_of
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.schedule.reads import Reads
-from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings import ELSEWHERE, PretrainSettings
 from syncpretrain.settings.async_pretraining import check_blas_threads
 from syncpretrain.settings.by_data import in_words
 from syncpretrain.settings.convert import check_names
 from syncpretrain.units.blocks import visible_kind
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["pretrain"]
+__all__ = ["SavedCall", "pretrain"]
 
 
 AUTO_UNITS = "auto"  # by columns
@@ -330,3 +343,94 @@ def rows_by_columns(X: Any, validation: Any, units: str | None) -> Taken:
     if is_frame(validation):
         validation, _ = encoded(validation, "", "validation", bounded=bounded, known=columns)
     return Taken(rows, validation, units, columns)
+
+
+STATE_NAME = "pretrain.safetensors"
+SAVE_SECONDS = 60.0  # between two checkpoints
+
+
+class SavedCall:
+    """The folder of a call that may be stopped.
+
+    Parameters
+    ----------
+    folder : path
+        Is made where it is missing.
+    settings : PretrainSettings
+        With the values that followed from the data.
+    X : Any
+        What is trained on; of an iterable or a file only the shape is compared.
+
+    Raises
+    ------
+    SettingsError
+        If the folder cannot be made.
+    """
+
+    def __init__(self, folder: str | PathLike[str], settings: PretrainSettings, X: Any) -> None:
+        self._file = state_file_of(settings)
+        self.path = Path(folder) / STATE_NAME
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingsError(
+                f"resume: got {folder}, expected a folder ({error.strerror or error})"
+            ) from error
+        plain = msgspec.json.decode(msgspec.json.encode(settings))
+        self._header = {
+            "settings": {name: plain[name] for name in plain if name not in ELSEWHERE},
+            "data": _data_record(X),
+        }
+        self._saved = time.monotonic()
+
+    def newest(self) -> State | None:
+        """Return the state that an earlier call left behind; None without one.
+
+        Raises
+        ------
+        CheckpointError
+            If it is damaged, or of another call.
+        """
+        if not self.path.is_file():
+            return None
+        state: State = self._file.read(self.path, self._check)
+        return state
+
+    def save(self, state: Callable[[], State], *, done: Any, final: bool) -> None:
+        """Write the state, if it is time to, or at a stop; training goes on where that fails."""
+        if not final and time.monotonic() - self._saved < SAVE_SECONDS:
+            return
+        self._saved = time.monotonic()
+        try:
+            self._file.write(self.path, state(), self._header)
+        except OSError as error:
+            reason = error.strerror or error
+            warnings.warn(f"resume: {self.path} could not be written: {reason}", stacklevel=2)
+
+    def delete(self) -> None:
+        """Delete the state of a call that is done."""
+        self.path.unlink(missing_ok=True)
+
+    def _check(self, header: dict[str, Any]) -> None:
+        was, now = header.get("settings", {}), self._header["settings"]
+        differing = sorted(name for name in now if was.get(name) != now[name])
+        if header.get("data") != self._header["data"]:
+            differing.insert(0, "X")
+        if differing:
+            raise CheckpointError(
+                f"is of another call, in which {differing[0]} was another; give what it was begun"
+                " with, or another folder"
+            )
+
+
+def _data_record(X: Any) -> dict[str, Any]:
+    """Return a record that identifies examples: JSON values."""
+    if isinstance(X, SparseRows):
+        digest = hashlib.sha256(b"".join(np.ascontiguousarray(own).data for own in X.csr))
+        return {"shape": list(X.shape), "sha256": digest.hexdigest()}
+    if not isinstance(X, np.ndarray):
+        return {"shape": list(getattr(X, "shape", ()))}
+    digest = hashlib.sha256(X.dtype.str.encode())
+    for rows in chunks(X.shape):
+        digest.update(np.ascontiguousarray(X[rows]).data)
+    return {"shape": list(X.shape), "sha256": digest.hexdigest()}

@@ -1,30 +1,44 @@
-"""State of a pretraining: all that is needed to resume it, and its checkpoint file."""
+"""State of a pretraining: all that is needed to resume it, and its checkpoint file.
+
+A run has one of three states: that of the schedule of whole epochs, that of a stream of
+minibatches, or that of an asynchronous run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from syncpretrain.array_files import any_run, read_state, write_state
+from syncpretrain.array_files import StateFile
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
 from syncpretrain.observers.errors import ErrorCurve
-from syncpretrain.pretraining.layer_states import (
+from syncpretrain.pretraining.runtime.layer_state import (
     LayerScalars,
+    LayerState,
+    StreamedLayerState,
     kinds_of,
     named,
     pack,
     read_layer,
     unpack,
 )
-from syncpretrain.pretraining.runtime.layer_state import LayerState
 from syncpretrain.schedule.epochs import Past
+from syncpretrain.schedule.kinds import ASYNC
+from syncpretrain.settings.sections import PretrainSettings
 
-__all__ = ["PretrainState", "read_pretrain_state", "write_pretrain_state"]
+__all__ = [
+    "ASYNC_STATE",
+    "EPOCHS_STATE",
+    "STREAM_STATE",
+    "AsyncState",
+    "PretrainState",
+    "State",
+    "StreamState",
+    "state_file_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +73,7 @@ class PretrainState:
         return chain[::-1]
 
 
-class _Header(msgspec.Struct):
+class _EpochsHeader(msgspec.Struct):
     run: dict[str, Any]
     past: Past
     computed: list[tuple[int, int]] = msgspec.field(name="made")  # as in the file
@@ -69,14 +83,9 @@ class _Header(msgspec.Struct):
     curves: tuple[ErrorCurve, ...] = ()
 
 
-def write_pretrain_state(path: Path, state: PretrainState, run: Mapping[str, Any]) -> None:
-    """Write a state, and of which run it is (JSON values).
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
-    """
+def _pack_epochs(
+    state: PretrainState, run: dict[str, Any]
+) -> tuple[_EpochsHeader, dict[str, Array]]:
     arrays: dict[str, Array] = {}
     kinds: list[dict[str, Any]] = [{} for _ in state.states]
     for (number, version), layer in state.snapshots.items():
@@ -88,28 +97,13 @@ def write_pretrain_state(path: Path, state: PretrainState, run: Mapping[str, Any
             states[number - 1], packed = pack(number, own)
             arrays |= packed
             kinds[number - 1] = kinds_of(own.layer)
-    header = _Header(
-        dict(run), state.past, state.computed, list(state.snapshots), states, kinds, state.curves
+    header = _EpochsHeader(
+        run, state.past, state.computed, list(state.snapshots), states, kinds, state.curves
     )
-    write_state(path, header, arrays)
+    return header, arrays
 
 
-def read_pretrain_state(
-    path: Path, check: Callable[[dict[str, Any]], Any] = any_run
-) -> PretrainState:
-    """Return the state in a file.
-
-    ``check`` is called with the run that the header names, and raises CheckpointError on another.
-
-    Raises
-    ------
-    CheckpointError
-        If it is damaged, or of another run.
-    """
-    return read_state(path, _Header, check, _state)
-
-
-def _state(header: _Header, arrays: dict[str, Array]) -> PretrainState:
+def _unpack_epochs(header: _EpochsHeader, arrays: dict[str, Array]) -> PretrainState:
     states = [
         None if own is None else unpack(number, own, header.kinds[number - 1], arrays)
         for number, own in enumerate(header.states, start=1)
@@ -127,3 +121,119 @@ def _state(header: _Header, arrays: dict[str, Array]) -> PretrainState:
     for number, version in header.computed:
         state.ancestry(number, version)
     return state
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """All layers, from the lowest up, the epochs that each has finished, and their errors."""
+
+    layers: tuple[StreamedLayerState, ...]
+    done: tuple[int, ...]
+    curves: tuple[ErrorCurve, ...] = ()
+
+
+class _StreamedLayer(msgspec.Struct):
+    position: int
+    scalars: LayerScalars
+    kinds: dict[str, Any]
+    examples: int
+    validation_error: float | None
+    warnings: tuple[str, ...]
+    ring: list[int]
+    passes: list[int]
+    steps: int | None = None
+
+
+class _StreamHeader(msgspec.Struct):
+    run: dict[str, Any]
+    stream: list[_StreamedLayer]
+    done: tuple[int, ...]
+    curves: tuple[ErrorCurve, ...] = ()
+
+
+def _pack_stream(state: StreamState, run: dict[str, Any]) -> tuple[_StreamHeader, dict[str, Array]]:
+    arrays: dict[str, Array] = {}
+    layers = []
+    for number, layer in enumerate(state.layers, start=1):
+        scalars, packed = pack(number, layer.state)
+        arrays |= packed
+        arrays |= {f"ring.{number}.{n}": array for n, array in layer.ring.items()}
+        arrays |= {f"passes.{number}.{n}": array for n, array in layer.passes.items()}
+        layers.append(
+            _StreamedLayer(
+                layer.position,
+                scalars,
+                kinds_of(layer.state.layer),
+                layer.examples,
+                layer.validation_error,
+                layer.warnings,
+                list(layer.ring),
+                list(layer.passes),
+                layer.steps,
+            )
+        )
+    return _StreamHeader(run, layers, state.done, state.curves), arrays
+
+
+def _unpack_stream(header: _StreamHeader, arrays: dict[str, Array]) -> StreamState:
+    layers = tuple(
+        StreamedLayerState(
+            position=layer.position,
+            state=unpack(number, layer.scalars, layer.kinds, arrays),
+            examples=layer.examples,
+            validation_error=layer.validation_error,
+            warnings=layer.warnings,
+            ring={n: arrays[f"ring.{number}.{n}"] for n in layer.ring},
+            passes={n: arrays[f"passes.{number}.{n}"] for n in layer.passes},
+            steps=layer.steps,
+        )
+        for number, layer in enumerate(header.stream, start=1)
+    )
+    return StreamState(layers, header.done, header.curves)
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncState:
+    """Where an asynchronous run stands.
+
+    ``done`` are the epochs that each layer has finished, ``minibatches`` those of the running
+    epoch that are trained, and ``errors`` the sums of their errors, one a layer in training.
+    ``arrays`` are the parameters of all layers, and what the replicas remember; ``curves`` the
+    errors of the epochs that each layer has finished.
+    """
+
+    done: tuple[int, ...]
+    minibatches: int
+    errors: tuple[float, ...]
+    arrays: dict[str, Array]
+    curves: tuple[ErrorCurve, ...] = ()
+
+
+class _AsyncHeader(msgspec.Struct):
+    run: dict[str, Any]
+    done: tuple[int, ...]
+    minibatches: int
+    errors: tuple[float, ...]
+    curves: tuple[ErrorCurve, ...] = ()
+
+
+def _pack_async(state: AsyncState, run: dict[str, Any]) -> tuple[_AsyncHeader, dict[str, Array]]:
+    header = _AsyncHeader(run, state.done, state.minibatches, state.errors, state.curves)
+    return header, state.arrays
+
+
+def _unpack_async(header: _AsyncHeader, arrays: dict[str, Array]) -> AsyncState:
+    return AsyncState(header.done, header.minibatches, header.errors, arrays, header.curves)
+
+
+State = PretrainState | StreamState | AsyncState
+EPOCHS_STATE = StateFile(_EpochsHeader, _pack_epochs, _unpack_epochs)
+STREAM_STATE = StateFile(_StreamHeader, _pack_stream, _unpack_stream)
+ASYNC_STATE = StateFile(_AsyncHeader, _pack_async, _unpack_async)
+
+
+def state_file_of(settings: PretrainSettings) -> StateFile[Any, Any]:
+    """Return the format of a run's state: by its schedule, then by its hand-over."""
+    if settings.schedule == ASYNC:
+        return ASYNC_STATE
+    return EPOCHS_STATE if settings.handoff == "epoch" else STREAM_STATE

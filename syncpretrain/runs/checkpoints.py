@@ -16,13 +16,12 @@ from syncpretrain.array_files import read_arrays
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import CheckpointError, ModelFileError
 from syncpretrain.finetuning.state import (
+    FINETUNE_STATE,
     FinetuneState,
-    read_finetune_state,
-    write_finetune_state,
 )
 from syncpretrain.models.stack import Stack, load
 from syncpretrain.observers.errors import ErrorCurve, ErrorHistory
-from syncpretrain.pretraining.state_files import State, state_file_of
+from syncpretrain.pretraining.state import State, state_file_of
 from syncpretrain.runs.identity import RunIdentity, check_header, identity_from
 from syncpretrain.settings import Settings
 from syncpretrain.storage import remove_temporaries
@@ -101,7 +100,7 @@ class Checkpoints:
             self._write(
                 "finetune",
                 done + 1,
-                lambda path: write_finetune_state(path, state(), self._header),
+                lambda path: FINETUNE_STATE.write(path, state(), self._header),
                 [done],
             )
 
@@ -153,7 +152,7 @@ class Checkpoints:
         state = newest(
             self._folder,
             "finetune",
-            lambda path: read_finetune_state(path, self._check),
+            lambda path: FINETUNE_STATE.read(path, self._check),
             self._report,
         )
         self._last_done = (state.epoch - 1,) if state is not None else ()

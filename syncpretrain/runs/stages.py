@@ -36,7 +36,7 @@ from syncpretrain.observers.loggers import logging_to
 from syncpretrain.observers.trace import write_trace
 from syncpretrain.parallel.signals import interrupted_by_sigterm
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
+from syncpretrain.pretraining.runtime.restarts.replacement import Restarts
 from syncpretrain.pretraining.start import Driver, driver_for
 from syncpretrain.runs.card import card_of
 from syncpretrain.runs.checkpoints import Checkpoints

@@ -19,7 +19,7 @@ from syncpretrain.planning.scaling.job import Job, Placed, Scaled
 from syncpretrain.planning.scaling.work import GroupWork
 from syncpretrain.planning.simulate import EpochCost, simulate
 from syncpretrain.planning.simulate_stream import StreamCost, play_stream
-from syncpretrain.pretraining.build_schedule import build_schedule
+from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.schedule.stream import (

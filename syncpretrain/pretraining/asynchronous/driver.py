@@ -2,6 +2,8 @@
 
 With hand-over by epochs the layers train one after another, each with its replicas; with hand-over
 by minibatches all of them at once, each replica taking its minibatches up through all layers.
+
+Events of an asynchronous run.
 """
 
 from __future__ import annotations
@@ -21,7 +23,17 @@ from syncpretrain.cluster.job import check_ranks, check_windows
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.errors import CheckpointError, RunInterrupted, SettingsError, WorkerError
-from syncpretrain.events import Notice, Observer, RunFinished
+from syncpretrain.events import (
+    EpochFinished,
+    EpochStarted,
+    Event,
+    LayerFinished,
+    Notice,
+    Observer,
+    Progress,
+    RunFinished,
+    RunStarted,
+)
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.learners.epoch import LARGEST_WEIGHT, diverged
@@ -32,18 +44,84 @@ from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.replicas.steps import Task, tasks_of
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.asynchronous.events import AsyncEvents
-from syncpretrain.pretraining.asynchronous.replica import LayerReplica
-from syncpretrain.pretraining.asynchronous.stage import Stage
-from syncpretrain.pretraining.asynchronous.state import AsyncState
+from syncpretrain.pretraining.asynchronous.stage import LayerReplica, Stage
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.build_data import build_data
-from syncpretrain.pretraining.layer_states import named
+from syncpretrain.pretraining.runtime.layer_state import named
 from syncpretrain.pretraining.runtime.shared_activations import check_runtime
 from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
+from syncpretrain.pretraining.state import AsyncState
 from syncpretrain.settings.sections import PretrainSettings
 
-__all__ = ["AsyncPretraining"]
+__all__ = ["AsyncEvents", "AsyncPretraining"]
+
+
+EVERY_SECONDS = 0.2
+
+
+class AsyncEvents:
+    """Events of an asynchronous run for its observers.
+
+    Parameters
+    ----------
+    settings : PretrainSettings
+    emit : callable
+        Given each event.
+    """
+
+    def __init__(self, settings: PretrainSettings, emit: Callable[[Event], None]) -> None:
+        self._settings, self._emit = settings, emit
+        self._began: dict[int, float] = {}
+        self._reported = time.monotonic()
+
+    def start(self, now: float, slots: int, examples: int, done: Sequence[int]) -> None:
+        """Report that the run starts, and what was done before a checkpoint."""
+        s = self._settings
+        past = tuple((self._reads(layer),) * n for layer, n in enumerate(done, start=1))
+        own = (s.layers, s.epochs, s.schedule, s.pace, s.runtime)
+        self._emit(RunStarted(now, *own, slots, examples, past, s.handoff, s.batch_size))
+        for layer, (n, limit) in enumerate(zip(done, s.epochs, strict=True), start=1):
+            if n == limit:
+                self._emit(LayerFinished(now, layer))
+
+    def begin(self, layers: Sequence[int], epoch: int) -> None:
+        """Report that layers begin an epoch."""
+        for layer in layers:
+            self._began[layer] = now = time.monotonic()
+            self._emit(EpochStarted(now, layer, epoch, self._reads(layer)))
+
+    def progress(self, layers: Sequence[int], epoch: int, share: float) -> None:
+        """Report how far an epoch is, a few times a second."""
+        now = time.monotonic()
+        if now - self._reported >= EVERY_SECONDS:
+            self._reported = now
+            for layer in layers:
+                self._emit(Progress(now, layer, epoch, share))
+
+    def end(
+        self, layer: int, epoch: int, error: float, held_out: float | None, *, is_last: bool
+    ) -> None:
+        """Report the end of an epoch of a layer."""
+        now = time.monotonic()
+        self._emit(
+            EpochFinished(
+                time=now,
+                layer=layer,
+                epoch=epoch,
+                reads=self._reads(layer),
+                started=self._began[layer],
+                transform_seconds=0.0,
+                train_error=error,
+                validation_error=held_out,
+            )
+        )
+        if is_last:
+            self._emit(LayerFinished(now, layer))
+
+    def _reads(self, layer: int) -> int:
+        """Return the version below that a layer reads: the last one, or with minibatches none."""
+        s = self._settings
+        return 0 if layer == 1 or s.handoff == "minibatch" else s.epochs[layer - 2]
 
 
 class AsyncPretraining(Observed):

@@ -24,19 +24,21 @@ import numpy as np
 from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.closing import Closing
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.runtime.base import STDERR
+from syncpretrain.pretraining.runtime.base import STDERR, Failed, Message
+from syncpretrain.pretraining.runtime.child import Job, Order, Report
 from syncpretrain.pretraining.runtime.layer_process import (
     LayerProcess,
     RemoteTraceback,
     dump_stacks,
     end_all,
 )
-from syncpretrain.pretraining.runtime.messages import Failed, Message
-from syncpretrain.pretraining.runtime.process_messages import Job, Order, Report
-from syncpretrain.pretraining.runtime.restarts.replacement import Replacement
-from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
-from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
-from syncpretrain.pretraining.runtime.shared_data import SharedSparse, shared_data
+from syncpretrain.pretraining.runtime.restarts.replacement import Replacement, Restarts
+from syncpretrain.pretraining.runtime.shared_activations import (
+    SharedNumbers,
+    SharedSparse,
+    SharedSplits,
+    shared_data,
+)
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.versions import MAX_BUFFERS, Versions
 from syncpretrain.pretraining.runtime.worker import WorkerFactory

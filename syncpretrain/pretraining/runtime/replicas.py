@@ -1,4 +1,7 @@
-"""Replicas of asynchronous training, in turns, in threads, in processes or on ranks."""
+"""Replicas of asynchronous training, in turns, in threads, in processes or on ranks.
+
+The process of a replica of asynchronous training: a task an order.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,23 +17,25 @@ import numpy as np
 
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.replicas.paying import Trial
 from syncpretrain.parallel.replicas.pool import Failed, ReplicaPool
 from syncpretrain.parallel.replicas.rules import AsyncRules
 from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.started import Started, StartedReplicas
-from syncpretrain.parallel.replicas.steps import Fleet, LocalSteps, ReplicaFactory
+from syncpretrain.parallel.replicas.steps import Fleet, LocalSteps, ReplicaFactory, answer
 from syncpretrain.parallel.replicas.threads import ReplicaThread
 from syncpretrain.parallel.replicas.turns import ReplicaTurns
 from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.runtime.child_loop import sendable, serve
 from syncpretrain.pretraining.runtime.layer_process import LayerProcess, RemoteTraceback, end_all
-from syncpretrain.pretraining.runtime.replica_child import ReplicaJob
 from syncpretrain.pretraining.runtime.shared_activations import SharedSplits
 from syncpretrain.pretraining.runtime.split import Split
 
-__all__ = ["replicas_in"]
+__all__ = ["ReplicaJob", "main", "replicas_in"]
 
-REPLICA_CHILD = "syncpretrain.pretraining.runtime.replica_child"
+
+REPLICA_CHILD = "syncpretrain.pretraining.runtime.replicas"
 
 
 def replicas_in(
@@ -151,3 +157,32 @@ class _Processes(StartedReplicas):
         self._processes = ()
         if alive:
             raise StalledError(f"{', '.join(alive)} did not end")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaJob:
+    """What the process of a replica is sent first.
+
+    ``data`` is shared memory with an array each, ``vectors`` that with the two vectors of each
+    replica, of which ``number`` is this one.
+    """
+
+    parent: int
+    number: int
+    factory: ReplicaFactory
+    data: tuple[SharedSplits, ...]
+    vectors: SharedSplits
+
+
+def main(descriptor: int) -> None:
+    """Work for the parent at the other end of a socket, until it closes that."""
+    serve(descriptor, _work, lambda error: Failed(*sendable(error, 0, 0)))
+
+
+def _work(job: ReplicaJob, take: Callable[[], Any], send: Callable[[Any], None]) -> None:
+    fetched, change = job.vectors.map(write=True)[job.number]
+    data = [shared.map()[0].train for shared in job.data]
+    with blas_limit(1):
+        steps = LocalSteps(job.factory(data), fetched[0], change[0])
+        while True:
+            send(answer(steps, take()))

@@ -12,10 +12,9 @@ from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.memory import pretraining_bytes, shard_bytes
 from syncpretrain.pretraining.runtime.base import Runtime
 from syncpretrain.pretraining.runtime.processes import ProcessesRuntime
-from syncpretrain.pretraining.runtime.ranks.chain_versions import ChainVersions
 from syncpretrain.pretraining.runtime.ranks.placement import UNSHARED, RankShares
-from syncpretrain.pretraining.runtime.ranks.runtime import RanksRuntime
-from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
+from syncpretrain.pretraining.runtime.ranks.runtime import ChainVersions, RanksRuntime
+from syncpretrain.pretraining.runtime.restarts.replacement import Restarts
 from syncpretrain.pretraining.runtime.serial import SerialRuntime
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.threads import ThreadsRuntime

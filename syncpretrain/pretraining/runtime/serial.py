@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from syncpretrain.pretraining.runtime.base import STDERR
-from syncpretrain.pretraining.runtime.messages import Message
+from syncpretrain.pretraining.runtime.base import STDERR, Message
 from syncpretrain.pretraining.runtime.worker import LayerWorker
 from syncpretrain.schedule.epochs import Train
 

@@ -19,9 +19,8 @@ from collections.abc import Callable, Sequence
 
 from syncpretrain.parallel.closing import Closing
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.runtime.base import STDERR
+from syncpretrain.pretraining.runtime.base import STDERR, Message
 from syncpretrain.pretraining.runtime.mailbox import Broken, Mailbox
-from syncpretrain.pretraining.runtime.messages import Message
 from syncpretrain.pretraining.runtime.worker import LayerWorker
 from syncpretrain.schedule.epochs import Train
 

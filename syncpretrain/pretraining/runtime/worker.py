@@ -21,8 +21,8 @@ from syncpretrain.learners.epoch import MAX_ROLLBACKS, train_epoch
 from syncpretrain.learners.steps import Step, load_state
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.pretraining.runtime.base import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.layer_state import LayerState, StateKeeper
-from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.schedule.epochs import Train
 

@@ -1,12 +1,20 @@
-"""Build the layers of a streamed run, and choose where they are trained."""
+"""Build the layers of a streamed run, and choose where they are trained.
+
+The part of each layer in a stream.
+
+Build the layers of a streamed run on devices.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from types import TracebackType
 
 import numpy as np
 
+from syncpretrain.backends.base import Backend
 from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.cluster.job import check_ranks, member
 from syncpretrain.data.blocks import StoredRows
@@ -15,17 +23,23 @@ from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.learners.select import step_for
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.build import build_learner, build_stopping, step_on_ranks
-from syncpretrain.pretraining.build_schedule import rank_shares
+from syncpretrain.pretraining.build import build_learner, build_stopping, rank_shares, step_on_ranks
+from syncpretrain.pretraining.memory import held_rows, pretraining_bytes
 from syncpretrain.pretraining.runtime.ranks.messages import StreamLayer
 from syncpretrain.pretraining.runtime.ranks.run import RunRanks
 from syncpretrain.pretraining.runtime.ranks.streamed import AHEAD_MINIBATCHES
 from syncpretrain.pretraining.runtime.ranks.streamed_run import RankStream
-from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
+from syncpretrain.pretraining.runtime.restarts.replacement import Restarts
 from syncpretrain.pretraining.runtime.shared_activations import check_runtime
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.base import StreamRuntime
-from syncpretrain.pretraining.runtime.streamed.data_sources import PassesSource, source_of
+from syncpretrain.pretraining.runtime.streamed.device_layer import DeviceStreamedLayer
+from syncpretrain.pretraining.runtime.streamed.device_rings import (
+    DeviceRings,
+    DeviceSource,
+    RingRuns,
+    data_runs,
+)
 from syncpretrain.pretraining.runtime.streamed.layer import StreamedLayer
 from syncpretrain.pretraining.runtime.streamed.local import (
     LocalStream,
@@ -36,16 +50,150 @@ from syncpretrain.pretraining.runtime.streamed.processes import ProcessStream
 from syncpretrain.pretraining.runtime.streamed.remote import RemoteLayer
 from syncpretrain.pretraining.runtime.streamed.rings import (
     DataSource,
+    Passes,
+    PassesSource,
     RingSize,
     RingSource,
     Source,
+    source_of,
 )
-from syncpretrain.pretraining.streamed.places import LayerPlace, layer_places
 from syncpretrain.pretraining.streamed.sizes import StreamSize, passes_in_ring
 from syncpretrain.schedule.stream import StreamPlan
 from syncpretrain.settings.sections import PretrainSettings
 
-__all__ = ["build_streamed_layer", "stream_runtime"]
+__all__ = [
+    "DeviceStream",
+    "LayerPlace",
+    "build_streamed_layer",
+    "device_stream",
+    "layer_places",
+    "stream_runtime",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlace:
+    """One layer's part in a stream: its plan, its input, and the minibatches that it hands up.
+
+    ``below`` is None for layer 1, ``above`` for the last layer.
+    """
+
+    layer: int
+    plan: StreamPlan
+    passes: Passes
+    below: RingSize | None
+    above: RingSize | None
+    handed_up: range
+
+
+def layer_places(
+    plans: Sequence[StreamPlan], ends: Sequence[int], passes: Passes, sizes: Sequence[RingSize]
+) -> list[LayerPlace]:
+    """Return each layer's part in the stream."""
+    handed_up = [range(p.delay + 1, n + 1) for p, n in zip(plans[1:], ends[1:], strict=True)]
+    return [
+        LayerPlace(i + 1, plan, passes, below, above, numbers)
+        for i, (plan, below, above, numbers) in enumerate(
+            zip(plans, [None, *sizes], [*sizes, None], [*handed_up, range(0)], strict=True)
+        )
+    ]
+
+
+class DeviceStream(LocalStream):
+    """Layers of this process that are trained on devices.
+
+    Parameters
+    ----------
+    layers : sequence of DeviceStreamedLayer
+        From the lowest up.
+    inputs : Split
+        The data where the first layer is trained.
+    data : Split
+        The same as they were given, which is all that is left of them at the end.
+    backend : Backend
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[DeviceStreamedLayer],
+        inputs: Split,
+        data: Split,
+        backend: Backend,
+    ) -> None:
+        super().__init__(layers)
+        self.inputs, self._data, self._backend = inputs, data, backend
+        self._own = list(layers)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Wait for what is queued, and give back the memory that it used: it is soon of others."""
+        try:
+            for layer in self._own:
+                layer.learner.stream.synchronize()
+            for layer in self._own:
+                layer.release()
+        except RuntimeError:
+            if kind is None:  # else the device says again why it failed
+                raise
+        self._own.clear()
+        self.inputs = self._data
+        self._backend.free_unused()
+
+
+def device_stream(
+    settings: PretrainSettings,
+    data: DataSource,
+    plans: Sequence[StreamPlan],
+    ends: Sequence[int],
+    *,
+    size: StreamSize,
+    backend: Backend,
+) -> DeviceStream:
+    """Return the layers of a stream, each on its own device, with the rings between them.
+
+    Parameters
+    ----------
+    settings : PretrainSettings
+    data : DataSource
+    plans : sequence of StreamPlan
+        One a layer.
+    ends : sequence of int
+        The last minibatch that each layer processes.
+    size : StreamSize
+        Of its rings and blocks.
+    backend : Backend
+        Whose devices the layers are dealt to.
+    """
+    passes = data.passes
+    held = passes_in_ring(size.ring, passes.steps), passes.held_out
+    sizes = [RingSize(size.ring, passes.size(1), *held, width) for width in settings.layers[1:-1]]
+    places = layer_places(plans, ends, passes, sizes)
+    rows = held_rows(settings, backend, steps=passes.steps, held_out=passes.held_out)
+    beside = pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
+    runs = data_runs(data, backend.for_layer(1), most=size.block, beside=beside)
+    stopping = build_stopping(settings)
+    source: DeviceSource = runs
+    layers = []
+    for place in places:
+        learner = build_learner(settings, place.layer, backend)
+        layer = DeviceStreamedLayer(
+            *(learner, step_for(learner, 1, "examples"), place.plan, source, passes),
+            stopping[place.layer - 1],
+            most=size.block,
+        )
+        if place.above is not None:
+            reader = backend.for_layer(place.layer + 1)
+            rings = DeviceRings.of(place.above, reader, learner.backend)
+            layer.connect(rings, place.handed_up)
+            source = RingRuns(rings, passes)
+            reader.synchronize()
+        layers.append(layer)
+    return DeviceStream(layers, runs.inputs, data.data, backend)
+
 
 # Minibatches that the process which replaces another finds in its ring: a state is copied at least
 # once in that many, so that it should be many, and few where they are large.

@@ -20,12 +20,13 @@ from syncpretrain.pretraining.runtime.ranks.messages import (
     EpochLayer,
     ReplicaPlace,
     RunJob,
+    SentSplit,
     ServerPlace,
     StreamLayer,
     TunerPlace,
     port,
+    received,
 )
-from syncpretrain.pretraining.runtime.ranks.sent_data import SentSplit, received
 
 __all__ = ["HeldLayer", "HeldLayers"]
 

@@ -22,10 +22,11 @@ from syncpretrain.pretraining.runtime.ranks.messages import (
     AnyPlace,
     RunJob,
     RunOver,
+    SentSplit,
     port,
+    to_send,
 )
 from syncpretrain.pretraining.runtime.ranks.placement import UNSHARED, RankShares, groups_of_layers
-from syncpretrain.pretraining.runtime.ranks.sent_data import SentSplit, to_send
 from syncpretrain.pretraining.runtime.split import Split
 
 __all__ = ["RunRanks"]

@@ -13,9 +13,7 @@ from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import WorkerError
 from syncpretrain.pretraining.runtime.base import STDERR
 from syncpretrain.pretraining.runtime.ranks.epochs import HeldEpochs
-from syncpretrain.pretraining.runtime.ranks.held_replica import HeldReplica
-from syncpretrain.pretraining.runtime.ranks.held_server import HeldServer
-from syncpretrain.pretraining.runtime.ranks.held_tuner import HeldTuner
+from syncpretrain.pretraining.runtime.ranks.held_replica import HeldReplica, HeldServer
 from syncpretrain.pretraining.runtime.ranks.layers import HeldLayer, HeldLayers
 from syncpretrain.pretraining.runtime.ranks.messages import (
     CONTROL,
@@ -31,6 +29,7 @@ from syncpretrain.pretraining.runtime.ranks.messages import (
     port,
 )
 from syncpretrain.pretraining.runtime.ranks.streamed import HeldStream
+from syncpretrain.pretraining.runtime.ranks.tuning import HeldTuner
 
 __all__ = ["follow"]
 

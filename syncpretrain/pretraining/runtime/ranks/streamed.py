@@ -30,7 +30,7 @@ from syncpretrain.pretraining.runtime.ranks.layers import HeldLayer
 from syncpretrain.pretraining.runtime.ranks.messages import HandedUp, RunJob, StreamLayer, port
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.base import BaseStreamedLayer, EpochResult
-from syncpretrain.pretraining.runtime.streamed.messages import (
+from syncpretrain.pretraining.runtime.streamed.child import (
     Answer,
     GiveLayer,
     GiveState,

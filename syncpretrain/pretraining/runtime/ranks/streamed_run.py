@@ -24,7 +24,7 @@ from syncpretrain.pretraining.runtime.ranks.messages import StreamLayer
 from syncpretrain.pretraining.runtime.ranks.run import RunRanks
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.base import BaseStreamedLayer
-from syncpretrain.pretraining.runtime.streamed.messages import (
+from syncpretrain.pretraining.runtime.streamed.child import (
     Answer,
     Processed,
     StreamOrder,

@@ -3,16 +3,64 @@
 A process that died is replaced as long as the run has restarts left, unless its layer has come no
 further in some processes in a row: then it dies of itself, and the caller has to think of
 something else.
+
+Restarts that a run has left, shared by everything that starts a part of it again.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
+from collections.abc import Callable
 
-from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
 from syncpretrain.pretraining.runtime.restarts.state import LOST, KeptStates
 
-__all__ = ["Replacement"]
+__all__ = ["Replacement", "Restarts"]
+
+
+class Restarts:
+    """Number of restarts that are left, and what is to be reported of them.
+
+    Parameters
+    ----------
+    most : int
+    report : callable, optional
+        Given each message, by the thread that calls :meth:`report_all`.
+
+    Attributes
+    ----------
+    most : int
+    """
+
+    def __init__(self, most: int = 0, report: Callable[[str], None] | None = None) -> None:
+        self.most = most
+        self._report = report
+        self._lock = threading.Lock()  # guards the number
+        self._used = 0
+        self._messages: deque[str] = deque()
+
+    def take(self) -> str | None:
+        """Use a restart; return which one it is, such as "restart 1 of 3", or None if none is left.
+
+        Any thread may call it.
+        """
+        with self._lock:
+            if self._used == self.most:
+                return None
+            self._used += 1
+            return f"restart {self._used} of {self.most}"
+
+    def record(self, message: str) -> None:
+        """Keep a message for :meth:`report_all`; any thread may call it."""
+        self._messages.append(message)
+
+    def report_all(self) -> None:
+        """Report the messages that were recorded."""
+        while self._messages:
+            message = self._messages.popleft()
+            if self._report is not None:
+                self._report(message)
+
 
 MOST_IN_VAIN = 3  # processes of a layer in a row that keep no new state
 

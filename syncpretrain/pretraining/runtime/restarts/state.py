@@ -3,13 +3,20 @@
 Guarantee: a process that is killed at any moment leaves one whole state, if it had ever written
 one. There are two places, written in turn. The one to be written is first marked as empty, and
 marked with the number of its state when all of it is there.
+
+The times at which a layer's state is kept: so seldom that it costs no more than a percent.
+
+They are measured in processor time of the layer's process: beside other programs, a copy may wait
+for a core, and a layer that waits for its input has nothing new to keep.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import os
 import struct
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
@@ -21,7 +28,8 @@ from syncpretrain.parallel.descriptors import nameless_memory
 from syncpretrain.parallel.gradient_memory import PAGE
 from syncpretrain.pretraining.runtime.shared_activations import write_array
 
-__all__ = ["LOST", "KeptStates"]
+__all__ = ["LOST", "Keeping", "KeptStates"]
+
 
 MARK = struct.Struct("<qq")  # the number of the state, and of its blocks of bytes
 EMPTY, LOST = 0, -1  # instead of a number: not whole, and not to be had any more
@@ -137,3 +145,39 @@ def _read(place: int, size: int, offset: int) -> bytearray:
             raise OSError(f"a kept state has no byte {offset + had}")
         had += got
     return found
+
+
+PAUSES = 100  # between two copies, each as long as a copy takes
+LEAST_PAUSE = 0.05  # seconds
+
+
+class Keeping:
+    """Keeps the states of one layer, in the process that trains it.
+
+    Parameters
+    ----------
+    kept : KeptStates
+    """
+
+    def __init__(self, kept: KeptStates) -> None:
+        self._kept = kept
+        self._due = -math.inf
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough time has been used to keep the next state."""
+        return time.process_time() >= self._due
+
+    def keep(self, state: Any) -> None:
+        """Keep a state; where there is no memory for it, none is kept from now on."""
+        if self._due == math.inf:
+            return
+        started = time.process_time()
+        try:
+            self._kept.write(state)
+        except OSError:  # training goes on; the parent finds that the state is lost
+            self._kept.give_up()
+            self._due = math.inf
+            return
+        ended = time.process_time()
+        self._due = ended + max(LEAST_PAUSE, PAUSES * (ended - started))

@@ -32,7 +32,7 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
 from syncpretrain.pretraining.runtime.streamed.base import EpochResult
 from syncpretrain.pretraining.runtime.streamed.device_rings import DeviceRings, DeviceSource
-from syncpretrain.pretraining.runtime.streamed.learning import LearningLayer
+from syncpretrain.pretraining.runtime.streamed.layer import LearningLayer
 from syncpretrain.pretraining.runtime.streamed.rings import Passes
 from syncpretrain.schedule.stream import Block, StreamPlan
 

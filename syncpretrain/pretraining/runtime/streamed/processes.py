@@ -25,12 +25,11 @@ from syncpretrain.parallel.closing import Closing
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.base import STDERR
 from syncpretrain.pretraining.runtime.layer_process import LayerProcess, dump_stacks, end_all
-from syncpretrain.pretraining.runtime.restarts.replacement import Replacement
-from syncpretrain.pretraining.runtime.restarts.restarts import Restarts
+from syncpretrain.pretraining.runtime.restarts.replacement import Replacement, Restarts
 from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
 from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.runtime.streamed.base import BaseStreamedLayer
-from syncpretrain.pretraining.runtime.streamed.messages import StreamJob
+from syncpretrain.pretraining.runtime.streamed.child import StreamJob
 from syncpretrain.pretraining.runtime.streamed.remote import RemoteLayer, Stopping
 from syncpretrain.pretraining.runtime.streamed.rings import RingSize
 

@@ -4,6 +4,10 @@ A process has one order at a time. If it dies and is replaced, the next one gets
 and goes on from the same minibatch. Every wait for its answer ends with its death, with a deadline,
 or, where it trains, some time after a request to stop: how long no layer may move is the driver's
 matter.
+
+The interface to one layer elsewhere, in a process or on a rank: orders there, answers back.
+
+Threads of this process that make room for those of a layer in another one.
 """
 
 from __future__ import annotations
@@ -14,23 +18,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import StalledError, WorkerError
-from syncpretrain.kernels.program import PhaseRunner, in_turn
+from syncpretrain.kernels.program import PhaseRunner, Phases, in_turn
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.runtime.base import failure_of
 from syncpretrain.pretraining.runtime.layer_process import RemoteTraceback
 from syncpretrain.pretraining.runtime.layer_state import StreamedLayerState
-from syncpretrain.pretraining.runtime.messages import failure_of
-from syncpretrain.pretraining.runtime.ranks.layer_link import LayerLink
-from syncpretrain.pretraining.runtime.restarts.lent_threads import LentThreads
 from syncpretrain.pretraining.runtime.streamed.base import BaseStreamedLayer, EpochResult, Sharing
-from syncpretrain.pretraining.runtime.streamed.messages import (
+from syncpretrain.pretraining.runtime.streamed.child import (
     Answer,
     GiveLayer,
     GiveState,
@@ -40,7 +42,77 @@ from syncpretrain.pretraining.runtime.streamed.messages import (
 )
 from syncpretrain.schedule.stream import Block, StreamPlan
 
-__all__ = ["RemoteLayer", "Stopping"]
+__all__ = ["LayerLink", "LentThreads", "RemoteLayer", "Stopping"]
+
+
+class LayerLink(Protocol):
+    """One layer's process or rank, which has one order at a time."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended, though an answer may still be on its way."""
+        ...
+
+    def send(self, thing: Any) -> None:
+        """Send an order; if it has ended, :meth:`receive` returns None."""
+        ...
+
+    def poll(self, seconds: float) -> bool:
+        """Wait for an answer or the end; return whether one of them came."""
+        ...
+
+    def receive(self) -> Any:
+        """Return the next answer; None if there is none, and never will be."""
+        ...
+
+    def ending(self) -> str:
+        """Return how it ended, which it has."""
+        ...
+
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        ...
+
+
+class LentThreads:
+    """Threads of this process that sleep, so that a layer in another one may have more of its own.
+
+    Parameters
+    ----------
+    number : ndarray of shape (1,), float64
+        Of those that do, in shared memory: read by the other process before every step.
+    times : Timeouts
+        Of which ``sleep`` is used.
+    """
+
+    def __init__(self, number: NDArray[np.float64], times: Timeouts) -> None:
+        self._number, self._times = number, times
+        self._changed = threading.Condition()  # guards the number and the calls
+        self._calls = 0
+
+    @property
+    def calls(self) -> int:
+        """How often the threads have been called away."""
+        return self._calls
+
+    def run(self, phases: Phases, shards: int) -> None:
+        """Run the phases of a step here, where no thread can help."""
+        in_turn(phases, shards)
+
+    def help(self, calls: int) -> bool:
+        """Sleep until called away; return False if that took long."""
+        with self._changed:
+            self._number[0] += 1
+            try:
+                return self._changed.wait_for(lambda: self._calls != calls, self._times.sleep)
+            finally:
+                self._number[0] -= 1
+
+    def call(self) -> None:
+        """Call the threads away: there is other work for them."""
+        with self._changed:
+            self._calls += 1
+            self._changed.notify_all()
 
 
 class Stopping:
