@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from syncpretrain.pretraining import build as building
-from syncpretrain.pretraining.runtime.restarts import keeping
-from syncpretrain.pretraining.runtime.restarts import state as kept_state
 from syncpretrain.pretraining.streamed import build as stream_building
+from syncpretrain.workers.restarts import keeping
+from syncpretrain.workers.restarts import state as kept_state
 
 # "start" of a process; after its n-th "step"; in the n-th "write" of a part of a state, half of
 # which is there; after it "kept" its n-th state, before it reports.

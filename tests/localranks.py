@@ -11,8 +11,8 @@ from syncpretrain.cluster.link import Link
 from syncpretrain.cluster.local import local_engines
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.runtime.ranks.messages import CONTROL, RunEnded
-from syncpretrain.pretraining.runtime.ranks.server import follow
+from syncpretrain.workers.ranks.messages import CONTROL, RunEnded
+from syncpretrain.workers.ranks.server import follow
 
 WAIT = 20.0
 LAST = 99  # the status that ends a follower here

@@ -25,6 +25,7 @@ ROWS = [
     ["settings", "data", "kernels"],
     ["backends", "models", "parallel", "cluster"],
     ["learners"],
+    ["workers"],
     ["pretraining", "finetuning"],
     ["runs", "planning"],
     ["cli", "__main__", "sklearn", "plot"],
@@ -193,7 +194,7 @@ def test_the_learners_know_of_no_threads():
 
 
 # The products that doctor looks at are concurrent ones.
-WORKERS = {*within("parallel", "cluster", "pretraining.runtime"), "planning.products"}
+WORKERS = {*within("parallel", "cluster", "workers"), "planning.products"}
 
 
 def test_only_the_runtime_starts_or_waits_for_workers():

@@ -16,8 +16,8 @@ from syncpretrain.parallel.replicas.rules import AsyncRules
 from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
-from syncpretrain.pretraining.runtime.ranks.replicas import RankReplicas
-from syncpretrain.pretraining.runtime.replicas import replicas_in
+from syncpretrain.workers.ranks.replicas import RankReplicas
+from syncpretrain.workers.replicas import replicas_in
 
 STEPS = 40
 DATA = (np.ones((2, 3), np.float32),)

@@ -23,15 +23,15 @@ from syncpretrain.parallel.replicas.rules import AsyncRules
 from syncpretrain.parallel.replicas.server import ParameterServer, Push
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
-from syncpretrain.pretraining.runtime.ranks.parameter_windows import (
+from syncpretrain.settings import moved_elsewhere, settings_from
+from syncpretrain.workers.ranks.parameter_windows import (
     CLOCK_SIZE,
     ParameterWindows,
     WindowPlaces,
     WindowSlice,
 )
-from syncpretrain.pretraining.runtime.ranks.replicas import WindowReplicas
-from syncpretrain.pretraining.runtime.replicas import replicas_in
-from syncpretrain.settings import moved_elsewhere, settings_from
+from syncpretrain.workers.ranks.replicas import WindowReplicas
+from syncpretrain.workers.replicas import replicas_in
 
 STEPS = 40
 DATA = (np.ones((2, 3), np.float32),)

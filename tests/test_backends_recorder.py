@@ -24,10 +24,10 @@ from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.error_sum import ErrorSum
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.steps import WholeStep
-from syncpretrain.pretraining.runtime.split import Split
-from syncpretrain.pretraining.runtime.versions import Versions
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
+from syncpretrain.workers.split import Split
+from syncpretrain.workers.versions import Versions
 
 LEARNERS = KINDS | {
     "cd": {},

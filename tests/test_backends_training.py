@@ -32,10 +32,7 @@ from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.parallel import available_memory
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.runtime import activations
-from syncpretrain.pretraining.runtime.select import workers_of
-from syncpretrain.pretraining.runtime.split import Split
-from syncpretrain.pretraining.runtime.versions import Versions
+from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.runs.folder import CONFIG_NAME, METRICS_NAME
@@ -43,6 +40,9 @@ from syncpretrain.runs.prepare import resolve
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import FinetuneSettings, MomentumSchedule, read_settings, settings_from
 from syncpretrain.settings.devices import why_not_tuned_on_a_device
+from syncpretrain.workers import activations
+from syncpretrain.workers.split import Split
+from syncpretrain.workers.versions import Versions
 
 LAYERS = (16, 12, 8, 5)
 BASE = {"layers": LAYERS, "batch_size": 15, "epochs": 3}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from commandline import exit_status
 
-import syncpretrain.pretraining.runtime.select
+import syncpretrain.pretraining.runtimes
 from syncpretrain.cli import main
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import settings_from
@@ -26,7 +26,7 @@ def folder(tmp_path, monkeypatch):
     """A working folder with data in it, where no worker can start."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SYNCPRETRAIN_DATA", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(syncpretrain.pretraining.runtime.select, "RUNTIMES", {})
+    monkeypatch.setattr(syncpretrain.pretraining.runtimes, "RUNTIMES", {})
     X = np.random.default_rng(0).random((40, WIDTH), dtype=np.float32)
     np.save("x.npy", X)
     np.save("big.npy", X * 2)

@@ -23,7 +23,7 @@ from syncpretrain.cluster.peers import Beat, Peers, has_died
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.runtime.ranks.placement import ranks_of_layers
+from syncpretrain.workers.ranks.placement import ranks_of_layers
 
 WAIT = 20.0
 PORT = (1, "things")

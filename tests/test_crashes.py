@@ -37,8 +37,8 @@ from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining import driver
 from syncpretrain.pretraining import stall_watch as watch
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.runtime import threads
 from syncpretrain.settings import settings_from
+from syncpretrain.workers import threads
 
 LAYERS = (16, 12, 8, 5)
 WAIT = 20.0

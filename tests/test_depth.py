@@ -98,9 +98,9 @@ def test_a_deep_run_takes_no_more_steps_an_epoch_beside_the_training(name, tmp_p
                 *("pretraining/driver.py", "pretraining/trained_layers.py"),
                 *("schedule", "observers"),
                 *(
-                    "pretraining/runtime/versions.py",
+                    "workers/versions.py",
                     "pretraining/stall_watch.py",
-                    "pretraining/runtime/serial.py",
+                    "workers/serial.py",
                 ),
             )
         return steps / sum(history.epochs)

@@ -20,7 +20,7 @@ from syncpretrain.parallel.replicas.server import ParameterServer, Push, slices_
 from syncpretrain.parallel.replicas.slice_threads import SliceThreads
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
-from syncpretrain.pretraining.runtime.replicas import replicas_in
+from syncpretrain.workers.replicas import replicas_in
 
 WHOLE = AsyncRules(rate="constant")
 DATA = (np.ones((2, 3), np.float32),)

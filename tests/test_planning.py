@@ -26,11 +26,11 @@ from syncpretrain.planning.measure import measure
 from syncpretrain.planning.probes import Probe
 from syncpretrain.planning.timings import LayerTimings, Timings, sizes
 from syncpretrain.pretraining.memory import pretraining_bytes
-from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.shapes import DenseShape
+from syncpretrain.workers.split import Split
 
 EXAMPLES, BATCH = 10_000, 100
 STEPS = EXAMPLES // BATCH

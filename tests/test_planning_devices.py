@@ -23,8 +23,8 @@ from syncpretrain.planning.choice import plan_for
 from syncpretrain.planning.device_measure import measure_devices
 from syncpretrain.planning.gpu import device_peak, unreadable_pairs
 from syncpretrain.planning.timings import GPU, LayerTimings, Timings
-from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.settings import read_settings, settings_from
+from syncpretrain.workers.split import Split
 
 STACK = ("--layers", "16,8,4", "--epochs", "2", "--batch-size", "10")
 QUICK = ("--seconds", "0", "--examples", "100")
@@ -228,7 +228,7 @@ class TestCommands:
         timings = Timings((layer(1.0), layer(1.0)), 2, 1)
         monkeypatch.setattr(dry_run, "measure", lambda *given, **more: timings)
         monkeypatch.setattr(dry_run, "usable_cores", lambda: 2)
-        monkeypatch.setattr("syncpretrain.pretraining.runtime.select.usable_cores", lambda: 2)
+        monkeypatch.setattr("syncpretrain.pretraining.runtimes.usable_cores", lambda: 2)
         for workers in ((), ("--workers", 2), ("--workers", 1)):
             words = (*STACK, "--data", "x.npy", "--backend", "numpy", "--dry-run", "--json")
             out, _ = call("train", *words, *workers)

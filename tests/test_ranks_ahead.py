@@ -15,16 +15,16 @@ from localranks import local_ranks
 from syncpretrain.errors import RunInterrupted, WorkerError
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.runtime.ranks import streamed as held
-from syncpretrain.pretraining.runtime.ranks.streamed import HeldStream
-from syncpretrain.pretraining.runtime.ranks.streamed_run import LayerRank
-from syncpretrain.pretraining.runtime.streamed.child import Answer, GiveLayer, Processed
-from syncpretrain.pretraining.runtime.streamed.layer import StreamedLayer
-from syncpretrain.pretraining.runtime.streamed.remote import RemoteLayer, Stopping
 from syncpretrain.pretraining.streamed import sizes
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.schedule.stream import StreamPlan
 from syncpretrain.settings import settings_from
+from syncpretrain.workers.ranks import streamed as held
+from syncpretrain.workers.ranks.streamed import HeldStream
+from syncpretrain.workers.ranks.streamed_run import LayerRank
+from syncpretrain.workers.streamed.child import Answer, GiveLayer, Processed
+from syncpretrain.workers.streamed.layer import StreamedLayer
+from syncpretrain.workers.streamed.remote import RemoteLayer, Stopping
 
 LAYERS = (16, 12, 8, 5)
 EPOCHS = (3, 2, 4)

@@ -13,13 +13,13 @@ from syncpretrain.errors import ScheduleError, WorkerError
 from syncpretrain.events import EpochFinished
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.runtime.ranks import handing_up
-from syncpretrain.pretraining.runtime.ranks import runtime as rank_runtime
-from syncpretrain.pretraining.runtime.ranks.epochs import KeptVersions, layers_sent_activations
-from syncpretrain.pretraining.runtime.ranks.messages import RankOrder
-from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.settings import settings_from
+from syncpretrain.workers.ranks import handing_up
+from syncpretrain.workers.ranks import runtime as rank_runtime
+from syncpretrain.workers.ranks.epochs import KeptVersions, layers_sent_activations
+from syncpretrain.workers.ranks.messages import RankOrder
+from syncpretrain.workers.split import Split
 
 LAYERS = (16, 12, 8, 5)
 VARIANTS = {

@@ -10,8 +10,8 @@ from hypothesis.extra import numpy as arrays
 
 from syncpretrain.data import byte_rows
 from syncpretrain.data.byte_rows import ByteRows
-from syncpretrain.pretraining.runtime.ranks.messages import received, to_send
-from syncpretrain.pretraining.runtime.split import Split
+from syncpretrain.workers.ranks.messages import received, to_send
+from syncpretrain.workers.split import Split
 
 
 def same_bits(one, other):

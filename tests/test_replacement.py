@@ -20,12 +20,12 @@ from syncpretrain.errors import RunInterrupted, WorkerError
 from syncpretrain.events import EpochFinished, EpochStarted, Event
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.runtime import layer_process
-from syncpretrain.pretraining.runtime.restarts.replacement import Restarts
 from syncpretrain.pretraining.streamed import build as stream_building
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
+from syncpretrain.workers import layer_process
+from syncpretrain.workers.restarts import Restarts
 
 LAYERS = (16, 12, 8, 5)
 HANDOFFS = ("epoch", "minibatch")

@@ -118,7 +118,7 @@ def test_greedy_layers_take_turns_with_all_workers():
 
 def test_members_are_given_and_taken_while_a_run_goes_on(train, monkeypatch):
     """The lowest layer has both workers until layer 2 wakes, and the top one at its end."""
-    from syncpretrain.pretraining.runtime.threads import ThreadsRuntime
+    from syncpretrain.workers.threads import ThreadsRuntime
 
     given: list[tuple[int, int]] = []
     set_workers = ThreadsRuntime.set_workers

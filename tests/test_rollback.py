@@ -17,12 +17,12 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.steps import WholeStep
-from syncpretrain.pretraining.runtime.base import Failed, Finished
-from syncpretrain.pretraining.runtime.split import Split
-from syncpretrain.pretraining.runtime.versions import Versions
-from syncpretrain.pretraining.runtime.worker import LayerWorker
 from syncpretrain.schedule.epochs import Train
 from syncpretrain.settings import MomentumSchedule
+from syncpretrain.workers.interface import Failed, Finished
+from syncpretrain.workers.split import Split
+from syncpretrain.workers.versions import Versions
+from syncpretrain.workers.worker import LayerWorker
 
 LAYERS = (16, 12, 8)
 RUNTIMES = ["serial", "threads"]

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from syncpretrain.pretraining.runtime.mailbox import Broken, Mailbox
+from syncpretrain.workers.mailbox import Broken, Mailbox
 
 WAIT = 20.0
 

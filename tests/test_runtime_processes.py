@@ -26,13 +26,13 @@ from syncpretrain.observers.history import History
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.runtime import layer_process
-from syncpretrain.pretraining.runtime.processes import ProcessesRuntime
-from syncpretrain.pretraining.runtime.split import Split
-from syncpretrain.pretraining.runtime.versions import Versions
 from syncpretrain.pretraining.state import PretrainState
 from syncpretrain.schedule.epochs import Train
 from syncpretrain.settings import settings_from
+from syncpretrain.workers import layer_process
+from syncpretrain.workers.processes import ProcessesRuntime
+from syncpretrain.workers.split import Split
+from syncpretrain.workers.versions import Versions
 
 LAYERS = (16, 12, 8, 5)
 WANTED = {

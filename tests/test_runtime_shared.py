@@ -12,8 +12,8 @@ from namedmemory import named_memory
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.gradient_memory import PAGE
-from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
-from syncpretrain.pretraining.runtime.split import Split
+from syncpretrain.workers.shared_memory import SharedNumbers, SharedSplits
+from syncpretrain.workers.split import Split
 
 
 def split(train: int, validation: int, width: int = 3) -> Split:
@@ -74,7 +74,7 @@ def test_another_process_sees_the_numbers():
     numbers = SharedNumbers.create(4)
     mapped = numbers.map()
     code = (
-        "from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers\n"
+        "from syncpretrain.workers.shared_memory import SharedNumbers\n"
         f"SharedNumbers({numbers.descriptor}, 4).map()[2] = 0.5"
     )
     subprocess.run(

@@ -12,9 +12,9 @@ from syncpretrain import pretrain
 from syncpretrain.errors import ScheduleError
 from syncpretrain.kernels.activations import affine
 from syncpretrain.models.layer import DenseLayer
-from syncpretrain.pretraining.runtime.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
-from syncpretrain.pretraining.runtime.split import Split
-from syncpretrain.pretraining.runtime.versions import Versions
+from syncpretrain.workers.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
+from syncpretrain.workers.split import Split
+from syncpretrain.workers.versions import Versions
 
 WIDTHS = (6, 5, 4, 3)
 

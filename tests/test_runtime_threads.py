@@ -14,10 +14,10 @@ from syncpretrain.events import EpochStarted, Event
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.runtime.base import Failed, Finished, Message
-from syncpretrain.pretraining.runtime.serial import SerialRuntime
-from syncpretrain.pretraining.runtime.threads import ThreadsRuntime
 from syncpretrain.schedule.epochs import Train
+from syncpretrain.workers.interface import Failed, Finished, Message
+from syncpretrain.workers.serial import SerialRuntime
+from syncpretrain.workers.threads import ThreadsRuntime
 
 WAIT = 20.0
 Work = Callable[[Callable[[], bool]], None]

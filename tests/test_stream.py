@@ -28,10 +28,10 @@ from syncpretrain.errors import (
 )
 from syncpretrain.events import EpochFinished, LayerFinished, RunFinished
 from syncpretrain.pretraining.build import build_learners
-from syncpretrain.pretraining.runtime.mailbox import Mailbox
 from syncpretrain.pretraining.state import STREAM_STATE
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import read_settings, settings_from
+from syncpretrain.workers.mailbox import Mailbox
 
 LAYERS = (16, 12, 8, 5)
 VARIANTS = {

@@ -27,12 +27,12 @@ from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError, Wo
 from syncpretrain.events import EpochFinished
 from syncpretrain.learners.base import Learner
 from syncpretrain.pretraining.memory import VERSIONS, held_rows, pretraining_bytes, room_bytes
-from syncpretrain.pretraining.runtime.streamed.device_layer import DeviceStreamedLayer
-from syncpretrain.pretraining.runtime.streamed.device_rings import DeviceRing, Events
 from syncpretrain.pretraining.state import STREAM_STATE
 from syncpretrain.pretraining.streamed.sizes import stream_size
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
+from syncpretrain.workers.streamed.device_inputs import DeviceRing, Events
+from syncpretrain.workers.streamed.device_layer import DeviceStreamedLayer
 
 ON_DEVICES = [v for v in VARIANTS if not {"shards"} & VARIANTS[v].keys()]
 STREAM = {"layers": LAYERS, "batch_size": 30, "epochs": 3, "handoff": "minibatch"}

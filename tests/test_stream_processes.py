@@ -30,12 +30,12 @@ from syncpretrain.errors import (
 )
 from syncpretrain.events import EpochFinished, EpochStarted, Event
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.runtime import layer_process
-from syncpretrain.pretraining.runtime.streamed.remote import LentThreads
 from syncpretrain.pretraining.state import STREAM_STATE
 from syncpretrain.pretraining.streamed import build as building
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import settings_from
+from syncpretrain.workers import layer_process
+from syncpretrain.workers.streamed.remote import LentThreads
 
 LAYERS = (16, 12, 8, 5)
 LONG = 2000

@@ -7,9 +7,9 @@ import pytest
 
 from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.runtime.streamed.child import Answer
-from syncpretrain.pretraining.runtime.streamed.remote import RemoteLayer, Stopping
 from syncpretrain.schedule.stream import Block, StreamPlan
+from syncpretrain.workers.streamed.child import Answer
+from syncpretrain.workers.streamed.remote import RemoteLayer, Stopping
 
 
 class Dead:

@@ -37,10 +37,10 @@ from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.planning import plan
 from syncpretrain.pretraining.on_ranks import on_every_rank
-from syncpretrain.pretraining.runtime.ranks.replicas import RankReplicas, WindowReplicas
-from syncpretrain.pretraining.runtime.replicas import replicas_in
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import settings_from
+from syncpretrain.workers.ranks.replicas import RankReplicas, WindowReplicas
+from syncpretrain.workers.replicas import replicas_in
 
 SIZES = [100_000, 400_000, 4_000_000]
 EXCHANGES = 60

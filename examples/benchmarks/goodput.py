@@ -23,9 +23,9 @@ import psutil
 from _timing import busy, machine, rst_table, spread
 
 from syncpretrain.data import load_dataset
-from syncpretrain.pretraining.runtime.restarts.replacement import Restarts
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import settings_from
+from syncpretrain.workers.restarts import Restarts
 
 LAYERS = (784, 1000, 500, 250, 30)
 HANDOFFS = ["epoch", "minibatch"]

@@ -25,8 +25,8 @@ from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.bench import random_rows, run_candidate
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import Plan, plan_for
-from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.settings import settings_from
+from syncpretrain.workers.split import Split
 
 SHAPES = {
     "wide first": (784, 1000, 500, 250, 30),

@@ -18,10 +18,10 @@ from syncpretrain.cluster.job import joined
 from syncpretrain.cluster.link import Link
 from syncpretrain.data import load_dataset
 from syncpretrain.pretraining.on_ranks import on_every_rank
-from syncpretrain.pretraining.runtime.ranks import runtime
-from syncpretrain.pretraining.runtime.ranks.epochs import layers_sent_activations
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import settings_from
+from syncpretrain.workers.ranks import runtime
+from syncpretrain.workers.ranks.epochs import layers_sent_activations
 
 WAYS = {
     "parameters": lambda rows, hidden, parameters: frozenset[int](),

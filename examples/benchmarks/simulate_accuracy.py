@@ -34,9 +34,9 @@ from syncpretrain.planning.scaling.costs import LayerCosts
 from syncpretrain.planning.scaling.curves import Options, Way, curve
 from syncpretrain.planning.scaling.measured import machine_costs
 from syncpretrain.planning.scaling.network import Network
-from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import settings_from
+from syncpretrain.workers.split import Split
 
 SHAPES = {
     "wide first": (784, 1000, 500, 250, 30),

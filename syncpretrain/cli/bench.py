@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.planning.bench import Bench, Reached
     from syncpretrain.planning.candidates import Task
-    from syncpretrain.pretraining.runtime.split import Split
     from syncpretrain.settings import PretrainSettings
+    from syncpretrain.workers.split import Split
 
 __all__ = ["command"]
 
@@ -138,7 +138,7 @@ def _loaded(data: str | None, settings: PretrainSettings) -> Dataset | None:
 
 def _rows(dataset: Dataset | None, width: int, examples: int | None) -> Split:
     from syncpretrain.planning.bench import random_rows
-    from syncpretrain.pretraining.runtime.split import Split
+    from syncpretrain.workers.split import Split
 
     wanted = examples or EXAMPLES
     if dataset is None:

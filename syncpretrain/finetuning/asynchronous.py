@@ -25,9 +25,9 @@ from syncpretrain.parallel.replicas.rules import AsyncRules
 from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import Fleet, ReplicaFactory, Task, tasks_of
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.runtime.ranks.replicas import RankReplicas
-from syncpretrain.pretraining.runtime.replicas import replicas_in
 from syncpretrain.schedule.kinds import ASYNC
+from syncpretrain.workers.ranks.replicas import RankReplicas
+from syncpretrain.workers.replicas import replicas_in
 
 __all__ = [
     "OptimizersOfReplicas",

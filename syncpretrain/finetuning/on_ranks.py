@@ -17,8 +17,8 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.runtime.ranks.messages import GiveShare, TakeShare, TrainShare
-from syncpretrain.pretraining.runtime.ranks.tuning import TuningRanks
+from syncpretrain.workers.ranks.messages import GiveShare, TakeShare, TrainShare
+from syncpretrain.workers.ranks.tuning import TuningRanks
 
 __all__ = ["OptimizerOnRanks", "TrainerOnRanks"]
 

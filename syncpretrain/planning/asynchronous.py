@@ -12,7 +12,7 @@ from syncpretrain.planning.async_stages import (
 )
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.timings import Exchange, Timings
-from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
+from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = ["async_seconds", "predict_async"]
 

@@ -22,10 +22,10 @@ from syncpretrain.planning.choice import Plan, limited, plan_for
 from syncpretrain.planning.gpu import device_peak
 from syncpretrain.planning.task_timings import is_on_gpus
 from syncpretrain.planning.timings import CORE
-from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.defaults import HANDOFF_DEFAULTS
+from syncpretrain.workers.split import Split
 
 __all__ = ["Bench", "Reached", "bench", "random_rows", "run_candidate", "seconds_to", "sgemm_peak"]
 

@@ -16,7 +16,6 @@ from syncpretrain.planning.simulate_stream import StreamCost, simulate_stream
 from syncpretrain.planning.timings import GPU, LayerTimings, Timings, sizes
 from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.pretraining.memory import pretraining_bytes
-from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.pretraining.streamed.sizes import stream_size
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.schedule.stream import plans
@@ -24,6 +23,7 @@ from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
 from syncpretrain.settings.defaults import HANDOFF_DEFAULTS
 from syncpretrain.settings.drift import ALWAYS
+from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = [
     "Candidate",

@@ -23,9 +23,9 @@ from syncpretrain.planning.samples import MOST_NUMBERS, MOST_SECONDS, Sample
 from syncpretrain.planning.timings import GPU, Timings, sizes
 from syncpretrain.pretraining.build import backend_of_layers, build_learner
 from syncpretrain.pretraining.memory import check_device_memory
-from syncpretrain.pretraining.runtime.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
-from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.settings import PretrainSettings
+from syncpretrain.workers.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
+from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = ["measure_devices"]
 

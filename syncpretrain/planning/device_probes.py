@@ -17,9 +17,9 @@ from syncpretrain.data.order import shuffled
 from syncpretrain.learners.base import Learner
 from syncpretrain.models.layer import Layer
 from syncpretrain.planning.probes import Work
-from syncpretrain.pretraining.runtime.activations import transform
-from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.shapes import LayerShape
+from syncpretrain.workers.activations import transform
+from syncpretrain.workers.split import Split
 
 __all__ = ["BareProducts", "steps_on_device", "transforming_on_device", "validating_on_device"]
 

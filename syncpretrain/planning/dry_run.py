@@ -36,12 +36,12 @@ from syncpretrain.pretraining.memory import (
     room_bytes,
     shard_bytes,
 )
-from syncpretrain.pretraining.runtime.select import workers_of
-from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
+from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.pretraining.start import Driver, placement_of
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.schedule.kinds import ASYNC, UNTRAINED
 from syncpretrain.settings import PretrainSettings, Settings
+from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = ["DeviceMemory", "DryRun", "dry_run"]
 

@@ -39,10 +39,10 @@ from syncpretrain.planning.samples import (
 from syncpretrain.planning.timings import Timings, sizes
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.memory import check_memory
-from syncpretrain.pretraining.runtime.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
-from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.shapes import ConvolutionShape
+from syncpretrain.workers.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
+from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = ["check_measuring", "measure"]
 

@@ -19,9 +19,9 @@ from syncpretrain.learners.steps import Step
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.pretraining.runtime.activations import transform
-from syncpretrain.pretraining.runtime.split import Split
 from syncpretrain.shapes import LayerShape
+from syncpretrain.workers.activations import transform
+from syncpretrain.workers.split import Split
 
 __all__ = ["Probe", "Steps", "beside", "measured", "products", "transforming", "validating"]
 

@@ -1,9 +1,4 @@
-"""Build from settings: the learners and workers of the layers.
-
-The devices of a run's layers: dealt by the multiplications that each layer takes.
-
-The schedule of a run, from its settings and, in a replay, from recorded reads; its ranks.
-"""
+"""Build a run from its settings: schedule, learners, workers, and the device of each layer."""
 
 from __future__ import annotations
 
@@ -31,9 +26,6 @@ from syncpretrain.learners.select import step_for
 from syncpretrain.learners.sparse_rbm import SparseRBM
 from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.runtime.layer_state import LayerState
-from syncpretrain.pretraining.runtime.ranks.placement import RankShares
-from syncpretrain.pretraining.runtime.worker import Inputs, LayerWorker, WorkerFactory
 from syncpretrain.schedule.epochs import Schedule
 from syncpretrain.schedule.kinds import SCHEDULES, ScheduleOptions
 from syncpretrain.schedule.pace import Fixed, Pace
@@ -43,6 +35,9 @@ from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.momentum import MomentumSchedule
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.units.kinds import kind_of
+from syncpretrain.workers.layer_state import LayerState
+from syncpretrain.workers.ranks.placement import RankShares
+from syncpretrain.workers.worker import Inputs, LayerWorker, WorkerFactory
 
 __all__ = [
     "backend_of_layers",

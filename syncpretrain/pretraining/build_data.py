@@ -35,8 +35,6 @@ from syncpretrain.pretraining.memory import (
     room_bytes,
     shard_bytes,
 )
-from syncpretrain.pretraining.runtime.split import Split
-from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.schedule.kinds import ASYNC, UNTRAINED
 from syncpretrain.settings.architecture import check_width
 from syncpretrain.settings.devices import why_not_on_a_device
@@ -44,6 +42,8 @@ from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.settings.visible_units import check_missing, check_sparse
 from syncpretrain.units.kinds import kind_of
+from syncpretrain.workers.split import Split
+from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = ["build_data", "with_facts_of"]
 

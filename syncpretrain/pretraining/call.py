@@ -1,7 +1,4 @@
-"""``pretrain``: the library's first function.
-
-The checkpoint of a call of ``pretrain``, from which the same call goes on to the same bits.
-"""
+"""``pretrain``: the library's first function, and the checkpoint from which a call goes on."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Driver: connects the schedule, which decides, with the runtime, which executes.
 
-Trained layers of a run so far: each layer's newest version and state, and its retained versions.
-
-The arrays are where the layers are trained; what is handed out, a stack or a state, is on the host.
+The driver asks the schedule for commands, hands them to the runtime, and waits for messages. It
+keeps each layer's newest version and state, from which a stack or a checkpoint can be made at any
+time. Only the driver's thread touches any of this, so nothing here is locked.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from syncpretrain.pretraining.build import (
     rank_shares,
 )
 from syncpretrain.pretraining.build_data import build_data
-from syncpretrain.pretraining.runtime.base import Failed, Finished, Message, Runtime
-from syncpretrain.pretraining.runtime.layer_state import LayerState
-from syncpretrain.pretraining.runtime.restarts.replacement import Restarts
-from syncpretrain.pretraining.runtime.select import runtime_for, versions_for, workers_of
-from syncpretrain.pretraining.runtime.shared_activations import check_runtime
-from syncpretrain.pretraining.runtime.split import Split
+from syncpretrain.pretraining.runtimes import runtime_for, versions_for, workers_of
 from syncpretrain.pretraining.stall_watch import Watch
 from syncpretrain.pretraining.state import PretrainState
 from syncpretrain.schedule.epochs import Command, Past, Release, Train
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.interface import Failed, Finished, Message, Runtime
+from syncpretrain.workers.layer_state import LayerState
+from syncpretrain.workers.restarts import Restarts
+from syncpretrain.workers.shared_memory import check_runtime
+from syncpretrain.workers.split import Split
 
 __all__ = ["Pretraining", "TrainedLayers"]
 

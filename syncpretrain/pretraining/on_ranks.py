@@ -7,9 +7,9 @@ from typing import TypeVar, cast
 
 from syncpretrain.cluster.job import member
 from syncpretrain.errors import WorkerError
-from syncpretrain.pretraining.runtime.child_loop import sendable
-from syncpretrain.pretraining.runtime.ranks.messages import CONTROL, RunEnded
-from syncpretrain.pretraining.runtime.ranks.server import follow
+from syncpretrain.workers.child_loop import sendable
+from syncpretrain.workers.ranks.messages import CONTROL, RunEnded
+from syncpretrain.workers.ranks.server import follow
 
 __all__ = ["follow_command", "on_every_rank", "release"]
 

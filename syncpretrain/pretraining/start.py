@@ -1,7 +1,4 @@
-"""The driver of a run, as the settings say: by epochs, streamed, asynchronous, or without any.
-
-The start of a run that only fine-tuning trains: a stack of random weights.
-"""
+"""Choose the driver of a run: by epochs, streamed, asynchronous, or without any pretraining."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
 from syncpretrain.pretraining.build import backend_of_layers, placement_text
 from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.runtime.restarts.replacement import Restarts
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.schedule.kinds import ASYNC, UNTRAINED
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.restarts import Restarts
 
 __all__ = ["Driver", "Untrained", "driver_for", "placement_of"]
 

@@ -15,7 +15,10 @@ from syncpretrain.array_files import StateFile
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
 from syncpretrain.observers.errors import ErrorCurve
-from syncpretrain.pretraining.runtime.layer_state import (
+from syncpretrain.schedule.epochs import Past
+from syncpretrain.schedule.kinds import ASYNC
+from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.layer_state import (
     LayerScalars,
     LayerState,
     StreamedLayerState,
@@ -25,9 +28,6 @@ from syncpretrain.pretraining.runtime.layer_state import (
     read_layer,
     unpack,
 )
-from syncpretrain.schedule.epochs import Past
-from syncpretrain.schedule.kinds import ASYNC
-from syncpretrain.settings.sections import PretrainSettings
 
 __all__ = [
     "ASYNC_STATE",

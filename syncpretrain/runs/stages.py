@@ -36,7 +36,6 @@ from syncpretrain.observers.loggers import logging_to
 from syncpretrain.observers.trace import write_trace
 from syncpretrain.parallel.signals import interrupted_by_sigterm
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.runtime.restarts.replacement import Restarts
 from syncpretrain.pretraining.start import Driver, driver_for
 from syncpretrain.runs.card import card_of
 from syncpretrain.runs.checkpoints import Checkpoints
@@ -48,6 +47,7 @@ from syncpretrain.runs.prepare import check_finetuning
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import Settings
 from syncpretrain.storage import remove_temporaries, write_atomically
+from syncpretrain.workers.restarts import Restarts
 
 __all__ = ["Stages"]
 

@@ -4,7 +4,7 @@ One thread owns a server, so that no update is torn or lost, however a replica e
 applied once, after its replica has said that it is complete, or not at all. The vector may be cut
 into slices, which threads of the server work at the same time, each its own: that is the lock of a
 slice, and no replica that is killed can leave it locked. Slices may also lie on other ranks
-(``pretraining/runtime/ranks/servers.py``).
+(``workers/ranks/replicas.py``).
 """
 
 from __future__ import annotations

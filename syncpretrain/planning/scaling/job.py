@@ -12,9 +12,9 @@ from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.planning.scaling.network import Network
 from syncpretrain.planning.scaling.placement import EVERY, PAYING, place
 from syncpretrain.planning.scaling.work import SPLITS, GroupWork, LayerWork
-from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings
+from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = ["PARAMETER_COPIES", "Job", "Placed", "Scaled"]
 

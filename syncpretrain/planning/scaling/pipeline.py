@@ -20,7 +20,6 @@ from syncpretrain.planning.scaling.work import GroupWork
 from syncpretrain.planning.simulate import EpochCost, simulate
 from syncpretrain.planning.simulate_stream import StreamCost, play_stream
 from syncpretrain.pretraining.build import build_schedule
-from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.schedule.stream import (
     BLOCK_MINIBATCHES,
@@ -28,6 +27,7 @@ from syncpretrain.schedule.stream import (
     StreamPlan,
     plans,
 )
+from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = ["scaled"]
 

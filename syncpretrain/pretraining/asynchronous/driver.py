@@ -47,11 +47,11 @@ from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.asynchronous.stage import LayerReplica, Stage
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.build_data import build_data
-from syncpretrain.pretraining.runtime.layer_state import named
-from syncpretrain.pretraining.runtime.shared_activations import check_runtime
-from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
 from syncpretrain.pretraining.state import AsyncState
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.layer_state import named
+from syncpretrain.workers.shared_memory import check_runtime
+from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = ["AsyncEvents", "AsyncPretraining"]
 

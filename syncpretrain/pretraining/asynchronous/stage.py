@@ -20,10 +20,10 @@ from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import ReplicaFactory, part_of
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import build_learner
-from syncpretrain.pretraining.runtime.ranks.replicas import RankReplicas, WindowReplicas
-from syncpretrain.pretraining.runtime.replicas import replicas_in
 from syncpretrain.pretraining.state import AsyncState
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.ranks.replicas import RankReplicas, WindowReplicas
+from syncpretrain.workers.replicas import replicas_in
 
 __all__ = ["LayerReplica", "Stage"]
 

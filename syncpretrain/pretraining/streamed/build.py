@@ -25,30 +25,25 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import build_learner, build_stopping, rank_shares, step_on_ranks
 from syncpretrain.pretraining.memory import held_rows, pretraining_bytes
-from syncpretrain.pretraining.runtime.ranks.messages import StreamLayer
-from syncpretrain.pretraining.runtime.ranks.run import RunRanks
-from syncpretrain.pretraining.runtime.ranks.streamed import AHEAD_MINIBATCHES
-from syncpretrain.pretraining.runtime.ranks.streamed_run import RankStream
-from syncpretrain.pretraining.runtime.restarts.replacement import Restarts
-from syncpretrain.pretraining.runtime.shared_activations import check_runtime
-from syncpretrain.pretraining.runtime.split import Split
-from syncpretrain.pretraining.runtime.streamed.base import StreamRuntime
-from syncpretrain.pretraining.runtime.streamed.device_layer import DeviceStreamedLayer
-from syncpretrain.pretraining.runtime.streamed.device_rings import (
+from syncpretrain.pretraining.streamed.sizes import StreamSize, passes_in_ring
+from syncpretrain.schedule.stream import StreamPlan
+from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.ranks.messages import StreamLayer
+from syncpretrain.workers.ranks.run import RunRanks
+from syncpretrain.workers.ranks.streamed import AHEAD_MINIBATCHES
+from syncpretrain.workers.ranks.streamed_run import RankStream
+from syncpretrain.workers.restarts import Restarts
+from syncpretrain.workers.shared_memory import check_runtime
+from syncpretrain.workers.split import Split
+from syncpretrain.workers.streamed.base import StreamRuntime
+from syncpretrain.workers.streamed.device_inputs import (
     DeviceRings,
     DeviceSource,
     RingRuns,
     data_runs,
 )
-from syncpretrain.pretraining.runtime.streamed.layer import StreamedLayer
-from syncpretrain.pretraining.runtime.streamed.local import (
-    LocalStream,
-    StreamedLayerFactory,
-    built_layers,
-)
-from syncpretrain.pretraining.runtime.streamed.processes import ProcessStream
-from syncpretrain.pretraining.runtime.streamed.remote import RemoteLayer
-from syncpretrain.pretraining.runtime.streamed.rings import (
+from syncpretrain.workers.streamed.device_layer import DeviceStreamedLayer
+from syncpretrain.workers.streamed.inputs import (
     DataSource,
     Passes,
     PassesSource,
@@ -57,9 +52,14 @@ from syncpretrain.pretraining.runtime.streamed.rings import (
     Source,
     source_of,
 )
-from syncpretrain.pretraining.streamed.sizes import StreamSize, passes_in_ring
-from syncpretrain.schedule.stream import StreamPlan
-from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.streamed.layer import StreamedLayer
+from syncpretrain.workers.streamed.local import (
+    LocalStream,
+    StreamedLayerFactory,
+    built_layers,
+)
+from syncpretrain.workers.streamed.processes import ProcessStream
+from syncpretrain.workers.streamed.remote import RemoteLayer
 
 __all__ = [
     "DeviceStream",

@@ -1,6 +1,7 @@
 """Driver of a streamed run: layers train on each other's minibatches as these are computed.
 
-Events of a streamed run, from what its layers have done.
+The threads of the pool process the blocks; the driver's thread waits, emits the events of what was
+done, and saves.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import backend_of_layers
 from syncpretrain.pretraining.build_data import build_data
-from syncpretrain.pretraining.runtime.restarts.replacement import Restarts
-from syncpretrain.pretraining.runtime.select import workers_of
-from syncpretrain.pretraining.runtime.split import Split
-from syncpretrain.pretraining.runtime.streamed.base import (
-    BaseStreamedLayer,
-    EpochResult,
-    StreamRuntime,
-)
-from syncpretrain.pretraining.runtime.streamed.pool import BlockFailed, StreamPool
-from syncpretrain.pretraining.runtime.streamed.rings import source_of
-from syncpretrain.pretraining.runtime.worker import PROBE_ROWS
+from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.pretraining.stall_watch import Watch
 from syncpretrain.pretraining.state import StreamState
 from syncpretrain.pretraining.streamed.build import DeviceStream, device_stream, stream_runtime
 from syncpretrain.pretraining.streamed.sizes import StreamSize, stream_size
 from syncpretrain.schedule.stream import StreamSchedule, delay_notice, plans
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.restarts import Restarts
+from syncpretrain.workers.split import Split
+from syncpretrain.workers.streamed.base import (
+    BaseStreamedLayer,
+    EpochResult,
+    StreamRuntime,
+)
+from syncpretrain.workers.streamed.inputs import source_of
+from syncpretrain.workers.streamed.pool import BlockFailed, StreamPool
+from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = ["StreamEvents", "StreamedPretraining"]
 

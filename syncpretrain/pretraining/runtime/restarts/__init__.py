@@ -1,1 +1,0 @@
-"""Restarts of processes that died, from the states that they kept."""

@@ -1,0 +1,146 @@
+"""The runtime that executes a schedule: serial, threads, processes or ranks of an MPI job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from syncpretrain.backends.base import Backend
+from syncpretrain.cluster.job import check_ranks, member
+from syncpretrain.parallel.blas import usable_cores
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.pretraining.memory import pretraining_bytes, shard_bytes
+from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.interface import Runtime
+from syncpretrain.workers.processes import ProcessesRuntime
+from syncpretrain.workers.ranks.placement import UNSHARED, RankShares
+from syncpretrain.workers.ranks.runtime import ChainVersions, RanksRuntime
+from syncpretrain.workers.restarts import Restarts
+from syncpretrain.workers.serial import SerialRuntime
+from syncpretrain.workers.split import Split
+from syncpretrain.workers.threads import ThreadsRuntime
+from syncpretrain.workers.versions import Versions
+from syncpretrain.workers.worker import LayerWorker, WorkerFactory
+
+__all__ = ["RUNTIMES", "runtime_for", "versions_for", "workers_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """All that a runtime may need of a run; the parameters of :func:`runtime_for`."""
+
+    worker_factories: Sequence[WorkerFactory]
+    versions: Versions
+    blas_threads: int
+    stop: Callable[[], bool]
+    times: Timeouts
+    restarts: Restarts
+    shares: RankShares
+
+    def workers(self) -> list[LayerWorker]:
+        """Build the workers in this process."""
+        return [build(self.versions) for build in self.worker_factories]
+
+
+def _serial(run: _Run) -> Runtime:
+    return SerialRuntime(run.workers(), run.stop)
+
+
+def _threads(run: _Run) -> Runtime:
+    return ThreadsRuntime(run.workers(), run.stop, run.times)
+
+
+def _processes(run: _Run) -> Runtime:
+    factories = list(run.worker_factories)
+    return ProcessesRuntime(factories, run.versions, run.blas_threads, run.times, run.restarts)
+
+
+def _mpi(run: _Run) -> Runtime:
+    assert isinstance(run.versions, ChainVersions)
+    factories = list(run.worker_factories)
+    own = member()
+    return RanksRuntime(factories, run.versions, run.blas_threads, own, run.times, run.shares)
+
+
+RUNTIMES: dict[str, Callable[[_Run], Runtime]] = {
+    "serial": _serial,
+    "threads": _threads,
+    "processes": _processes,
+    "mpi": _mpi,
+}
+
+
+def versions_for(settings: PretrainSettings, data: Split, backend: Backend) -> Versions:
+    """Return the versions of a run, in the form that its runtime needs.
+
+    Raises
+    ------
+    SettingsError
+        If it is MPI, and there are no ranks.
+    """
+    check_ranks(settings.runtime, settings.precision)
+    hidden = settings.layers[1:]
+    if settings.runtime != "mpi":
+        sizes = {"examples": sum(map(len, data)), "batch_size": settings.batch_size}
+        beside = pretraining_bytes(settings.shapes, **sizes) + shard_bytes(settings)
+        return Versions(data, hidden, backend=backend, beside=beside)
+    matrices = 1 if settings.tied else 2
+    numbers = [matrices * shape.weights + sum(shape.biases) for shape in settings.shapes]
+    return ChainVersions(data, hidden, parameters=numbers, backend=backend)
+
+
+def workers_of(settings: PretrainSettings) -> int:
+    """Return the number of workers of all layers together.
+
+    By default there are as many as cores. On ranks, and on a device, where a worker only waits,
+    there are as many as the layers can use.
+    """
+    if settings.runtime == "serial":
+        return 1
+    elsewhere = settings.runtime == "mpi" or settings.backend.startswith("cupy")
+    return settings.workers or (sum(settings.replicas) if elsewhere else usable_cores())
+
+
+def runtime_for(
+    name: str,
+    worker_factories: Sequence[WorkerFactory],
+    versions: Versions,
+    *,
+    blas_threads: int,
+    stop: Callable[[], bool],
+    times: Timeouts = TIMEOUTS,
+    restarts: Restarts | None = None,
+    shares: RankShares = UNSHARED,
+) -> Runtime:
+    """Return the runtime of a name, to be entered as a context.
+
+    Parameters
+    ----------
+    name : str
+        ``serial``, ``threads``, ``processes`` or ``mpi``.
+    worker_factories : sequence of callable
+        One a layer: builds its worker, here or in a process of its own.
+    versions : Versions
+        What the workers read, as of :func:`versions_for`.
+    blas_threads : int
+        BLAS threads of each process that is started.
+    stop : callable
+        Asked between minibatches whether to stop, by the workers of this process.
+    times : Timeouts
+        How long the caller and the workers wait for each other.
+    restarts : Restarts, optional
+        For processes that die.
+    shares : RankShares
+        How many ranks may share a layer.
+    """
+    return RUNTIMES[name](
+        _Run(
+            worker_factories=worker_factories,
+            versions=versions,
+            blas_threads=blas_threads,
+            stop=stop,
+            times=times,
+            restarts=restarts or Restarts(),
+            shares=shares,
+        )
+    )

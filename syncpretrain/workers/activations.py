@@ -1,0 +1,107 @@
+"""Compute the activations of a version from those of the version below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from syncpretrain.backends.base import Backend
+from syncpretrain.data.sparse_rows import run_of
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.program import PhaseRunner, in_turn
+from syncpretrain.models.layer import Layer
+from syncpretrain.workers.split import Split
+
+__all__ = [
+    "CHUNKS_AT_ONCE",
+    "CHUNK_ROWS",
+    "ActivationSource",
+    "Arrays",
+    "Split",
+    "activations_from",
+    "transform",
+]
+
+CHUNK_ROWS = 1000  # of a chunk: some ms of work
+CHUNKS_AT_ONCE = 4  # between two looks whether to stop
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationSource:
+    """Where the activations of a version of a layer are, or how to compute them.
+
+    ``layer`` 0 is the data. ``buffer`` is the number of the layer's array. If ``snapshot`` is not
+    None, that array is first to be filled through it from the array ``buffer_below`` of the layer
+    below.
+    """
+
+    layer: int
+    buffer: int = 0
+    snapshot: Layer | None = None
+    buffer_below: int = 0
+
+
+Arrays = Callable[[int, int], Split]  # by layer and number; those of layer 0 are the data
+
+
+def activations_from(
+    source: ActivationSource,
+    arrays: Arrays,
+    stop: Callable[[], bool],
+    run: PhaseRunner = in_turn,
+    reader: Backend | None = None,
+) -> Split | None:
+    """Return the activations that a source describes, or None if ``stop`` turned true."""
+    target = arrays(source.layer, source.buffer)
+    if source.snapshot is not None:
+        below = arrays(source.layer - 1, source.buffer_below)
+        if not transform([source.snapshot], below, target, stop, run, reader):
+            return None
+    return target
+
+
+def transform(
+    snapshots: Sequence[Layer],
+    source: Split,
+    target: Split,
+    stop: Callable[[], bool],
+    run: PhaseRunner = in_turn,
+    reader: Backend | None = None,
+) -> bool:
+    """Fill ``target`` through layers from ``source``; return False if ``stop`` turned true.
+
+    Chunk by chunk, whose bits do not depend on who works which. ``reader`` is the backend where
+    ``target`` is, if the snapshots and ``source`` may be elsewhere.
+    """
+    if reader is not None:
+        snapshots = [snapshot.to(reader.asarray) for snapshot in snapshots]
+        source = Split(*map(reader.brought, source))
+    chunks = list(_chunks(source, target))
+    for start in range(0, len(chunks), CHUNKS_AT_ONCE):
+        if stop():
+            return False
+        some = chunks[start : start + CHUNKS_AT_ONCE]
+        run([partial(_fill, snapshots, some, reader)], len(some))
+    return True
+
+
+def _fill(
+    snapshots: Sequence[Layer],
+    chunks: Sequence[tuple[Array, Array]],
+    reader: Backend | None,
+    i: int,
+) -> None:
+    rows_in, rows_out = chunks[i]
+    if reader is not None:
+        rows_in = reader.asarray(rows_in)
+    for snapshot in snapshots[:-1]:
+        rows_in = snapshot.up(rows_in)
+    snapshots[-1].up(rows_in, out=rows_out)
+
+
+def _chunks(source: Split, target: Split) -> Iterator[tuple[Array, Array]]:
+    for rows_in, rows_out in zip(source, target, strict=True):
+        for start in range(0, len(rows_in), CHUNK_ROWS):
+            own = slice(start, start + CHUNK_ROWS)
+            yield run_of(rows_in, own), rows_out[own]

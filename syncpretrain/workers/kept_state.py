@@ -1,0 +1,183 @@
+"""The newest state of a layer, in memory that outlives the process that trains it.
+
+Guarantee: a process that is killed at any moment leaves one whole state, if it had ever written
+one. There are two places, written in turn. The one to be written is first marked as empty, and
+marked with the number of its state when all of it is there.
+
+The times at which a layer's state is kept: so seldom that it costs no more than a percent.
+
+They are measured in processor time of the layer's process: beside other programs, a copy may wait
+for a core, and a layer that waits for its input has nothing new to keep.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+
+from syncpretrain.parallel.descriptors import nameless_memory
+from syncpretrain.parallel.gradient_memory import PAGE
+from syncpretrain.workers.shared_memory import write_array
+
+__all__ = ["LOST", "Keeping", "KeptStates"]
+
+
+MARK = struct.Struct("<qq")  # the number of the state, and of its blocks of bytes
+EMPTY, LOST = 0, -1  # instead of a number: not whole, and not to be had any more
+OUT_OF_BAND = 5  # the protocol of pickles whose arrays are not copied into them
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStates:
+    """Memory for the newest state of one layer; may be sent to a process with its descriptors.
+
+    A state is anything that can be sent to a process. Its arrays are written as they are, without
+    a copy in between, one block of bytes each.
+    """
+
+    descriptors: tuple[int, int]
+
+    @classmethod
+    def create(cls) -> KeptStates:
+        """Return new memory with no state in it.
+
+        Raises
+        ------
+        OSError
+            If there is not enough memory.
+        """
+        first = nameless_memory()
+        try:
+            kept = cls((first, nameless_memory()))
+        except BaseException:
+            os.close(first)
+            raise
+        try:
+            for place in kept.descriptors:
+                _mark(place, EMPTY, 0)
+        except BaseException:
+            kept.close()
+            raise
+        return kept
+
+    @property
+    def number(self) -> int:
+        """Number of the newest state, from 1; 0 if there is none, LOST if it could not be kept."""
+        numbers = [_marked(place)[0] for place in self.descriptors]
+        return LOST if LOST in numbers else max(numbers)
+
+    def write(self, state: Any) -> None:
+        """Write a newer state over the older of the two.
+
+        Raises
+        ------
+        OSError
+            If there is not enough memory; the newest state is still there then.
+        """
+        number, file, buffers = self.number + 1, io.BytesIO(), list[Any]()
+        ForkingPickler(file, OUT_OF_BAND, True, buffers.append).dump(state)
+        blocks = [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
+        place, sizes = self.descriptors[number % 2], np.array([len(b) for b in blocks], np.int64)
+        _mark(place, EMPTY, 0)
+        write_array(place, sizes, MARK.size)
+        for block, offset in zip(blocks, _offsets(sizes), strict=True):
+            write_array(place, np.asarray(block), offset)
+        _mark(place, number, len(blocks))
+
+    def newest(self) -> Any:
+        """Return the newest state, in arrays of its own; None if there is none."""
+        place = max(self.descriptors, key=_marked)
+        number, count = _marked(place)
+        if number < 1:
+            return None
+        sizes = np.frombuffer(_read(place, 8 * count, MARK.size), np.int64)
+        blocks = [
+            _read(place, int(size), offset)
+            for size, offset in zip(sizes, _offsets(sizes), strict=True)
+        ]
+        return ForkingPickler.loads(bytes(blocks[0]), buffers=blocks[1:])
+
+    def give_up(self) -> None:
+        """Record that the layer has gone on from the newest state, and cannot be had again."""
+        for place in self.descriptors:
+            _mark(place, LOST, 0)
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for place in self.descriptors:
+            os.close(place)
+
+
+def _mark(place: int, number: int, blocks: int) -> None:
+    # Within one page, which is there: a signal finds it written, or not.
+    os.pwrite(place, MARK.pack(number, blocks), 0)
+
+
+def _marked(place: int) -> tuple[int, int]:
+    number, blocks = MARK.unpack(os.pread(place, MARK.size, 0))
+    return number, blocks
+
+
+def _offsets(sizes: Sequence[int] | np.ndarray[Any, Any]) -> list[int]:
+    """Return where each block begins: on a page, behind the mark and the sizes."""
+    offsets, end = [], MARK.size + 8 * len(sizes)
+    for size in sizes:
+        offsets.append(-(-end // PAGE) * PAGE)
+        end = offsets[-1] + int(size)
+    return offsets
+
+
+def _read(place: int, size: int, offset: int) -> bytearray:
+    """Return bytes, in memory that may be written to."""
+    found, had = bytearray(size), 0
+    while had < size:
+        got = os.preadv(place, [memoryview(found)[had:]], offset + had)
+        if not got:
+            raise OSError(f"a kept state has no byte {offset + had}")
+        had += got
+    return found
+
+
+PAUSES = 100  # between two copies, each as long as a copy takes
+LEAST_PAUSE = 0.05  # seconds
+
+
+class Keeping:
+    """Keeps the states of one layer, in the process that trains it.
+
+    Parameters
+    ----------
+    kept : KeptStates
+    """
+
+    def __init__(self, kept: KeptStates) -> None:
+        self._kept = kept
+        self._due = -math.inf
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough time has been used to keep the next state."""
+        return time.process_time() >= self._due
+
+    def keep(self, state: Any) -> None:
+        """Keep a state; where there is no memory for it, none is kept from now on."""
+        if self._due == math.inf:
+            return
+        started = time.process_time()
+        try:
+            self._kept.write(state)
+        except OSError:  # training goes on; the parent finds that the state is lost
+            self._kept.give_up()
+            self._due = math.inf
+            return
+        ended = time.process_time()
+        self._due = ended + max(LEAST_PAUSE, PAUSES * (ended - started))

@@ -1,0 +1,188 @@
+"""Replicas of asynchronous training, in turns, in threads, in processes or on ranks.
+
+The process of a replica of asynchronous training: a task an order.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from syncpretrain.errors import StalledError
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.parallel.replicas.paying import Trial
+from syncpretrain.parallel.replicas.pool import Failed, ReplicaPool
+from syncpretrain.parallel.replicas.rules import AsyncRules
+from syncpretrain.parallel.replicas.server import ParameterServer
+from syncpretrain.parallel.replicas.started import Started, StartedReplicas
+from syncpretrain.parallel.replicas.steps import Fleet, LocalSteps, ReplicaFactory, answer
+from syncpretrain.parallel.replicas.threads import ReplicaThread
+from syncpretrain.parallel.replicas.turns import ReplicaTurns
+from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.workers.child_loop import sendable, serve
+from syncpretrain.workers.layer_process import LayerProcess, RemoteTraceback, end_all
+from syncpretrain.workers.shared_memory import SharedSplits
+from syncpretrain.workers.split import Split
+
+__all__ = ["ReplicaJob", "main", "replicas_in"]
+
+
+REPLICA_CHILD = "syncpretrain.workers.replicas"
+
+
+def replicas_in(
+    runtime: str,
+    server: ParameterServer,
+    rules: AsyncRules,
+    factory: ReplicaFactory,
+    data: Sequence[Array],
+    *,
+    replicas: int,
+    delay: int | None = None,
+    trims: bool = False,
+    on_ranks: type[StartedReplicas] | None = None,
+    report: Callable[[str], None],
+    times: Timeouts,
+) -> Fleet:
+    """Return replicas in a runtime, to be entered as a context.
+
+    Parameters
+    ----------
+    runtime : str
+        ``serial``, ``threads``, ``processes`` or ``mpi``.
+    server : ParameterServer
+    rules : AsyncRules
+    factory : callable
+        Returns a replica, given the data. For processes it is one that can be sent to them.
+    data : sequence of ndarray of shape (rows, width)
+    replicas : int
+    delay : int, optional
+        Of ``serial``: pushes from a change to its application. None for ``replicas`` - 1, as where
+        all of them train at the same speed.
+    trims : bool
+        Whether replicas that do not make training faster are left without work, if they train at
+        the same time.
+    on_ranks : type, optional
+        The class of those of ``mpi``, :class:`RankReplicas`, where that is a runtime.
+    report : callable
+        Given a sentence for the user.
+    times : Timeouts
+    """
+    if runtime == "serial":
+        late = replicas - 1 if delay is None else delay
+        return ReplicaTurns(server, [factory(data) for _ in range(replicas)], rules, late)
+    trial = Trial(replicas) if trims else None
+    kinds: dict[str, type[StartedReplicas]] = {"threads": _Threads, "processes": _Processes}
+    kind = kinds.get(runtime, on_ranks)
+    assert kind is not None
+    own = kind(server, factory, data, replicas, times)
+    return ReplicaPool(own.server, rules, own.start, own.end, report, times, trial)
+
+
+class _Threads(StartedReplicas):
+    """Threads of this process."""
+
+    _threads: Sequence[ReplicaThread] = ()
+
+    def start(self) -> Started:
+        found: list[tuple[ReplicaThread, Array, Array]] = []
+        threads = self._threads = list[ReplicaThread]()
+        for number in range(1, self._replicas + 1):
+            fetched, change = (np.empty(self._size, np.float32) for _ in range(2))
+            build = partial(self._steps, fetched, change)
+            thread = ReplicaThread(f"syncpretrain-replica-{number}", build)
+            threads.append(thread)
+            found.append((thread, fetched, change))
+        return found
+
+    def end(self) -> None:
+        for thread in self._threads:
+            thread.close()
+        deadline = time.monotonic() + self._times.join
+        alive = [t for t in self._threads if not t.join(max(0.0, deadline - time.monotonic()))]
+        self._threads = ()
+        if alive:
+            raise StalledError(f"{len(alive)} replicas did not end their task")
+
+    def _steps(self, fetched: Array, change: Array) -> LocalSteps:
+        return LocalSteps(self._factory(self._data), fetched, change)
+
+
+class _Process(LayerProcess):
+    """A process whose failures have the traceback there as their cause."""
+
+    def receive(self) -> Any:
+        found = super().receive()
+        if isinstance(found, Failed) and found.trace:
+            found.error.__cause__ = RemoteTraceback(found.trace)
+        return found
+
+
+class _Processes(StartedReplicas):
+    """Processes of this machine."""
+
+    _processes: Sequence[LayerProcess] = ()
+
+    def start(self) -> Started:
+        processes = self._processes = list[LayerProcess]()
+        with ExitStack() as descriptors:  # the mappings stay
+
+            def shared(memory: SharedSplits) -> SharedSplits:
+                descriptors.callback(memory.close)
+                return memory
+
+            vectors = shared(SharedSplits.create((1, 1), self._size, self._replicas))
+            data = tuple(shared(SharedSplits.of(Split(x, x[:0]))) for x in self._data)
+            passed = [memory.descriptor for memory in (vectors, *data)]
+            for number in range(self._replicas):
+                process = _Process(number + 1, REPLICA_CHILD, passed, 1, self._times)
+                processes.append(process)
+                process.send(ReplicaJob(os.getpid(), number, self._factory, data, vectors))
+            pairs: list[Any] = vectors.map(write=True)
+        return [
+            (process, fetched[0], change[0])
+            for process, (fetched, change) in zip(processes, pairs, strict=True)
+        ]
+
+    def end(self) -> None:
+        alive = end_all(self._processes, self._times.join)
+        self._processes = ()
+        if alive:
+            raise StalledError(f"{', '.join(alive)} did not end")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaJob:
+    """What the process of a replica is sent first.
+
+    ``data`` is shared memory with an array each, ``vectors`` that with the two vectors of each
+    replica, of which ``number`` is this one.
+    """
+
+    parent: int
+    number: int
+    factory: ReplicaFactory
+    data: tuple[SharedSplits, ...]
+    vectors: SharedSplits
+
+
+def main(descriptor: int) -> None:
+    """Work for the parent at the other end of a socket, until it closes that."""
+    serve(descriptor, _work, lambda error: Failed(*sendable(error, 0, 0)))
+
+
+def _work(job: ReplicaJob, take: Callable[[], Any], send: Callable[[Any], None]) -> None:
+    fetched, change = job.vectors.map(write=True)[job.number]
+    data = [shared.map()[0].train for shared in job.data]
+    with blas_limit(1):
+        steps = LocalSteps(job.factory(data), fetched[0], change[0])
+        while True:
+            send(answer(steps, take()))

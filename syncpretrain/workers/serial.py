@@ -1,0 +1,81 @@
+"""The serial runtime: the caller's thread trains one epoch after another. The oracle."""
+
+from __future__ import annotations
+
+import faulthandler
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from syncpretrain.schedule.epochs import Train
+from syncpretrain.workers.interface import STDERR, Message
+from syncpretrain.workers.worker import LayerWorker
+
+__all__ = ["SerialRuntime"]
+
+
+class SerialRuntime:
+    """Executes commands in the order they came, while the driver waits.
+
+    Parameters
+    ----------
+    workers : sequence of LayerWorker
+        From the lowest layer up.
+    stop : callable
+        Asked once a minibatch whether to leave.
+    """
+
+    def __init__(self, workers: Sequence[LayerWorker], stop: Callable[[], bool]) -> None:
+        self._workers = workers
+        self._stop = stop
+        self._stopping = False
+        self._commands: deque[Train] = deque()
+        self._raised: BaseException | None = None  # by stop, which is the caller's own
+
+    def __enter__(self) -> SerialRuntime:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._commands.clear()
+
+    def submit(self, command: Train) -> None:
+        """Queue an epoch."""
+        self._workers[command.layer - 1].fraction = 0.0  # until its turn comes
+        self._commands.append(command)
+
+    def set_workers(self, layer: int, workers: int) -> None:
+        """Do nothing: the caller's thread is the only worker."""
+
+    def fraction(self, layer: int) -> float:
+        """Return how far the running epoch of a layer is, in [0, 1]."""
+        return self._workers[layer - 1].fraction
+
+    def stop(self) -> None:
+        """Ask every worker to leave after its minibatch."""
+        self._stopping = True
+
+    def dump_stacks(self) -> None:
+        """Write on stderr where every thread stands."""
+        faulthandler.dump_traceback(STDERR)
+
+    def wait(self, timeout: float) -> Message | None:
+        """Execute the oldest command and return its message, however long it takes."""
+        if not self._commands:
+            return None
+        command = self._commands.popleft()
+        message = self._workers[command.layer - 1].execute(command, self._should_stop)
+        if self._raised is not None:
+            raise self._raised
+        return message
+
+    def _should_stop(self) -> bool:
+        try:
+            return self._stopping or self._stop()
+        except BaseException as error:  # no failure of the layer, whose worker catches it too
+            self._raised = error
+            raise

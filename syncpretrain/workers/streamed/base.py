@@ -1,0 +1,201 @@
+"""Streamed layers as the pool and the driver use them, wherever they are trained."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+import numpy as np
+
+from syncpretrain.kernels.program import PhaseRunner, Phases, in_turn
+from syncpretrain.models.layer import Layer
+from syncpretrain.parallel.step_sharing import StepSharing
+from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.schedule.stream import Block, StreamPlan
+from syncpretrain.workers.layer_state import StreamedLayerState
+
+__all__ = ["BaseStreamedLayer", "EpochResult", "Sharing", "StreamRuntime"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochResult:
+    """A layer finished an epoch of its own, the last one maybe. Times as in ``time.monotonic``."""
+
+    layer: int
+    epoch: int
+    started: float
+    ended: float
+    train_error: float
+    validation_error: float | None
+    warnings: tuple[str, ...]
+    is_last: bool
+
+
+class Sharing(Protocol):
+    """Steps of one layer that other threads may help with, as of :class:`StepSharing`."""
+
+    @property
+    def calls(self) -> int:
+        """How often helpers have been called away."""
+        ...
+
+    def run(self, phases: Phases, shards: int) -> None:
+        """Run the phases of a step, with the helpers that come."""
+        ...
+
+    def help(self, calls: int) -> bool:
+        """Help until called away; return False if there was nothing to do for a while."""
+        ...
+
+    def call(self) -> None:
+        """Call the helpers away."""
+        ...
+
+
+class BaseStreamedLayer(ABC):
+    """One layer of a stream: its place there, and how it is moved on.
+
+    Parameters
+    ----------
+    number : int
+        Of the layer, counted from 1.
+    plan : StreamPlan
+    steps : int
+        Minibatches of an epoch.
+
+    Attributes
+    ----------
+    progress : ndarray of shape (1,), float64
+        The last minibatch that was processed. May be replaced by an array in shared memory.
+    busy_seconds : float
+        Time spent in :meth:`process`.
+    """
+
+    def __init__(self, number: int, plan: StreamPlan, steps: int) -> None:
+        self.number, self.plan, self._steps = number, plan, steps
+        self.progress = np.array([float(plan.delay)])
+        self.busy_seconds = 0.0
+
+    @property
+    def position(self) -> int:
+        """The last minibatch that was processed."""
+        return int(self.progress[0])
+
+    @property
+    def fraction(self) -> float:
+        """How far the running epoch is, in [0, 1]."""
+        own = self.position - self.plan.delay
+        return min(own, self.plan.steps) % self._steps / self._steps
+
+    @property
+    def epoch(self) -> int:
+        """The running epoch, from 1; the last one when all are done."""
+        own = min(self.position - self.plan.delay, self.plan.steps - 1)
+        return own // self._steps + 1
+
+    @property
+    def epochs_done(self) -> int:
+        """How many epochs the layer has finished."""
+        return max(0, min(self.position - self.plan.delay, self.plan.steps)) // self._steps
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the layer has finished all its epochs."""
+        return self.position >= self.plan.delay + self.plan.steps
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for an iterable, and looks whether to stop before it trains on."""
+        return False
+
+    def shorten(self, epochs: int) -> None:
+        """Train no more than some epochs."""
+        self.plan = StreamPlan(self.plan.delay, epochs * self._steps)
+
+    def _take_steps(self, state: StreamedLayerState) -> None:
+        """Go to the place in the stream that a state is of."""
+        self.progress[0] = state.position
+        if state.steps is not None:
+            self.plan = StreamPlan(self.plan.delay, state.steps)
+
+    def sharing(self, times: Timeouts) -> Sharing:
+        """Return what lets the pool's idle threads help with the steps."""
+        return StepSharing(times)
+
+    @abstractmethod
+    def process(
+        self, block: Block, stop: Callable[[], bool], run: PhaseRunner = in_turn
+    ) -> list[EpochResult]:
+        """Process the minibatches of a block; return the epochs that ended with one of them.
+
+        Raises
+        ------
+        DivergedError
+            If the layer diverges too often.
+        Stopped
+            After the minibatch in which ``stop`` turned true.
+        """
+
+    @abstractmethod
+    def current(self) -> Layer:
+        """Return the layer as it was at the end of its last minibatch."""
+
+    @abstractmethod
+    def state(self, above: int | None) -> StreamedLayerState:
+        """Return a copy of everything that the next minibatch depends on.
+
+        ``above`` is the position of the layer above, None at the top.
+        """
+
+    @abstractmethod
+    def load_state(self, state: StreamedLayerState) -> None:
+        """Continue from a state; the result is bit-identical.
+
+        Raises
+        ------
+        KeyError, ValueError
+            If it is the state of another layer.
+        """
+
+
+class StreamRuntime(Protocol):
+    """Where the layers of a streamed run are trained; a context manager."""
+
+    @property
+    def layers(self) -> Sequence[BaseStreamedLayer]:
+        """The layers, from the lowest up."""
+        ...
+
+    def __enter__(self) -> StreamRuntime:
+        """Start what the layers need."""
+        ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End it; the layers keep the newest parameters."""
+        ...
+
+    def check(self) -> None:
+        """Look for a layer that was lost while it had nothing to do.
+
+        Raises
+        ------
+        WorkerError
+            Saying how.
+        """
+        ...
+
+    def settle(self) -> bool:
+        """Return whether every layer answers, so that each can be asked for its state."""
+        ...
+
+    def abandon(self) -> None:
+        """Write on stderr where every layer stands, and end what can be ended."""
+        ...

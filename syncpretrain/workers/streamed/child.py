@@ -1,0 +1,242 @@
+"""The process of one streamed layer: a block of minibatches an order.
+
+Messages between a streamed run and the processes of its layers: the job, orders, answers.
+
+A streamed layer that the next process goes on with, if this one is killed.
+
+Now and then the state after a block is kept, with the answer to it, before that is sent. The next
+process reads what came after it again: the minibatches still lie in the ring below. It hands up
+nothing until it is where the layer was. A layer that has trained only computes hidden means, and
+its state after that is kept once: its input may be overwritten as soon as no layer needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from syncpretrain.errors import WorkerError
+from syncpretrain.kernels.program import PhaseRunner, Phases
+from syncpretrain.models.layer import Layer
+from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.schedule.stream import BLOCK_MINIBATCHES, Block
+from syncpretrain.workers.child_loop import sendable, serve
+from syncpretrain.workers.kept_state import Keeping, KeptStates
+from syncpretrain.workers.layer_state import StreamedLayerState
+from syncpretrain.workers.shared_memory import SharedNumbers, SharedSplits
+from syncpretrain.workers.streamed.layer import StreamedLayer
+
+__all__ = [
+    "Answer",
+    "GiveLayer",
+    "GiveState",
+    "KeptStream",
+    "Processed",
+    "StreamJob",
+    "StreamOrder",
+    "TakeState",
+    "main",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamJob:
+    """Message to a process at its start.
+
+    It reads what lies in the memory ``below``, and hands up through the memory ``above``, if it
+    has one. Of the ``numbers``, the first is 1 once the layers are to stop; then follow the last
+    minibatch that each has processed, and the threads that are lent to each, of which there are
+    less than its ``replicas``. ``parent`` is a process identifier. ``kept`` is where the layer's
+    states are kept for the next process, if they are; that finds the newest ``reread`` minibatches
+    that were read below.
+    """
+
+    layer: int
+    layer_factory: Callable[..., Any]  # a StreamedLayerFactory
+    below: SharedSplits
+    above: SharedSplits | None
+    numbers: SharedNumbers
+    replicas: int
+    times: Timeouts
+    parent: int
+    kept: KeptStates | None = None
+    reread: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GiveLayer:
+    """Order to answer with the layer as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveState:
+    """Order to answer with the state, given the position of the layer above."""
+
+    above: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeState:
+    """Order to continue from a state."""
+
+    state: StreamedLayerState
+
+
+StreamOrder = Block | GiveLayer | GiveState | TakeState
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """Answer to a block: the epochs that ended in it, and maybe the layer at the end of the last.
+
+    ``results`` are instances of :class:`EpochResult`. ``busy_seconds`` are those of all blocks.
+    ``position`` is the last minibatch that is done, where it is not in shared memory.
+    """
+
+    results: tuple[Any, ...]
+    layer: Layer | None
+    busy_seconds: float
+    position: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer to an order: what was asked for, or the error and its traceback."""
+
+    value: Any = None
+    error: BaseException | None = None
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A layer after a block, and the answer to it; after it took a state, there is no block."""
+
+    state: StreamedLayerState
+    block: Block | None
+    answer: Any
+
+
+class KeptStream:
+    """The kept states of a streamed layer, in its process.
+
+    Parameters
+    ----------
+    layer : StreamedLayer
+    kept : KeptStates
+    reread : int
+        Minibatches below that are not overwritten when they have been read.
+    """
+
+    def __init__(self, layer: StreamedLayer, kept: KeptStates, reread: int) -> None:
+        self._layer, self._keeping, self._reread = layer, Keeping(kept), reread
+        self._found: _Kept | None = kept.newest()
+        self._newest, self._is_final = layer.position, False
+
+    def go_to(self, position: int, run: PhaseRunner) -> None:
+        """Take the newest state, if there is one, and go on to a minibatch.
+
+        Raises
+        ------
+        WorkerError
+            If the minibatches up to it are gone.
+        """
+        layer = self._layer
+        if self._found is not None:
+            layer.load_state(self._found.state)
+        self._newest, self._is_final = layer.position, layer.is_trained
+        last = min(position, layer.plan.delay + layer.plan.steps)
+        if last - self._newest > self._reread:
+            raise WorkerError(
+                f"layer {layer.number} cannot go on: its newest state is of minibatch"
+                f" {self._newest}, and it had processed {position}"
+            )
+        layer.process_again(last, run)
+        layer.progress[0] = max(layer.position, position)
+
+    def obey(self, order: StreamOrder, obey: Callable[[StreamOrder], Any]) -> Any:
+        """Return the answer to an order; a block that was processed before is not again."""
+        if isinstance(order, Block) and self._found is not None and self._found.block == order:
+            self._layer.progress[0] = order.last
+            return replace(self._found.answer, busy_seconds=0.0)  # those of the former process
+        answer = obey(order)
+        if isinstance(order, TakeState):
+            self._keep(None, answer)
+        elif isinstance(order, Block) and self._is_due():
+            self._keep(order, answer)
+        return answer
+
+    def _is_due(self) -> bool:
+        if self._layer.is_trained:
+            return not self._is_final
+        behind = self._layer.position - self._newest
+        return self._keeping.is_due or behind + BLOCK_MINIBATCHES > self._reread
+
+    def _keep(self, block: Block | None, answer: Any) -> None:
+        self._keeping.keep(_Kept(self._layer.live_state(), block, answer))
+        self._newest, self._is_final = self._layer.position, self._layer.is_trained
+
+
+def main(descriptor: int) -> None:
+    """Work for the parent at the other end of a socket, until it closes that."""
+    serve(descriptor, _work, lambda error: _failed(error, 0, 1))
+
+
+def _work(job: StreamJob, take: Callable[[], StreamOrder], send: Callable[[Any], None]) -> None:
+    numbers = job.numbers.map()
+    lent = numbers[len(numbers) // 2 + job.layer :]  # the layer's number is the first
+    pool = WorkerPool(job.replicas, f"syncpretrain-layer-{job.layer}", job.times)
+
+    def stop() -> bool:
+        return bool(numbers[0])
+
+    def run(phases: Phases, shards: int) -> None:
+        pool.run(phases, shards, 1 + int(lent[0]))
+
+    with blas_limit(1):
+        layer = _layer(job)
+        keeper = None if job.kept is None else KeptStream(layer, job.kept, job.reread)
+        if keeper is not None:
+            keeper.go_to(int(numbers[job.layer]), run)
+        layer.progress = numbers[job.layer : job.layer + 1]
+
+        def obey(order: StreamOrder) -> Any:
+            return _obeyed(layer, order, stop, run)
+
+        while True:
+            order = take()
+            try:
+                answer = Answer(obey(order) if keeper is None else keeper.obey(order, obey))
+            except BaseException as error:  # the parent raises it
+                answer = _failed(error, layer.number, layer.epoch)
+            send(answer)
+
+
+def _layer(job: StreamJob) -> StreamedLayer:
+    (below,) = job.below.map()
+    above = job.above.map(write=True)[0] if job.above is not None else None
+    layer: StreamedLayer = job.layer_factory(below, above)
+    return layer
+
+
+def _obeyed(
+    layer: StreamedLayer, order: StreamOrder, stop: Callable[[], bool], run: PhaseRunner
+) -> Any:
+    """Do what an order says; return what is to be answered."""
+    if isinstance(order, Block):
+        results = tuple(layer.process(order, stop, run))
+        return Processed(results, layer.current() if results else None, layer.busy_seconds)
+    if isinstance(order, GiveLayer):
+        return layer.current()
+    if isinstance(order, GiveState):
+        return layer.state(order.above)
+    layer.load_state(order.state)
+    return None
+
+
+def _failed(error: BaseException, layer: int, epoch: int) -> Answer:
+    error, trace = sendable(error, layer, epoch)
+    return Answer(None, error, trace)

@@ -1,0 +1,221 @@
+"""Threads that process a stream: each takes the next block that may be processed.
+
+Guarantees:
+
+* Layers have no threads of their own. A thread that finds nothing to do takes shards of the steps
+  of the lowest layer that has some to share, until another has finished a block; with none to take,
+  it sleeps until then.
+* The first failure stops all of them, after their running minibatches; leaving the context joins
+  them within a deadline, but for one that waits for an iterable: it ends when it is given an array.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from syncpretrain.errors import StalledError
+from syncpretrain.kernels.program import in_turn
+from syncpretrain.learners.cursor import Stopped
+from syncpretrain.parallel.closing import Closing
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.schedule.stream import Block, StreamSchedule
+from syncpretrain.workers.interface import failure_of
+from syncpretrain.workers.mailbox import Mailbox
+from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult, Sharing
+
+__all__ = ["BlockFailed", "StreamPool"]
+
+
+class BlockFailed:
+    """A layer failed in a block, or was stopped in it."""
+
+    def __init__(self, layer: int, epoch: int, error: BaseException) -> None:
+        self.layer, self.epoch, self.error = layer, epoch, error
+
+    def failure(self) -> BaseException:
+        """Return what the caller is to see: the layer, the epoch, and the error as its cause."""
+        return failure_of(self.layer, self.epoch, self.error)
+
+
+class StreamPool(Closing):
+    """Worker threads of one streamed run; a context manager.
+
+    Parameters
+    ----------
+    layers : sequence of BaseStreamedLayer
+        From the lowest up.
+    schedule : StreamSchedule
+    workers : int
+    replicas : sequence of int
+        The most threads that may run a step of each layer together.
+    stop : callable
+        Asked by every thread once a minibatch whether to stop.
+    times : Timeouts
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[BaseStreamedLayer],
+        schedule: StreamSchedule,
+        workers: int,
+        replicas: Sequence[int],
+        stop: Callable[[], bool],
+        times: Timeouts = TIMEOUTS,
+    ) -> None:
+        super().__init__(times)
+        self._layers, self._schedule, self._stop = layers, schedule, stop
+        self._changed = threading.Condition()  # guards the schedule
+        self._stopping, self._stopped = threading.Event(), math.inf  # and when
+        self._pauses = 0
+        self._sharing = [
+            layer.sharing(times) if n > 1 else None
+            for layer, n in zip(layers, replicas, strict=True)
+        ]
+        self._room = [n - 1 for n in replicas]  # for helpers
+        self._caller = threading.current_thread()
+        self.results: Mailbox[EpochResult | BlockFailed] = Mailbox()
+        # Daemons only so that a thread stuck in foreign code cannot keep the process from ending.
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"syncpretrain-stream-{i + 1}", daemon=True)
+            for i in range(workers)
+        ]
+
+    def _open(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the stream has ended."""
+        with self._changed:
+            return self._schedule.is_finished
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let no thread process anything, as long as the context lasts.
+
+        Raises
+        ------
+        Stopped
+            If the threads are to leave.
+        StalledError
+            If one of them does not finish its block.
+        """
+        deadline = time.monotonic() + self._times.stall
+        with self._changed:
+            self._pauses += 1
+        try:
+            with self._changed:
+                while self._schedule.running and not self._should_stop():
+                    self._changed.wait(self._times.tick)
+                    if time.monotonic() > deadline:
+                        raise StalledError(f"a block took more than {self._times.stall:g} s")
+            if self._should_stop():
+                raise Stopped
+            yield
+        finally:
+            with self._changed:
+                self._pauses -= 1
+                self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Ask every thread to leave after its minibatch."""
+        self._stopped = min(self._stopped, time.monotonic())
+        self._stopping.set()
+        with self._changed:
+            self._call_all()
+
+    def drain(self, seconds: float) -> bool:
+        """Wait after :meth:`stop` until no thread trains; return whether that is so.
+
+        One that waits for an iterable trains no more: what it is given then it leaves.
+        """
+        deadline = time.monotonic() + seconds
+        while alive := [thread for thread in self._threads if thread.is_alive()]:
+            now, waiting = time.monotonic(), sum(layer.is_waiting for layer in self._layers)
+            if now >= self._stopped + self._times.iterable and len(alive) == waiting:
+                return True
+            if now >= deadline:
+                return False
+            alive[0].join(self._times.tick)
+        return True
+
+    def _close(self) -> list[str]:
+        self.stop()
+        self.drain(self._times.join)
+        return [thread.name for thread in self._threads if thread.is_alive()]
+
+    def _serve(self) -> None:
+        tired = False  # there was nothing to help with for a while
+        while (task := self._next(may_help=not tired)) is not None:
+            if isinstance(task, Block):
+                tired = False
+                self._process(task)
+            else:
+                tired = not self._help(*task)
+
+    def _process(self, block: Block) -> None:
+        layer, sharing = self._layers[block.layer - 1], self._sharing[block.layer - 1]
+        try:
+            results = layer.process(block, self._should_stop, sharing.run if sharing else in_turn)
+            for result in results:
+                self.results.put(result)  # before anyone sees that the block is done
+            with self._changed:
+                self._schedule.done(block, layer.plan)
+                self._call_all()
+        except BaseException as error:  # the driver raises it
+            self._fail(block.layer, layer.epoch, error)
+
+    def _help(self, layer: int, sharing: Sharing, calls: int) -> bool:
+        try:
+            return sharing.help(calls)
+        finally:
+            with self._changed:
+                self._room[layer - 1] += 1
+
+    def _call_all(self) -> None:
+        """Let every thread that waits or helps ask for a block again."""
+        self._changed.notify_all()
+        for sharing in self._sharing:
+            if sharing is not None:
+                sharing.call()
+
+    def _next(self, *, may_help: bool) -> Block | tuple[int, Sharing, int] | None:
+        """Return the next block or layer to help, waiting for one; None at the end."""
+        with self._changed:
+            while self._caller.is_alive() and not self._stopping.is_set():
+                if self._pauses:
+                    self._changed.wait(self._times.tick)
+                    continue
+                try:
+                    block = self._schedule.take()
+                except BaseException as error:
+                    self._fail(0, 0, error)
+                    return None
+                if block is not None or self._schedule.is_finished:
+                    return block
+                if may_help and (helped := self._to_help()) is not None:
+                    return helped
+                self._changed.wait(self._times.sleep)
+                may_help = True
+        return None
+
+    def _to_help(self) -> tuple[int, Sharing, int] | None:
+        """Return the lowest running layer that has room for a helper."""
+        for layer in self._schedule.running:
+            sharing = self._sharing[layer - 1]
+            if sharing is not None and self._room[layer - 1]:
+                self._room[layer - 1] -= 1
+                return layer, sharing, sharing.calls
+        return None
+
+    def _fail(self, layer: int, epoch: int, error: BaseException) -> None:
+        self.results.put(BlockFailed(layer, epoch, error))
+        self.stop()
+
+    def _should_stop(self) -> bool:
+        return self._stopping.is_set() or self._stop()

@@ -1,0 +1,239 @@
+"""Versions of every layer: immutable snapshots of parameters, and their activations.
+
+Guarantees, as long as every ``release`` follows from the schedule:
+
+* A published version never changes. Its activations are computed once, by its first reader, from
+  the activations of the version below that it was trained on.
+* A layer's activations live in at most ``max_buffers`` arrays, allocated at first need and used
+  again. An array is given to a new version only after its old one was released.
+* Only the worker of layer l+1 computes activations of layer l, and one lock guards the tables,
+  never a computation.
+* On devices, each layer's activations live where their reader is, layer l+1, which brings over what
+  it computes them from: the snapshot, and the activations below in one copy, or chunk by chunk
+  where there is no room for that.
+
+A reader in this process calls :meth:`Versions.activations`. One in another process is sent the
+:class:`ActivationSource` instead, and reports back to :meth:`Versions.record_computed`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from syncpretrain.backends.base import Backend
+from syncpretrain.backends.numpy_backend import NumpyBackend
+from syncpretrain.errors import ScheduleError
+from syncpretrain.kernels.program import PhaseRunner, in_turn
+from syncpretrain.models.layer import Layer
+from syncpretrain.workers.activations import (
+    ActivationSource,
+    Arrays,
+    activations_from,
+    transform,
+)
+from syncpretrain.workers.split import Split
+
+__all__ = ["MAX_BUFFERS", "Versions"]
+
+MAX_BUFFERS = 3  # of a layer
+
+
+@dataclass(slots=True)
+class _Version:
+    snapshot: Layer
+    buffer: int | None = None
+    computed: bool = False
+
+
+class Versions:
+    """The versions of the layers of one run.
+
+    Parameters
+    ----------
+    data : Split of arrays of shape (n_examples, input units), float32
+        Version 0 of "layer 0": constant, mature from the start.
+    hidden : tuple of int
+        Units of each layer.
+    backend : Backend, optional
+        Where the layers are trained.
+    beside : int
+        Bytes that the run needs of devices beside the data, which stay on the host without room.
+
+    Attributes
+    ----------
+    data : Split
+        As it was given, on the host.
+    allocate : callable, optional
+        Returns the array of a layer by its number, where they are not to be this object's own.
+    """
+
+    def __init__(
+        self,
+        data: Split,
+        hidden: tuple[int, ...],
+        *,
+        max_buffers: int = MAX_BUFFERS,
+        backend: Backend | None = None,
+        beside: int = 0,
+    ) -> None:
+        backend = backend or NumpyBackend()
+        # Of the readers of each layer, from that of the data up; the top layer has none.
+        self._readers = [backend.for_layer(layer + 1) for layer in range(len(hidden) + 1)]
+        with (stream := self._readers[0].stream()):
+            self._inputs = Split(*(self._readers[0].examples(x, beside) for x in data))
+            stream.synchronize()
+        self.allocate: Arrays | None = None
+        self.data = data
+        self.hidden = hidden
+        self._max_buffers = max_buffers
+        self._lock = threading.Lock()
+        self._held: list[dict[int, _Version]] = [{} for _ in range(len(hidden) + 1)]
+        self._free: list[list[int]] = [[] for _ in range(len(hidden) + 1)]
+        self._allocated = [0] * (len(hidden) + 1)
+        self._own: dict[tuple[int, int], Split] = {}  # the arrays, by layer and number
+
+    @property
+    def inputs(self) -> Split:
+        """The data where the first layer is trained."""
+        return self._inputs
+
+    def publish(self, layer: int, version: int, snapshot: Layer) -> None:
+        """Make a version of a layer readable."""
+        with self._lock:
+            self._held[layer][version] = _Version(snapshot)
+
+    def activations(
+        self,
+        layer: int,
+        version: int,
+        below: int,
+        stop: Callable[[], bool],
+        run: PhaseRunner = in_turn,
+    ) -> Split | None:
+        """Return the activations of a version, computing them if they are not computed yet.
+
+        ``below`` is the version of the layer below that it was trained on; ``run`` works pieces
+        of the work. Returns None if ``stop`` turned true before they were ready.
+
+        Raises
+        ------
+        ScheduleError
+            If the version, or what it is computed from, is not held.
+        """
+        source = self.source(layer, version, below)
+        activations = activations_from(source, self._array, stop, run, self._readers[layer])
+        if activations is not None:
+            self.record_computed(layer, version)
+        return activations
+
+    def source(self, layer: int, version: int, below: int) -> ActivationSource:
+        """Return how the only reader of a version is to get its activations.
+
+        Raises
+        ------
+        ScheduleError
+            If the version, or what it is computed from, is not held.
+        """
+        if layer == 0:
+            return ActivationSource(0)
+        held = self._version(layer, version)
+        if held.computed and held.buffer is not None:
+            return ActivationSource(layer, held.buffer)
+        buffer_below = self._computed_buffer(layer - 1, below)
+        return ActivationSource(layer, self._take_buffer(layer, held), held.snapshot, buffer_below)
+
+    def record_computed(self, layer: int, version: int) -> None:
+        """Record that the activations of a version were computed as its source says."""
+        if layer:
+            self._version(layer, version).computed = True
+
+    def close(self) -> None:
+        """Let go of the data and of the activations where the layers were trained."""
+        self._inputs = self.data
+        self._own.clear()
+        self._readers[0].free_unused()
+
+    def computed(self) -> list[tuple[int, int]]:
+        """Return layer and version of all activations there are."""
+        with self._lock:
+            return [
+                (layer, version)
+                for layer, versions in enumerate(self._held)
+                for version, held in sorted(versions.items())
+                if held.computed
+            ]
+
+    def compute(self, layer: int, version: int, snapshots: Sequence[Layer]) -> None:
+        """Compute a version's activations from the data again, through one snapshot a layer.
+
+        Chunk by chunk as the first time, so that they are the same bits.
+        """
+        held = self._version(layer, version)
+        reader = self._readers[layer]
+        stream = reader.stream()
+        with stream:
+            target = self._array(layer, self._take_buffer(layer, held))
+            transform(snapshots, self._inputs, target, lambda: False, reader=reader)
+            stream.synchronize()
+        held.computed = True
+
+    def release(self, layer: int, version: int) -> None:
+        """Drop a version and take its activations' array back.
+
+        Raises
+        ------
+        ScheduleError
+            If it is not held.
+        """
+        buffer = self._version(layer, version).buffer
+        with self._lock:
+            del self._held[layer][version]
+            if buffer is not None:
+                self._free[layer].append(buffer)
+
+    def _computed_buffer(self, layer: int, version: int) -> int:
+        """Return the number of the array of activations that are computed."""
+        if layer == 0:
+            return 0
+        held = self._version(layer, version)
+        if not held.computed or held.buffer is None:
+            raise ScheduleError(
+                f"version {version} of layer {layer} was read before it was computed"
+            )
+        return held.buffer
+
+    def _version(self, layer: int, version: int) -> _Version:
+        with self._lock:
+            if version not in self._held[layer]:
+                raise ScheduleError(
+                    f"version {version} of layer {layer} was asked for, but only"
+                    f" {sorted(self._held[layer])} are held"
+                )
+            return self._held[layer][version]
+
+    def _take_buffer(self, layer: int, held: _Version) -> int:
+        with self._lock:
+            if held.buffer is None:
+                if self._free[layer]:
+                    held.buffer = self._free[layer].pop()
+                elif self._allocated[layer] == self._max_buffers:
+                    raise ScheduleError(
+                        f"layer {layer} needs more than {self._max_buffers} buffers"
+                    )
+                else:
+                    held.buffer = self._allocated[layer]
+                    self._allocated[layer] += 1
+            return held.buffer
+
+    def _array(self, layer: int, number: int) -> Split:
+        if layer == 0:
+            return self._inputs
+        if self.allocate is not None:
+            return self.allocate(layer, number)
+        with self._lock:
+            if (layer, number) not in self._own:
+                width, empty = self.hidden[layer - 1], self._readers[layer].empty
+                self._own[layer, number] = Split(*(empty((len(x), width)) for x in self.data))
+            return self._own[layer, number]

@@ -1,0 +1,300 @@
+"""A layer's worker: it executes one command, in any runtime."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.errors import DivergedError
+from syncpretrain.kernels.program import PhaseRunner, Phases
+from syncpretrain.learners.base import Learner
+from syncpretrain.learners.cursor import Cursor, Stopped
+from syncpretrain.learners.drift import Outputs
+from syncpretrain.learners.early_stopping import EarlyStopping
+from syncpretrain.learners.epoch import MAX_ROLLBACKS, train_epoch
+from syncpretrain.learners.steps import Step, load_state
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.schedule.epochs import Train
+from syncpretrain.workers.interface import Failed, Finished, Message
+from syncpretrain.workers.layer_state import LayerState, StateKeeper
+from syncpretrain.workers.split import Split
+
+__all__ = ["Inputs", "LayerWorker", "WorkerFactory"]
+
+PROBE_ROWS = 1000  # rows looked at after each epoch; more would cost over 1 %
+
+
+class Inputs(Protocol):
+    """Where a worker's input comes from."""
+
+    def activations(
+        self,
+        layer: int,
+        version: int,
+        below: int,
+        stop: Callable[[], bool],
+        run: PhaseRunner,
+    ) -> Split | None:
+        """Return the activations of a version, or None if ``stop`` turned true; see Versions."""
+        ...
+
+
+class LayerWorker:
+    """Trains one layer, epoch by epoch, on the versions that its commands name.
+
+    Parameters
+    ----------
+    learner : Learner
+    step : Step
+        How the learner trains on a minibatch.
+    inputs : Inputs
+        The versions of the layer below.
+    stopping : EarlyStopping, optional
+        Asked after each epoch whether the layer has learned enough.
+    outputs : Outputs, optional
+        What measures the layer's drift after each epoch, and asked the same.
+    keep_states : bool
+        Whether each epoch ends with a copy of the whole state, for checkpoints.
+    replicas : int
+        The most workers of this layer, of which this one leads the others.
+    times : Timeouts
+        Of these workers.
+
+    Attributes
+    ----------
+    progress : ndarray of shape (1,), float64
+        Progress of the running epoch; written here, read to show it. May be replaced by an array in
+        shared memory.
+    worker_count : ndarray of shape (1,), float64
+        Number of workers of the layer; read here before every step, set by the runtime. May be
+        replaced as well.
+    keeper : StateKeeper or None
+        Asked after every minibatch.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        step: Step,
+        inputs: Inputs,
+        stopping: EarlyStopping | None = None,
+        outputs: Outputs | None = None,
+        *,
+        keep_states: bool = False,
+        replicas: int = 1,
+        times: Timeouts = TIMEOUTS,
+    ) -> None:
+        self.learner, self.step = learner, step
+        self.progress = np.zeros(1)
+        self.worker_count = np.ones(1)
+        self._pool = WorkerPool(replicas, f"syncpretrain-layer-{learner.layer}", times)
+        self._inputs = inputs
+        self._stopping, self._outputs = stopping, outputs
+        self._keep_states = keep_states
+        with learner.stream:
+            self._last_good = learner.snapshot()
+        self._cursor, self._rollbacks = Cursor(), 0
+        self.keeper: StateKeeper | None = None
+        self._warnings: list[str] = []  # of the running epoch
+
+    @property
+    def fraction(self) -> float:
+        """How far the running epoch is, in [0, 1]."""
+        return float(self.progress[0])
+
+    @fraction.setter
+    def fraction(self, value: float) -> None:
+        self.progress[0] = value
+
+    def execute(self, command: Train, stop: Callable[[], bool]) -> Message:
+        """Train an epoch; never raises.
+
+        A stop keeps what the learner has, as long as that is finite; any other failure takes it
+        back to its last epoch. The arrays in the message are where the layer is trained, and ready.
+        """
+        self._warnings.clear()
+        message: Message | None = None
+        try:
+            with self.learner.stream:
+                message = self._execute(command, stop)
+                # The one wait: other streams read the message, and the memory this one let go of.
+                self.learner.stream.synchronize()
+                return message
+        except BaseException as error:  # of the device itself: there is nothing to go back to
+            first = message.error if isinstance(message, Failed) else error
+            return Failed(command, first, tuple(self._warnings))
+
+    def _execute(self, command: Train, stop: Callable[[], bool]) -> Message:
+        try:
+            return self._train(command, stop)
+        except Stopped as stopped:
+            self._cursor = stopped.cursor or self._cursor
+            if not self.learner.is_finite():  # the next minibatch would have diverged
+                self._roll_back()
+            return Failed(command, stopped, tuple(self._warnings), self.state())
+        except BaseException as error:  # the worker boundary: the driver raises it
+            try:
+                self._roll_back()
+                state = self.state()
+            except (RuntimeError, MemoryError):  # of a device that has failed, where all fails then
+                state = None
+            return Failed(command, error, tuple(self._warnings), state)
+
+    def state(self) -> LayerState:
+        """Return a copy of everything that the next minibatch depends on."""
+        state = self.live_state(self._cursor)
+        return replace(
+            state,
+            layer=self.learner.snapshot() if self._cursor.minibatches else self._last_good,
+            step_state={name: array.copy() for name, array in state.step_state.items()},
+        )
+
+    def live_state(self, cursor: Cursor) -> LayerState:
+        """Return the state at a place in an epoch, in the arrays that the next minibatch changes.
+
+        Without a minibatch behind it, it is that of the last epoch's end.
+        """
+        return LayerState(
+            layer=self.learner.current() if cursor.minibatches else self._last_good,
+            step_state=self.step.state(),
+            last_good=self._last_good,
+            cursor=cursor,
+            learning_rate=self.learner.learning_rate,
+            rollbacks=self._rollbacks,
+            stopping=self._stopping.state if self._stopping else None,
+            outputs=self._outputs.kept if self._outputs else {},
+        )
+
+    def load_state(self, state: LayerState) -> None:
+        """Continue from a state; the result is bit-identical."""
+        with self.learner.stream:
+            state = state.to(self.learner.backend.asarray)
+            load_state(self.learner, self.step, state.layer, state.step_state)
+        self.learner.learning_rate = state.learning_rate
+        self._last_good, self._cursor = state.last_good, state.cursor
+        self._rollbacks = state.rollbacks
+        if self._stopping is not None and state.stopping is not None:
+            self._stopping.state = state.stopping
+        if self._outputs is not None:
+            self._outputs.kept = dict(state.outputs)
+
+    def close(self) -> list[str]:
+        """Stop the helper threads; return the names of those still alive."""
+        return self._pool.close()
+
+    def _run(self, phases: Phases, shards: int) -> None:
+        self._pool.run(phases, shards, int(self.worker_count[0]))
+
+    def _roll_back(self) -> None:
+        self.learner.restore(self._last_good)
+        self.step.restart()
+        self._cursor = Cursor()
+
+    def _train(self, command: Train, stop: Callable[[], bool]) -> Finished:
+        self.fraction = 0.0
+        started = time.monotonic()
+        reads, below = command.reads, command.below_reads
+        X = self._inputs.activations(command.layer - 1, reads, below, stop, self._run)
+        if X is None:
+            raise Stopped
+        trained_from = time.monotonic()
+        if command.epoch == 1:
+            self._record_outputs(X.train, 0)
+        train_error = self._epoch(X.train, command.epoch, stop)
+        if (slow := self.learner.recorder.slow()) is not None:
+            self._warnings.append(f"layer {self.learner.layer} is {slow}")
+        self._last_good, self._cursor = self.learner.snapshot(), Cursor()
+        held_out = self._probe(X.validation)
+        held_out_error = self.learner.validation_error(held_out) if len(held_out) else None
+        stops = self._stops(X.train, held_out)
+        drifts = self._record_outputs(X.train, command.epoch, command.against)
+        stops = stops or (self._outputs is not None and self._outputs.is_settled)
+        return Finished(
+            command=command,
+            started=started,
+            trained_from=trained_from,
+            ended=time.monotonic(),
+            train_error=train_error,
+            validation_error=held_out_error,
+            layer=self._last_good,
+            warnings=tuple(self._warnings),
+            stops=stops,
+            drifts=drifts,
+            state=self.state() if self._keep_states else None,
+        )
+
+    def _epoch(self, X: NDArray[np.float32], epoch: int, stop: Callable[[], bool]) -> float:
+        """Train an epoch; where it diverges, take the layer back and halve its learning rate.
+
+        Raises
+        ------
+        DivergedError
+            If that has been done :data:`MAX_ROLLBACKS` times.
+        """
+        while True:
+            try:
+                return train_epoch(
+                    self.learner,
+                    self.step,
+                    X,
+                    epoch=epoch,
+                    stop=stop,
+                    progress=self._report_progress,
+                    begin=self._cursor,
+                    run=self._run,
+                    keep=None if self.keeper is None else self._keep,
+                )
+            except DivergedError as diverged:
+                if self._rollbacks == MAX_ROLLBACKS:
+                    raise
+                self._rollbacks += 1
+                self._roll_back()
+                self.learner.learning_rate /= 2
+                self._warnings.append(
+                    f"{diverged}. Back to the end of epoch {epoch - 1}, with half the learning"
+                    f" rate, {self.learner.learning_rate:g}"
+                )
+
+    def _keep(self, minibatches: int, error: float) -> None:
+        if self.keeper is not None and self.keeper.is_due:
+            cursor = Cursor(minibatches, float(error))
+            self.keeper.keep(self.live_state(cursor), tuple(self._warnings))
+
+    def _probe(self, X: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return some rows of X, evenly spaced; of sparse ones an array."""
+        if len(X) <= PROBE_ROWS:
+            return X[:]
+        backend, rows = self.learner.backend, evenly_spaced(np.arange(len(X)), PROBE_ROWS)
+        probe: NDArray[np.float32] = backend.gather(
+            X, rows, out=backend.empty((PROBE_ROWS, X.shape[1]))
+        )
+        return probe
+
+    def _stops(self, train: NDArray[np.float32], held_out: NDArray[np.float32]) -> bool:
+        if self._stopping is None or not len(held_out):
+            return False
+        host = self.learner.backend.tohost  # where likelihoods are computed, in float64
+        last, samples = self._last_good.to(host), map(host, (self._probe(train), held_out))
+        return self._stopping.stops(last, *samples)
+
+    def _record_outputs(
+        self, train: NDArray[np.float32], version: int, against: Sequence[int] = ()
+    ) -> dict[int, float]:
+        """Return by how much a version differs from older ones, if that is asked for."""
+        if self._outputs is None:
+            return {}
+        outputs = self.learner.backend.tohost(self._last_good.up(self._probe(train)))
+        return self._outputs.record(version, outputs, against)
+
+    def _report_progress(self, fraction: float) -> None:
+        self.fraction = fraction
+
+
+WorkerFactory = Callable[[Inputs], LayerWorker]  # builds a worker, in its own process
