@@ -11,8 +11,7 @@ from typing import Any
 
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining.streamed import build as stream_building
-from syncpretrain.workers.restarts import keeping
-from syncpretrain.workers.restarts import state as kept_state
+from syncpretrain.workers import kept_state
 
 # "start" of a process; after its n-th "step"; in the n-th "write" of a part of a state, half of
 # which is there; after it "kept" its n-th state, before it reports.
@@ -59,8 +58,8 @@ def arranged(
 
     if at("start")():
         die()
-    keeping.LEAST_PAUSE, keeping.PAUSES = pause, 0
-    write, keep = kept_state.write_array, keeping.Keeping.keep
+    kept_state.LEAST_PAUSE, kept_state.PAUSES = pause, 0
+    write, keep = kept_state.write_array, kept_state.Keeping.keep
     in_write, when_kept = at("write"), at("kept")
 
     def write_array(descriptor: int, array: Any, offset: int) -> None:
@@ -69,13 +68,13 @@ def arranged(
             die()
         write(descriptor, array, offset)
 
-    def kept(self: keeping.Keeping, state: Any) -> None:
+    def kept(self: kept_state.Keeping, state: Any) -> None:
         keep(self, state)
         if when_kept():
             die()
 
     kept_state.write_array = write_array
-    keeping.Keeping.keep = kept
+    kept_state.Keeping.keep = kept
     return at
 
 

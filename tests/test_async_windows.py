@@ -30,7 +30,6 @@ from syncpretrain.workers.ranks.parameter_windows import (
     WindowPlaces,
     WindowSlice,
 )
-from syncpretrain.workers.ranks.replicas import WindowReplicas
 from syncpretrain.workers.replicas import replicas_in
 
 STEPS = 40
@@ -41,7 +40,7 @@ WHOLE = AsyncRules(rate="constant")
 def fleet_of(server, rules, *, replicas=3, fails=None, trims=False, report=print):
     build = partial(CountingReplica, None, fails)
     own = {"replicas": replicas, "report": report, "times": TIMEOUTS, "trims": trims}
-    return replicas_in("mpi", server, rules, build, DATA, on_ranks=WindowReplicas, **own)
+    return replicas_in("mpi", server, rules, build, DATA, exchange="windows", **own)
 
 
 def never():

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from syncpretrain.workers import kept_state
 from syncpretrain.workers.kept_state import LOST, Keeping, KeptStates
 from syncpretrain.workers.restarts import Replacement, Restarts
-from syncpretrain.workers.restarts import state as kept_state
 
 
 class Killed(BaseException):

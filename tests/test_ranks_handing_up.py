@@ -15,7 +15,7 @@ from syncpretrain.models.layer import DenseLayer
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.settings import settings_from
-from syncpretrain.workers.ranks import handing_up
+from syncpretrain.workers.ranks import epochs as rank_epochs
 from syncpretrain.workers.ranks import runtime as rank_runtime
 from syncpretrain.workers.ranks.epochs import KeptVersions, layers_sent_activations
 from syncpretrain.workers.ranks.messages import RankOrder
@@ -157,7 +157,7 @@ def test_an_error_as_a_version_is_handed_up_is_told(bits, monkeypatch):
     def fail(*arguments):
         raise ValueError("out of luck")
 
-    monkeypatch.setattr(handing_up, "transform", fail)
+    monkeypatch.setattr(rank_epochs, "transform", fail)
     told = r"^layer 1 failed in epoch \d on rank 1 on .*: ValueError: out of luck"
     with local_ranks(4) as ranks, pytest.raises(WorkerError, match=told):
         run(bits).run()

@@ -39,12 +39,11 @@ from syncpretrain.planning import plan
 from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import settings_from
-from syncpretrain.workers.ranks.replicas import RankReplicas, WindowReplicas
 from syncpretrain.workers.replicas import replicas_in
 
 SIZES = [100_000, 400_000, 4_000_000]
 EXCHANGES = 60
-ON_RANKS = {"messages": RankReplicas, "windows": WindowReplicas}
+KINDS_OF_EXCHANGE = ("messages", "windows")
 UPDATES = 100
 WAYS: dict[str, dict[str, Any]] = {
     "rate by staleness": {},
@@ -156,13 +155,13 @@ def exchanged(options: argparse.Namespace) -> list[str]:
     """Return two tables of both exchanges: idle replicas, and a pretraining."""
     idle = []
     for size in options.sizes:
-        found: dict[str, list[tuple[float, ...]]] = {name: [] for name in ON_RANKS}
+        found: dict[str, list[tuple[float, ...]]] = {name: [] for name in KINDS_OF_EXCHANGE}
         for _ in range(options.rounds):
             for name, runs in found.items():
                 runs.append(_idle(name, size, options))
         idle += [[f"{size:,}", *row] for row in _rows(found)]
     digits = load_dataset("mnist")
-    trained: dict[str, list[tuple[float, ...]]] = {name: [] for name in ON_RANKS}
+    trained: dict[str, list[tuple[float, ...]]] = {name: [] for name in KINDS_OF_EXCHANGE}
     for seed in range(options.rounds):
         for name, runs in trained.items():
             runs.append(_pretrained(name, seed, digits, options))
@@ -191,7 +190,7 @@ def _idle(exchange: str, size: int, options: argparse.Namespace) -> tuple[float,
         partial(Idle, size),
         (),
         replicas=options.replicas,
-        on_ranks=ON_RANKS[exchange],
+        exchange=exchange,
         report=print,
         times=TIMEOUTS,
     )

@@ -26,7 +26,6 @@ from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import Fleet, ReplicaFactory, Task, tasks_of
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.kinds import ASYNC
-from syncpretrain.workers.ranks.replicas import RankReplicas
 from syncpretrain.workers.replicas import replicas_in
 
 __all__ = [
@@ -143,7 +142,6 @@ def fleet_of(
         replicas=options.replicas or 1,
         delay=options.simulate_staleness,
         trims=options.trim_replicas,
-        on_ranks=RankReplicas,
         report=lambda message: emit(Notice(time.monotonic(), message)),
         times=times,
     )

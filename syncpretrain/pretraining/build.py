@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import backend_for
-from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.errors import CheckpointError, SettingsError
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples
-from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
 from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.by_units_on_ranks import ByUnitsOnRanks
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder
 from syncpretrain.learners.drift import Outputs
 from syncpretrain.learners.early_stopping import EarlyStopping
@@ -38,6 +35,9 @@ from syncpretrain.units.kinds import kind_of
 from syncpretrain.workers.layer_state import LayerState
 from syncpretrain.workers.ranks.placement import RankShares
 from syncpretrain.workers.worker import Inputs, LayerWorker, WorkerFactory
+
+if TYPE_CHECKING:
+    from syncpretrain.cluster.group import AgreedStop
 
 __all__ = [
     "backend_of_layers",
@@ -278,8 +278,12 @@ def step_on_ranks(step: Step, stop: AgreedStop, *, hands_up: bool = False) -> St
         If the step cannot be shared so.
     """
     if isinstance(step, ByExamples):
+        from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
+
         return ByExamplesOnRanks(step, stop, hands_up=hands_up)
     if isinstance(step, ByUnits):
+        from syncpretrain.learners.by_units_on_ranks import ByUnitsOnRanks
+
         return ByUnitsOnRanks(step, stop)
     raise ValueError(f"step: got {type(step).__name__}, expected one split by examples or units")
 

@@ -39,11 +39,9 @@ from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.stack import Stack
 from syncpretrain.models.verdict import baselines, on_layers
 from syncpretrain.observers.verbose import observing
-from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.pretraining.settled import settled
-from syncpretrain.pretraining.start import Driver, driver_for
+from syncpretrain.pretraining.start import Driver, driver_for, rows_of
 from syncpretrain.pretraining.state import State, state_file_of
-from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import ELSEWHERE, PretrainSettings
 from syncpretrain.settings.async_pretraining import check_blas_threads
@@ -161,7 +159,11 @@ def pretrain(
         resume=resume,
         settings=settings,
     )
-    return on_every_rank(work) if settings.get("runtime") == "mpi" else work()
+    if settings.get("runtime") != "mpi":
+        return work()
+    from syncpretrain.pretraining.on_ranks import on_every_rank
+
+    return on_every_rank(work)
 
 
 def _pretrained(
@@ -228,17 +230,13 @@ def _marked(columns: Columns | None, meaning: Meaning | None, stack: Stack) -> S
 
 def _dark_bytes(driver: Driver) -> str | None:
     """Return a notice that an iterable began with bytes of 0 and 1, which a stream divides."""
-    if not isinstance(driver, StreamedPretraining):
-        return None
-    dark = getattr(driver.inputs.train, "are_all_ones", False)
+    dark = getattr(rows_of(driver), "are_all_ones", False)
     return ALL_ONES.format("X, its first array") if dark else None
 
 
 def _first_meaning(driver: Driver) -> Meaning | None:
     """Return the meaning of the first array that an iterable gave."""
-    if not isinstance(driver, StreamedPretraining):
-        return None
-    return getattr(driver.inputs.train, "meaning", None)
+    return getattr(rows_of(driver), "meaning", None)
 
 
 def _layers(layers: Any, hidden: Any, look: Look) -> Any:

@@ -1,4 +1,7 @@
-"""The runtime that executes a schedule: serial, threads, processes or ranks of an MPI job."""
+"""The runtime that executes a schedule: serial, threads, processes or ranks of an MPI job.
+
+A run imports the modules of its own runtime alone.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.cluster.job import check_ranks, member
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.memory import pretraining_bytes, shard_bytes
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.interface import Runtime
-from syncpretrain.workers.processes import ProcessesRuntime
 from syncpretrain.workers.ranks.placement import UNSHARED, RankShares
-from syncpretrain.workers.ranks.runtime import ChainVersions, RanksRuntime
 from syncpretrain.workers.restarts import Restarts
-from syncpretrain.workers.serial import SerialRuntime
 from syncpretrain.workers.split import Split
-from syncpretrain.workers.threads import ThreadsRuntime
 from syncpretrain.workers.versions import Versions
 from syncpretrain.workers.worker import LayerWorker, WorkerFactory
 
@@ -43,19 +41,28 @@ class _Run:
 
 
 def _serial(run: _Run) -> Runtime:
+    from syncpretrain.workers.serial import SerialRuntime
+
     return SerialRuntime(run.workers(), run.stop)
 
 
 def _threads(run: _Run) -> Runtime:
+    from syncpretrain.workers.threads import ThreadsRuntime
+
     return ThreadsRuntime(run.workers(), run.stop, run.times)
 
 
 def _processes(run: _Run) -> Runtime:
+    from syncpretrain.workers.processes import ProcessesRuntime
+
     factories = list(run.worker_factories)
     return ProcessesRuntime(factories, run.versions, run.blas_threads, run.times, run.restarts)
 
 
 def _mpi(run: _Run) -> Runtime:
+    from syncpretrain.cluster.job import member
+    from syncpretrain.workers.ranks.runtime import ChainVersions, RanksRuntime
+
     assert isinstance(run.versions, ChainVersions)
     factories = list(run.worker_factories)
     own = member()
@@ -78,12 +85,15 @@ def versions_for(settings: PretrainSettings, data: Split, backend: Backend) -> V
     SettingsError
         If it is MPI, and there are no ranks.
     """
-    check_ranks(settings.runtime, settings.precision)
     hidden = settings.layers[1:]
     if settings.runtime != "mpi":
         sizes = {"examples": sum(map(len, data)), "batch_size": settings.batch_size}
         beside = pretraining_bytes(settings.shapes, **sizes) + shard_bytes(settings)
         return Versions(data, hidden, backend=backend, beside=beside)
+    from syncpretrain.cluster.job import check_ranks
+    from syncpretrain.workers.ranks.runtime import ChainVersions
+
+    check_ranks(settings.runtime, settings.precision)
     matrices = 1 if settings.tied else 2
     numbers = [matrices * shape.weights + sum(shape.biases) for shape in settings.shapes]
     return ChainVersions(data, hidden, parameters=numbers, backend=backend)

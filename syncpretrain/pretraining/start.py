@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 from numpy.typing import ArrayLike
@@ -18,18 +18,20 @@ from syncpretrain.learners.first_stack import untrained_stack
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import Observed
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
 from syncpretrain.pretraining.build import backend_of_layers, placement_text
 from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.schedule.kinds import ASYNC, UNTRAINED
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.restarts import Restarts
 
-__all__ = ["Driver", "Untrained", "driver_for", "placement_of"]
+if TYPE_CHECKING:
+    from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
+    from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+
+__all__ = ["Driver", "Untrained", "driver_for", "placement_of", "rows_of"]
 
 
 class Untrained(Observed):
@@ -102,7 +104,7 @@ class Untrained(Observed):
         return stack
 
 
-Driver = Pretraining | StreamedPretraining | AsyncPretraining | Untrained
+Driver: TypeAlias = "Pretraining | StreamedPretraining | AsyncPretraining | Untrained"
 
 
 def driver_for(
@@ -138,16 +140,20 @@ def driver_for(
 def placement_of(driver: Driver) -> str | None:
     """Return which layers are on which of several GPUs in words, or None."""
     own = driver.settings
-    if not isinstance(driver, (Pretraining, StreamedPretraining)):
+    if own.schedule in (ASYNC, UNTRAINED):
         return None
     return placement_text(backend_of_layers(own), len(own.layers) - 1)
 
 
+def rows_of(driver: Driver) -> Any:
+    """Return the rows on which layer 1 trains, as the driver holds them; None where it does not."""
+    inputs = getattr(driver, "inputs", None)
+    return None if inputs is None else inputs.train
+
+
 def _far_data(driver: Driver) -> str | None:
     """Return a notice of data that a GPU has no room for, or None."""
-    if not isinstance(driver, (Pretraining, StreamedPretraining)):
-        return None
-    rows = driver.inputs.train
+    rows = rows_of(driver)
     if not isinstance(rows, HostRows) or rows.is_stored:  # a file's are read as they are needed
         return None
     return "the GPU has no room for the data: they stay on the host, and are copied block by block"
@@ -166,6 +172,8 @@ def _driver(
     if settings.schedule == UNTRAINED:
         return Untrained(settings, X, validation, observers=observers, replay=replay)
     if settings.schedule == ASYNC and replay is None:
+        from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
+
         return AsyncPretraining(settings, X, validation, observers=observers, times=times)
     if settings.schedule == ASYNC:
         raise SettingsError(
@@ -178,4 +186,6 @@ def _driver(
             "replay: got one with handoff minibatch, expected none; a streamed run depends on its"
             " seed alone"
         )
+    from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+
     return StreamedPretraining(settings, X, validation, **own)

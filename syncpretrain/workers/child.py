@@ -1,12 +1,8 @@
 """The process of one layer that trains on versions: an epoch an order.
 
-Messages between the processes of a run: the job, an order to train, and the report after it.
-
-Epochs of a layer that the next process goes on with, if this one is killed.
-
-The state is kept in the middle of an epoch, and at its end, together with the report of it, before
-that is sent. So the next process either goes on in the epoch that it is asked for, or has the
-report of it already.
+The state is kept in the middle of an epoch, and at its end together with the report, before the
+report is sent. So if the process is killed, the next one either goes on in the epoch that it is
+asked for, or has the report already.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The runtime interface, as the driver uses it: the schedule decides, a runtime executes.
-
-Messages of a layer's worker in answer to a command.
-"""
+"""Interface of a runtime: the driver submits commands and waits for messages."""
 
 from __future__ import annotations
 

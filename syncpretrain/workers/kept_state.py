@@ -1,13 +1,12 @@
 """The newest state of a layer, in memory that outlives the process that trains it.
 
 Guarantee: a process that is killed at any moment leaves one whole state, if it had ever written
-one. There are two places, written in turn. The one to be written is first marked as empty, and
-marked with the number of its state when all of it is there.
+one. There are two places, written in turn. The writer first marks a place as empty, and marks it
+with the number of the state when all of the state is there.
 
-The times at which a layer's state is kept: so seldom that it costs no more than a percent.
-
-They are measured in processor time of the layer's process: beside other programs, a copy may wait
-for a core, and a layer that waits for its input has nothing new to keep.
+A state is kept so seldom that it costs no more than a percent of the layer's processor time. Wall
+time would not do: beside other programs a copy may wait for a core, and a layer that waits for its
+input has nothing new to keep.
 """
 
 from __future__ import annotations

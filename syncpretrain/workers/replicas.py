@@ -1,7 +1,4 @@
-"""Replicas of asynchronous training, in turns, in threads, in processes or on ranks.
-
-The process of a replica of asynchronous training: a task an order.
-"""
+"""Replicas of asynchronous training: in turns, or one a thread, a process or a rank."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ def replicas_in(
     replicas: int,
     delay: int | None = None,
     trims: bool = False,
-    on_ranks: type[StartedReplicas] | None = None,
+    exchange: str = "messages",
     report: Callable[[str], None],
     times: Timeouts,
 ) -> Fleet:
@@ -70,8 +67,8 @@ def replicas_in(
     trims : bool
         Whether replicas that do not make training faster are left without work, if they train at
         the same time.
-    on_ranks : type, optional
-        The class of those of ``mpi``, :class:`RankReplicas`, where that is a runtime.
+    exchange : str
+        How replicas on ranks exchange parameters: by ``messages``, or through ``windows``.
     report : callable
         Given a sentence for the user.
     times : Timeouts
@@ -80,11 +77,18 @@ def replicas_in(
         late = replicas - 1 if delay is None else delay
         return ReplicaTurns(server, [factory(data) for _ in range(replicas)], rules, late)
     trial = Trial(replicas) if trims else None
-    kinds: dict[str, type[StartedReplicas]] = {"threads": _Threads, "processes": _Processes}
-    kind = kinds.get(runtime, on_ranks)
-    assert kind is not None
-    own = kind(server, factory, data, replicas, times)
+    own = _kind(runtime, exchange)(server, factory, data, replicas, times)
     return ReplicaPool(own.server, rules, own.start, own.end, report, times, trial)
+
+
+def _kind(runtime: str, exchange: str) -> type[StartedReplicas]:
+    if runtime == "threads":
+        return _Threads
+    if runtime == "processes":
+        return _Processes
+    from syncpretrain.workers.ranks.replicas import RankReplicas, WindowReplicas
+
+    return WindowReplicas if exchange == "windows" else RankReplicas
 
 
 class _Threads(StartedReplicas):

@@ -1,10 +1,8 @@
-"""Replacement of layers' processes that died: where each one's newest state is kept, and how often.
+"""Restarts that a run has left, and the replacement of layers' processes that died.
 
-A process that died is replaced as long as the run has restarts left, unless its layer has come no
-further in some processes in a row: then it dies of itself, and the caller has to think of
-something else.
-
-Restarts that a run has left, shared by everything that starts a part of it again.
+A process that died is replaced as long as the run has restarts left. The exception is a layer that
+has come no further in several processes in a row: the cause is then in the layer, not in the
+machine, and the run fails.
 """
 
 from __future__ import annotations

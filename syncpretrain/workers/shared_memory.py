@@ -1,10 +1,8 @@
 """Arrays that several processes see: memory with a file descriptor and no name.
 
-A file without a name is gone with the last process that has it open or mapped, however that ended,
-and is not bound by the size of ``/dev/shm``. Its pages are allocated when they are first touched.
-Only a descriptor is kept open; a mapping lives as long as an array on it.
-
-The data in memory that several processes see: dense rows, or sparse ones as they are kept.
+A file without a name is gone with the last process that has it open or mapped, however that process
+ended, and is not bound by the size of ``/dev/shm``. Its pages are allocated when they are first
+touched. Only a descriptor is kept open; a mapping lives as long as an array on it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
-from syncpretrain.cluster.job import check_ranks, check_windows
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.errors import CheckpointError, RunInterrupted, SettingsError, WorkerError
@@ -152,8 +151,11 @@ class AsyncPretraining(Observed):
     ) -> None:
         settings = msgspec.structs.replace(settings, backend="numpy")
         check_runtime(settings.runtime)
-        check_ranks(settings.runtime, settings.precision)
-        check_windows(settings.exchange)
+        if settings.runtime == "mpi":
+            from syncpretrain.cluster.job import check_ranks, check_windows
+
+            check_ranks(settings.runtime, settings.precision)
+            check_windows(settings.exchange)
         super().__init__(observers)
         self._times = times
         self.settings, data, self.scaling = build_data(settings, X, validation)

@@ -1,7 +1,4 @@
-"""Layers that an asynchronous run trains together, and their replicas.
-
-Replica of one layer, or of several that train on the same minibatch, one above another.
-"""
+"""Layers that an asynchronous run trains together, and the replicas that train them."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import build_learner
 from syncpretrain.pretraining.state import AsyncState
 from syncpretrain.settings.sections import PretrainSettings
-from syncpretrain.workers.ranks.replicas import RankReplicas, WindowReplicas
 from syncpretrain.workers.replicas import replicas_in
 
 __all__ = ["LayerReplica", "Stage"]
@@ -101,7 +97,6 @@ class LayerReplica:
 
 
 FLEET = "fleet."
-ON_RANKS = {"messages": RankReplicas, "windows": WindowReplicas}
 
 
 class Stage:
@@ -158,7 +153,7 @@ class Stage:
             replicas=s.replicas[self.layers[0] - 1],
             delay=s.simulate_staleness,
             trims=s.trim_replicas,
-            on_ranks=ON_RANKS[s.exchange],
+            exchange=s.exchange,
             report=report,
             times=times,
         )

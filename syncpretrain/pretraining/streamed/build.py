@@ -1,9 +1,4 @@
-"""Build the layers of a streamed run, and choose where they are trained.
-
-The part of each layer in a stream.
-
-Build the layers of a streamed run on devices.
-"""
+"""Build the layers of a streamed run: in this process, in others, on ranks or on devices."""
 
 from __future__ import annotations
 
@@ -11,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.cluster.group import AgreedStop
-from syncpretrain.cluster.job import check_ranks, member
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
@@ -28,10 +22,6 @@ from syncpretrain.pretraining.memory import held_rows, pretraining_bytes
 from syncpretrain.pretraining.streamed.sizes import StreamSize, passes_in_ring
 from syncpretrain.schedule.stream import StreamPlan
 from syncpretrain.settings.sections import PretrainSettings
-from syncpretrain.workers.ranks.messages import StreamLayer
-from syncpretrain.workers.ranks.run import RunRanks
-from syncpretrain.workers.ranks.streamed import AHEAD_MINIBATCHES
-from syncpretrain.workers.ranks.streamed_run import RankStream
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.shared_memory import check_runtime
 from syncpretrain.workers.split import Split
@@ -58,8 +48,10 @@ from syncpretrain.workers.streamed.local import (
     StreamedLayerFactory,
     built_layers,
 )
-from syncpretrain.workers.streamed.processes import ProcessStream
-from syncpretrain.workers.streamed.remote import RemoteLayer
+
+if TYPE_CHECKING:
+    from syncpretrain.cluster.group import AgreedStop
+    from syncpretrain.workers.ranks.messages import StreamLayer
 
 __all__ = [
     "DeviceStream",
@@ -234,11 +226,14 @@ def stream_runtime(
         If the system does not have it.
     """
     check_runtime(settings.runtime)
-    check_ranks(settings.runtime, settings.precision)
     passes = data.passes
     is_kept = settings.runtime == "processes" and restarts is not None and restarts.most > 0
     reread = [_reread(passes.size(1), width) if is_kept else 0 for width in settings.layers[1:-1]]
     if settings.runtime == "mpi":
+        from syncpretrain.cluster.job import check_ranks, member
+        from syncpretrain.workers.ranks.streamed import AHEAD_MINIBATCHES
+
+        check_ranks(settings.runtime, settings.precision)
         reread = [AHEAD_MINIBATCHES] * len(reread)
     sizes = [
         RingSize(n, passes.size(1), passes_in_ring(n, passes.steps), passes.held_out, width)
@@ -255,13 +250,20 @@ def stream_runtime(
     ]
     if settings.runtime not in ("processes", "mpi"):
         return LocalStream(built_layers(layer_factories, shared, sizes))
+    from syncpretrain.workers.streamed.remote import RemoteLayer
+
     layers = [
         RemoteLayer(p.layer, p.plan, passes.steps, partial(_untrained, settings, p.layer), times)
         for p in places
     ]
     if settings.runtime == "processes":
+        from syncpretrain.workers.streamed.processes import ProcessStream
+
         rest = (settings.replicas, times, restarts, [FROM_THE_DATA, *reread])
         return ProcessStream(layer_factories, layers, shared, sizes, *rest)
+    from syncpretrain.workers.ranks.run import RunRanks
+    from syncpretrain.workers.ranks.streamed_run import RankStream
+
     ranks = RunRanks(member(), settings.layers, times, rank_shares(settings))
     held = _held_layers(settings, places, layer_factories, ranks.groups)
     return RankStream(held, layers, shared, ranks, times)
@@ -274,6 +276,8 @@ def _held_layers(
     groups: Mapping[int, tuple[int, ...]],
 ) -> list[StreamLayer]:
     """Return the layers as ranks are to hold them."""
+    from syncpretrain.workers.ranks.messages import StreamLayer
+
     return [
         StreamLayer(
             layer=place.layer,

@@ -1,10 +1,9 @@
 """A layer on a rank that trains on versions: an epoch an order.
 
-Activations that the rank of a layer sends to that of the layer above.
-
 The reader of a version gets the parameters of all layers below, or the version's activations,
-whichever are fewer numbers. The rank of a layer computes these from the input that it trained the
-version on: the same products in the same chunks, so that they are the same bits.
+whichever are fewer numbers. Where activations are sent, the rank of the layer computes them from
+the input that it trained the version on: the same products in the same chunks, and so the same
+bits.
 """
 
 from __future__ import annotations

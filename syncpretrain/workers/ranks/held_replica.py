@@ -1,6 +1,6 @@
-"""A replica of asynchronous training on a rank: a task an order.
+"""The ranks of an asynchronous run: a replica, and a server of a slice of the parameters.
 
-A server of a slice of the parameters on a rank: what rank 0 decides, in that order.
+A replica gets a task an order. A server executes what rank 0 decides, in that order.
 """
 
 from __future__ import annotations

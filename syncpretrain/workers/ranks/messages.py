@@ -1,8 +1,7 @@
 """Messages between rank 0, which leads a run, and the ranks that hold its layers.
 
-The data as it is sent to other ranks: as bytes, where every value is a 255th of one.
-
-A link of 1 Gb/s takes longer for the data in float32 than a layer for half an epoch of it.
+The data are sent as bytes where every value is a 255th of one: a link of 1 Gb/s takes longer for
+float32 than a layer takes for half an epoch.
 """
 
 from __future__ import annotations

@@ -1,18 +1,15 @@
-"""Replicas of asynchronous training on the ranks of a job, of which rank 0 is the server.
+"""Replicas of asynchronous training on the ranks of a job, as rank 0 uses them.
 
-What goes to and fro are the parameters with an order that fetches, and the change with an answer;
-with several servers they have ranks too, and replicas exchange slices of both with them. With
-windows, replicas reach into the memory where the parameters are, without a server. A rank that is
-lost ends the run, as MPI ends the job; the run resumes from its checkpoint.
+By default rank 0 is the server: an order that fetches carries the parameters, an answer the change.
 
-Parameter server whose slices are on ranks, as rank 0 sees it.
+With several servers these have ranks too, and replicas exchange slices of parameters and changes
+with them. Rank 0 keeps the clock and decides: whether a change is taken, with which share, and what
+a replica fetches. Every server gets the same decisions in the same order, so that a change is in
+all slices or in none, and the result has the bits of one server.
 
-Rank 0 has the clock and decides: whether a change is taken, with which share, and what a replica
-fetches. Parameters and changes pass between the ranks of the replicas and those of the servers
-alone. Every server gets the same decisions in the same order, so that a change is in all slices or
-in none, and the result is, bit for bit, that of one server.
+With windows, replicas reach into the memory where the parameters are, without a server.
 
-Windows as rank 0 sees them: a parameter server without requests to answer.
+A rank that is lost ends the run, as MPI ends the job; the run resumes from its checkpoint.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ Guarantees:
   same bits, and 3 MB to send where activations have 200. Where activations are fewer, the rank of
   the layer below sends them.
 * A rank that dies is a failure of its layer, reported within a tick of the driver.
-
-Versions whose activations are on other ranks alone.
 """
 
 from __future__ import annotations

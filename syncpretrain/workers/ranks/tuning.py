@@ -1,7 +1,4 @@
-"""The ranks that share a fine-tuning, as rank 0 uses them, which is the first of them.
-
-A rank's share of a fine-tuning that rank 0 leads: an epoch an order.
-"""
+"""A fine-tuning shared by ranks: rank 0, which leads it, and the share of every other rank."""
 
 from __future__ import annotations
 

@@ -1,13 +1,10 @@
 """The process of one streamed layer: a block of minibatches an order.
 
-Messages between a streamed run and the processes of its layers: the job, orders, answers.
-
-A streamed layer that the next process goes on with, if this one is killed.
-
-Now and then the state after a block is kept, with the answer to it, before that is sent. The next
-process reads what came after it again: the minibatches still lie in the ring below. It hands up
-nothing until it is where the layer was. A layer that has trained only computes hidden means, and
-its state after that is kept once: its input may be overwritten as soon as no layer needs it.
+Now and then the state after a block is kept together with the answer, before the answer is sent. A
+process that replaces a killed one reads again what came after that state: the minibatches still lie
+in the ring below. It hands up nothing until it is where the layer was. A layer that has trained
+only computes hidden means, and its state after that is kept once: the ring below may be overwritten
+as soon as no layer needs it.
 """
 
 from __future__ import annotations

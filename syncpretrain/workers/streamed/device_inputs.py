@@ -1,18 +1,16 @@
-"""Rings on devices: what one layer hands to the next, with events between their streams.
+"""Minibatches that a streamed layer on a device reads: from the data, or from a ring.
 
-The arrays are on the device of the reader. Two kinds of events keep them right, in whatever order
-the devices get there, and the host waits for none:
+The arrays of a ring are on the device of the reader. Two kinds of events keep them right, in
+whatever order the devices get there, and the host waits for none:
 
 * ``filled``: behind the copies into the ring, for which the reader waits before it reads them.
 * ``read``: behind what reads some arrays, for which the writer waits before it overwrites them.
 
+Minibatches from the data come as runs, which go to the device's recorder as they are: rows that are
+always in the same array, and their numbers on the device. Rows of the host are copied to an array
+of the device, a run at a time.
+
 It has never run on a GPU.
-
-Minibatches of layer 1 on a device, from the data.
-
-They come as runs, which go to the device's recorder as they are: rows that are always in
-the same array, and their numbers on the device. Rows of the host are copied to an array of the
-device, a run at a time.
 """
 
 from __future__ import annotations

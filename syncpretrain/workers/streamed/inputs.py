@@ -1,6 +1,6 @@
-"""Minibatches of a stream: those of the data, and those that one layer hands to the next.
+"""Minibatches that a streamed layer reads: from the data, or from the ring of the layer below.
 
-Minibatches of layer 1 in a stream: of rows in memory or in a file, or of an iterable.
+The data are rows in memory or in a file, or an iterable.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Streamed layers: each trains on the hidden means that the layer below computes as it trains.
 
-A minibatch is handed up through a ring (:mod:`syncpretrain.workers.streamed.inputs`),
-the validation examples at the end of every pass over the data through another. What a layer
-computes is a function of the minibatches that it has processed, so no timing and no number of
-workers changes a bit.
-
-Epochs, roll-backs and state of a streamed layer that is trained in this process.
+A minibatch is handed up through a ring (:mod:`syncpretrain.workers.streamed.inputs`), the
+validation examples at the end of every pass over the data through another. What a layer computes is
+a function of the minibatches that it has processed, so no timing and no number of workers changes a
+bit.
 """
 
 from __future__ import annotations

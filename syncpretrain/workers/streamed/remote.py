@@ -1,13 +1,9 @@
-"""A streamed layer in another process, as the pool and the driver use it here.
+"""A streamed layer in another process or on a rank, as the pool and the driver use it here.
 
-A process has one order at a time. If it dies and is replaced, the next one gets the order again,
-and goes on from the same minibatch. Every wait for its answer ends with its death, with a deadline,
-or, where it trains, some time after a request to stop: how long no layer may move is the driver's
+A process has one order at a time. If it dies and is replaced, the next process gets the same order
+again, and goes on from the same minibatch. Every wait for an answer ends: with the death of the
+process, or, after a request to stop, with a deadline. How long no layer may move is the driver's
 matter.
-
-The interface to one layer elsewhere, in a process or on a rank: orders there, answers back.
-
-Threads of this process that make room for those of a layer in another one.
 """
 
 from __future__ import annotations
