@@ -33,7 +33,7 @@ def add_up(servers, bound):
     rules = AsyncRules(rate="constant", max_staleness=bound)
     server = ParameterServer(np.zeros(SIZE, np.float32), rules, servers)
     build = partial(CountingReplica, None, None)
-    own = {"replicas": 3, "on_ranks": WindowReplicas, "report": print, "times": TIMEOUTS}
+    own = {"replicas": 3, "exchange": "windows", "report": print, "times": TIMEOUTS}
     data = (np.ones((2, 3), np.float32),)
     with replicas_in("mpi", server, rules, build, data, **own) as fleet:
         fleet.train(tasks_of(1, 0, 200, 1), lambda: False, lambda *of: None)

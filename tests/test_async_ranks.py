@@ -16,7 +16,6 @@ from syncpretrain.parallel.replicas.rules import AsyncRules
 from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
-from syncpretrain.workers.ranks.replicas import RankReplicas
 from syncpretrain.workers.replicas import replicas_in
 
 STEPS = 40
@@ -25,7 +24,7 @@ DATA = (np.ones((2, 3), np.float32),)
 
 def fleet_of(server, rules, *, replicas=3, fails=None):
     build = partial(CountingReplica, None, fails)
-    own = {"replicas": replicas, "report": print, "times": TIMEOUTS, "on_ranks": RankReplicas}
+    own = {"replicas": replicas, "report": print, "times": TIMEOUTS}
     return replicas_in("mpi", server, rules, build, DATA, **own)
 
 

@@ -7,10 +7,9 @@ import pytest
 from test_network import CHAINS, finite_differences, make_chain, make_examples
 
 from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.finetuning.chain import Affine, Dropout
+from syncpretrain.finetuning.chain import Affine, Convolve, Deconvolve, Dropout
 from syncpretrain.finetuning.data_parallel import DataParallelNetwork, network_of
 from syncpretrain.finetuning.linked_network import LinkedNetwork
-from syncpretrain.finetuning.links import Convolve, Deconvolve
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import Adam, GradientDescent
 from syncpretrain.kernels import native

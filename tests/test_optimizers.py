@@ -9,9 +9,8 @@ import pytest
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.chain import Affine
-from syncpretrain.finetuning.line_search import LineSearches
 from syncpretrain.finetuning.network import Network
-from syncpretrain.finetuning.optimizers import Adam, GradientDescent, scheduled
+from syncpretrain.finetuning.optimizers import Adam, GradientDescent, LineSearches, scheduled
 from syncpretrain.kernels.optimizers import sgd_step
 
 CURVATURE = np.linspace(0.1, 3, 50)

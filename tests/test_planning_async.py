@@ -11,8 +11,7 @@ import pytest
 from syncpretrain.cli.settings_from_options import settings_from_options
 from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.planning import plan, tuning
-from syncpretrain.planning.async_stages import AsyncStage, predict_stages
-from syncpretrain.planning.asynchronous import predict_async
+from syncpretrain.planning.asynchronous import AsyncStage, predict_async, predict_stages
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.exchange import exchanges
 from syncpretrain.planning.timings import Exchange, LayerTimings, Timings

@@ -12,8 +12,7 @@ from unitkinds import INPUT_UNITS, KINDS, LOG_SUMS, MEANS, RBM_UNITS, SLOPES, ST
 
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.finetuning.chain import Affine
-from syncpretrain.finetuning.network import Network
-from syncpretrain.finetuning.network_program import network_program
+from syncpretrain.finetuning.network import Network, network_program
 from syncpretrain.kernels import native
 from syncpretrain.kernels.activations import activate, means, times_derivative
 from syncpretrain.kernels.contrastive_divergence import draw_noise, sample

@@ -14,8 +14,13 @@ from syncpretrain.backends.base import Backend
 from syncpretrain.backends.fused_tuning import Rule
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.finetuning.chain import Dropout, Link, views
-from syncpretrain.finetuning.linked_program import forward_phases, step_phases
-from syncpretrain.finetuning.sections import Buffers, Section, sections_of
+from syncpretrain.finetuning.linked_program import (
+    Buffers,
+    Section,
+    forward_phases,
+    sections_of,
+    step_phases,
+)
 from syncpretrain.finetuning.trainable import Follow, Move
 from syncpretrain.kernels.arrays import Array, slices_of
 from syncpretrain.kernels.losses import loss_of, squared_error, wrong

@@ -1,29 +1,113 @@
 """The step of a network of links, as phases of shards of operations.
 
-The links are worked in sections. Where a section is split by examples, each shard takes its rows
-through all links of it, with gradients of its own, which are added up in the end. Where it is
-split by units, every link has a phase up, in which a shard owns some of its units, and one down,
-in which it owns some of the units below; all wait for each other in between, and nothing is added
-up. Krizhevsky 2014 splits convolutions by examples and dense layers by units.
+The links are worked in sections, each split in one way. Where a section is split by examples, each
+shard takes its rows through all links of the section, with a gradient of its own; the gradients are
+added up in the end. Where it is split by units, every link has a phase up, in which a shard owns
+some of its units, and one down, in which it owns some of the units below; all wait for each other
+in between, and nothing is added up. Krizhevsky 2014 splits convolutions by examples and dense
+layers by units.
 
 A section in columns is a grid: a shard takes its rows through its column of all links, and waits
-for the others before a link whose units read other columns too. The gradients of those that have
-the same rows are one array, of which each fills its column. By examples is a grid of one column.
+for the others before a link in which units read other columns too. Shards with the same rows share
+one gradient array, and each fills its column. By examples is a grid of one column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
 
-from syncpretrain.finetuning.chain import Columns
-from syncpretrain.finetuning.sections import Buffers, Section
+from syncpretrain.finetuning.chain import Columns, Link, Site
 from syncpretrain.finetuning.trainable import Follow
 from syncpretrain.kernels.arrays import BLOCK, Array, blocks_in, slices_of
+from syncpretrain.kernels.backprop import Pair
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.output_operations import output_operations
+from syncpretrain.shapes import common_groups
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["forward_phases", "shard_gradients", "step_phases"]
+__all__ = ["Buffers", "Section", "forward_phases", "sections_of", "shard_gradients", "step_phases"]
+
+
+class Section(NamedTuple):
+    """Links, by their numbers, that are split in one way.
+
+    ``columns`` is the number of columns, 1 by examples, 0 by units.
+    """
+
+    links: range
+    columns: int
+
+
+def sections_of(chain: Sequence[Link], split: str) -> list[Section]:
+    """Return the sections of a chain that is split in a way; see :class:`LinkedNetwork`."""
+    numbers = range(len(chain))
+    if split not in ("hybrid", "columns"):
+        return [Section(numbers, int(split == "examples"))]
+    columns = common_groups(link.groups for link in chain) if split == "columns" else 1
+    found = []
+    for is_local, run in groupby(numbers, key=lambda number: chain[number].is_local):
+        links = list(run)
+        found.append(Section(range(links[0], links[-1] + 1), columns if is_local else 0))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """All arrays of a network, for as many examples as its largest minibatch has.
+
+    Attributes
+    ----------
+    links : sequence of Link
+    sections : list of Section
+    starts : list of int
+        Where the parameters of each link begin in the flat vector, and where the last ends.
+    chain : list of (weight, bias)
+    gradients : list of list of (weight, bias)
+        Those of a shard's rows in sections split by examples; else the same for all shards.
+    activations, deltas, places : list of ndarray
+    masks, inputs : list of ndarray or None
+        Of dropout: what is left out of what each link reads, and what is left of it.
+    scratch : list of ndarray
+        One a shard.
+    loss : str
+    """
+
+    links: Sequence[Link]
+    sections: list[Section]
+    starts: list[int]
+    chain: list[Pair]
+    gradients: list[list[Pair]]
+    activations: list[Array]
+    deltas: list[Array]
+    places: list[Array]
+    masks: list[Array | None]
+    inputs: list[Array | None]
+    scratch: list[Array]
+    loss: str
+
+    @property
+    def shards(self) -> int:
+        """How many shards there are."""
+        return len(self.scratch)
+
+    def site(self, link: int, x: Array, rows: slice, shard: int, *, drops: bool = True) -> Site:
+        """Return the arrays in which a shard works some rows of a link; x is the minibatch."""
+        left = self.inputs[link] if drops else None
+        below = self.activations[link - 1] if link else x
+        places = self.places[link]
+        return Site(
+            *self.chain[link],
+            *self.gradients[shard][link],
+            (below if left is None else left)[rows],
+            self.activations[link][rows],
+            self.deltas[link][rows],
+            places[rows] if places.size else places,
+            self.scratch[shard],
+        )
+
 
 Dealt = list[list[Operation]]  # the operations of a phase
 

@@ -1,4 +1,8 @@
-"""Optimizers: their state, and one update of a network's parameters on a minibatch."""
+"""Optimizers: their state, and one update of a network's parameters on a minibatch.
+
+Gradient descent and Adam follow each minibatch. Conjugate gradients and L-BFGS search along lines
+on large minibatches, by SciPy.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,10 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from syncpretrain.backends.fused_tuning import Rule
-from syncpretrain.finetuning.line_search import LineSearches
+from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.trainable import Trainable
 from syncpretrain.finetuning.whole_steps import WholeSteps
 from syncpretrain.kernels.adam_rates import adam_rates
@@ -23,13 +28,16 @@ from syncpretrain.settings.finetuning import FinetuneSettings
 
 __all__ = [
     "LEARNING_RATES",
+    "LINE_SEARCHES",
     "Adam",
     "GradientDescent",
+    "LineSearches",
     "Optimizer",
     "optimizer_for",
     "optimizer_vectors",
     "scheduled",
 ]
+
 
 MOST_PROGRAMS = 4  # of minibatches: a whole one and the last lie in the same arrays each epoch
 LEARNING_RATES = {"adam": 0.001, "sgd": 0.1, "cg": 1.0, "lbfgs": 1.0}  # the last two have none
@@ -290,3 +298,87 @@ def optimizer_for(options: FinetuneSettings) -> Callable[[Trainable], Optimizer]
 def optimizer_vectors(options: FinetuneSettings) -> int:
     """Return how many vectors of the parameters' size, float32, the optimizer holds at most."""
     return VECTORS[options.optimizer]
+
+
+LINE_SEARCHES = 3  # on each minibatch (Hinton and Salakhutdinov 2006)
+
+
+class LineSearches:
+    """Conjugate gradient or L-BFGS, a few line searches on each large minibatch.
+
+    As Hinton and Salakhutdinov 2006, who took 3 on minibatches of 1000. The methods are SciPy's,
+    in float64; the loss and its gradient stay float32. The learning rate is ignored.
+
+    Parameters
+    ----------
+    method : str
+        "cg" or "lbfgs".
+    weight_decay : float
+        Half of it times the squared weights, not the biases, is added to the loss.
+
+    Raises
+    ------
+    SettingsError
+        If SciPy is missing.
+    """
+
+    def __init__(self, method: str, *, weight_decay: float = 0.0) -> None:
+        try:
+            from scipy.optimize import minimize
+        except ImportError:
+            raise SettingsError(
+                f"finetune_optimizer: {method} needs SciPy; pip install 'syncpretrain[scipy]'"
+            ) from None
+        self._minimize = minimize
+        self._method = {"cg": "CG", "lbfgs": "L-BFGS-B"}[method]
+        self._decay = weight_decay
+        self.steps = 0
+
+    def numbers(self, rate: float, steps: int) -> tuple[()]:
+        """Return none: there is no rate, and nothing is recorded."""
+        return ()
+
+    def state(self) -> dict[str, Array]:
+        """Return nothing: each minibatch is searched anew."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
+        """Do nothing."""
+
+    def train(
+        self,
+        network: Trainable,
+        x: Array,
+        target: Array,
+        *,
+        rate: float,
+        epoch: int,
+        step: int,
+        run: PhaseRunner = in_turn,
+    ) -> float:
+        """Search along a few directions; return the error before that, summed over the examples."""
+        first_error: list[float] = []
+
+        def loss_and_gradient(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+            network.parameters[:] = point
+            loss = network.loss_of(x, target, epoch=epoch, step=step)
+            error = network.gradient(x, target, epoch=epoch, step=step)
+            first_error.append(error)
+            if self._decay:
+                for (weight, _), (slope, _) in zip(
+                    network.chain, network.chain_gradients, strict=True
+                ):
+                    loss += 0.5 * self._decay * float(np.square(weight).sum())
+                    slope += self._decay * weight
+            return loss, network.gradients.astype(np.float64)
+
+        with np.errstate(all="ignore"):  # in SciPy's arithmetic too; the caller checks the error
+            found = self._minimize(
+                loss_and_gradient,
+                network.parameters.astype(np.float64),
+                jac=True,
+                method=self._method,
+                options={"maxiter": LINE_SEARCHES},
+            )
+            network.parameters[:] = found.x
+        return first_error[0]

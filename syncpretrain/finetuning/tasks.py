@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from syncpretrain.data.dataset import is_labelled
 from syncpretrain.data.labels import single_numbers
 from syncpretrain.errors import DataError
-from syncpretrain.finetuning.chain import Affine, Link
+from syncpretrain.finetuning.chain import Affine, Link, link_down, link_up, tuned
 from syncpretrain.finetuning.classes import Classes, as_classes
-from syncpretrain.finetuning.links import link_down, link_up, tuned
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.models.stack import Head, Stack

@@ -1,20 +1,150 @@
-"""Asynchronous pretraining of a stack on this machine, predicted from the layers' timings."""
+"""Asynchronous pretraining of a stack on this machine, predicted from the layers' timings.
+
+Pure: no threads, clocks or arrays. R replicas share the cores; each fetches, trains and pushes, and
+the server, one thread, copies parameters and adds changes for one replica at a time. So the time of
+a task is the larger of two: all its parts in sequence, divided by R, and the server's part. The
+rules decide what a change is worth, as in ``parallel/replicas/paying.py``.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from syncpretrain.planning.async_stages import (
-    AsyncPlan,
-    AsyncStage,
-    exchange_seconds,
-    predict_stages,
-)
+import msgspec
+
+from syncpretrain.parallel.replicas.paying import WORTH
+from syncpretrain.parallel.replicas.rules import AsyncRules
 from syncpretrain.planning.candidates import Task
-from syncpretrain.planning.timings import Exchange, Timings
+from syncpretrain.planning.timings import Exchange, Timings, sizes
+from syncpretrain.schedule.kinds import ASYNC
+from syncpretrain.settings.asynchronous import AsyncFields
 from syncpretrain.workers.worker import PROBE_ROWS
 
-__all__ = ["async_seconds", "predict_async"]
+__all__ = [
+    "AsyncPlan",
+    "AsyncStage",
+    "AsyncWay",
+    "async_seconds",
+    "exchange_seconds",
+    "predict_async",
+    "predict_stages",
+]
+
+
+ALL_TRIED = 8  # numbers of replicas up to this, beyond it fewer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncStage:
+    """Tasks of replicas, one like the other, and what is done beside them.
+
+    Attributes
+    ----------
+    tasks : int
+    computing : float
+        Seconds of a task's steps, where all other workers are at rest.
+    contention : float
+        By how much they grow where all workers are busy.
+    local, server : float
+        Seconds that the replica and the server take for a task beside the steps.
+    rest : float
+        Seconds of the stage beside its tasks, which are not shared.
+    """
+
+    tasks: int
+    computing: float
+    contention: float = 1.0
+    local: float = 0.0
+    server: float = 0.0
+    rest: float = 0.0
+
+    def training(self, workers: int, replicas: int) -> float:
+        """Return the seconds of all tasks; replicas beyond the workers share these."""
+        at_work = min(replicas, workers)
+        slower = 1 + (self.contention - 1) * (at_work - 1) / max(1, workers - 1)
+        task = slower * self.computing + self.local + self.server
+        return self.tasks * max(task / at_work, self.server)
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncWay:
+    """One number of replicas.
+
+    Attributes
+    ----------
+    replicas : int
+    seconds : float
+        Of all stages.
+    staleness : int
+        Of a change, where all replicas are equally fast.
+    useful : float
+        Useful updates a second: the changes, each as the share of it that is taken.
+    """
+
+    replicas: int
+    seconds: float
+    staleness: int
+    useful: float
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncPlan:
+    """Asynchronous runs by the number of replicas, from one up."""
+
+    ways: tuple[AsyncWay, ...]
+
+    @property
+    def paying(self) -> AsyncWay:
+        """The fewest replicas that make nearly as many useful updates a second as any."""
+        least = max(way.useful for way in self.ways) * (1 - WORTH)
+        return next(way for way in self.ways if way.useful >= least)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The run that pays as keyword arguments of :func:`syncpretrain.pretrain`."""
+        return {"schedule": ASYNC, "replicas": self.paying.replicas}
+
+    @property
+    def by_replicas(self) -> str:
+        """All of it in words: each number of replicas, and which of them pays."""
+        rows = ", ".join(
+            f"{way.replicas}: {way.seconds:.1f} s and {way.useful:.3g} useful updates a second"
+            for way in self.ways
+        )
+        return f"{rows}; {self.paying.replicas} pay"
+
+    @property
+    def sentence(self) -> str:
+        """All of it in a sentence."""
+        return f"asynchronous, by the number of replicas: {self.by_replicas}"
+
+    def report(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        ways = [msgspec.to_builtins(way) for way in self.ways]
+        return {"replicas": self.paying.replicas, "ways": ways}
+
+
+def predict_stages(stages: Sequence[AsyncStage], *, workers: int, rate: str) -> AsyncPlan:
+    """Return the predicted runs of some stages, one for each number of replicas worth a try."""
+    tried = sorted({*range(1, min(workers, ALL_TRIED) + 1), *sizes(workers)} - {0})
+    return AsyncPlan(tuple(_way(stages, workers, replicas, rate) for replicas in tried))
+
+
+def exchange_seconds(fields: AsyncFields, exchange: Exchange) -> float:
+    """Return the seconds of the server in a task, by how often replicas fetch."""
+    fetches = fields.push_every / (fields.fetch_every or fields.push_every)
+    return fetches * exchange.fetch + exchange.push
+
+
+def _way(stages: Sequence[AsyncStage], workers: int, replicas: int, rate: str) -> AsyncWay:
+    share = AsyncRules(rate=rate).share(replicas - 1)
+    training = sum(stage.training(workers, replicas) for stage in stages)
+    seconds = training + sum(stage.rest for stage in stages)
+    updates = share * sum(stage.tasks for stage in stages)
+    return AsyncWay(replicas, seconds, replicas - 1, updates / max(training, 1e-9))
 
 
 def predict_async(task: Task, timings: Timings) -> AsyncPlan:

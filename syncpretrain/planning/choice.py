@@ -11,8 +11,7 @@ import msgspec
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.precision_choice import resolve_precision
-from syncpretrain.planning.async_stages import AsyncPlan
-from syncpretrain.planning.asynchronous import predict_async
+from syncpretrain.planning.asynchronous import AsyncPlan, predict_async
 from syncpretrain.planning.candidates import (
     Candidate,
     Task,
@@ -20,8 +19,7 @@ from syncpretrain.planning.candidates import (
     floor_seconds,
     settings_with,
 )
-from syncpretrain.planning.exchange import exchanges
-from syncpretrain.planning.handover import handover_seconds
+from syncpretrain.planning.exchange import exchanges, handover_seconds
 from syncpretrain.planning.task_timings import is_on_gpus, timings_of
 from syncpretrain.planning.timings import CORE, GPU, LayerTimings, Timings
 from syncpretrain.settings import PretrainSettings, settings_from

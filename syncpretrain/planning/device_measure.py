@@ -17,8 +17,7 @@ from syncpretrain.planning.device_probes import (
     validating_on_device,
 )
 from syncpretrain.planning.gpu import unreadable_pairs
-from syncpretrain.planning.layer_probes import LayerProbes, notes_on
-from syncpretrain.planning.probes import Probe, Work, beside, measured
+from syncpretrain.planning.probes import LayerProbes, Probe, Work, beside, measured, notes_on
 from syncpretrain.planning.samples import MOST_NUMBERS, MOST_SECONDS, Sample
 from syncpretrain.planning.timings import GPU, Timings, sizes
 from syncpretrain.pretraining.build import backend_of_layers, build_learner

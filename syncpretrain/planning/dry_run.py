@@ -23,8 +23,7 @@ from syncpretrain.parallel.available_memory import available_bytes
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.asynchronous import async_seconds
 from syncpretrain.planning.candidates import Task, simulated
-from syncpretrain.planning.exchange import exchanges
-from syncpretrain.planning.handover import handover_seconds
+from syncpretrain.planning.exchange import exchanges, handover_seconds
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.task_timings import is_on_gpus, timings_of
 from syncpretrain.planning.timings import CORE

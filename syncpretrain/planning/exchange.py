@@ -1,4 +1,7 @@
-"""The time of an exchange between a replica and the parameter server, of each layer."""
+"""Seconds of handing something over: parameters to a server, or a minibatch to the layer above.
+
+Handing over a minibatch counts where steps are tiny.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,50 @@ from time import perf_counter
 
 import numpy as np
 
+from syncpretrain.events import Event, RunFinished
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.replicas.rules import AsyncRules
 from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import LocalSteps, Task
+from syncpretrain.planning.probes import Steps
 from syncpretrain.planning.timings import Exchange
-from syncpretrain.settings import PretrainSettings
+from syncpretrain.pretraining.build import build_learners
+from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.settings.asynchronous import AsyncFields
 
-__all__ = ["exchange_of", "exchanges"]
+__all__ = ["exchange_of", "exchanges", "handover_seconds"]
+
+
+WIDTHS = (8, 8, 8)  # so little work that what is around it shows
+MINIBATCHES = 400
+TIMES = 3
+
+
+def handover_seconds() -> float:
+    """Return the seconds of a minibatch of one layer in a stream, beside its step.
+
+    Most of them are spent in Python, whose interpreter runs one thread at a time.
+    """
+    settings = settings_from(
+        WIDTHS, handoff="minibatch", delay=0.0, epochs=1, batch_size=1, workers=1, backend="numpy"
+    ).pretrain
+    X = np.random.default_rng(0).random((MINIBATCHES, WIDTHS[0]), dtype=np.float32)
+    streamed: list[float] = []
+
+    def record(event: Event) -> None:
+        if isinstance(event, RunFinished):
+            streamed.append(event.seconds)
+
+    steps = [Steps(learner, X).work() for learner in build_learners(settings)]
+    bare = []
+    for _ in range(TIMES):
+        StreamedPretraining(settings, X, observers=[record]).run()
+        with blas_limit(1):
+            bare.append(sum(work(MINIBATCHES) for work in steps))
+    return max(0.0, median(streamed) - median(bare)) / (MINIBATCHES * len(steps))
+
 
 EXCHANGE_ROUNDS, EXCHANGE_SECONDS = 5, 0.3  # of each piece, at most
 

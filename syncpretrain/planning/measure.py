@@ -17,13 +17,15 @@ from syncpretrain.learners.select import is_plain, step_for
 from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.blas import blas_limit, blas_threads
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.planning.layer_probes import PASSES, LayerProbes, notes_on
 from syncpretrain.planning.probes import (
+    PASSES,
+    LayerProbes,
     Probe,
     Steps,
     Work,
     beside,
     measured,
+    notes_on,
     products,
     transforming,
     validating,

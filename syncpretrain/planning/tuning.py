@@ -2,7 +2,7 @@
 
 Some minibatches of random examples are trained on an untrained stack, which is thrown away. Of
 asynchronous fine-tuning one replica is timed alone and beside others, and its exchange with the
-server; what follows for a number of replicas is in ``planning/async_stages.py``.
+server; what follows for a number of replicas is in ``planning/asynchronous.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from syncpretrain.finetuning.tuned_replica import TunedReplica
 from syncpretrain.learners.first_stack import untrained_stack
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.planning.async_stages import (
+from syncpretrain.planning.asynchronous import (
     AsyncPlan,
     AsyncStage,
     exchange_seconds,

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
-from syncpretrain.planning.handover import handover_seconds
+from syncpretrain.planning.exchange import handover_seconds
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.scaling.costs import LayerCosts
 from syncpretrain.planning.scaling.work import PRODUCTS, SPLITS, PartCost, SharedCost, SplitName
