@@ -227,14 +227,7 @@ def stream_runtime(
     """
     check_runtime(settings.runtime)
     passes = data.passes
-    is_kept = settings.runtime == "processes" and restarts is not None and restarts.most > 0
-    reread = [_reread(passes.size(1), width) if is_kept else 0 for width in settings.layers[1:-1]]
-    if settings.runtime == "mpi":
-        from syncpretrain.cluster.job import check_ranks, member
-        from syncpretrain.workers.ranks.streamed import AHEAD_MINIBATCHES
-
-        check_ranks(settings.runtime, settings.precision)
-        reread = [AHEAD_MINIBATCHES] * len(reread)
+    reread = _reread(settings, passes, restarts)
     sizes = [
         RingSize(n, passes.size(1), passes_in_ring(n, passes.steps), passes.held_out, width)
         for n, width in zip([size.ring + n for n in reread], settings.layers[1:-1], strict=True)
@@ -261,6 +254,7 @@ def stream_runtime(
 
         rest = (settings.replicas, times, restarts, [FROM_THE_DATA, *reread])
         return ProcessStream(layer_factories, layers, shared, sizes, *rest)
+    from syncpretrain.cluster.job import member
     from syncpretrain.workers.ranks.run import RunRanks
     from syncpretrain.workers.ranks.streamed_run import RankStream
 
@@ -337,9 +331,19 @@ def _shared(settings: PretrainSettings, data: DataSource) -> tuple[Split, DataSo
     return data.data, None
 
 
-def _reread(rows: int, width: int) -> int:
-    fitting = REREAD_BYTES // (FLOAT_BYTES * rows * width)
-    return max(REREAD_MINIBATCHES, min(fitting, MOST_REREAD))
+def _reread(settings: PretrainSettings, passes: Passes, restarts: Restarts | None) -> list[int]:
+    """Return by how many minibatches each ring is longer, for a process that reads them again."""
+    widths = settings.layers[1:-1]
+    if settings.runtime == "mpi":
+        from syncpretrain.cluster.job import check_ranks
+        from syncpretrain.workers.ranks.streamed import AHEAD_MINIBATCHES
+
+        check_ranks(settings.runtime, settings.precision)
+        return [AHEAD_MINIBATCHES] * len(widths)
+    if settings.runtime != "processes" or restarts is None or not restarts.most:
+        return [0] * len(widths)
+    fitting = [REREAD_BYTES // (FLOAT_BYTES * passes.size(1) * width) for width in widths]
+    return [max(REREAD_MINIBATCHES, min(n, MOST_REREAD)) for n in fitting]
 
 
 def _untrained(settings: PretrainSettings, layer: int) -> Layer:
