@@ -1,4 +1,4 @@
-"""Compute the activations of a version from those of the version below."""
+"""Compute the activations of a version from the activations of the version below."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHUNKS_AT_ONCE = 4  # between two looks whether to stop
 
 @dataclass(frozen=True, slots=True)
 class ActivationSource:
-    """Where the activations of a version of a layer are, or how to compute them.
+    """Place of the activations of a version of a layer, or the way to compute them.
 
     ``layer`` 0 is the data. ``buffer`` is the number of the layer's array. If ``snapshot`` is not
     None, that array is first to be filled through it from the array ``buffer_below`` of the layer
@@ -71,8 +71,8 @@ def transform(
 ) -> bool:
     """Fill ``target`` through layers from ``source``; return False if ``stop`` turned true.
 
-    Chunk by chunk, whose bits do not depend on who works which. ``reader`` is the backend where
-    ``target`` is, if the snapshots and ``source`` may be elsewhere.
+    The work is done in chunks of rows; its bits do not depend on who works which chunk. ``reader``
+    is the backend of ``target``; given if the snapshots and ``source`` may be elsewhere.
     """
     if reader is not None:
         snapshots = [snapshot.to(reader.asarray) for snapshot in snapshots]

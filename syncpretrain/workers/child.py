@@ -35,10 +35,11 @@ __all__ = ["Job", "KeptEpochs", "Order", "Report", "main"]
 class Job:
     """Message to a process at its start.
 
-    ``splits`` are the data's and the layers' by number, as far as this layer reads them; it writes
-    those of the layer below. Of the ``numbers``, the first is 1 once the workers are to stop; then
-    follow the progress of each layer's epoch and the number of its workers. ``parent`` is a process
-    identifier. ``kept`` is where the layer's states are kept for the next process, if they are.
+    ``splits`` are the data (number 0) and the activations of the layers that this one reads; it
+    writes the activations of the layer below. ``numbers`` begin with a flag, 1 once the workers are
+    to stop; then follow the progress of each layer's epoch, and the number of workers of each
+    layer. ``parent`` is a process identifier. ``kept`` is where the layer's states are kept for the
+    next process; None where no process is replaced.
     """
 
     layer: int
@@ -72,7 +73,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A layer in an epoch, or after it, which the report says; ``warnings`` are of that epoch."""
+    """A layer in an epoch, or after it if there is a report, with the warnings of that epoch."""
 
     epoch: int
     state: LayerState
@@ -95,10 +96,10 @@ class KeptEpochs:
         self, worker: LayerWorker, kept: KeptStates, obey: Callable[[Order], Report]
     ) -> None:
         self._worker, self._obey, self._keeping = worker, obey, Keeping(kept)
-        self._epoch = 0  # that is trained
-        self._before: tuple[str, ...] = ()  # warnings of it, from earlier processes
+        self._epoch = 0  # the running one
+        self._before: tuple[str, ...] = ()  # its warnings, from earlier processes
         found: _Kept | None = kept.newest()
-        if found is None:
+        if found is None:  # keep the start too: a process killed in epoch 1 can be replaced
             found = _Kept(0, worker.state())
             self._keeping.keep(found)
         else:
@@ -111,9 +112,10 @@ class KeptEpochs:
         found, self._found = self._found, None
         self._epoch, self._before = order.command.epoch, ()
         if found is not None and found.epoch == self._epoch:
+            # The process before was killed between keeping its report and sending it.
             if found.report is not None:
                 return found.report
-            # It has trained on its input, which therefore is there.
+            # The process before was killed in the epoch, so the input was computed and is there.
             order = replace(order, source=replace(order.source, snapshot=None))
             self._before = found.warnings
         report = self._obey(order)
@@ -123,12 +125,13 @@ class KeptEpochs:
         )
         if isinstance(message, Finished):
             state = message.state or self._worker.live_state(Cursor())
+            # Before the report is sent: what the parent knows must never be newer than the state.
             self._keeping.keep(_Kept(self._epoch, state, report=report))
         return report
 
     @property
     def is_due(self) -> bool:
-        """Whether the state is to be kept."""
+        """True if a state is due to be kept."""
         return self._keeping.is_due
 
     def keep(self, state: LayerState, warnings: tuple[str, ...]) -> None:
@@ -141,6 +144,8 @@ class _SharedInputs:
 
     def __init__(self, job: Job) -> None:
         self._splits = {
+            # Only the arrays that this process fills can be written to: a stray write elsewhere
+            # cannot pass unnoticed.
             number: splits.map(write=0 < number == job.layer - 1)
             for number, splits in job.splits.items()
         }
@@ -171,6 +176,7 @@ def _work(job: Job, take: Callable[[], Order], send: Callable[[Any], None]) -> N
     inputs = _SharedInputs(job)
     with blas_limit(job.blas_threads):
         worker = job.worker_factory(inputs)
+        # From now on the parent reads the progress, and sets the workers, without a message.
         layers = len(numbers) // 2
         worker.progress = numbers[job.layer : job.layer + 1]
         worker.worker_count = numbers[layers + job.layer : layers + job.layer + 1]
@@ -186,7 +192,7 @@ def _work(job: Job, take: Callable[[], Order], send: Callable[[Any], None]) -> N
 
 
 def _report(message: Message, computed: bool = False) -> Report:
-    """Return a report, of which a failure is always fit to be sent."""
+    """Return a report; the error of a failure is replaced by one that can be sent."""
     if not isinstance(message, Failed):
         return Report(message, computed)
     error, trace = sendable(message.error, message.command.layer, message.command.epoch)

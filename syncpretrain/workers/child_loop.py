@@ -1,4 +1,4 @@
-"""Start of a layer's process: its signals, its orders, and its end with that of its parent.
+"""Start of a layer's process: its signals, its orders, and its end when its parent ends.
 
 The process is a new interpreter that imports only what its layer needs, never the caller's script.
 One socket connects it with its parent; each detects the end of the other by the closed socket.
@@ -38,10 +38,10 @@ def serve(
     Parameters
     ----------
     descriptor : int
-        Of the socket.
+        Number of the socket's descriptor.
     work : callable
-        Given the parent's first message, of which ``parent`` is its process identifier, a function
-        that returns its next one, and a function that sends it an answer.
+        Given three things: the parent's first message, with its process identifier as ``parent``;
+        a function that returns the next message; a function that sends the parent an answer.
     failed : callable
         Returns the answer after an error of ``work``, with which the process ends.
     """
@@ -58,9 +58,12 @@ def serve(
         except EOFError:
             os._exit(0)  # the run ended before this began
         orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # A thread of its own reads the socket all the time: so the end of the parent is noticed in
+        # the middle of an epoch, not only between two orders.
         arguments = (connection, orders, job.parent)
         threading.Thread(target=_receive, args=arguments, daemon=True).start()
         work(job, orders.get, connection.send)
+    # Not sys.exit: it would wait for threads and run handlers of a process that has failed.
     except BaseException as error:  # construction failed; the parent reports it
         with contextlib.suppress(OSError):
             connection.send(failed(error))
@@ -70,6 +73,7 @@ def serve(
 def sendable(error: BaseException, layer: int, epoch: int) -> tuple[BaseException, str]:
     """Return an error that can be sent, itself if it can be made again, and its traceback."""
     trace = "" if isinstance(error, Stopped) else "".join(traceback.format_exception(error))
+    # Many errors can be pickled and not made again: their constructor wants other arguments.
     try:
         ForkingPickler.loads(ForkingPickler.dumps(error))
     except BaseException:  # whatever its own methods raise

@@ -21,8 +21,9 @@ class Finished:
     """A worker finished its epoch. Times as in ``time.monotonic``.
 
     ``layer`` is the version to publish. ``warnings`` report each time the layer was taken back to
-    its last epoch; ``stops`` says that it has learned enough. ``drifts`` is by how much its outputs
-    differ from those of older versions, if that is asked for, as is ``state``.
+    its last epoch; ``stops`` says that it has learned enough. ``drifts`` has, by version, the
+    distance of its outputs from the outputs of an older version. ``drifts`` and ``state`` are empty
+    unless they were asked for.
     """
 
     command: Train
@@ -56,9 +57,9 @@ class Failed:
 
 
 def failure_of(layer: int, epoch: int, error: BaseException) -> BaseException:
-    """Return the error that the caller of a run is to see, with that of the layer as its cause.
+    """Return the error that the caller of a run is to see; its cause is the layer's error.
 
-    The cause of one that an iterable of examples raised is what it raised.
+    The exception is an iterable of examples: the cause is then the error that it raised.
     """
     if isinstance(error, (Stopped, KeyboardInterrupt)):
         return error

@@ -32,7 +32,7 @@ __all__ = ["LOST", "Keeping", "KeptStates"]
 
 MARK = struct.Struct("<qq")  # the number of the state, and of its blocks of bytes
 EMPTY, LOST = 0, -1  # instead of a number: not whole, and not to be had any more
-OUT_OF_BAND = 5  # the protocol of pickles whose arrays are not copied into them
+OUT_OF_BAND = 5  # the first protocol of pickles that leaves arrays outside, without a copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,7 @@ class KeptStates:
         ForkingPickler(file, OUT_OF_BAND, True, buffers.append).dump(state)
         blocks = [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
         place, sizes = self.descriptors[number % 2], np.array([len(b) for b in blocks], np.int64)
+        # Killed from here to the last line, this place is empty, and the other one is whole.
         _mark(place, EMPTY, 0)
         write_array(place, sizes, MARK.size)
         for block, offset in zip(blocks, _offsets(sizes), strict=True):
@@ -117,7 +118,7 @@ class KeptStates:
 
 
 def _mark(place: int, number: int, blocks: int) -> None:
-    # Within one page, which is there: a signal finds it written, or not.
+    # 16 bytes in one page that is there already: a kill finds them written whole, or not at all.
     os.pwrite(place, MARK.pack(number, blocks), 0)
 
 
@@ -146,7 +147,9 @@ def _read(place: int, size: int, offset: int) -> bytearray:
     return found
 
 
-PAUSES = 100  # between two copies, each as long as a copy takes
+# A pause of 100 times as long as the last copy took bounds the cost at a percent; the least pause
+# is for copies too short to be measured.
+PAUSES = 100
 LEAST_PAUSE = 0.05  # seconds
 
 

@@ -1,7 +1,8 @@
 """The process of one layer, as its parent sees it: a socket to it, and how it ended.
 
-It is started afresh, not forked: a fork of a process whose BLAS has threads may hang. It does not
-run the caller's script again, so that this needs no ``if __name__ == "__main__"``.
+The process is started afresh, not forked: after a fork, BLAS may wait for threads that only the
+parent has. It does not run the caller's script again, so that a script needs no
+``if __name__ == "__main__"``.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ class LayerProcess:
     ----------
     layer : int
     module : str
-        Name of a module whose ``main`` the process calls, with the descriptor of its socket.
+        Name of a module. The process calls its ``main`` with the descriptor of its socket.
     descriptors : iterable of int
         Others that it has under the same numbers.
     blas_threads : int
     times : Timeouts
-        Of which ``join`` is used: a killed process ends at once, unless the system is stuck.
+        Only ``join`` is used: a killed process ends at once, unless the system is stuck.
 
     Attributes
     ----------
@@ -75,6 +76,8 @@ class LayerProcess:
         )
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
+            # The kernel's limits, not Python's: with a timeout of Python's the socket would not
+            # block, and a message could be cut in the middle.
             for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", TRANSFER_SECONDS, 0))
             path = [entry for entry in sys.path if isinstance(entry, str)]

@@ -33,10 +33,10 @@ __all__ = [
 class LayerState:
     """Everything that a layer's next minibatch depends on: what a checkpoint keeps of it.
 
-    ``step_state`` is that of its :class:`~syncpretrain.learners.steps.Step`. ``last_good`` is the
-    layer at its last epoch's end, where a roll-back goes. ``cursor`` is where in the epoch after
-    that it stands; ``stopping`` the state of early stopping. ``outputs``, on the host, are those
-    of the versions by which its drift is measured.
+    ``step_state`` is the state of its :class:`~syncpretrain.learners.steps.Step`. ``last_good`` is
+    the layer at the end of its last epoch, to which a roll-back returns. ``cursor`` is its place in
+    the epoch after that. ``stopping`` is the state of early stopping. ``outputs``, on the host, has
+    the outputs of the versions by which its drift is measured.
     """
 
     layer: Layer
@@ -63,7 +63,7 @@ class StateKeeper(Protocol):
 
     @property
     def is_due(self) -> bool:
-        """Whether the state is to be kept."""
+        """True if a state is due to be kept."""
         ...
 
     def keep(self, state: LayerState, warnings: tuple[str, ...]) -> None:
@@ -75,11 +75,11 @@ class StateKeeper(Protocol):
 class StreamedLayerState:
     """One layer between two minibatches.
 
-    ``position`` is the last minibatch that it processed. Of the running epoch, ``examples`` is how
-    many its errors are summed over. ``steps`` is how many minibatches it trains on, fewer than was
-    planned after an early stop, and None for as many. ``ring`` and ``passes`` hold, by number, the
-    minibatches and the validation examples that it handed up and that the layer above has not
-    processed.
+    ``position`` is the last minibatch that it processed. ``examples`` is the number of examples
+    of the running epoch over which its errors are summed. ``steps`` is the number of minibatches on
+    which it trains: fewer than planned after an early stop, None for all. ``ring`` and ``passes``
+    hold, by number, the minibatches and the validation examples that it handed up and that the
+    layer above has not processed.
     """
 
     position: int
@@ -141,7 +141,7 @@ def unpack(
 
 
 def kinds_of(layer: Layer) -> dict[str, Any]:
-    """Return what a layer is beside its arrays, of whose shapes that of a dense one is seen."""
+    """Return what a layer is apart from its arrays; a dense layer's shape is seen from those."""
     kinds = {name: getattr(layer, name) for name in LAYER_KINDS}
     if isinstance(layer, ConvolutionalLayer):
         kinds["shape"] = msgspec.to_builtins(layer.shape)

@@ -34,6 +34,8 @@ class Mailbox(Generic[T]):
             if self._reason is not None:
                 return
             self._items.append(item)
+            # One item, one thread. If another thread takes the item first, the woken one finds the
+            # list empty and waits again: nothing is lost, since the item was taken.
             self._condition.notify()
 
     def break_(self, reason: str) -> None:
@@ -51,6 +53,7 @@ class Mailbox(Generic[T]):
         Broken
             If the mailbox is or becomes broken.
         """
+        # A deadline, not a timeout: the loop may be woken in vain any number of times.
         deadline = time.monotonic() + timeout
         with self._condition:
             while not self._items:

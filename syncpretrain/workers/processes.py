@@ -55,14 +55,14 @@ class ProcessesRuntime(Closing):
     Parameters
     ----------
     worker_factories : sequence of callable
-        From the lowest layer up, each of which can be sent to another process, and there returns
-        the layer's worker, given its inputs.
+        One a layer, from the lowest up. Each can be sent to another process, where it returns the
+        layer's worker, given its inputs.
     versions : Versions
-        Whose arrays are those of this runtime from now on, as long as it runs.
+        Their arrays are in this runtime's shared memory as long as it runs.
     blas_threads : int
-        Of each process.
+        BLAS threads of each process.
     times : Timeouts
-        Of which ``join`` is used.
+        Only ``join`` is used.
     restarts : Restarts, optional
         For processes that die.
     """
@@ -92,6 +92,7 @@ class ProcessesRuntime(Closing):
         self._share()
         self._replacement.open(len(self._worker_factories))
         layers = range(1, len(self._worker_factories) + 1)
+        # Start all before the first job is sent: the interpreters import at the same time.
         for layer in layers:
             self._start(layer)
         for layer in layers:
@@ -101,7 +102,7 @@ class ProcessesRuntime(Closing):
         """Send the layer's process an epoch."""
         layer = command.layer
         source = self._versions.source(layer - 1, command.reads, command.below_reads)
-        self._progress[layer] = 0.0  # until it wakes
+        self._progress[layer] = 0.0  # the process, which alone writes it later, sleeps until now
         self._commands[layer] = command
         self._busy.add(layer)
         self._processes[layer].send(Order(command, source))
@@ -131,11 +132,13 @@ class ProcessesRuntime(Closing):
             for layer, process in self._processes.items()
             if process.channel is not None
         }
+        # A process that died closes its socket, which makes it readable: a death wakes this wait.
         for channel in connection.wait(list(layers), timeout):
             if isinstance(channel, connection.Connection):
                 return self._receive(layers[channel])
+        # A fork of the process may hold its end of the socket open; then only its status tells.
         for layer in layers.values():
-            if self._processes[layer].has_ended:  # though its end of the socket is open somewhere
+            if self._processes[layer].has_ended:
                 return self._receive(layer)
         return None
 
@@ -161,7 +164,7 @@ class ProcessesRuntime(Closing):
         return Job(layer, factory, splits, self._numbers, self._blas_threads, os.getpid(), kept)
 
     def _readable(self, layer: int) -> range:
-        """Return the layers whose activations a layer reads, or computes others from."""
+        """Return the layers that a layer reads: its input, and what that is computed from."""
         return range(max(0, layer - 2), layer)
 
     def _start(self, layer: int) -> None:
@@ -216,6 +219,7 @@ class ProcessesRuntime(Closing):
     def _close(self) -> list[str]:
         """End every process, release the shared memory; return those that did not end in time."""
         alive = end_all(self._processes.values(), self._times.join)
+        # The mappings go with the memory; the progress is still asked for after the run.
         self._versions.allocate = None
         self._progress = self._progress.copy()
         for splits in self._splits:

@@ -62,8 +62,8 @@ def replicas_in(
     data : sequence of ndarray of shape (rows, width)
     replicas : int
     delay : int, optional
-        Of ``serial``: pushes from a change to its application. None for ``replicas`` - 1, as where
-        all of them train at the same speed.
+        For ``serial``: pushes from a change to its application. None for ``replicas`` - 1, the
+        delay of replicas that all train at the same speed.
     trims : bool
         Whether replicas that do not make training faster are left without work, if they train at
         the same time.
@@ -121,7 +121,7 @@ class _Threads(StartedReplicas):
 
 
 class _Process(LayerProcess):
-    """A process whose failures have the traceback there as their cause."""
+    """A process; the error of a failure has the traceback in that process as its cause."""
 
     def receive(self) -> Any:
         found = super().receive()
@@ -137,7 +137,8 @@ class _Processes(StartedReplicas):
 
     def start(self) -> Started:
         processes = self._processes = list[LayerProcess]()
-        with ExitStack() as descriptors:  # the mappings stay
+        # The descriptors are closed once all processes have theirs; what is mapped here stays.
+        with ExitStack() as descriptors:
 
             def shared(memory: SharedSplits) -> SharedSplits:
                 descriptors.callback(memory.close)
@@ -165,10 +166,10 @@ class _Processes(StartedReplicas):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaJob:
-    """What the process of a replica is sent first.
+    """First message to the process of a replica.
 
-    ``data`` is shared memory with an array each, ``vectors`` that with the two vectors of each
-    replica, of which ``number`` is this one.
+    ``data`` is one shared memory an array. ``vectors`` is shared memory with two vectors for each
+    replica: the parameters that it fetched, and its change. ``number`` is this replica, from 0.
     """
 
     parent: int

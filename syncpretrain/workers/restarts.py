@@ -64,7 +64,7 @@ MOST_IN_VAIN = 3  # processes of a layer in a row that keep no new state
 
 
 class Replacement:
-    """What replaces the processes of one run.
+    """Decides whether a process that died is replaced, and holds the states of the layers.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class Replacement:
     def __init__(self, restarts: Restarts) -> None:
         self._restarts = restarts
         self._kept: list[KeptStates] = []
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the next line; the states are their writers' own
         self._in_vain: dict[int, tuple[int, int]] = {}  # by layer: its newest state, and processes
 
     def open(self, layers: int) -> None:
@@ -99,11 +99,15 @@ class Replacement:
         return () if kept is None else kept.descriptors
 
     def takes(self, layer: int, death: BaseException) -> bool:
-        """Return whether a layer whose process died is to have another; any thread may ask."""
+        """Use a restart for a layer after its process died; return False if there is none to use.
+
+        Any thread may call it.
+        """
         with self._lock:
             kept = self.kept(layer)
             if kept is None or (number := kept.number) == LOST:
                 return False
+            # In vain is a process that kept no state beyond the one that it began with.
             before, in_vain = self._in_vain.get(layer, (number, 0))
             in_vain = in_vain + 1 if before == number else 1
             self._in_vain[layer] = number, in_vain

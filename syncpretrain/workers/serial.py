@@ -45,7 +45,7 @@ class SerialRuntime:
 
     def submit(self, command: Train) -> None:
         """Queue an epoch."""
-        self._workers[command.layer - 1].fraction = 0.0  # until its turn comes
+        self._workers[command.layer - 1].fraction = 0.0  # shown until its turn comes
         self._commands.append(command)
 
     def set_workers(self, layer: int, workers: int) -> None:
@@ -76,6 +76,8 @@ class SerialRuntime:
     def _should_stop(self) -> bool:
         try:
             return self._stopping or self._stop()
-        except BaseException as error:  # no failure of the layer, whose worker catches it too
+        # An interrupt of the caller, in the caller's own thread. The worker would catch it as a
+        # failure of the layer, so it is put aside and raised behind the worker.
+        except BaseException as error:
             self._raised = error
             raise

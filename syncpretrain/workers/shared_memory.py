@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-AT_ONCE = 1 << 24  # bytes written in a call
+AT_ONCE = 1 << 24  # bytes written in a call: a signal is handled between two calls
 
 
 def check_runtime(name: str) -> None:
@@ -68,7 +68,7 @@ class SharedSplits:
 
     @classmethod
     def create(cls, rows: tuple[int, int], width: int, splits: int) -> SharedSplits:
-        """Return new memory, whose pages are yet to be allocated."""
+        """Return new memory; its pages are allocated when they are first touched."""
         shared = cls(nameless_memory(), rows, width, splits)
         try:
             size_memory(shared.descriptor, splits * sum(shared._sizes()))
@@ -131,7 +131,10 @@ def write_array(descriptor: int, array: NDArray[Any], offset: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SharedNumbers:
-    """Shared numbers, each with one writer: read and written without a lock."""
+    """Shared float64 numbers, each with one writer, and so without a lock.
+
+    A reader may see an old number, never half of a new one: an aligned store of 8 bytes is whole.
+    """
 
     descriptor: int
     count: int
@@ -166,10 +169,10 @@ def mapped(descriptor: int, size: int, *, write: bool) -> mmap.mmap:
 
 @dataclass(frozen=True, slots=True)
 class SharedSparse:
-    """Shared memory with one split, whose training rows are sparse; as :class:`SharedSplits`.
+    """Shared memory with one split of sparse training rows; used as :class:`SharedSplits`.
 
-    ``arrays`` has type and shape of each array: values, their columns and where rows begin, and the
-    validation rows. ``prepare`` is that of the sparse rows.
+    ``arrays`` has the type and the shape of each array: values, their columns, the beginnings of
+    the rows, and the validation rows. ``prepare`` is what the sparse rows apply to a minibatch.
     """
 
     descriptor: int

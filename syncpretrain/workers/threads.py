@@ -37,7 +37,7 @@ class ThreadsRuntime(Closing):
     stop : callable
         Asked by every thread once a minibatch whether to leave.
     times : Timeouts
-        Of which ``join`` and ``sleep`` are used.
+        Only ``join`` and ``sleep`` are used.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ThreadsRuntime(Closing):
         self._stopping = threading.Event()
         self._results: Mailbox[Message] = Mailbox()
         self._inboxes: list[Mailbox[Train]] = [Mailbox() for _ in workers]
-        self._caller = threading.current_thread()
+        self._caller = threading.current_thread()  # a layer's thread ends soon after it
         # Daemons only so that a thread stuck in foreign code cannot keep the process from ending;
         # every ordinary way out joins them below.
         self._threads = [
@@ -71,7 +71,8 @@ class ThreadsRuntime(Closing):
 
     def submit(self, command: Train) -> None:
         """Wake the layer's thread for an epoch."""
-        self._workers[command.layer - 1].fraction = 0.0  # until its thread wakes
+        # The driver may read the progress before the thread wakes: the last epoch's would be shown.
+        self._workers[command.layer - 1].fraction = 0.0
         self._inboxes[command.layer - 1].put(command)
 
     def set_workers(self, layer: int, workers: int) -> None:
@@ -96,9 +97,12 @@ class ThreadsRuntime(Closing):
 
     def _close(self) -> list[str]:
         """Wake and join every thread; return the names of those that did not end in time."""
+        # First the flag, then the inboxes: a thread that a broken inbox wakes must not begin a
+        # command that it took just before, and train on for an epoch.
         self._stopping.set()
         for inbox in self._inboxes:
             inbox.break_("the run has ended")
+        # One deadline for all: with one each, N stuck threads would cost N times as much.
         deadline = time.monotonic() + self._times.join
         for thread in self._threads:
             if thread.ident is not None:  # it was started
@@ -107,6 +111,8 @@ class ThreadsRuntime(Closing):
         return [thread.name for thread in self._threads if thread.is_alive()] + helpers
 
     def _serve(self, worker: LayerWorker, inbox: Mailbox[Train]) -> None:
+        # The wait has an end, though a command wakes it at once: a caller that died without leaving
+        # the context never breaks the inbox.
         while self._caller.is_alive():
             try:
                 command = inbox.take(self._times.sleep)

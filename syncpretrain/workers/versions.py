@@ -57,9 +57,10 @@ class Versions:
     hidden : tuple of int
         Units of each layer.
     backend : Backend, optional
-        Where the layers are trained.
+        The backend that trains the layers.
     beside : int
-        Bytes that the run needs of devices beside the data, which stay on the host without room.
+        Bytes that the run needs on a device apart from the data. Data without room stay on the
+        host.
 
     Attributes
     ----------
@@ -79,7 +80,7 @@ class Versions:
         beside: int = 0,
     ) -> None:
         backend = backend or NumpyBackend()
-        # Of the readers of each layer, from that of the data up; the top layer has none.
+        # The backend of the reader of each layer, from the data's up; the top layer has no reader.
         self._readers = [backend.for_layer(layer + 1) for layer in range(len(hidden) + 1)]
         with (stream := self._readers[0].stream()):
             self._inputs = Split(*(self._readers[0].examples(x, beside) for x in data))
@@ -88,6 +89,8 @@ class Versions:
         self.data = data
         self.hidden = hidden
         self._max_buffers = max_buffers
+        # Guards the tables below. Workers ask for sources while the driver publishes and releases;
+        # the arrays themselves need no lock, since the schedule never lets two write to one.
         self._lock = threading.Lock()
         self._held: list[dict[int, _Version]] = [{} for _ in range(len(hidden) + 1)]
         self._free: list[list[int]] = [[] for _ in range(len(hidden) + 1)]
@@ -139,6 +142,7 @@ class Versions:
         if layer == 0:
             return ActivationSource(0)
         held = self._version(layer, version)
+        # Read without the lock: only the one reader of this version, who asks here, sets them.
         if held.computed and held.buffer is not None:
             return ActivationSource(layer, held.buffer)
         buffer_below = self._computed_buffer(layer - 1, below)

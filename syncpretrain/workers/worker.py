@@ -32,7 +32,7 @@ PROBE_ROWS = 1000  # rows looked at after each epoch; more would cost over 1 %
 
 
 class Inputs(Protocol):
-    """Where a worker's input comes from."""
+    """Source of a worker's input."""
 
     def activations(
         self,
@@ -59,13 +59,13 @@ class LayerWorker:
     stopping : EarlyStopping, optional
         Asked after each epoch whether the layer has learned enough.
     outputs : Outputs, optional
-        What measures the layer's drift after each epoch, and asked the same.
+        Measures the layer's drift after each epoch; asked too whether the layer has settled.
     keep_states : bool
         Whether each epoch ends with a copy of the whole state, for checkpoints.
     replicas : int
-        The most workers of this layer, of which this one leads the others.
+        The most workers that may share a step of this layer; this one leads the others.
     times : Timeouts
-        Of these workers.
+        Deadlines of these workers.
 
     Attributes
     ----------
@@ -136,10 +136,13 @@ class LayerWorker:
             return self._train(command, stop)
         except Stopped as stopped:
             self._cursor = stopped.cursor or self._cursor
-            if not self.learner.is_finite():  # the next minibatch would have diverged
+            # Divergence is noticed a minibatch late: without this look a checkpoint could hold NaN.
+            if not self.learner.is_finite():
                 self._roll_back()
             return Failed(command, stopped, tuple(self._warnings), self.state())
-        except BaseException as error:  # the worker boundary: the driver raises it
+        # BaseException, also KeyboardInterrupt: nothing may leave the thread of a layer but through
+        # its message, or the driver would wait for that message until its deadline.
+        except BaseException as error:
             try:
                 self._roll_back()
                 state = self.state()
@@ -162,6 +165,7 @@ class LayerWorker:
         Without a minibatch behind it, it is that of the last epoch's end.
         """
         return LayerState(
+            # At the end of an epoch both are equal, and the snapshot is there already.
             layer=self.learner.current() if cursor.minibatches else self._last_good,
             step_state=self.step.state(),
             last_good=self._last_good,
@@ -190,6 +194,7 @@ class LayerWorker:
         return self._pool.close()
 
     def _run(self, phases: Phases, shards: int) -> None:
+        # Read once a step: the runtime may set another number at any time, from another thread.
         self._pool.run(phases, shards, int(self.worker_count[0]))
 
     def _roll_back(self) -> None:
@@ -254,6 +259,7 @@ class LayerWorker:
             except DivergedError as diverged:
                 if self._rollbacks == MAX_ROLLBACKS:
                     raise
+                # Half the rate for all the rest of the run: the old one would diverge again.
                 self._rollbacks += 1
                 self._roll_back()
                 self.learner.learning_rate /= 2
@@ -287,7 +293,7 @@ class LayerWorker:
     def _record_outputs(
         self, train: NDArray[np.float32], version: int, against: Sequence[int] = ()
     ) -> dict[int, float]:
-        """Return by how much a version differs from older ones, if that is asked for."""
+        """Return the distance of a version from older ones; empty if drift is not measured."""
         if self._outputs is None:
             return {}
         outputs = self.learner.backend.tohost(self._last_good.up(self._probe(train)))
