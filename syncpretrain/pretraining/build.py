@@ -60,7 +60,7 @@ AUTOENCODER_PRODUCTS = 5  # of a step: as many as of CD-1
 
 
 def layer_costs(settings: PretrainSettings) -> tuple[float, ...]:
-    """Return the multiplications of each layer's own epochs, an example each."""
+    """Return the multiplications of each layer in all its epochs, for one example."""
     return tuple(
         float(shape.products * epochs * _products(settings, cd_steps))
         for shape, epochs, cd_steps in zip(
@@ -107,10 +107,10 @@ def build_schedule(
     Raises
     ------
     SettingsError
-        If the recorded reads are those of another number of layers.
+        If the recorded reads have another number of layers.
     """
     plans = layer_plans(settings)
-    if replay is not None:  # which has been decided
+    if replay is not None:  # the reads say already which version woke a layer
         plans = [replace(plan, drift=None) for plan in plans]
     return Schedule(plans, _pace(settings, plans, replay), slots=slots)
 

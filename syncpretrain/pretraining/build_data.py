@@ -151,7 +151,8 @@ def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLik
     units = settings.visible_units
     if not isinstance(validation, FileRows):
         held_out = check_visible(held_out, "validation", units)
-    # No more of them are ever looked at, and all would be made anew of every version.
+    # Activations of the validation rows are computed for every version, and a thousand rows say as
+    # much as all.
     return Split(train, as_visible(evenly_spaced(held_out, PROBE_ROWS), units))
 
 
@@ -187,5 +188,5 @@ def _train_rows(settings: PretrainSettings, X: Any) -> Any:
 
 
 def _passes(settings: PretrainSettings) -> int:
-    """Return how many passes over the data a stream makes, the last of which may be broken off."""
+    """Return how many passes over the data a stream begins; it may not finish the last one."""
     return math.ceil(max(i * settings.delay + n for i, n in enumerate(settings.epochs)))

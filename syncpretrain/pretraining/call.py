@@ -354,7 +354,7 @@ class SavedCall:
     settings : PretrainSettings
         With the values that followed from the data.
     X : Any
-        What is trained on; of an iterable or a file only the shape is compared.
+        The examples; for an iterable or a file only the shape is compared.
 
     Raises
     ------

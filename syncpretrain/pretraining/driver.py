@@ -66,7 +66,7 @@ __all__ = ["Pretraining", "TrainedLayers"]
 
 @dataclass(slots=True)
 class _Kept:
-    """A version that is held, or that a held one's activations were computed through."""
+    """A version that is held, or through which the activations of a held version were computed."""
 
     snapshot: Layer
     below: tuple[int, int]  # layer and version that it was trained on
@@ -80,7 +80,7 @@ class TrainedLayers:
     ----------
     settings : PretrainSettings
     backend : Backend
-        Where the layers are trained.
+        The backend that trains the layers.
     learners : callable
         Returns a learner a layer, for those that have not trained yet.
     """
@@ -101,6 +101,7 @@ class TrainedLayers:
         """Begin with the layers and versions of a state."""
         held = {(i, version) for i, row in enumerate(state.past.held, start=1) for version in row}
         uses = Counter(held)
+        # From the top down: whether a version is kept depends on the versions trained on it.
         for layer, version in sorted(state.snapshots, reverse=True):
             if uses[layer, version]:
                 below = layer - 1, state.past.reads[layer - 1][version - 1]
@@ -213,7 +214,8 @@ class Pretraining(Observed):
         self._blas_threads = 1
         layers = range(1, len(settings.layers))
         if SCHEDULES[settings.schedule].one_at_a_time and max(map(settings.shards_of, layers)) == 1:
-            # Of one worker at a time, whose last bits depend on them.
+            # One layer trains at a time, so BLAS may have all cores. The last bits of a product
+            # depend on the number of its threads, which is therefore part of the settings.
             self._blas_threads = blas_threads(settings.blas_threads)
             settings = msgspec.structs.replace(settings, blas_threads=self._blas_threads)
         check_runtime(settings.runtime)
@@ -236,13 +238,16 @@ class Pretraining(Observed):
 
     def run(self) -> Stack:
         """Train until the schedule ends; see :func:`pretrain` for what it raises."""
-        with stop_on_signals() as request, closing(self._versions):  # outside of the BLAS limit
+        # The signals are outermost: an interrupt leaves no BLAS limit behind.
+        with stop_on_signals() as request, closing(self._versions):
             started = time.monotonic()
             try:
                 with blas_limit(self._blas_threads):
                     self._emit_start(started)
                     self._train(request)
-                if request():  # while the workers were joined
+                # A signal that came while the workers were joined: the run is complete, but its
+                # caller asked to stop, and must not go on with it.
+                if request():
                     raise Stopped
             except WorkerError as error:
                 error.stack = self._trained.salvaged(self._schedule.done, self.scaling)
@@ -273,6 +278,7 @@ class Pretraining(Observed):
         with self._runtime(request) as runtime:
             try:
                 self._drive(runtime, request)
+            # A stalled worker would not answer a request to stop either: show where it stands.
             except StalledError:
                 runtime.dump_stacks()
                 raise
@@ -290,6 +296,7 @@ class Pretraining(Observed):
                 commands = self._take(message)
                 if isinstance(message, Failed):
                     raise message.failure()
+                # First the commands, then the checkpoint: the workers train while it is written.
                 self._execute(commands, runtime)
                 if self.save is not None and not self._schedule.is_finished:
                     self.save(self.state, done=self._schedule.done, final=False)
@@ -306,6 +313,7 @@ class Pretraining(Observed):
         for i, versions in enumerate(past.held, start=1):
             for version in versions:
                 self._versions.publish(i, version, state.snapshots[i, version])
+        # From the data, through one snapshot a layer: activations are too large for a checkpoint.
         for layer, version in state.computed:
             self._versions.compute(layer, version, state.ancestry(layer, version))
         return self._schedule.resume(past)
@@ -322,6 +330,7 @@ class Pretraining(Observed):
             return []
         self._record(message)
         self._finished += 1
+        # Publish before the schedule hears of it: its commands may name this version.
         self._trained.publish(message.command, message.layer)
         self._versions.publish(layer, version, message.layer)
         commands = self._schedule.finished(layer, stops=message.stops, drifts=message.drifts)
@@ -335,7 +344,8 @@ class Pretraining(Observed):
         while self._running and time.monotonic() < deadline:
             if (message := runtime.wait(self._times.tick)) is not None:
                 for command in self._take(message):
-                    if isinstance(command, Release):  # the others are begun again at a resume
+                    # No new epoch begins; the schedule gives its command again at a resume.
+                    if isinstance(command, Release):
                         self._release(command)
 
     def _execute(self, commands: Iterable[Command], runtime: Runtime) -> None:
@@ -345,6 +355,7 @@ class Pretraining(Observed):
                 continue
             now = time.monotonic()
             self.emit(EpochStarted(now, command.layer, command.epoch, command.reads))
+            # Recorded first: a serial runtime may have the message as soon as it is asked.
             self._running[command.layer] = command.epoch
             runtime.submit(command)
         self._set_workers(runtime)
@@ -379,7 +390,8 @@ class Pretraining(Observed):
         )
 
     def _runtime(self, request: StopRequest) -> Runtime:
-        def tick_and_ask() -> bool:  # the caller's thread is the one that trains
+        # With the serial runtime this thread trains, and the driver cannot look at the clock.
+        def tick_and_ask() -> bool:
             self._watch.tick(self._running, self._finished, runtime.fraction)
             return request()
 

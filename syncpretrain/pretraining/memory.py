@@ -27,15 +27,15 @@ __all__ = [
     "shard_bytes",
 ]
 
-DEVICE_COPIES = 3  # of another device: parameters, gradient, velocity
+# Copies of a layer's parameters, in units of their size.
+COPIES = 8  # parameters, gradient, velocity, and up to 5 published snapshots
+DEVICE_COPIES = 3  # on another device: parameters, gradient, velocity
+REPLICA_COPIES = 6  # of a replica: the three above, what it fetched, began with, and changed
+
+VERSIONS = 3  # of a layer's activations at a time, at most: see schedule/epochs.py
 WAITING = 2  # minibatches between layers: VERSIONS times as many are more than any ring has
-VERSIONS = 3  # a layer's activations at a time, at most
 PROCESS_BYTES = 60_000_000  # an interpreter with NumPy
-OUTPUTS = 8  # kept by a layer and in its state, and what compares two of them in float64
-REPLICA_COPIES = (
-    6  # of an asynchronous replica: as of a layer, what it fetched, began with, changed
-)
-COPIES = 8  # parameters, gradient, velocity and up to 5 published snapshots, the newest included
+OUTPUTS = 8  # kept by a layer and in its state, and two of them compared in float64
 
 
 def pretraining_bytes(shapes: Sequence[LayerShape], *, examples: int, batch_size: int) -> int:
@@ -48,14 +48,14 @@ def pretraining_bytes(shapes: Sequence[LayerShape], *, examples: int, batch_size
 
 
 def held_rows(settings: PretrainSettings, backend: Backend, *, steps: int, held_out: int) -> int:
-    """Return as many examples as a stream has activations of, for the estimate of its memory.
+    """Return the number of examples with activations in a stream, to estimate its memory.
 
-    The estimate takes each of them :data:`VERSIONS` times.
+    The estimate counts each of them :data:`VERSIONS` times.
     """
     size = stream_size(settings, backend, steps)
     if not size.steps:
         return WAITING * (settings.batch_size + held_out)
-    # Those of a block are computed beside the ring, and validation examples too.
+    # The activations of a block are computed outside the ring, and then copied into it.
     rows = (size.ring + size.block) * settings.batch_size + (
         passes_in_ring(size.ring, steps) + 1
     ) * held_out
@@ -75,7 +75,7 @@ def _minibatch(shape: LayerShape, batch_size: int) -> int:
 
 
 def shard_bytes(settings: PretrainSettings) -> int:
-    """Return the bytes of devices that minibatches in shards need beside those of whole ones."""
+    """Return the extra bytes of devices that minibatches in shards need."""
     numbers = 0
     for layer, shape in enumerate(settings.shapes, start=1):
         shards, replicas = settings.shards_of(layer), settings.replicas[layer - 1]
@@ -89,7 +89,7 @@ def shard_bytes(settings: PretrainSettings) -> int:
 def replica_bytes(settings: PretrainSettings, steps: int) -> int:
     """Return the bytes of the replicas of an asynchronous run, and of the changes that wait.
 
-    ``steps`` are the minibatches of an epoch, at the end of which no change waits.
+    ``steps`` are the minibatches of an epoch; no change waits at its end.
     """
     late = 0
     if settings.runtime == "serial":

@@ -92,7 +92,7 @@ class OnlineStack:
         X : ndarray of shape (n_examples, input units)
             NaN stands for a missing value.
         names : sequence of str
-            Of the columns, where they have any.
+            Names of the columns; empty if they have none.
 
         Raises
         ------

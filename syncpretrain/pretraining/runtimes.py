@@ -131,7 +131,7 @@ def runtime_for(
     worker_factories : sequence of callable
         One a layer: builds its worker, here or in a process of its own.
     versions : Versions
-        What the workers read, as of :func:`versions_for`.
+        The versions that the workers read, from :func:`versions_for`.
     blas_threads : int
         BLAS threads of each process that is started.
     stop : callable

@@ -1,4 +1,4 @@
-"""The settings of a call: those that were given, and those that follow from the data."""
+"""The settings of a call: given ones, and ones that follow from the data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["settled"]
 def settled(
     layers: Any, look: Look, settings: Mapping[str, Any]
 ) -> tuple[PretrainSettings, dict[str, Any]]:
-    """Return the settings, and those of them that follow from the data.
+    """Return the settings, and by name the values that follow from the data.
 
     Raises
     ------

@@ -26,7 +26,7 @@ class Watch:
     emit : callable
         Given a Progress event of each running layer.
     times : Timeouts
-        Of which ``stall`` is how long no layer may finish a minibatch.
+        Only ``tick`` and ``stall`` are used: how long no layer may finish a minibatch.
     """
 
     def __init__(self, emit: Callable[[Event], None], times: Timeouts = TIMEOUTS) -> None:
@@ -47,7 +47,7 @@ class Watch:
         finished : int
             Epochs finished, of all layers together.
         fraction : callable
-            Of a layer's running epoch, in [0, 1].
+            Returns how far the running epoch of a layer is, in [0, 1].
 
         Raises
         ------

@@ -117,7 +117,7 @@ def driver_for(
     times: Timeouts = TIMEOUTS,
     restarts: Restarts | None = None,
 ) -> Driver:
-    """Return the driver of a run, everything checked; its parameters are those of ``pretrain``.
+    """Return the driver of a run, everything checked; see ``pretrain`` for the parameters.
 
     ``restarts`` are for processes of layers that die.
 

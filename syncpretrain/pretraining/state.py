@@ -194,10 +194,11 @@ def _unpack_stream(header: _StreamHeader, arrays: dict[str, Array]) -> StreamSta
 
 @dataclass(frozen=True, slots=True)
 class AsyncState:
-    """Where an asynchronous run stands.
+    """All that an asynchronous run depends on.
 
-    ``done`` are the epochs that each layer has finished, ``minibatches`` those of the running
-    epoch that are trained, and ``errors`` the sums of their errors, one a layer in training.
+    ``done`` are the epochs that each layer has finished. ``minibatches`` is how many minibatches
+    of the running epoch are trained, and ``errors`` the sums of their errors, one a layer in
+    training.
     ``arrays`` are the parameters of all layers, and what the replicas remember; ``curves`` the
     errors of the epochs that each layer has finished.
     """

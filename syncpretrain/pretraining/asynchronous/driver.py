@@ -225,6 +225,7 @@ class AsyncPretraining(Observed):
         learners = [self._learners[n - 1] for n in layers]
         below = [learner.current() for learner in self._learners[: layers[0] - 1]]
         X, V = (up_through(below, x) if below else x for x in (self._train, self._held_out))
+        # Only before the very first minibatch: biases are set from the data.
         if first == 1 and not (self.resume and self.resume.minibatches):
             learners[0].start(X)
         build = partial(LayerReplica, self.settings, layers)
@@ -274,7 +275,7 @@ class AsyncPretraining(Observed):
         """Judge the layers that trained an epoch, report it, and save what is due."""
         stage.update()
         if epoch == max(self.settings.epochs[n - 1] for n in stage.layers):
-            self._stage = None  # what its replicas remember is not needed any more
+            self._stage = None  # a checkpoint from now on has no need of its replicas' memory
         for i, learner in enumerate(stage.learners):
             number, limit = learner.layer, self.settings.epochs[learner.layer - 1]
             if epoch <= limit:

@@ -27,8 +27,8 @@ __all__ = ["LayerReplica", "Stage"]
 class LayerReplica:
     """Layers that train on their own; see :class:`syncpretrain.parallel.replicas.steps.Replica`.
 
-    Each reads what the one below makes of the minibatch, before that is moved by it. A layer whose
-    epochs are over only hands up.
+    Each layer reads the hidden means that the layer below computes from the minibatch before its
+    own update. A layer that has trained all its epochs only hands up.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class LayerReplica:
     layers : sequence of int
         Numbers of layers that follow each other, counted from 1.
     data : sequence of one ndarray of shape (n_examples, visible)
-        What the lowest of them reads.
+        Input of the lowest layer.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class LayerReplica:
             errors.append(float(error))
             if i < len(self._handed):
                 out = self._handed[i][: len(rows)]
+                # As in a stream: the means from before the update, or else computed anew after it.
                 if not (trains and training.copy_hidden(out)):
                     learner.current().up(X[rows], out=out)
                 X, rows = out, self._all_rows[: len(rows)]
@@ -87,6 +88,7 @@ class LayerReplica:
             np.copyto(array, state[name])
 
     def _rows(self, epoch: int) -> list[Any]:
+        # A replica trains on minibatches of one epoch at a time: the newest order is kept.
         if self._order[0] != epoch:
             own = self._settings
             order = minibatches(
@@ -106,9 +108,9 @@ class Stage:
     ----------
     settings : PretrainSettings
     learners : sequence of Learner
-        Of layers that follow each other; the replicas begin with their parameters.
+        Successive layers; the replicas begin with their parameters.
     X : ndarray of shape (n_examples, visible)
-        What the lowest of them reads.
+        Input of the lowest layer.
     build : callable
         Returns a replica of these layers, given the data.
     report : callable

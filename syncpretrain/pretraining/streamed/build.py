@@ -99,9 +99,9 @@ class DeviceStream(LocalStream):
     layers : sequence of DeviceStreamedLayer
         From the lowest up.
     inputs : Split
-        The data where the first layer is trained.
+        The data on the device of the first layer.
     data : Split
-        The same as they were given, which is all that is left of them at the end.
+        The same data as they were given: ``inputs`` at the end.
     backend : Backend
     """
 
@@ -122,7 +122,7 @@ class DeviceStream(LocalStream):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Wait for what is queued, and give back the memory that it used: it is soon of others."""
+        """Wait for what is queued, then give back the memory that it uses."""
         try:
             for layer in self._own:
                 layer.learner.stream.synchronize()
@@ -156,9 +156,9 @@ def device_stream(
     ends : sequence of int
         The last minibatch that each layer processes.
     size : StreamSize
-        Of its rings and blocks.
+        Minibatches of its rings and blocks.
     backend : Backend
-        Whose devices the layers are dealt to.
+        The layers are dealt to its devices.
     """
     passes = data.passes
     held = passes_in_ring(size.ring, passes.steps), passes.held_out
@@ -187,8 +187,9 @@ def device_stream(
     return DeviceStream(layers, runs.inputs, data.data, backend)
 
 
-# Minibatches that the process which replaces another finds in its ring: a state is copied at least
-# once in that many, so that it should be many, and few where they are large.
+# A process that replaces another reads again from its ring what came after the kept state. So the
+# state is copied at least once in that many minibatches: many, to copy seldom, and few where they
+# are large.
 REREAD_MINIBATCHES, MOST_REREAD = 64, 1024
 REREAD_BYTES = 1 << 24
 FROM_THE_DATA = 1 << 62  # is never overwritten
@@ -215,7 +216,7 @@ def stream_runtime(
     ends : sequence of int
         The last minibatch that each layer processes.
     size : StreamSize
-        Of its rings and blocks.
+        Minibatches of its rings and blocks.
     times : Timeouts
     restarts : Restarts, optional
         For processes that die.

@@ -66,7 +66,7 @@ class StreamEvents:
     emit : callable
         Given each event.
     times : Timeouts
-        Of which ``tick`` and ``stall`` are used.
+        Only ``tick`` and ``stall`` are used.
     """
 
     def __init__(
@@ -131,7 +131,9 @@ class StreamEvents:
             if layer.position > layer.plan.delay and not layer.is_trained
         }
         for layer, epoch in running.items():
-            if epoch == self._ended[layer] + 1:  # else the end of the one before comes first
+            # A thread may be in the next epoch before the driver has taken the end of the last:
+            # observers get that end first.
+            if epoch == self._ended[layer] + 1:
                 self._begin(layer, epoch, time.monotonic())
         finished = sum(layer.epochs_done for layer in self._layers)
         self._watch.tick(running, finished, lambda layer: self._layers[layer - 1].fraction)
@@ -214,8 +216,10 @@ class StreamedPretraining(Observed):
     def resume(self, state: StreamState | None) -> None:
         self._resume = state
         waiting = max((len(layer.ring) for layer in state.layers), default=0) if state else 0
-        if waiting > self._size.ring:  # it is of a runtime, or a device, with longer rings
-            del self._runtime, self._layers, self._events  # devices have no room for both
+        # The state may be from a runtime or a device with longer rings, with more minibatches in
+        # them than the rings here could take.
+        if waiting > self._size.ring:
+            del self._runtime, self._layers, self._events  # a device has no room for both
             self._backend.free_unused()
             self._build(self._size._replace(ring=waiting))
 
@@ -275,11 +279,12 @@ class StreamedPretraining(Observed):
 
     def state(self) -> StreamState:
         """Return all that the rest of the run depends on."""
+        # Paused, every layer is between two minibatches, and no ring changes.
         with self._pool.paused() if self._pool is not None else nullcontext():
             ends = self._schedule.ends
             above = (
                 [
-                    layer.position if layer.position < end else None  # else it needs nothing more
+                    layer.position if layer.position < end else None  # it needs no minibatch more
                     for layer, end in zip(self._layers[1:], ends[1:], strict=True)
                 ]
                 + [None]

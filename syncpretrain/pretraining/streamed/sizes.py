@@ -31,17 +31,19 @@ class StreamSize(NamedTuple):
 
 def passes_in_ring(ring: int, steps: int) -> int:
     """Return from how many passes, of some steps each, the minibatches of a ring may be."""
+    # A ring of R minibatches touches R // S + 1 passes, and one more if it begins within a pass.
     return ring // steps + 2
 
 
 def stream_size(settings: PretrainFields, backend: Backend, steps: int) -> StreamSize:
-    """Return the sizes of a run, whose passes have some steps.
+    """Return the sizes of a run with ``steps`` minibatches a pass over the data.
 
     On a device a ring has two blocks, one that is read and one that is filled.
     """
     if backend.steps_at_once == 1:
         ring = RANK_RING_MINIBATCHES if settings.runtime == "mpi" else RING_MINIBATCHES
         return StreamSize(ring, BLOCK_MINIBATCHES)
+    # A device works whole blocks, so that a block is as long as may be recorded at once.
     fitting = RING_BYTES // (FLOAT_BYTES * settings.batch_size * max(settings.layers[:-1]))
     block = max(1, min(backend.steps_at_once, steps, fitting) // 2)
     return StreamSize(2 * block, block, steps)
