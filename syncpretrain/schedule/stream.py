@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 RING_MINIBATCHES = 8  # between two layers
-RANK_RING_MINIBATCHES = 16  # where some of them are on their way, or known of a while later
+RANK_RING_MINIBATCHES = 16  # between ranks, where some are on their way, or not yet known of
 BLOCK_MINIBATCHES = 4  # that a layer processes at once: its weights stay in cache
 
 
@@ -160,7 +160,7 @@ class StreamSchedule:
     def take(self, among: Container[int] | None = None) -> Block | None:
         """Return minibatches that a layer may process now; None to wait for :meth:`done`.
 
-        ``among`` are the layers, counted from 1, that come into question; by default all.
+        ``among`` are the numbers, from 1, of the layers to choose from; by default all.
 
         Raises
         ------
@@ -212,6 +212,15 @@ class StreamSchedule:
             in_epoch = (position - self._plans[i].delay) % self._epoch if self._epoch else 0
             left = min(self._block, self._epoch - in_epoch) if self._epoch else self._block
             return min(position + left, limit)
+        # Whole blocks are counted from the begin of the layer's epoch or of the pass, whichever
+        # came later, and end with either. With a delay of 2, 6 minibatches a pass, and blocks of 4:
+        #
+        #     minibatch   1  2  3  4  5  6  7  8  9 10 11 12 13 14
+        #     pass       [              ][                ][
+        #     epoch            [                ][                ]
+        #     block            [         ][    ][         ][     ]
+        #
+        # A resumed layer may be within a block: it first does the rest of it.
         in_epoch, in_pass = (position - self._plans[i].delay) % steps, position % steps
         done = min(in_epoch, in_pass) % self._block
         left = min(self._block - done, steps - in_epoch, steps - in_pass)
@@ -225,6 +234,7 @@ class StreamSchedule:
             limit = min(limit, self._positions[i - 1])
         if i + 1 < len(self._plans) and self._positions[i + 1] < self.ends[i + 1]:
             filled = self._positions[i + 1] + self._ring
-            if filled < self._longest[i + 1]:  # what is behind it goes into no ring
+            # Minibatches that the layer above will never read go into no ring, and need no room.
+            if filled < self._longest[i + 1]:
                 limit = min(limit, filled)
         return limit

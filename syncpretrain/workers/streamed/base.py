@@ -22,7 +22,7 @@ __all__ = ["BaseStreamedLayer", "EpochResult", "Sharing", "StreamRuntime"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochResult:
-    """A layer finished an epoch of its own, the last one maybe. Times as in ``time.monotonic``."""
+    """Result of an epoch that a layer finished. Times as in ``time.monotonic``."""
 
     layer: int
     epoch: int
@@ -61,7 +61,7 @@ class BaseStreamedLayer(ABC):
     Parameters
     ----------
     number : int
-        Of the layer, counted from 1.
+        Number of the layer, counted from 1.
     plan : StreamPlan
     steps : int
         Minibatches of an epoch.
@@ -87,6 +87,7 @@ class BaseStreamedLayer(ABC):
     @property
     def fraction(self) -> float:
         """How far the running epoch is, in [0, 1]."""
+        # The pool's thread writes the position while others read: read once.
         own = self.position - self.plan.delay
         return min(own, self.plan.steps) % self._steps / self._steps
 
@@ -162,7 +163,7 @@ class BaseStreamedLayer(ABC):
 
 
 class StreamRuntime(Protocol):
-    """Where the layers of a streamed run are trained; a context manager."""
+    """Runtime of a streamed run: a context manager that owns the layers."""
 
     @property
     def layers(self) -> Sequence[BaseStreamedLayer]:

@@ -44,14 +44,15 @@ class Events:
     Parameters
     ----------
     backend : Backend
-        Of the device whose stream records them.
+        Backend of the device that records them.
     kept : int
-        How far back, in arrays, another stream may ask for.
+        How many arrays back another stream may ask for.
     """
 
     def __init__(self, backend: Backend, kept: int) -> None:
         self._backend, self._kept = backend, kept
-        self._events: tuple[tuple[int, Event], ...] = ()  # replaced whole: two threads look at it
+        # The thread of the other layer reads it without a lock: a tuple that is replaced whole.
+        self._events: tuple[tuple[int, Event], ...] = ()
 
     def record(self, number: int) -> None:
         """Record on the current stream, behind the work on an array and on all before it."""
@@ -80,7 +81,7 @@ class DeviceRing:
     Parameters
     ----------
     backend, writer : Backend
-        Of the reader and of the writer.
+        Backend of the reader, which has the arrays, and of the writer.
     capacity, rows, width : int
         The number of arrays that may wait to be read, and the shape of the largest.
     """
@@ -90,16 +91,17 @@ class DeviceRing:
     ) -> None:
         self._backend, self._capacity, self._rows = backend, capacity, rows
         self._arrays = backend.empty((capacity * rows, width))
-        # Twice, so that the rows of successive arrays are a slice, also of those around the end.
+        # The numbers 0 .. n - 1 twice: the rows of successive arrays are one slice of them, also
+        # where the arrays go around the end of the ring.
         self._numbers = backend.asarray(np.arange(2 * capacity * rows) % max(capacity * rows, 1))
         self._filled, self._read = Events(writer, capacity), Events(backend, capacity)
 
     @contextmanager
     def reading(self, first: int, last: int, rows: int) -> Iterator[tuple[Any, Any]]:
-        """Give all rows of the ring, and the numbers of those of some successive arrays.
+        """Give all rows of the ring, and the numbers of the rows of some successive arrays.
 
-        ``rows`` is how many they have together. They may be overwritten by what is queued after
-        the context.
+        ``rows`` is their number of rows together. What is queued after the context may overwrite
+        them.
 
         Raises
         ------
@@ -119,7 +121,15 @@ class DeviceRing:
 
     def fill(self, first: int, last: int, arrays: Any) -> None:
         """Copy successive arrays, one below another, on the current stream of the writer."""
+        # Array n takes the place of array n - capacity, which must have been read by then. Events
+        # of a stream are in order, so the wait for the last one is a wait for all.
         self._read.wait(last - self._capacity)
+        # Arrays that go around the end are copied in two parts. A ring of 5 arrays, filled with 4
+        # to 6:
+        #
+        #     place    0    1    2    3    4
+        #     array    6    -    -    4    5
+        #            part 2          part 1
         start = self._start(first)
         before_end = len(self._arrays) - start
         for at, part in ((start, arrays[:before_end]), (0, arrays[before_end:])):
@@ -128,15 +138,16 @@ class DeviceRing:
         self._filled.record(last)
 
     def on_host(self, number: int, rows: int) -> Array:
-        """Return a copy of an array, whose writer was waited for."""
+        """Return a copy of an array; the caller has waited for its writer."""
         return self._backend.tohost(self.slot(number, rows))
 
     def _start(self, number: int) -> int:
-        return (number - 1) % self._capacity * self._rows  # so that few blocks go around the end
+        # A slot is as large as the largest array, so that array n is at the same place each time.
+        return (number - 1) % self._capacity * self._rows
 
 
 class DeviceRings(NamedTuple):
-    """What one layer hands to the next: minibatches, and validation examples by pass."""
+    """Rings between two layers: of minibatches, and of validation examples by pass."""
 
     minibatches: DeviceRing
     validation: DeviceRing
@@ -151,15 +162,15 @@ class DeviceRings(NamedTuple):
 
 
 class DeviceSource(Protocol):
-    """Where a layer's minibatches come from."""
+    """Source of a layer's minibatches on a device."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an iterable is being asked for its next array, which may take any time."""
+        """True while an iterable is asked for its next array, which may take any time."""
         ...
 
     def fetch(self, first: int, last: int, stop: Callable[[], bool]) -> None:
-        """Wait for what an iterable gives for a run, in no stream: another thread may look at it.
+        """Wait for the arrays that an iterable gives for a run; called outside of any stream.
 
         Raises
         ------
@@ -169,9 +180,9 @@ class DeviceSource(Protocol):
         ...
 
     def run(self, first: int, last: int) -> AbstractContextManager[tuple[Any, Any]]:
-        """Give rows, and the numbers of those of successive minibatches of one pass.
+        """Give rows, and the numbers of the rows of successive minibatches of one pass.
 
-        They may be overwritten by what is queued after the context.
+        What is queued after the context may overwrite them.
         """
         ...
 
@@ -191,7 +202,7 @@ class RingRuns:
     ----------
     rings : DeviceRings
     passes : Passes
-        Over the data of which these are made.
+        The passes over the data.
     """
 
     is_waiting = False
@@ -250,11 +261,12 @@ class RowRuns(_DataRuns):
     ----------
     source : RowsSource
     backend : Backend
-        Of layer 1.
+        Backend of layer 1.
     most : int
-        Minibatches of a run.
+        The most minibatches of a run.
     beside : int
-        Bytes that the run needs of devices beside the data, which stay on the host without room.
+        Bytes that the run needs on a device apart from the data. Data without room stay on the
+        host.
 
     Attributes
     ----------
@@ -282,7 +294,7 @@ class RowRuns(_DataRuns):
         """Do nothing: they are there."""
 
     def run(self, first: int, last: int) -> AbstractContextManager[tuple[Any, Any]]:
-        """Give all rows, or a copy of those of the run, and the numbers of these."""
+        """Give all rows, or a copy of the rows of the run, and the numbers of the run's rows."""
         number, step = divmod(first - 1, self._passes.steps)
         if number + 1 != self._pass:
             whole = self._source.order_of(number + 1)
@@ -306,9 +318,9 @@ class ArrayRuns(_DataRuns):
     ----------
     source : PassesSource
     backend : Backend
-        Of layer 1.
+        Backend of layer 1.
     most : int
-        Minibatches of a run.
+        The most minibatches of a run.
 
     Attributes
     ----------
@@ -326,7 +338,7 @@ class ArrayRuns(_DataRuns):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the iterable is being asked for its next array, which may take any time."""
+        """True while the iterable is asked for its next array, which may take any time."""
         return self._source.is_waiting
 
     def fetch(self, first: int, last: int, stop: Callable[[], bool]) -> None:
@@ -344,7 +356,7 @@ class ArrayRuns(_DataRuns):
         for number in range(first, last + 1):
             array, rows = self._source.minibatch(number)
             own = self._host[done : done + len(rows)]
-            np.copyto(own, array)  # which the next one overwrites
+            np.copyto(own, array)  # the iterable may give the same array again, filled anew
             self._fetched.append(own)
             done += len(rows)
             if stop():  # by now: an iterable may take any time

@@ -83,7 +83,7 @@ class Ring:
 
 
 class Rings(NamedTuple):
-    """What one layer hands to the next: minibatches, and validation examples by pass."""
+    """Rings between two layers: of minibatches, and of validation examples by pass."""
 
     minibatches: Ring
     validation: Ring
@@ -125,11 +125,11 @@ class RingSize:
 
 
 class Source(Protocol):
-    """Where a layer's minibatches come from."""
+    """Source of a layer's minibatches."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an iterable is being asked for its next array, which may take any time."""
+        """True while an iterable is asked for its next array, which may take any time."""
         ...
 
     def minibatch(self, number: int) -> tuple[Array, NDArray[np.intp]]:
@@ -167,7 +167,7 @@ class DataSource(ABC):
     Attributes
     ----------
     is_waiting : bool
-        Whether an iterable is being asked for its next array, which may take any time.
+        True while an iterable is asked for its next array, which may take any time.
     """
 
     def __init__(self, data: Split, *, batch_size: int) -> None:
@@ -198,7 +198,7 @@ class RingSource:
     ----------
     rings : Rings
     passes : Passes
-        Over the data of which these are made.
+        The passes over the data.
     """
 
     is_waiting = False
@@ -208,7 +208,7 @@ class RingSource:
         self._rows = np.arange(passes.size(1))
 
     def minibatch(self, number: int) -> tuple[Array, NDArray[np.intp]]:
-        """Return the minibatch of a number, all rows of which count."""
+        """Return the minibatch of a number: an array, and the numbers of all its rows."""
         rows = self._rows[: self._passes.size(number)]
         return self._rings.minibatches.array(number, len(rows)), rows
 
@@ -309,7 +309,7 @@ class PassesSource(DataSource):
         self._read, self._newest = 0, np.empty((0, 0), dtype=np.float32)
 
     def minibatch(self, number: int) -> tuple[Array, NDArray[np.intp]]:
-        """Return the minibatch of a number, counted from 1, all rows of which count.
+        """Return the minibatch of a number, from 1: an array, and the numbers of all its rows.
 
         Raises
         ------
@@ -330,7 +330,7 @@ class PassesSource(DataSource):
         finally:
             self.is_waiting = False
         if step == self.passes.steps - 1:
-            self._running = None  # a DataLoader ends its processes
+            self._running = None  # now, not at the next pass: a DataLoader ends its processes
         return self._newest, self._all[: len(self._newest)]
 
     def check(self, X: Array, rows: NDArray[np.intp]) -> None:
@@ -338,7 +338,7 @@ class PassesSource(DataSource):
 
     @property
     def means(self) -> NDArray[np.float64] | None:
-        """Those of the columns in the first pass, if they were measured."""
+        """The means of the columns in the first pass, if they were measured."""
         found: NDArray[np.float64] | None = self._arrays.means
         return found
 

@@ -159,9 +159,9 @@ class StreamedLayer(LearningLayer):
     Parameters
     ----------
     learner, step, plan, passes, stopping
-        As of :class:`LearningLayer`.
+        See :class:`LearningLayer`.
     source : Source
-        Of its minibatches.
+        Source of its minibatches.
     """
 
     def __init__(
@@ -227,6 +227,7 @@ class StreamedLayer(LearningLayer):
 
     def process_again(self, last: int, run: PhaseRunner = in_turn) -> None:
         """Go on to a minibatch; all up to it were handed up before, and are not touched."""
+        # Rings aside take what it hands up: the layer above may be reading the real ones.
         above, busy = self._above, self.busy_seconds
         if above is not None:
             self._above = above[0].aside(), above[1]
@@ -285,6 +286,8 @@ class StreamedLayer(LearningLayer):
         self, X: Array, rows: NDArray[np.intp], own: int, out: Array | None, run: PhaseRunner
     ) -> None:
         epoch, step = (own - 1) // self._passes.steps + 1, (own - 1) % self._passes.steps
+        # The layer above reads the means from before this update. Most steps compute them anyway,
+        # and are asked for a copy; the others need a forward pass of their own.
         if out is not None and not self._hands_up_own_means:
             self._forward(X, rows, out)
         error = self.step.train_step(X, rows, epoch=epoch, step=step, run=run)
@@ -301,7 +304,8 @@ class StreamedLayer(LearningLayer):
             return
         self._source.check(X, rows)
         self._roll_back(epoch, symptom)
-        if out is not None:  # what was handed up may not be finite
+        # What was handed up may not be finite: the layer as it was taken back computes it again.
+        if out is not None:
             self._forward(X, rows, out)
 
     def _hidden(self, number: int, rows: int) -> Array | None:

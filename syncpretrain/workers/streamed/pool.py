@@ -69,7 +69,7 @@ class StreamPool(Closing):
         super().__init__(times)
         self._layers, self._schedule, self._stop = layers, schedule, stop
         self._changed = threading.Condition()  # guards the schedule
-        self._stopping, self._stopped = threading.Event(), math.inf  # and when
+        self._stopping, self._stopped = threading.Event(), math.inf  # the flag, and its time
         self._pauses = 0
         self._sharing = [
             layer.sharing(times) if n > 1 else None
@@ -108,6 +108,7 @@ class StreamPool(Closing):
         deadline = time.monotonic() + self._times.stall
         with self._changed:
             self._pauses += 1
+        # Helpers may go on: they only touch a step of a running block, which is waited for.
         try:
             with self._changed:
                 while self._schedule.running and not self._should_stop():
@@ -150,7 +151,7 @@ class StreamPool(Closing):
         return [thread.name for thread in self._threads if thread.is_alive()]
 
     def _serve(self) -> None:
-        tired = False  # there was nothing to help with for a while
+        tired = False  # it found nothing to help with: then it sleeps, instead of asking again
         while (task := self._next(may_help=not tired)) is not None:
             if isinstance(task, Block):
                 tired = False
@@ -162,8 +163,10 @@ class StreamPool(Closing):
         layer, sharing = self._layers[block.layer - 1], self._sharing[block.layer - 1]
         try:
             results = layer.process(block, self._should_stop, sharing.run if sharing else in_turn)
+            # Before the block is done: a driver that pauses the pool and saves takes the ends of
+            # all epochs that the state is behind.
             for result in results:
-                self.results.put(result)  # before anyone sees that the block is done
+                self.results.put(result)
             with self._changed:
                 self._schedule.done(block, layer.plan)
                 self._call_all()
@@ -186,6 +189,8 @@ class StreamPool(Closing):
 
     def _next(self, *, may_help: bool) -> Block | tuple[int, Sharing, int] | None:
         """Return the next block or layer to help, waiting for one; None at the end."""
+        # A thread looks for work and goes to sleep under the lock under which work is made, so no
+        # wake-up is lost. The wait has an end all the same: for a caller that died.
         with self._changed:
             while self._caller.is_alive() and not self._stopping.is_set():
                 if self._pauses:
@@ -198,6 +203,7 @@ class StreamPool(Closing):
                     return None
                 if block is not None or self._schedule.is_finished:
                     return block
+                # The number of calls is read here, under the lock: a call after this is not missed.
                 if may_help and (helped := self._to_help()) is not None:
                     return helped
                 self._changed.wait(self._times.sleep)

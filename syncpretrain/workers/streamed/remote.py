@@ -42,7 +42,7 @@ __all__ = ["LayerLink", "LentThreads", "RemoteLayer", "Stopping"]
 
 
 class LayerLink(Protocol):
-    """One layer's process or rank, which has one order at a time."""
+    """Link to the process or the rank of one layer, which has one order at a time."""
 
     @property
     def has_ended(self) -> bool:
@@ -76,9 +76,10 @@ class LentThreads:
     Parameters
     ----------
     number : ndarray of shape (1,), float64
-        Of those that do, in shared memory: read by the other process before every step.
+        Number of threads that sleep, in shared memory: the other process reads it before every
+        step, and lets as many threads of its own help.
     times : Timeouts
-        Of which ``sleep`` is used.
+        Only ``sleep`` is used.
     """
 
     def __init__(self, number: NDArray[np.float64], times: Timeouts) -> None:
@@ -101,6 +102,8 @@ class LentThreads:
             self._number[0] += 1
             try:
                 return self._changed.wait_for(lambda: self._calls != calls, self._times.sleep)
+            # A thread that is called away may still be counted for one step of the other process:
+            # a helper too many for a moment, which costs time, never a bit.
             finally:
                 self._number[0] -= 1
 
@@ -112,19 +115,20 @@ class LentThreads:
 
 
 class Stopping:
-    """A request to all processes of a run to stop, and their time to answer after a failure.
+    """Stop flag shared by all processes of a run, with the deadline for their last answer.
 
     Parameters
     ----------
     number : ndarray of shape (1,), float64
-        In shared memory: 1 once they are to stop after their minibatch.
+        The flag, in shared memory: 1 once the processes are to stop after their minibatch.
     times : Timeouts
-        Of which ``failed_drain`` is used.
+        Only ``failed_drain`` is used.
 
     Attributes
     ----------
     deadline : float
-        Of all answers, as in ``time.monotonic``; infinite until a layer has failed.
+        Time by which all must have answered, as in ``time.monotonic``; infinite until a layer has
+        failed.
     """
 
     def __init__(self, number: NDArray[np.float64], times: Timeouts) -> None:
@@ -147,7 +151,7 @@ class RemoteLayer(BaseStreamedLayer):
     Parameters
     ----------
     number, plan, steps
-        As of :class:`BaseStreamedLayer`.
+        See :class:`BaseStreamedLayer`.
     initial : callable
         Returns the layer as it is before its first epoch.
     times : Timeouts
@@ -168,8 +172,8 @@ class RemoteLayer(BaseStreamedLayer):
         self._stopping, self._lent = Stopping(np.zeros(1), times), np.zeros(1)
         self._newest: Layer | None = None
         self._is_newest_last = False  # it will not change any more
-        self._error: BaseException | None = None  # the newest answer was one, or it died
-        self._answered = plan.delay  # the last minibatch of the newest block that was
+        self._error: BaseException | None = None  # the newest answer, or the death
+        self._answered = plan.delay  # the last minibatch of the newest block with an answer
         self._former_seconds = 0.0  # of processes that died
         self._replaces: Callable[[WorkerError], bool] = lambda death: False
 
@@ -233,6 +237,7 @@ class RemoteLayer(BaseStreamedLayer):
 
     def refresh(self) -> bool:
         """Ask for the layer as it is; return whether the process answered."""
+        # Locked, a thread waits for the answer to a block, which may take any time.
         if self._process is None or self._lock.locked():
             return False
         with contextlib.suppress(WorkerError):  # then the newest layer that is known stays
@@ -304,6 +309,9 @@ class RemoteLayer(BaseStreamedLayer):
         process, is_block = self._process, isinstance(order, Block)
         if process is None:
             raise WorkerError(f"layer {self.number} has no process any more")
+        # Two deadlines. This order's own: infinite for a block until the run is asked to stop,
+        # since a stall is the driver's matter. And the run's, set when any layer has failed: by
+        # then all have to answer, since nothing will be saved.
         deadline, is_stopping = time.monotonic() + seconds, False
         process.send(order)
         while not process.poll(self._times.tick):
@@ -311,13 +319,15 @@ class RemoteLayer(BaseStreamedLayer):
                 is_stopping, deadline = True, time.monotonic() + self._times.drain
                 self._stopping.request()
             if time.monotonic() > min(deadline, self._stopping.deadline):
-                process.kill()  # else its answer would be taken for that to another order
+                process.kill()  # else its answer would be taken for the answer to the next order
                 process.ending()
                 if is_block:
                     raise Stopped
                 raise StalledError(f"layer {self.number} did not answer within {seconds:g} s")
         answer = self._receive()
         if answer is None:
+            # It died. If another process has taken its place, the order goes there, in what is left
+            # of the time. A run has a bounded number of restarts, so this recursion ends.
             self._replace(self._death(is_busy=is_block))
             return self._answer(order, deadline - time.monotonic(), stop)
         return self._known(order, answer.value)
