@@ -19,8 +19,8 @@ from syncpretrain.pretraining.streamed import sizes
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.schedule.stream import StreamPlan
 from syncpretrain.settings import settings_from
-from syncpretrain.workers.ranks import streamed as held
-from syncpretrain.workers.ranks.streamed import HeldStream
+from syncpretrain.workers.ranks import stream_worker as held
+from syncpretrain.workers.ranks.stream_worker import StreamWorker
 from syncpretrain.workers.ranks.streamed_run import LayerRank
 from syncpretrain.workers.streamed.child import Answer, GiveLayer, Processed
 from syncpretrain.workers.streamed.layer import StreamedLayer
@@ -47,7 +47,7 @@ def wanted(bits):
 def test_a_block_is_answered_before_its_last_minibatch(bits, wanted, monkeypatch):
     """Not where an epoch may end with it, or the stream."""
     blocks, left = {}, []
-    process, send = HeldStream._process, HeldStream.send
+    process, send = StreamWorker._process, StreamWorker.send
 
     def processing(self, layer, block):
         blocks[self.number] = block.last
@@ -59,8 +59,8 @@ def test_a_block_is_answered_before_its_last_minibatch(bits, wanted, monkeypatch
             left.append((last - thing.value.position, self.number, last))
         send(self, name, thing, layer)
 
-    monkeypatch.setattr(HeldStream, "_process", processing)
-    monkeypatch.setattr(HeldStream, "send", sending)
+    monkeypatch.setattr(StreamWorker, "_process", processing)
+    monkeypatch.setattr(StreamWorker, "send", sending)
     with local_ranks(4):
         own = run(bits)
         assert own.run().parameters_sha256 == wanted
@@ -185,7 +185,7 @@ def test_a_state_with_more_between_two_layers_than_a_ring_has_room_for(bits, wan
 
 def test_rank_0_is_sent_a_layer_at_its_end_and_once_in_a_while(bits, monkeypatch):
     sent = {"seldom": [], "always": []}
-    original = HeldStream.send
+    original = StreamWorker.send
 
     def send(self, name, thing, layer=0):
         if name == "answers" and isinstance(thing, Answer) and thing.value is not None:
@@ -194,7 +194,7 @@ def test_rank_0_is_sent_a_layer_at_its_end_and_once_in_a_while(bits, monkeypatch
             assert isinstance(thing.value, Processed), "no layer is asked for in the end"
         original(self, name, thing, layer)
 
-    monkeypatch.setattr(HeldStream, "send", send)
+    monkeypatch.setattr(StreamWorker, "send", send)
     for how, seconds in (("seldom", np.inf), ("always", -1.0)):
         monkeypatch.setattr(held, "KNOWN_SECONDS", seconds)
         found = sent[how]

@@ -15,9 +15,9 @@ from syncpretrain.models.layer import DenseLayer
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.settings import settings_from
-from syncpretrain.workers.ranks import epochs as rank_epochs
+from syncpretrain.workers.ranks import epoch_worker as rank_epochs
 from syncpretrain.workers.ranks import runtime as rank_runtime
-from syncpretrain.workers.ranks.epochs import KeptVersions, layers_sent_activations
+from syncpretrain.workers.ranks.epoch_worker import KeptVersions, layers_sent_activations
 from syncpretrain.workers.ranks.messages import RankOrder
 from syncpretrain.workers.split import Split
 

@@ -21,7 +21,7 @@ from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.ranks import runtime
-from syncpretrain.workers.ranks.epochs import layers_sent_activations
+from syncpretrain.workers.ranks.epoch_worker import layers_sent_activations
 
 WAYS = {
     "parameters": lambda rows, hidden, parameters: frozenset[int](),

@@ -113,7 +113,7 @@ class TunedReplica:
 
 
 class TunedShare(TunedReplica):
-    """The share of a rank in the steps of a trainer elsewhere; see ``HeldTuner``.
+    """The share of a rank in the steps of a trainer elsewhere; see ``TunerWorker``.
 
     Parameters
     ----------

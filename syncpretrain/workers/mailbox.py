@@ -1,4 +1,4 @@
-"""A queue between threads whose waits can be broken with a reason.
+"""A queue between threads; a wait can be broken with a reason.
 
 One condition guards one list. Every wait is a predicate loop with a deadline; a broken mailbox
 wakes all who wait, now and later.

@@ -7,7 +7,7 @@ Guarantees:
   kept: the bits are those of a process that lived. Else it is a failure like any other, reported
   within a tick of the driver. It holds no lock: there is none.
 * The data and the activations are in memory that all see; only snapshots of layers are sent.
-* Leaving the context ends every process, within a deadline. A process whose parent dies ends too.
+* Leaving the context ends every process, within a deadline. So does the death of the parent.
 """
 
 from __future__ import annotations

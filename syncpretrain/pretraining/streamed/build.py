@@ -51,7 +51,7 @@ from syncpretrain.workers.streamed.local import (
 
 if TYPE_CHECKING:
     from syncpretrain.cluster.group import AgreedStop
-    from syncpretrain.workers.ranks.messages import StreamLayer
+    from syncpretrain.workers.ranks.messages import StreamAssignment
 
 __all__ = [
     "DeviceStream",
@@ -269,12 +269,12 @@ def _held_layers(
     places: Sequence[LayerPlace],
     factories: Sequence[StreamedLayerFactory],
     groups: Mapping[int, tuple[int, ...]],
-) -> list[StreamLayer]:
+) -> list[StreamAssignment]:
     """Return the layers as ranks are to hold them."""
-    from syncpretrain.workers.ranks.messages import StreamLayer
+    from syncpretrain.workers.ranks.messages import StreamAssignment
 
     return [
-        StreamLayer(
+        StreamAssignment(
             layer=place.layer,
             layer_factory=factory,
             passes=place.passes,
@@ -337,7 +337,7 @@ def _reread(settings: PretrainSettings, passes: Passes, restarts: Restarts | Non
     widths = settings.layers[1:-1]
     if settings.runtime == "mpi":
         from syncpretrain.cluster.job import check_ranks
-        from syncpretrain.workers.ranks.streamed import AHEAD_MINIBATCHES
+        from syncpretrain.workers.ranks.stream_worker import AHEAD_MINIBATCHES
 
         check_ranks(settings.runtime, settings.precision)
         return [AHEAD_MINIBATCHES] * len(widths)

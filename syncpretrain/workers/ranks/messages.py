@@ -26,32 +26,32 @@ from syncpretrain.workers.streamed.inputs import Passes, RingSize
 __all__ = [
     "CONTROL",
     "DUMP",
-    "AnyPlace",
+    "AnyAssignment",
+    "Assignment",
     "DropVersion",
-    "EpochLayer",
+    "EpochAssignment",
     "GiveShare",
     "HandUp",
     "HandedUp",
-    "Place",
     "RankOrder",
     "ReplicaAnswer",
+    "ReplicaAssignment",
     "ReplicaOrder",
-    "ReplicaPlace",
     "ReportSlice",
     "RunEnded",
     "RunJob",
     "RunOver",
     "SendSlice",
     "SentSplit",
-    "ServerPlace",
+    "ServerAssignment",
     "ServerRank",
     "SetSlice",
     "SliceOf",
-    "StreamLayer",
+    "StreamAssignment",
     "TakeChange",
     "TakeShare",
     "TrainShare",
-    "TunerPlace",
+    "TunerAssignment",
     "port",
     "received",
     "to_send",
@@ -88,22 +88,22 @@ DUMP: Port = (0, "dump")  # asks for the stacks of all threads on stderr
 def port(run: int, name: str, layer: int = 0) -> Port:
     """Return a port of a run.
 
-    To the ranks: ``orders`` of a layer, ``workers`` of a layer, ``minibatches`` of the layer below
-    it, ``activations`` of the layer below it, ``versions`` of a layer, to be handed up or dropped,
-    ``group`` of a layer from the others that hold it, and ``stop``; to rank 0: ``reports`` or
-    ``answers`` of a layer, ``failures`` in minibatches that were answered for, ``progress``, and
-    ``left``.
-    Replicas and servers of an asynchronous run have ports as layers have: ``slices`` of a replica
-    are those of parameters that it fetches, ``change N`` is its change for server N.
+    To the rank of a layer: ``orders``, ``workers``, ``minibatches`` and ``activations`` from the
+    layer below, ``versions`` to hand up or to drop, ``group`` from other ranks that hold the layer,
+    and ``stop``. To rank 0: ``reports`` or ``answers`` of a layer, ``failures`` in blocks that were
+    answered before, ``progress``, and ``left``.
+
+    Replicas and servers of an asynchronous run have ports as layers have: a replica fetches its
+    parameters from ``slices``, and sends its change for server N to ``change N``.
     """
     return run, name, layer
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What a rank holds: the number of a layer, and the ranks that share it if there are several.
+class Assignment:
+    """What a rank is to do: the number of a layer, and the ranks that share it, if several do.
 
-    The first rank of the ``group`` answers for it.
+    The first rank of the ``group`` answers for all.
     """
 
     layer: int
@@ -111,7 +111,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochLayer(Place):
+class EpochAssignment(Assignment):
     """A layer that trains on versions: its number and its ``WorkerFactory``.
 
     ``ranks_above`` have the layer above, if that gets activations from here.
@@ -122,7 +122,7 @@ class EpochLayer(Place):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamLayer(Place):
+class StreamAssignment(Assignment):
     """A layer of a stream: its ``StreamedLayerFactory`` and rings; as of :class:`LayerPlace`.
 
     ``ranks_above`` have the layer above; a step has ``replicas`` threads on each rank.
@@ -138,7 +138,7 @@ class StreamLayer(Place):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaPlace(Place):
+class ReplicaAssignment(Assignment):
     """A replica of an asynchronous run: its number, what builds it, and what it trains on.
 
     ``size`` is the number of its parameters. The ``servers`` have them, or windows; else rank 0.
@@ -160,7 +160,7 @@ class ServerRank:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerPlace(Place):
+class ServerAssignment(Assignment):
     """A server of a slice of the parameters: its number, and the rank of each replica."""
 
     rules: AsyncRules
@@ -168,7 +168,7 @@ class ServerPlace(Place):
 
 
 @dataclass(frozen=True, slots=True)
-class TunerPlace(Place):
+class TunerAssignment(Assignment):
     """A share of a fine-tuning: what builds a :class:`Tuner`, and its threads on each rank."""
 
     factory: Callable[..., Any]
@@ -255,7 +255,9 @@ class ReplicaAnswer:
     push: Push | None = None
 
 
-AnyPlace = EpochLayer | StreamLayer | ReplicaPlace | ServerPlace | TunerPlace
+AnyAssignment = (
+    EpochAssignment | StreamAssignment | ReplicaAssignment | ServerAssignment | TunerAssignment
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +268,7 @@ class RunJob:
     """
 
     run: int
-    layers: tuple[AnyPlace, ...]
+    layers: tuple[AnyAssignment, ...]
     data: Split | SentSplit | None
     blas_threads: int
     times: Timeouts
@@ -274,10 +276,10 @@ class RunJob:
 
 @dataclass(frozen=True, slots=True)
 class RankOrder:
-    """An epoch to train, on what the data become through a chain of snapshots.
+    """An epoch to train, and the chain of snapshots through which the data become its input.
 
-    ``chain`` is None where the layer's rank has computed that already, or the layer reads the data,
-    or where the activations ``are_sent`` by the rank of the layer below.
+    ``chain`` is None in three cases: the rank has computed that input already, the layer reads the
+    data, or the rank of the layer below sends the activations (``are_sent``).
     """
 
     command: Train
@@ -294,7 +296,7 @@ class HandUp:
 
 @dataclass(frozen=True, slots=True)
 class DropVersion:
-    """Message to a layer's rank: nothing needs a version any more, of this layer or that below."""
+    """Message to a layer's rank: drop a version of the layer, or of the layer below."""
 
     layer: int
     version: int
@@ -318,9 +320,9 @@ class RunOver:
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """Message to a rank: what became of what rank 0 was called for, so that all return the same.
+    """Message to a rank: the end of a call on rank 0, so that all ranks return the same.
 
-    ``status`` is that of a command.
+    ``status`` is the exit status of a command.
     """
 
     value: Any = None

@@ -13,9 +13,9 @@ __all__ = ["UNSHARED", "RankShares", "groups_of_layers", "ranks_of_layers"]
 
 @dataclass(frozen=True, slots=True)
 class RankShares:
-    """How many ranks may share a layer: ``most`` of each layer, by default 1.
+    """The most ranks that may share each layer, by default 1.
 
-    ``one_at_a_time`` is whether the layers train one after another.
+    ``one_at_a_time`` is true if the layers train one after another.
     """
 
     most: tuple[int, ...] = ()
@@ -44,15 +44,20 @@ def groups_of_layers(
     """
     alone = ranks_of_layers(widths, size)
     most = dict(enumerate(shares.most, start=1))
+    # Layers that train one after another never need their ranks at the same time: every layer may
+    # have all of them.
     if shares.one_at_a_time:
         found = {i: range(1, 1 + min(most.get(i, 1), size - 1)) for i in alone}
         return {i: tuple(own) if len(own) > 1 else (alone[i],) for i, own in sorted(found.items())}
+    # The weights of a layer stand for its cost. A rank goes to the layer that is the heaviest per
+    # rank by then; among equals to the lowest, which the others wait for.
     costs = {i: below * own for i, (below, own) in enumerate(pairwise(widths), start=1)}
     counts = dict.fromkeys(costs, 1)
     for _ in range(size - 1 - len(costs)):
         shareable = [i for i in costs if counts[i] < most.get(i, 1)]
         if shareable:
             counts[max(shareable, key=lambda i: (costs[i] / counts[i], -i))] += 1
+    # With fewer ranks than layers, or nothing to share, a rank holds whole layers.
     if max(counts.values()) == 1:
         return {i: (rank,) for i, rank in sorted(alone.items())}
     groups, first = dict[int, tuple[int, ...]](), 1
@@ -68,7 +73,7 @@ def ranks_of_layers(widths: Sequence[int], size: int) -> dict[int, int]:
     Parameters
     ----------
     widths, size
-        As of :func:`groups_of_layers`.
+        See :func:`groups_of_layers`.
     """
     costs = {i: below * own for i, (below, own) in enumerate(pairwise(widths), start=1)}
     places = deal(list(costs.values()), range(1, size))

@@ -36,11 +36,11 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.layer_process import RemoteTraceback
 from syncpretrain.workers.ranks.messages import (
     ReplicaAnswer,
+    ReplicaAssignment,
     ReplicaOrder,
-    ReplicaPlace,
     ReportSlice,
     SendSlice,
-    ServerPlace,
+    ServerAssignment,
     ServerRank,
     SetSlice,
     TakeChange,
@@ -81,11 +81,11 @@ class RankServers:
     Parameters
     ----------
     own : ParameterServer
-        Of which the parameters here are those of the last :meth:`settle`.
+        Its parameters here are as of the last :meth:`settle`.
     replicas : int
         Numbered from 1; servers have the numbers after theirs.
     times : Timeouts
-        Of which ``stall`` and ``tick`` are used.
+        Only ``stall`` and ``tick`` are used.
     """
 
     def __init__(self, own: ParameterServer, replicas: int, times: Timeouts) -> None:
@@ -95,7 +95,7 @@ class RankServers:
         self._ranks: Ranks | None = None
         self._failure: BaseException | None = None
 
-    def begin(self, ranks: Ranks) -> tuple[tuple[ServerRank, ...], list[ServerPlace]]:
+    def begin(self, ranks: Ranks) -> tuple[tuple[ServerRank, ...], list[ServerAssignment]]:
         """Return the servers as replicas have to know them, and what their ranks are sent."""
         self._ranks = ranks
         where = {number: ranks.groups[number][0] for number in self._replicas}
@@ -103,7 +103,7 @@ class RankServers:
             ServerRank(number, ranks.groups[number][0], (own.start, own.stop))
             for number, own in self._slices.items()
         )
-        return known, [ServerPlace(number, self._own.rules, where) for number in self._slices]
+        return known, [ServerAssignment(number, self._own.rules, where) for number in self._slices]
 
     def fail(self, error: BaseException) -> None:
         """Keep the error of a server, in the thread of the transport; :meth:`settle` raises it."""
@@ -214,7 +214,7 @@ class WindowServer:
     Parameters
     ----------
     own : ParameterServer
-        Of which the parameters here are those of the last :meth:`settle`.
+        Its parameters here are as of the last :meth:`settle`.
     replicas : int
         Numbered from 1; slices have the numbers after theirs, if there are several.
     """
@@ -226,7 +226,7 @@ class WindowServer:
         self._parameters: ParameterWindows | None = None
         self._pushes: dict[int, Push] = {}
 
-    def begin(self, ranks: WindowRanks) -> tuple[WindowPlaces, list[ServerPlace]]:
+    def begin(self, ranks: WindowRanks) -> tuple[WindowPlaces, list[ServerAssignment]]:
         """Open the windows; return what replicas have to know of them, and no places of servers."""
         self._ranks, windows = ranks, ranks.transport.windows
         lengths, parts = [0] * ranks.transport.size, list[WindowSlice]()
@@ -352,7 +352,7 @@ class _RankChannel:
 
 
 class RankReplicas(StartedReplicas):
-    """Replicas on ranks, of which one has several if there are fewer; servers as well."""
+    """Replicas and servers on ranks; a rank has several if there are fewer ranks."""
 
     def __init__(self, server: ParameterServer, *arguments: Any) -> None:
         super().__init__(server, *arguments)
@@ -376,8 +376,10 @@ class RankReplicas(StartedReplicas):
         size = self._size if servers is None else 0
         channels = self._channels = [_RankChannel(n, size, ranks) for n in numbers]
         ranks.listen("answers", lambda source, found: self._record(found))
-        known, others = ((), list[ServerPlace]()) if servers is None else servers.begin(ranks)
-        places = [ReplicaPlace(n, self._factory, self._data, self._size, known) for n in numbers]
+        known, others = ((), list[ServerAssignment]()) if servers is None else servers.begin(ranks)
+        places = [
+            ReplicaAssignment(n, self._factory, self._data, self._size, known) for n in numbers
+        ]
         ranks.begin([*places, *others], lambda layers: None, 1, called="replica {} failed: ")
         if servers is not None:  # which know replicas by their numbers
             return [(channel, n, n) for n, channel in zip(numbers, channels, strict=True)]

@@ -19,7 +19,7 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.ranks.messages import (
     CONTROL,
     DUMP,
-    AnyPlace,
+    AnyAssignment,
     RunJob,
     RunOver,
     SentSplit,
@@ -43,14 +43,14 @@ class RunRanks:
     widths : sequence of int
         Values of an example, then the units of each layer.
     times : Timeouts
-        Of which ``join`` is used.
+        Only ``join`` is used.
     shares : RankShares
         How many ranks may share a layer.
 
     Attributes
     ----------
     groups : dict of int to tuple of int
-        The ranks that hold each layer, of which the first answers.
+        The ranks that hold each layer; the first of them answers.
     """
 
     def __init__(
@@ -63,13 +63,14 @@ class RunRanks:
         self._own, self._times = own, times
         self.transport = own.transport
         self.groups = groups_of_layers(widths, own.transport.size, shares)
+        # Ports carry the number of the run: a late message of an earlier run reaches nobody.
         own.runs += 1
         self.run = own.runs
         self._begun: list[int] = []
 
     def begin(
         self,
-        layers: Sequence[AnyPlace],
+        layers: Sequence[AnyAssignment],
         data: Callable[[Sequence[int]], Split | None],
         blas_threads: int,
         called: str = "layer {} failed: ",
@@ -85,6 +86,7 @@ class RunRanks:
             if not own:  # it only has memory, in a window
                 continue
             given = data([layer.layer for layer in own])
+            # Packed once for all ranks that get the same data.
             if given is not None and given is not known:
                 known, sent = given, to_send(given)
             own_data = sent if given is not None else None
@@ -120,7 +122,7 @@ class RunRanks:
         """Have every other rank write on stderr where its threads stand."""
         for rank in self._begun:
             self.transport.send(rank, DUMP, None)
-        time.sleep(RANK_DUMP_SECONDS)  # they write to the same place
+        time.sleep(RANK_DUMP_SECONDS)  # this process writes its own stacks to the same stream next
 
     def lost(self, layer: int) -> str | None:
         """Return how a rank of a layer was lost, None if none was."""
@@ -172,6 +174,7 @@ class RunRanks:
             if found is not None:
                 waited.discard(found[0])
                 alive += [f"{name} of {self.transport.peers.name(found[0])}" for name in found[1]]
+            # A rank may die while it is waited for: it will not answer.
             dead = {rank for rank in waited if self.transport.lost(rank) is not None}
             lost |= dead
             waited -= dead

@@ -28,10 +28,10 @@ from syncpretrain.workers.activations import ActivationSource
 from syncpretrain.workers.child import Report
 from syncpretrain.workers.interface import STDERR, Failed, Finished, Message
 from syncpretrain.workers.layer_process import RemoteTraceback
-from syncpretrain.workers.ranks.epochs import layers_sent_activations
+from syncpretrain.workers.ranks.epoch_worker import layers_sent_activations
 from syncpretrain.workers.ranks.messages import (
     DropVersion,
-    EpochLayer,
+    EpochAssignment,
     HandUp,
     RankOrder,
 )
@@ -44,10 +44,10 @@ __all__ = ["ChainVersions", "RanksRuntime"]
 
 
 class ChainVersions(Versions):
-    """Versions of which only the snapshots are here.
+    """Versions without activations here: snapshots, and chains of them.
 
-    The reader of a version gets the chain of snapshots, one a layer, through which the data become
-    its activations; or these themselves, where they are fewer bytes.
+    A chain has one snapshot a layer, through which the data become the activations of a version.
+    The reader of a version gets its chain, or the activations where they are fewer bytes.
 
     Parameters
     ----------
@@ -111,12 +111,12 @@ class RanksRuntime(Closing):
     Parameters
     ----------
     worker_factories : sequence of callable
-        From the lowest layer up, each of which can be sent to another rank.
+        One a layer, from the lowest up; each can be sent to another rank.
     versions : ChainVersions
     blas_threads : int
-        Of each rank.
+        BLAS threads of each rank.
     own : Membership
-        Of this process, rank 0.
+        The membership of this process, rank 0.
     times : Timeouts
     shares : RankShares
         How many ranks may share a layer.
@@ -140,8 +140,8 @@ class RanksRuntime(Closing):
         self._commands: dict[int, Train] = {}  # the newest of each layer
         self._busy: set[int] = set()
         self._looked = 0.0  # for ranks that were lost
-        self._later: Message | None = None  # that came as a rank was found to be lost
-        self._there: dict[int, int] = {}  # the version whose activations each layer's rank has
+        self._later: Message | None = None  # it came just as a rank was found to be lost
+        self._there: dict[int, int] = {}  # by layer: the version that its rank has as input
         rows = sum(map(len, versions.data))
         self._sent = layers_sent_activations(rows, versions.hidden, versions.parameters)
         self._kept = {layer - 1: set[int]() for layer in self._sent}  # versions, on their rank
@@ -149,7 +149,7 @@ class RanksRuntime(Closing):
     def _open(self) -> None:
         self._ranks.listen("progress", self._record_progress)
         layers = [
-            EpochLayer(
+            EpochAssignment(
                 layer,
                 factory,
                 self._ranks.groups[layer + 1] if layer + 1 in self._sent else (),
@@ -164,7 +164,8 @@ class RanksRuntime(Closing):
         """Send the layer's rank an epoch."""
         layer, reads = command.layer, command.reads
         chain = self._versions.chain(layer - 1, reads, command.below_reads)
-        has = self._there.pop(layer, None)  # until it reports
+        # Unknown until it reports: it may fail before it has computed its new input.
+        has = self._there.pop(layer, None)
         self._progress[layer] = 0.0
         self._commands[layer] = command
         self._busy.add(layer)
@@ -202,7 +203,8 @@ class RanksRuntime(Closing):
         found = self._ranks.take("reports", timeout)
         message = None if found is None else self._received(found[0], *found[1])
         now = time.monotonic()
-        if now - self._looked >= self._times.tick:  # though others may go on reporting
+        # By the clock, not when no report came: others may report without end while one is lost.
+        if now - self._looked >= self._times.tick:
             self._looked = now
             for layer in range(1, len(self._worker_factories) + 1):
                 how = self._ranks.lost(layer)
@@ -234,6 +236,7 @@ class RanksRuntime(Closing):
             if layer in self._kept:
                 self._kept[layer].add(message.command.epoch)
             times = (message.started, message.trained_from, message.ended)
+            # The clocks of two machines differ: events are in the time of rank 0.
             started, trained_from, ended = (moment + offset for moment in times)
             return replace(message, started=started, trained_from=trained_from, ended=ended)
         if not message.command.layer:  # it failed before its first order

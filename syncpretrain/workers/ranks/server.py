@@ -12,34 +12,34 @@ from typing import Any
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import WorkerError
 from syncpretrain.workers.interface import STDERR
-from syncpretrain.workers.ranks.epochs import HeldEpochs
-from syncpretrain.workers.ranks.held_replica import HeldReplica, HeldServer
-from syncpretrain.workers.ranks.layers import HeldLayer, HeldLayers
+from syncpretrain.workers.ranks.async_workers import ReplicaWorker, ServerWorker
+from syncpretrain.workers.ranks.epoch_worker import EpochWorker
 from syncpretrain.workers.ranks.messages import (
     CONTROL,
     DUMP,
-    EpochLayer,
-    ReplicaPlace,
+    EpochAssignment,
+    ReplicaAssignment,
     RunEnded,
     RunJob,
     RunOver,
-    ServerPlace,
-    StreamLayer,
-    TunerPlace,
+    ServerAssignment,
+    StreamAssignment,
+    TunerAssignment,
     port,
 )
-from syncpretrain.workers.ranks.streamed import HeldStream
-from syncpretrain.workers.ranks.tuning import HeldTuner
+from syncpretrain.workers.ranks.stream_worker import StreamWorker
+from syncpretrain.workers.ranks.tuning import TunerWorker
+from syncpretrain.workers.ranks.worker import RankWorker, RankWorkers
 
 __all__ = ["follow"]
 
 RANK_LOOK_SECONDS = 0.25  # between two looks at rank 0 and at the progress of the layers
-HELD: dict[type, type[HeldLayer[Any]]] = {
-    EpochLayer: HeldEpochs,
-    StreamLayer: HeldStream,
-    ReplicaPlace: HeldReplica,
-    ServerPlace: HeldServer,
-    TunerPlace: HeldTuner,
+HELD: dict[type, type[RankWorker[Any]]] = {
+    EpochAssignment: EpochWorker,
+    StreamAssignment: StreamWorker,
+    ReplicaAssignment: ReplicaWorker,
+    ServerAssignment: ServerWorker,
+    TunerAssignment: TunerWorker,
 }
 
 
@@ -52,7 +52,7 @@ def follow(transport: Transport) -> RunEnded:
         If rank 0 is lost.
     """
     transport.listen(DUMP, lambda source, thing: faulthandler.dump_traceback(STDERR))
-    held: HeldLayers | None = None
+    held: RankWorkers | None = None
     with _without_signals():
         try:
             while True:
@@ -66,7 +66,7 @@ def follow(transport: Transport) -> RunEnded:
                     continue
                 message = found[1]
                 if isinstance(message, RunJob):
-                    held = HeldLayers(transport, message, HELD)
+                    held = RankWorkers(transport, message, HELD)
                 elif isinstance(message, RunOver):
                     alive = held.close() if held is not None else []
                     held = None

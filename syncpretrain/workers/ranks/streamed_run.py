@@ -20,7 +20,7 @@ from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.closing import Closing
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.workers.interface import STDERR
-from syncpretrain.workers.ranks.messages import StreamLayer
+from syncpretrain.workers.ranks.messages import StreamAssignment
 from syncpretrain.workers.ranks.run import RunRanks
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.streamed.base import BaseStreamedLayer
@@ -36,7 +36,7 @@ __all__ = ["LayerRank", "RankStream"]
 
 
 def _never(death: WorkerError) -> bool:
-    """Return that a rank that was lost has not been replaced."""
+    """Return False: a rank that was lost is never replaced."""
     return False
 
 
@@ -53,13 +53,13 @@ class LayerRank:
     def __init__(self, layer: BaseStreamedLayer, ranks: RunRanks) -> None:
         self._layer, self._ranks = layer, ranks
         self._answer: tuple[int, Answer] | None = None  # with the rank that gave it
-        self._failure: tuple[int, Answer] | None = None  # in a minibatch that was answered for
+        self._failure: tuple[int, Answer] | None = None  # in a block that it had answered already
         self._is_asked, self._is_training = False, True  # by the last order
         self._killed = False
 
     @property
     def has_ended(self) -> bool:
-        """Whether the rank is lost, or trains no more and has no order that it would answer."""
+        """True if the rank is lost, or has failed and has no order that it would answer."""
         if self._killed or (self._failure is not None and not self._is_asked):
             return True
         return self._ranks.lost(self._layer.number) is not None
@@ -130,19 +130,19 @@ class RankStream(Closing):
 
     Parameters
     ----------
-    places : sequence of StreamLayer
+    places : sequence of StreamAssignment
         From the lowest layer up.
     layers : sequence of RemoteLayer
         The same layers, as they are used here.
     data : Split
-        What layer 1 reads.
+        Input of layer 1.
     ranks : RunRanks
     times : Timeouts
     """
 
     def __init__(
         self,
-        places: Sequence[StreamLayer],
+        places: Sequence[StreamAssignment],
         layers: Sequence[RemoteLayer],
         data: Split,
         ranks: RunRanks,
@@ -174,7 +174,7 @@ class RankStream(Closing):
         self._ranks.give_up()
 
     def _open(self) -> None:
-        self._ranks.transport.is_eager = True  # each layer waits for its next block
+        self._ranks.transport.is_eager = True  # in every block a rank waits for rank 0
         self._ranks.listen("progress", self._record_progress)
         self._ranks.listen("failures", self._record_failure)
         stopping = RankStopping(self._ranks, self._times)

@@ -19,19 +19,19 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.workers.child_loop import sendable
 from syncpretrain.workers.layer_process import RemoteTraceback
-from syncpretrain.workers.ranks.layers import HeldLayer
 from syncpretrain.workers.ranks.messages import (
     GiveShare,
     TakeShare,
     TrainShare,
-    TunerPlace,
+    TunerAssignment,
     port,
 )
 from syncpretrain.workers.ranks.placement import RankShares
 from syncpretrain.workers.ranks.run import RunRanks
+from syncpretrain.workers.ranks.worker import RankWorker
 from syncpretrain.workers.split import Split
 
-__all__ = ["HeldTuner", "Tuner", "TuningRanks"]
+__all__ = ["Tuner", "TunerWorker", "TuningRanks"]
 
 
 SHARE = 1  # the number of what all ranks hold
@@ -49,16 +49,16 @@ class TuningRanks(Closing):
     data : tuple of two ndarray
         Inputs and targets, which may be the same.
     blas_threads : int
-        Of each rank.
+        BLAS threads of each rank.
     times : Timeouts
-        Of which ``stall`` is how long a message of another rank is waited for.
+        Only ``stall`` is used: how long a message of another rank is waited for.
 
     Attributes
     ----------
     group : Group
-        Of all of them.
+        The group of all ranks.
     threads : int
-        Of each rank.
+        Threads of each rank.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class TuningRanks(Closing):
         base = port(self._ranks.run, "group", SHARE)
         self.group = Group(own.transport, every, base, times, self._is_lost)
         self.threads = -(-replicas // most)
-        self._place = TunerPlace(SHARE, factory, self.threads, group=every)
+        self._assignment = TunerAssignment(SHARE, factory, self.threads, group=every)
         inputs, targets = data
         self._data = Split(inputs, targets[:0] if targets is inputs else targets)
         self._blas_threads = blas_threads
@@ -108,7 +108,7 @@ class TuningRanks(Closing):
 
     def _open(self) -> None:
         self._ranks.transport.is_eager = True
-        own, called = [self._place], "fine-tuning failed: "
+        own, called = [self._assignment], "fine-tuning failed: "
         self._ranks.begin(own, lambda layers: self._data, self._blas_threads, called)
 
     def _close(self) -> list[str]:
@@ -117,7 +117,7 @@ class TuningRanks(Closing):
 
 
 class Tuner(Protocol):
-    """What the factory of a :class:`TunerPlace` returns, for the ranks of a group.
+    """The share of a rank: what the factory of a :class:`TunerAssignment` returns.
 
     The factory is given the data, and by name the group's ``shared`` :class:`AgreedStop` and what
     is to ``run`` phases. Every method is called on all ranks of the group at the same time.
@@ -136,13 +136,13 @@ class Tuner(Protocol):
         ...
 
 
-class HeldTuner(HeldLayer[TunerPlace]):
+class TunerWorker(RankWorker[TunerAssignment]):
     """A share of a fine-tuning."""
 
     def work(self) -> None:
         """Obey orders until there are no more; report every failure."""
         try:
-            threads = min(self._place.threads, usable_cores())  # more only wait for each other
+            threads = min(self._assignment.threads, usable_cores())  # more only wait for each other
             workers = WorkerPool(threads, "syncpretrain-finetune", self._times)
             with closing(workers) as pool, np.errstate(over="ignore", invalid="ignore"):
                 self._obey(pool)
@@ -155,10 +155,10 @@ class HeldTuner(HeldLayer[TunerPlace]):
         inputs, targets = self._job.data
 
         def run(phases: Phases, shards: int) -> None:
-            pool.run(phases, shards, self._place.threads)
+            pool.run(phases, shards, self._assignment.threads)
 
         data = (inputs, targets) if len(targets) else (inputs,)
-        tuner: Tuner = self._place.factory(data, shared=self.agreed, run=run)
+        tuner: Tuner = self._assignment.factory(data, shared=self.agreed, run=run)
         while (order := self.next_order()) is not None:
             if isinstance(order, TakeShare):
                 tuner.take_state(order.parameters, order.optimizer, order.steps)

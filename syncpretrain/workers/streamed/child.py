@@ -89,7 +89,7 @@ StreamOrder = Block | GiveLayer | GiveState | TakeState
 class Processed:
     """Answer to a block: the epochs that ended in it, and maybe the layer at the end of the last.
 
-    ``results`` are instances of :class:`EpochResult`. ``busy_seconds`` are those of all blocks.
+    ``results`` are instances of :class:`EpochResult`. ``busy_seconds`` is the time of all blocks.
     ``position`` is the last minibatch that is done, where it is not in shared memory.
     """
 

@@ -40,7 +40,7 @@ __all__ = ["DeviceStreamedLayer"]
 
 
 class DeviceStreamedLayer(LearningLayer):
-    """One layer of a stream whose learner is on a device.
+    """One layer of a stream, with its learner on a device.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ class DeviceStreamedLayer(LearningLayer):
         self.learner.current().up(own, out=out)
 
     def _handed_up(self, first: int, last: int) -> range:
-        """Return those of successive minibatches that the layer above reads."""
+        """Return which of some successive minibatches the layer above reads."""
         if self._above is None:
             return range(0)
         numbers = self._above[1]

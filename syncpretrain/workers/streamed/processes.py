@@ -6,7 +6,7 @@ Guarantees:
   kept: the bits are those of a process that lived. Else it is a failure of its layer: of the block
   that it was given, or found by :meth:`ProcessStream.check`.
 * The data and the rings are in memory without a name; layers and states are sent when asked for.
-* Leaving the context ends every process, within a deadline. A process whose parent dies ends too.
+* Leaving the context ends every process, within a deadline. So does the death of the parent.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class ProcessStream(Closing):
     layers : sequence of RemoteLayer
         The same layers, as they are used here.
     data : Split
-        What layer 1 reads; the processes share a copy.
+        Input of layer 1; the processes share a copy.
     sizes : sequence of RingSize
-        Of what lies between two layers, from the lowest up.
+        Sizes of the rings between two layers, from the lowest up.
     replicas : sequence of int
         The most threads that each process may have for a step.
     times : Timeouts

@@ -1,8 +1,9 @@
 """A layer of a stream on a rank: a block an order, a minibatch at a time from the rank below.
 
 The rank of the layer below sends what it hands up straight to this one, as soon as it is computed,
-and the communication thread puts it into the ring while the layer computes. The slot is free: the
-layer below is sent to a minibatch only when this one has answered for that which lay there.
+and the communication thread puts it into the ring while the layer computes. Its slot is free: the
+schedule lets the layer below process a minibatch only after this layer has answered for the one
+that lay there.
 
 A block is answered before its last minibatch, unless an epoch ends there: the next order comes
 while that is computed, and the layer goes on without a pause. Rings have room for
@@ -27,8 +28,8 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.stream import Block
 from syncpretrain.workers.child_loop import sendable
-from syncpretrain.workers.ranks.layers import HeldLayer
-from syncpretrain.workers.ranks.messages import HandedUp, RunJob, StreamLayer, port
+from syncpretrain.workers.ranks.messages import HandedUp, RunJob, StreamAssignment, port
+from syncpretrain.workers.ranks.worker import RankWorker
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult
 from syncpretrain.workers.streamed.child import (
@@ -41,21 +42,23 @@ from syncpretrain.workers.streamed.child import (
 )
 from syncpretrain.workers.streamed.inputs import Passes, Rings
 
-__all__ = ["AHEAD_MINIBATCHES", "HeldStream", "Inlet", "Outlet"]
+__all__ = ["AHEAD_MINIBATCHES", "Inlet", "Outlet", "StreamWorker"]
 
-AHEAD_MINIBATCHES = 1  # that are not computed yet when a block is answered
-KNOWN_SECONDS = 10.0  # how old the layer may be that rank 0 knows, should this rank be lost
+AHEAD_MINIBATCHES = 1  # minibatches of a block that are not computed yet when it is answered
+# Parameters are sent to rank 0 that often, not with every answer: if this rank is lost, the error
+# carries a stack that is at most so old.
+KNOWN_SECONDS = 10.0
 
 
 class Inlet:
-    """The ring of a layer's input, which another thread fills.
+    """Ring of a layer's input; the communication thread fills it.
 
     Parameters
     ----------
     rings : Rings
     passes : Passes
     times : Timeouts
-        Of which ``stall`` is how long a minibatch is waited for.
+        Only ``tick`` and ``stall`` are used: how long a minibatch is waited for.
     """
 
     def __init__(self, rings: Rings, passes: Passes, times: Timeouts) -> None:
@@ -70,6 +73,7 @@ class Inlet:
         if handed.validation is not None:
             count, rows = handed.number // self._passes.steps, len(handed.validation)
             np.copyto(self._rings.validation.array(count, rows), handed.validation)
+        # The data first, then the number: a layer that sees the number finds the minibatch whole.
         with self._changed:
             self._newest = handed.number
             self._changed.notify_all()
@@ -103,30 +107,32 @@ class Inlet:
 
 
 class Outlet:
-    """What a layer hands up, sent to the rank of the layer above.
+    """Sends the hidden means of a layer to the ranks of the layer above.
 
-    Of a group, each rank sends it to some of the ranks above.
+    All ranks of a group have the same means; each sends them to some of the ranks above.
 
     Parameters
     ----------
     transport : Transport
     run : int
-    place : StreamLayer
+    assignment : StreamAssignment
     rings : Rings
-        In which the layer has computed it.
+        The rings into which the layer computes.
     """
 
-    def __init__(self, transport: Transport, run: int, place: StreamLayer, rings: Rings) -> None:
-        self._transport, self._place, self._rings = transport, place, rings
-        self._port = port(run, "minibatches", place.layer + 1)
-        group = place.group or (transport.rank,)
-        self._above = place.ranks_above[group.index(transport.rank) :: len(group)]
+    def __init__(
+        self, transport: Transport, run: int, assignment: StreamAssignment, rings: Rings
+    ) -> None:
+        self._transport, self._assignment, self._rings = transport, assignment, rings
+        self._port = port(run, "minibatches", assignment.layer + 1)
+        group = assignment.group or (transport.rank,)
+        self._above = assignment.ranks_above[group.index(transport.rank) :: len(group)]
 
     def send(self, number: int) -> None:
         """Send a minibatch, if it is one that is handed up."""
-        if number not in self._place.handed_up:
+        if number not in self._assignment.handed_up:
             return
-        passes, validation = self._place.passes, None
+        passes, validation = self._assignment.passes, None
         if number % passes.steps == 0 and passes.held_out:
             validation = self._rings.validation.array(number // passes.steps, passes.held_out)
         minibatch = self._rings.minibatches.array(number, passes.size(number))
@@ -135,20 +141,20 @@ class Outlet:
             self._transport.send(rank, self._port, handed)
 
 
-class HeldStream(HeldLayer[StreamLayer]):
-    """A layer of a stream; parameters as of :class:`HeldLayer`."""
+class StreamWorker(RankWorker[StreamAssignment]):
+    """Trains a layer of a stream; for the parameters see :class:`RankWorker`."""
 
     def __init__(
         self,
         transport: Transport,
         job: RunJob,
-        place: StreamLayer,
+        assignment: StreamAssignment,
         should_stop: Callable[[], bool],
     ) -> None:
-        super().__init__(transport, job, place, should_stop)
+        super().__init__(transport, job, assignment, should_stop)
         name = f"syncpretrain-layer-{self.number}"
-        self._pool = WorkerPool(place.replicas, name, self._times)
-        self.worker_count[0] = place.replicas
+        self._pool = WorkerPool(assignment.replicas, name, self._times)
+        self.worker_count[0] = assignment.replicas
         self._inlet: Inlet | None = None
         self._outlet: Outlet | None = None
         self._failure: Answer | None = None  # in a minibatch that was answered for before
@@ -170,17 +176,19 @@ class HeldStream(HeldLayer[StreamLayer]):
             self._pool.close()
 
     def _built(self) -> BaseStreamedLayer:
-        place, job = self._place, self._job
-        below = job.data if place.below is None else place.below.memory()
+        assignment, job = self._assignment, self._job
+        below = job.data if assignment.below is None else assignment.below.memory()
         assert isinstance(below, Split)
         above: Split | None = None
-        if place.above is not None:
-            above = place.above.memory()
-            self._outlet = Outlet(self._transport, job.run, place, place.above.rings(above))
-        layer: BaseStreamedLayer = place.layer_factory(below, above, *self.sharing)
+        if assignment.above is not None:
+            above = assignment.above.memory()
+            self._outlet = Outlet(
+                self._transport, job.run, assignment, assignment.above.rings(above)
+            )
+        layer: BaseStreamedLayer = assignment.layer_factory(below, above, *self.sharing)
         self.progress[0] = layer.progress[0]
-        if place.below is not None:
-            self._inlet = Inlet(place.below.rings(below), place.passes, self._times)
+        if assignment.below is not None:
+            self._inlet = Inlet(assignment.below.rings(below), assignment.passes, self._times)
             self._transport.listen(port(job.run, "minibatches", self.number), self._inlet.put)
         return layer
 
@@ -205,6 +213,9 @@ class HeldStream(HeldLayer[StreamLayer]):
         results: list[EpochResult] = []
         for number in range(block.first, block.last):
             results += self._minibatch(layer, number)
+        # Answer before the last minibatch: the next order travels while that is computed. Not at
+        # the end of an epoch, since the answer has its result; nor in a group, since all of it has
+        # to be through with a slot before rank 0 lets the layer below fill it.
         is_ahead = self.group is None and not self._ends_pass(layer, block.last)
         if is_ahead:
             self._answer(layer, results)
@@ -213,18 +224,20 @@ class HeldStream(HeldLayer[StreamLayer]):
         except BaseException as error:
             if not is_ahead:
                 raise
-            if not isinstance(error, Stopped):  # as the next block will be
+            # The answer is gone. A stop will be the answer to the next block; a failure is told to
+            # rank 0 at once, since no other block may come.
+            if not isinstance(error, Stopped):
                 self._failure = self._failed(error, layer.epoch)
                 self.send("failures", (self.number, self._failure))
             return
         if self.group is not None:
-            self.group.gather(None)  # all have read their input, which then is overwritten
+            self.group.gather(None)  # all have read their input; then it may be overwritten
         if not is_ahead and self.is_to_answer():
             self._answer(layer, results)
 
     def _ends_pass(self, layer: BaseStreamedLayer, number: int) -> bool:
         """Return whether an epoch of the layer may end with a minibatch, or the stream."""
-        steps, last = self._place.passes.steps, self._place.handed_up.stop - 1
+        steps, last = self._assignment.passes.steps, self._assignment.handed_up.stop - 1
         return (number - layer.plan.delay) % steps == 0 or number >= last > 0
 
     def _minibatch(self, layer: BaseStreamedLayer, number: int) -> list[EpochResult]:
@@ -275,6 +288,8 @@ class HeldStream(HeldLayer[StreamLayer]):
             inlet.wait_for(number, self._should_stop)
         except Stopped:
             stops = True
+        # The ranks of a group get their minibatches by different ways. They agree on the newest
+        # that all have, and so run the same steps; most minibatches need no exchange.
         found: list[tuple[int, bool]] = self.group.all_gather((inlet.newest, stops))
         if any(own for _, own in found):
             raise Stopped

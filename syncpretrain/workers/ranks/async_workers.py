@@ -15,12 +15,11 @@ from syncpretrain.parallel.replicas.pool import Failed
 from syncpretrain.parallel.replicas.server import Push, ServerSlice
 from syncpretrain.parallel.replicas.steps import LocalSteps, Work, Worked, answer
 from syncpretrain.workers.child_loop import sendable
-from syncpretrain.workers.ranks.layers import HeldLayer
 from syncpretrain.workers.ranks.messages import (
     ReplicaAnswer,
-    ReplicaPlace,
+    ReplicaAssignment,
     SendSlice,
-    ServerPlace,
+    ServerAssignment,
     ServerRank,
     SetSlice,
     SliceOf,
@@ -28,11 +27,12 @@ from syncpretrain.workers.ranks.messages import (
     port,
 )
 from syncpretrain.workers.ranks.parameter_windows import ParameterWindows, WindowPlaces
+from syncpretrain.workers.ranks.worker import RankWorker
 
-__all__ = ["HeldReplica", "HeldServer"]
+__all__ = ["ReplicaWorker", "ServerWorker"]
 
 
-class HeldReplica(HeldLayer[ReplicaPlace]):
+class ReplicaWorker(RankWorker[ReplicaAssignment]):
     """A replica, which gets parameters and answers with changes of them.
 
     It exchanges them with rank 0, in its orders and answers; or slices of them with the servers; or
@@ -48,9 +48,9 @@ class HeldReplica(HeldLayer[ReplicaPlace]):
             self.send("answers", ReplicaAnswer(self.number, failed))
 
     def _obey(self) -> None:
-        place = self._place
-        fetched, change = (np.empty(place.size, np.float32) for _ in range(2))
-        steps = LocalSteps(place.factory(place.data), fetched, change)
+        assignment = self._assignment
+        fetched, change = (np.empty(assignment.size, np.float32) for _ in range(2))
+        steps = LocalSteps(assignment.factory(assignment.data), fetched, change)
         exchange = self._exchange()
         while (order := self.next_order()) is not None:
             if order.fetched is not None:
@@ -68,7 +68,7 @@ class HeldReplica(HeldLayer[ReplicaPlace]):
 
     def _exchange(self) -> _WithServers | _InWindows | None:
         """Return how parameters and changes go to and fro, unless by orders and answers."""
-        servers = self._place.servers
+        servers = self._assignment.servers
         if isinstance(servers, WindowPlaces):
             return _InWindows(ParameterWindows(self._transport.windows, servers))
         return _WithServers(self, servers) if servers else None
@@ -82,7 +82,7 @@ class HeldReplica(HeldLayer[ReplicaPlace]):
 class _WithServers:
     """Exchange of slices with servers on ranks."""
 
-    def __init__(self, held: HeldReplica, servers: Sequence[ServerRank]) -> None:
+    def __init__(self, held: ReplicaWorker, servers: Sequence[ServerRank]) -> None:
         self._held, self._servers = held, servers
 
     def fetch(self, out: Array) -> bool:
@@ -121,8 +121,8 @@ class _InWindows:
         return push
 
 
-class HeldServer(HeldLayer[ServerPlace]):
-    """A slice of the parameters, which replicas fetch from here and whose changes come here.
+class ServerWorker(RankWorker[ServerAssignment]):
+    """Serves a slice of the parameters: replicas fetch it, and send their changes of it.
 
     A replica's change is on its way before rank 0 knows of it, so waiting for one that rank 0 has
     decided about ends.
@@ -142,14 +142,14 @@ class HeldServer(HeldLayer[ServerPlace]):
     def _obey(self, order: Any) -> None:
         if isinstance(order, SetSlice):
             own = (np.array(order.parameters), np.array(order.mean_square))
-            self._slice = ServerSlice(*own, self._place.rules)
+            self._slice = ServerSlice(*own, self._assignment.rules)
             return
         part = self._slice
         assert part is not None
         if isinstance(order, SendSlice):
             values = self._sent[order.replica] = part.parameters.copy()
             to = port(self._job.run, "slices", order.replica)
-            rank = self._place.replicas[order.replica]
+            rank = self._assignment.replicas[order.replica]
             self._transport.send(rank, to, SliceOf(self.number, values))
         elif isinstance(order, TakeChange):
             found = self.take(f"change {self.number}", order.replica)

@@ -1,4 +1,8 @@
-"""The layers that a rank holds in a run: a thread each, which gets orders and answers them."""
+"""The workers of a rank in a run: a thread each, which gets orders and answers them.
+
+The communication thread of the transport puts orders into ports and calls handlers. A worker's
+thread alone computes; it leaves when the run is over, or when rank 0 is lost.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +21,40 @@ from syncpretrain.errors import DataError, DivergedError
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.workers.ranks.messages import (
-    EpochLayer,
-    ReplicaPlace,
+    EpochAssignment,
+    ReplicaAssignment,
     RunJob,
     SentSplit,
-    ServerPlace,
-    StreamLayer,
-    TunerPlace,
+    ServerAssignment,
+    StreamAssignment,
+    TunerAssignment,
     port,
     received,
 )
 
-__all__ = ["HeldLayer", "HeldLayers"]
+__all__ = ["RankWorker", "RankWorkers"]
 
-SHARED_ENDS = (Stopped, DivergedError, DataError)  # on every rank of a group in the same place
-PlaceT = TypeVar("PlaceT", EpochLayer, StreamLayer, ReplicaPlace, ServerPlace, TunerPlace)
+# All ranks of a group compute the same, so each of them raises these at the same minibatch.
+SHARED_ENDS = (Stopped, DivergedError, DataError)
+AssignmentT = TypeVar(
+    "AssignmentT",
+    EpochAssignment,
+    StreamAssignment,
+    ReplicaAssignment,
+    ServerAssignment,
+    TunerAssignment,
+)
 
 
-class HeldLayer(ABC, Generic[PlaceT]):
+class RankWorker(ABC, Generic[AssignmentT]):
     """One layer on this rank.
 
     Parameters
     ----------
     transport : Transport
     job : RunJob
-    place : EpochLayer, StreamLayer, ReplicaPlace, ServerPlace or TunerPlace
+    assignment : Assignment
+        What the rank was sent for it, of the class's own kind.
     should_stop : callable
         Asked between minibatches.
 
@@ -58,21 +71,25 @@ class HeldLayer(ABC, Generic[PlaceT]):
     """
 
     def __init__(
-        self, transport: Transport, job: RunJob, place: PlaceT, should_stop: Callable[[], bool]
+        self,
+        transport: Transport,
+        job: RunJob,
+        assignment: AssignmentT,
+        should_stop: Callable[[], bool],
     ) -> None:
         self.progress, self.worker_count = np.zeros(1), np.ones(1)
-        self.number = place.layer
+        self.number = assignment.layer
         self._transport, self._job = transport, job
-        self._place: PlaceT = place
+        self._assignment: AssignmentT = assignment
         self._should_stop, self._times = should_stop, job.times
         self._orders = port(job.run, "orders", self.number)
         self._over = threading.Event()
         self.group: Group | None = None
         self.stop: Callable[[], bool] = should_stop
         self.agreed: AgreedStop | None = None
-        if len(place.group) > 1:
+        if len(assignment.group) > 1:
             base = port(job.run, "group", self.number)
-            self.group = Group(transport, place.group, base, job.times, self._over.is_set)
+            self.group = Group(transport, assignment.group, base, job.times, self._over.is_set)
             self.stop = self.agreed = AgreedStop(self.group, should_stop)
         transport.listen(port(job.run, "workers", self.number), self._set_workers)
 
@@ -87,7 +104,7 @@ class HeldLayer(ABC, Generic[PlaceT]):
     def _next(self, own: Port) -> Any:
         """Return what comes next to a port of this rank, None at the end of the run."""
         while (found := self._transport.take(own, self._times.sleep)) is None:
-            pass  # rank 0 ends the run, and the loop of this rank looks after rank 0
+            pass  # the loop of this rank notices that rank 0 is lost, and ends the process
         return found[1]
 
     def send(self, name: str, thing: Any, layer: int = 0) -> None:
@@ -101,7 +118,7 @@ class HeldLayer(ABC, Generic[PlaceT]):
 
     @property
     def sharing(self) -> tuple[AgreedStop, ...]:
-        """What a group adds to the arguments of the layer's factory."""
+        """Further arguments of the layer's factory: how a group agrees to stop."""
         return () if self.agreed is None else (self.agreed,)
 
     def is_to_answer(self, error: BaseException | None = None) -> bool:
@@ -111,10 +128,12 @@ class HeldLayer(ABC, Generic[PlaceT]):
         """
         if self.group is None:
             return True
-        if isinstance(error, GroupError):  # the rank that failed says why
+        # A GroupError is the echo of another rank's failure, and that rank says why.
+        if isinstance(error, GroupError):
             return False
         if error is None or isinstance(error, SHARED_ENDS):
             return self.leads
+        # The others wait for this rank in the next exchange: they are woken with a GroupError.
         self.group.fail()
         return True
 
@@ -128,6 +147,7 @@ class HeldLayer(ABC, Generic[PlaceT]):
 
     def leave(self) -> None:
         """Let :meth:`work` end after its order."""
+        # A message to itself: the thread that waits for an order needs no second way to be woken.
         self._over.set()
         self._transport.send(self._transport.rank, self._orders, None)
 
@@ -135,7 +155,7 @@ class HeldLayer(ABC, Generic[PlaceT]):
         self.worker_count[0] = workers
 
 
-class HeldLayers:
+class RankWorkers:
     """All layers of this rank in one run.
 
     Parameters
@@ -147,7 +167,7 @@ class HeldLayers:
     """
 
     def __init__(
-        self, transport: Transport, job: RunJob, kinds: Mapping[type, type[HeldLayer[Any]]]
+        self, transport: Transport, job: RunJob, kinds: Mapping[type, type[RankWorker[Any]]]
     ) -> None:
         if isinstance(job.data, SentSplit):
             job = replace(job, data=received(job.data))
@@ -157,8 +177,11 @@ class HeldLayers:
         self._limit.__enter__()
         transport.listen(port(job.run, "stop"), self._stop)
         self._layers = [
-            kinds[type(place)](transport, job, place, self._stopping.is_set) for place in job.layers
+            kinds[type(assignment)](transport, job, assignment, self._stopping.is_set)
+            for assignment in job.layers
         ]
+        # An eager transport looks more often for messages of other machines, at some per cent of a
+        # core: ranks gain by it only if they exchange something in every step.
         transport.is_eager = any(layer.group is not None for layer in self._layers)
         self._sent: dict[int, float] = {}
         # Daemons only so that a thread stuck in foreign code cannot keep the process from ending.
@@ -174,7 +197,11 @@ class HeldLayers:
     def report_progress(self) -> None:
         """Report to rank 0 how far the epochs are, if they have moved."""
         now = {layer.number: float(layer.progress[0]) for layer in self._layers if layer.leads}
-        epochs = {place.layer for place in self.job.layers if isinstance(place, EpochLayer)}
+        epochs = {
+            assignment.layer
+            for assignment in self.job.layers
+            if isinstance(assignment, EpochAssignment)
+        }
         moved = {i: x for i, x in now.items() if i in epochs and self._sent.get(i) != x}
         if moved:
             self._sent |= moved
@@ -185,7 +212,8 @@ class HeldLayers:
         self._stopping.set()
         for layer in self._layers:
             layer.leave()
-        deadline = time.monotonic() + self.job.times.join / 2  # rank 0 waits twice as long
+        # Half of what rank 0 waits: it hears then which threads still live.
+        deadline = time.monotonic() + self.job.times.join / 2
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._limit.__exit__(None, None, None)

@@ -25,28 +25,29 @@ from syncpretrain.workers.activations import transform
 from syncpretrain.workers.child import Report
 from syncpretrain.workers.child_loop import sendable
 from syncpretrain.workers.interface import Failed, Finished, Message
-from syncpretrain.workers.ranks.layers import HeldLayer
-from syncpretrain.workers.ranks.messages import EpochLayer, HandUp, RankOrder, port
+from syncpretrain.workers.ranks.messages import EpochAssignment, HandUp, RankOrder, port
+from syncpretrain.workers.ranks.worker import RankWorker
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.worker import LayerWorker
 
-__all__ = ["HeldEpochs", "KeptVersions", "layers_sent_activations"]
+__all__ = ["EpochWorker", "KeptVersions", "layers_sent_activations"]
 
 
 def layers_sent_activations(
     rows: int, hidden: Sequence[int], parameters: Sequence[int]
 ) -> frozenset[int]:
-    """Return the layers, numbered from 1, whose input is sent as activations.
+    """Return the layers, numbered from 1, that are sent activations rather than parameters.
 
     Parameters
     ----------
     rows : int
-        To train on and to validate with.
+        Number of training and validation rows.
     hidden : sequence of int
         Hidden units of each layer.
     parameters : sequence of int
         Numbers of each layer's parameters.
     """
+    # The parameters of all layers below a layer are its alternative, so they are added up.
     below = zip(hidden[:-1], accumulate(parameters), strict=False)
     return frozenset(
         layer for layer, (width, numbers) in enumerate(below, start=2) if rows * width < numbers
@@ -62,7 +63,7 @@ class KeptVersions:
     ----------
     data : Split
     keeps : bool
-        Whether versions are handed up; if not, the newest input alone is here.
+        True to keep versions, to hand them up; false to keep the newest input alone.
 
     Attributes
     ----------
@@ -73,13 +74,15 @@ class KeptVersions:
     def __init__(self, data: Split, *, keeps: bool) -> None:
         self.newest: Split | None = None
         self._data, self._keeps = data, keeps
-        self._lock = threading.Lock()  # guards the tables, never a computation
-        self._inputs = {0: data}  # of layer 1; others never read version 0
+        # Guards the tables, never a computation: what is in them is not changed any more, so a
+        # reader may use it after the lock is gone.
+        self._lock = threading.Lock()
+        self._inputs = {0: data}  # layer 1 alone reads version 0
         self._snapshots: dict[int, tuple[Layer, int]] = {}  # with the version it was trained on
 
     def room(self, width: int) -> Split:
         """Return arrays for an input; the values in them are no longer needed."""
-        if self.newest is not None and not self._keeps:
+        if self.newest is not None and not self._keeps:  # no other thread reads it
             return self.newest
         return Split(*(np.empty((len(rows), width), dtype=np.float32) for rows in self._data))
 
@@ -152,7 +155,8 @@ class _Inputs:
         """Return the activations that the order describes, or None if ``stop`` turned true."""
         if self._agreed is None:
             return self._activations(layer, version, stop, run)
-        # Each rank computes all of them, and leaves only if all do.
+        # Each rank computes all activations, and stops only if all do: a rank that left alone would
+        # be waited for in the next step.
         found = self._activations(layer, version, self._agreed.asked, run)
         return None if self._agreed.agree() else found
 
@@ -176,8 +180,8 @@ class _Inputs:
         return found
 
 
-class HeldEpochs(HeldLayer[EpochLayer]):
-    """A layer that trains on versions, and hands up those that the layer above asks for."""
+class EpochWorker(RankWorker[EpochAssignment]):
+    """Trains a layer on versions, and hands up the versions that the layer above asks for."""
 
     _handing: threading.Thread | None = None
 
@@ -188,7 +192,7 @@ class HeldEpochs(HeldLayer[EpochLayer]):
             assert isinstance(data, Split)
             kept = KeptVersions(data, keeps=self._hands_up)
             inputs = _Inputs(data, self.agreed, kept, self._take_activations)
-            worker: LayerWorker = self._place.worker_factory(inputs, *self.sharing)
+            worker: LayerWorker = self._assignment.worker_factory(inputs, *self.sharing)
             worker.progress, worker.worker_count = self.progress, self.worker_count
             self._start_handing(kept)
             try:
@@ -203,7 +207,7 @@ class HeldEpochs(HeldLayer[EpochLayer]):
 
     @property
     def _hands_up(self) -> bool:
-        return bool(self._place.ranks_above) and self.leads
+        return bool(self._assignment.ranks_above) and self.leads
 
     @property
     def _versions(self) -> Any:
@@ -236,13 +240,14 @@ class HeldEpochs(HeldLayer[EpochLayer]):
                 if isinstance(order, HandUp):
                     with np.errstate(over="ignore", invalid="ignore"):
                         found = kept.activations(order.version, self._should_stop)
-                    for rank in self._place.ranks_above if found is not None else ():
+                    for rank in self._assignment.ranks_above if found is not None else ():
                         self._transport.send(rank, above, found)
                 elif order.layer == self.number:
                     kept.drop(order.version)
                 else:
                     kept.drop_input(order.version)
-        except BaseException as error:  # of this thread alone; rank 0 ends the run
+        # The layer's own thread may be in an epoch; this report makes rank 0 end the run.
+        except BaseException as error:
             self._report(Failed(Train(0, 0, 0, 0), error))
 
     def _report(self, message: Message, computed: bool = False) -> None:
