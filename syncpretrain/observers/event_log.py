@@ -1,4 +1,4 @@
-"""``events.jsonl``: a run's events as lines of JSON, and what a replay needs of them."""
+"""``events.jsonl``: a run's events as lines of JSON, their JSON Schema, and a replay's reads."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from dataclasses import fields
 from io import SEEK_END, FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
+from syncpretrain import events
 from syncpretrain.errors import ModelFileError
 from syncpretrain.events import Event, Progress
 
-__all__ = ["EventLog", "read_reads"]
+__all__ = ["LOGGED", "EventLog", "event_schema", "read_reads"]
+
 
 PIECE_BYTES = 1 << 16
 CLOCK_FIELDS = ("time", "started")  # fields on the clock of the run, as opposed to durations
@@ -248,3 +250,46 @@ def _as_dict(event: Event, origin: float) -> dict[str, Any]:
         if name in values:
             values[name] = round(values[name] - origin, 6)
     return {"event": type(event).__name__, **values}
+
+
+# Every event that the log has a line for, by its name.
+LOGGED: dict[str, type[Event]] = {
+    name: kind
+    for name in events.__all__
+    if isinstance(kind := getattr(events, name), type)
+    and issubclass(kind, Event)
+    and kind not in (Event, Progress)
+}
+INTEGERS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+# A number that is not finite is null.
+SCHEMA_FORMS: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": ["number", "null"]},
+    float | None: {"type": ["number", "null"]},
+    tuple[int, ...]: INTEGERS,
+    tuple[float, ...]: {"type": "array", "items": {"type": ["number", "null"]}},
+    tuple[tuple[int, ...], ...]: {"type": "array", "items": INTEGERS},
+}
+
+
+def event_schema() -> dict[str, Any]:
+    """Return the schema of one line of ``events.jsonl``."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "One line of events.jsonl, the event log of a syncpretrain run",
+        "oneOf": [{"$ref": f"#/$defs/{name}"} for name in LOGGED],
+        "$defs": {name: _form(name, kind) for name, kind in LOGGED.items()},
+    }
+
+
+def _form(name: str, kind: type[Event]) -> dict[str, Any]:
+    types = get_type_hints(kind)
+    own = {field.name: SCHEMA_FORMS[types[field.name]] for field in fields(kind)}
+    return {
+        "type": "object",
+        "properties": {"event": {"const": name}, **own},
+        "required": ["event", *own],
+        "additionalProperties": False,
+    }
