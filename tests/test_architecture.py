@@ -26,8 +26,8 @@ ROWS = [
     ["backends", "models", "parallel", "cluster"],
     ["learners"],
     ["pretraining", "finetuning"],
-    ["runs", "planning"],
-    ["cli", "__main__", "sklearn", "plot"],
+    ["runs", "planning", "plot"],
+    ["cli", "__main__", "sklearn"],
 ]
 RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
 THREADS = {"threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess"}

@@ -25,7 +25,7 @@ import syncpretrain.cli.settings_from_options as given_module
 from syncpretrain.cli import main
 from syncpretrain.cli.program import COMMANDS
 from syncpretrain.models.export.formats import EXPORT_FORMATS
-from syncpretrain.runs.report.curves import save_label_curve
+from syncpretrain.plot.curves import save_label_curve
 
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 BLOCKS = [block for page in PAGES for block in blocks(page)]

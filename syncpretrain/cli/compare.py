@@ -106,10 +106,10 @@ def command(
       syncpretrain compare --data table.csv --target class --test 0.2 --hidden 100 --labels 50,all
     """
     from syncpretrain.cli.compare_output import as_report, print_comparison, write_comparison
+    from syncpretrain.plot.canvas import check_drawing
     from syncpretrain.runs.compare import USUAL_STARTS
     from syncpretrain.runs.folder import check_folder
     from syncpretrain.runs.prepare import load_data, settled, with_absolute_path
-    from syncpretrain.runs.report.curves import check_drawing
 
     check_folder(out)
     asked = preset

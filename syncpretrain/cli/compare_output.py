@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from syncpretrain.data.dataset import Dataset
+from syncpretrain.plot.curves import save_label_curve
 from syncpretrain.runs.folder import CONFIG_NAME
 from syncpretrain.runs.outcomes import Outcome, summarized
-from syncpretrain.runs.report.curves import save_label_curve
 from syncpretrain.settings import Settings, write_settings
 from syncpretrain.storage import write_atomically
 

@@ -46,8 +46,13 @@ def command(run: Path, layer: int, count: int, shape: str | None, out: Path | No
     """
     from syncpretrain.cli.files import check_target
     from syncpretrain.models.stack import load
-    from syncpretrain.runs.report.filters import filter_images
-    from syncpretrain.runs.report.images import ENLARGE, image_grid, image_shape, save_png
+    from syncpretrain.plot.images import (
+        ENLARGE,
+        filter_images,
+        image_grid,
+        image_shape,
+        save_png,
+    )
     from syncpretrain.shapes import DenseShape
 
     target = out or (run if run.is_dir() else run.parent) / "filters.png"

@@ -58,7 +58,7 @@ def command(
     from syncpretrain.cli.run_data import examples_of
     from syncpretrain.errors import DataError
     from syncpretrain.models.stack import load
-    from syncpretrain.runs.report.images import image_grid, image_shape, save_png, shades
+    from syncpretrain.plot.images import image_grid, image_shape, save_png, shades
 
     target = out or (run if run.is_dir() else run.parent) / "reconstructions.png"
     stack = load(run)

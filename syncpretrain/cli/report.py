@@ -11,7 +11,7 @@ from syncpretrain.cli.options import RUN, data_option, part_option, shape_option
 
 if TYPE_CHECKING:
     from syncpretrain.runs.record import RunRecord
-    from syncpretrain.runs.report.sections.examples import Shown
+    from syncpretrain.runs.report.examples import Shown
 
 __all__ = ["command"]
 
@@ -55,7 +55,7 @@ def command(
     """
     from syncpretrain.cli.files import check_target
     from syncpretrain.runs.record import read_run
-    from syncpretrain.runs.report.page import check_report, compared, report_page, sections_of
+    from syncpretrain.runs.report import check_report, compared, report_page, sections_of
     from syncpretrain.storage import write_atomically
 
     check_report()
@@ -72,7 +72,7 @@ def command(
 
 def _shown(run: RunRecord, data: str | None, part: str | None, shape: str | None) -> dict[str, Any]:
     """Return the examples to show and their shape, or why there are none."""
-    from syncpretrain.runs.report.plots.features import images_of
+    from syncpretrain.plot.examples import images_of
 
     if run.stack is None:
         return {}
@@ -85,7 +85,7 @@ def _examples(run: RunRecord, data: str | None, part: str | None) -> tuple[Shown
     """Return the examples of a run; where its own are not there any more, the reason."""
     from syncpretrain.cli.run_data import dataset_of
     from syncpretrain.errors import DataError, SettingsError
-    from syncpretrain.runs.report.sections.examples import shown_of
+    from syncpretrain.runs.report.examples import shown_of
 
     assert run.stack is not None
     try:

@@ -59,7 +59,7 @@ def command(
     from syncpretrain.cli.files import check_target
     from syncpretrain.cli.run_data import examples_of
     from syncpretrain.models.stack import load
-    from syncpretrain.runs.report.images import image_grid, image_shape, save_png, shades
+    from syncpretrain.plot.images import image_grid, image_shape, save_png, shades
 
     if start == "noise" and (data or part):
         raise click.UsageError("--data and --part say where chains start; add --start data")

@@ -249,7 +249,7 @@ def _check_picture(path: Path) -> None:
     """Refuse a picture that could not be written later."""
     from syncpretrain.cli.files import check_target
     from syncpretrain.errors import SettingsError
-    from syncpretrain.runs.report.curves import check_drawing
+    from syncpretrain.plot.canvas import check_drawing
 
     if path.suffix != ".png":
         raise SettingsError(f"out: got {path}, expected a name that ends with .png")

@@ -7,15 +7,15 @@ from functools import partial
 from html import escape
 from typing import Any
 
-from syncpretrain.runs.critical_path import critical_path, path_seconds
-from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.plots.space_time import (
+from syncpretrain.plot.space_time_diagram import (
     PIXELS_PER_INCH,
     TUNING_NAME,
     draw_space_time,
     first_second,
 )
-from syncpretrain.runs.report.sections.section import (
+from syncpretrain.runs.critical_path import critical_path, path_seconds
+from syncpretrain.runs.record import RunRecord
+from syncpretrain.runs.report.section import (
     Section,
     details,
     number,

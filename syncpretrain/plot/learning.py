@@ -13,7 +13,7 @@ from syncpretrain.errors import DataError
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorCurve, ErrorHistory
 from syncpretrain.observers.history import History
-from syncpretrain.runs.report.plots.canvas import MARKERS, colour_of, new_panels
+from syncpretrain.plot.canvas import MARKERS, colour_of, new_panels
 from syncpretrain.runs.timeline import EpochSpan, Timeline, read_timeline, timeline_of
 
 __all__ = ["Curve", "curves_of", "draw_curve", "learning_curves"]

@@ -11,7 +11,7 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.runs.report.images import ENLARGE, png_bytes
+from syncpretrain.plot.images import ENLARGE, png_bytes
 
 __all__ = [
     "LEAST_SECONDS",

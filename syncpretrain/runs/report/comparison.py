@@ -1,23 +1,41 @@
-"""Two runs beside each other: the settings that differ, and their errors."""
+"""Sections that compare two runs: settings that differ, errors, and reconstructions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
+
+from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.models.stack import Stack
 from syncpretrain.models.verdict import share_text
+from syncpretrain.plot.examples import (
+    MOST_BARS_SHOWN,
+    check_decoder,
+    error_shares,
+    names_of,
+)
+from syncpretrain.plot.images import image_grid, shades
 from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.sections.section import (
+from syncpretrain.runs.report.configuration import is_tuned, settings_of
+from syncpretrain.runs.report.examples import DRAWN_EXAMPLES, Shown
+from syncpretrain.runs.report.section import (
     LEAST_SECONDS,
     Section,
+    figure,
+    image,
+    not_drawn,
     number,
     paragraph,
     seconds_text,
     table,
 )
-from syncpretrain.runs.report.sections.setting_texts import is_tuned, settings_of
+from syncpretrain.shapes import ImageShape
 
-__all__ = ["comparison_sections", "differing_settings"]
+__all__ = ["compared_reconstructions", "comparison_sections", "differing_settings"]
+
 
 NOT_THERE = "-"
 
@@ -91,3 +109,67 @@ def _layer_cell(metrics: Mapping[str, Any], i: int) -> str:
     errors = layers[i]["reconstruction_error"]
     found = [(part, error) for part, error in errors.items() if error is not None]
     return f"{number(found[-1][1])} ({found[-1][0]})" if found else NOT_THERE
+
+
+def compared_reconstructions(
+    runs: Sequence[RunRecord], images: ImageShape | None, shown: Shown | None, reason: str = ""
+) -> Section:
+    """Return examples above what each run's stack makes of them, or the errors of each value.
+
+    Parameters
+    ----------
+    runs : sequence of RunRecord
+    images : ImageShape or None
+        The shape of an example, None where it is no image.
+    shown : Shown or None
+        Examples of the first run.
+    reason : str
+        Why there are none.
+    """
+    return Section("reconstructions", "Reconstructions", _body(runs, images, shown, reason))
+
+
+def _body(
+    runs: Sequence[RunRecord], images: ImageShape | None, shown: Shown | None, reason: str
+) -> str:
+    without = [run.name for run in runs if run.stack is None]
+    if without:
+        return paragraph(f"Not drawn: {' and '.join(without)} left no model.")
+    if shown is None:
+        return paragraph(f"There are no examples to show: {reason}")
+    stacks = [run.stack.for_prepared_rows() for run in runs if run.stack is not None]
+    read = [names_of(stack) for stack in stacks]
+    if any(names != read[0] for names in read):
+        return paragraph("Not drawn: the two do not read the same values.")
+    try:
+        for stack in stacks:
+            check_decoder(stack)
+        names = [run.name for run in runs]
+        draw = _shares if images is None else partial(_grid, images=images)
+        return draw(stacks, names, shown)
+    except Exception as error:  # a page that lacks a section is better than none
+        return not_drawn(error)
+
+
+def _grid(
+    stacks: Sequence[Stack], names: Sequence[str], shown: Shown, *, images: ImageShape
+) -> str:
+    rows = evenly_spaced(shown.rows, DRAWN_EXAMPLES)
+    by = ", then by ".join(names)
+    text = f"{len(rows)} examples of {shown.name}, and below each its reconstruction by {by}"
+    made = [shades(stack, stack.reconstruct(rows)) for stack in stacks]
+    return figure(image(image_grid(shades(stacks[0], rows), *made, shape=images), text), text)
+
+
+def _shares(stacks: Sequence[Stack], names: Sequence[str], shown: Shown) -> str:
+    shares = np.array([error_shares(stack, shown.rows) for stack in stacks])
+    worst = np.argsort(-shares.max(axis=0), kind="stable")[:MOST_BARS_SHOWN]
+    values = names_of(stacks[0])
+    rows = [(values[i], *(number(share) for share in shares[:, i])) for i in worst]
+    caption = (
+        f"The error of each value's reconstructions on {shown.name}, in percent of that of its"
+        " mean, the worst first"
+    )
+    left_out = len(values) - len(rows)
+    note = paragraph(f"Left out: {left_out} values with smaller errors.") if left_out else ""
+    return table(("", *names), rows, caption=caption) + note

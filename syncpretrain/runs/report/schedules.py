@@ -8,7 +8,7 @@ from syncpretrain.planning.candidates import Candidate, Task, candidates
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.sections.section import Section, paragraph, seconds_text, table
+from syncpretrain.runs.report.section import Section, paragraph, seconds_text, table
 from syncpretrain.settings import PretrainSettings
 
 __all__ = ["schedules_section", "timings_of"]

@@ -1,12 +1,18 @@
-"""Settings and environment of a run."""
+"""Section of the settings and the environment of a run, and settings as texts."""
 
 from __future__ import annotations
 
-from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.sections.section import Section, details, paragraph, table
-from syncpretrain.runs.report.sections.setting_texts import is_tuned, settings_of
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = ["configuration_section"]
+import msgspec
+
+from syncpretrain.runs.record import RunRecord
+from syncpretrain.runs.report.section import Section, details, paragraph, table
+from syncpretrain.settings import Settings
+
+__all__ = ["configuration_section", "is_tuned", "setting_text", "settings_of"]
+
 
 SHOWN_FIRST = {
     "pretrain": (
@@ -69,3 +75,31 @@ def _environment(run: RunRecord) -> list[tuple[str, str]]:
     if version:
         rows.append(("syncpretrain", str(version)))
     return rows
+
+
+def settings_of(settings: Settings | None) -> dict[str, dict[str, str]]:
+    """Return settings by section and name, as texts; those not given are left out."""
+    if settings is None:
+        return {}
+    sections: dict[str, dict[str, Any]] = msgspec.to_builtins(settings)
+    return {
+        section: {
+            name: setting_text(value) for name, value in fields.items() if value not in (None, "")
+        }
+        for section, fields in sections.items()
+    }
+
+
+def is_tuned(fields: Mapping[str, str]) -> bool:
+    """Return whether settings of fine-tuning were used."""
+    return fields.get("objective", "none") != "none"
+
+
+def setting_text(value: Any) -> str:
+    """Return a setting as the command line has it; equal values of all layers as one."""
+    if isinstance(value, (list, tuple)):
+        texts = [setting_text(part) for part in value]
+        return texts[0] if len(texts) > 1 and len(set(texts)) == 1 else ",".join(texts)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)

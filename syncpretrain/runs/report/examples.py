@@ -15,16 +15,19 @@ from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import DataError
 from syncpretrain.models.stack import Stack
-from syncpretrain.runs.report.images import image_grid, shades
-from syncpretrain.runs.report.plots.examples import SHARE_LABEL, check_decoder, error_shares
-from syncpretrain.runs.report.plots.features import (
+from syncpretrain.plot.examples import (
     MOST_BARS_SHOWN,
+    SHARE_LABEL,
+    check_decoder,
     draw_bars,
+    error_shares,
+    filter_grid,
     names_of,
+    weight_norms,
 )
-from syncpretrain.runs.report.plots.units import activities_of, draw_activity, draw_codes
-from syncpretrain.runs.report.plots.weights import filter_grid, weight_norms
-from syncpretrain.runs.report.sections.section import (
+from syncpretrain.plot.images import image_grid, shades
+from syncpretrain.plot.units import activities_of, draw_activity, draw_codes
+from syncpretrain.runs.report.section import (
     Section,
     figure,
     image,

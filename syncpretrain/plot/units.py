@@ -14,7 +14,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.diagnosis import NEAR_LIMIT
 from syncpretrain.models.passes import up_through
 from syncpretrain.models.stack import Stack
-from syncpretrain.runs.report.plots.canvas import (
+from syncpretrain.plot.canvas import (
     COLOURS_OF_SERIES,
     MARKERS,
     add_legend,

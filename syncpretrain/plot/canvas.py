@@ -1,4 +1,4 @@
-"""The axes that plots are drawn on, and their colours."""
+"""Axes, colours and legends of all plots, and the check that Matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from syncpretrain.runs.report.curves import check_drawing
+from syncpretrain.errors import DataError
 
 __all__ = [
     "ASLEEP",
@@ -14,6 +14,7 @@ __all__ = [
     "COLOURS_OF_SERIES",
     "MARKERS",
     "add_legend",
+    "check_drawing",
     "colour_of",
     "drawable",
     "new_axes",
@@ -33,6 +34,20 @@ PANELS_ACROSS = 3
 AS_WRITTEN: dict[str, Any] = {"parse_math": False, "usetex": False}
 # What XML cannot hold, or no font draws: control characters and halves of pairs.
 UNDRAWABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+def check_drawing(what: str = "a curve") -> None:
+    """Refuse to draw without Matplotlib; the message begins with ``what``.
+
+    Raises
+    ------
+    DataError
+        If Matplotlib is not installed.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401 - whether it is there
+    except ImportError:
+        raise DataError(f'{what} needs Matplotlib: pip install "syncpretrain[plot]"') from None
 
 
 def colour_of(number: int) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from syncpretrain.plot.canvas import colour_of
+from syncpretrain.plot.learning import Curve, curves_of, draw_curve
 from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.plots.canvas import colour_of
-from syncpretrain.runs.report.plots.learning import Curve, curves_of, draw_curve
-from syncpretrain.runs.report.sections.section import Section, figure, paragraph, row_of
+from syncpretrain.runs.report.section import Section, figure, paragraph, row_of
 from syncpretrain.runs.report.svg import drawn
 
 __all__ = ["learning_section"]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from syncpretrain.data.dataset import PARTS
 from syncpretrain.models.verdict import share_text
 from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.sections.section import (
+from syncpretrain.runs.report.section import (
     LEAST_SECONDS,
     Section,
     number,
