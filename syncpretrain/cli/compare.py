@@ -23,7 +23,7 @@ from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
-    from syncpretrain.runs.outcomes import Outcome
+    from syncpretrain.runs.compare import Outcome
     from syncpretrain.settings import Settings
     from syncpretrain.settings.by_data import Given
 
@@ -44,7 +44,7 @@ def label_counts(text: str) -> tuple[int | None, ...]:
 
 def start_names(text: str) -> tuple[str, ...]:
     """Parse the names of starts, separated by commas."""
-    from syncpretrain.runs.outcomes import START_FORMS, is_start
+    from syncpretrain.runs.compare import START_FORMS, is_start
 
     parts = tuple(text.split(","))
     for part in parts:

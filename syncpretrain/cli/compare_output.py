@@ -16,8 +16,8 @@ from rich.table import Table
 
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.plot.curves import save_label_curve
+from syncpretrain.runs.compare import Outcome, summarized
 from syncpretrain.runs.folder import CONFIG_NAME
-from syncpretrain.runs.outcomes import Outcome, summarized
 from syncpretrain.settings import Settings, write_settings
 from syncpretrain.storage import write_atomically
 

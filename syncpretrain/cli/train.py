@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.events import Observer
     from syncpretrain.pretraining.schedule.reads import Reads
-    from syncpretrain.runs.stages import Stages
+    from syncpretrain.runs.run import Run
     from syncpretrain.settings import Settings
     from syncpretrain.settings.by_data import Given
 
@@ -219,7 +219,7 @@ def _chosen(run: _NewRun) -> tuple[_NewRun, list[str]]:
     return run._replace(settings=settings, given=None, data=data), messages
 
 
-def _checked(run: _NewRun) -> Stages:
+def _checked(run: _NewRun) -> Run:
     """Return a run that is ready to start, without a folder."""
     from time import monotonic
 

@@ -15,8 +15,13 @@ from typing import Any
 from syncpretrain.errors import DataError
 from syncpretrain.observers.history import History
 from syncpretrain.plot.canvas import ASLEEP, colour_of, new_axes, text_on
-from syncpretrain.runs.critical_path import critical_path
-from syncpretrain.runs.timeline import EpochSpan, Timeline, read_timeline, timeline_of
+from syncpretrain.runs.timeline import (
+    EpochSpan,
+    Timeline,
+    critical_path,
+    read_timeline,
+    timeline_of,
+)
 
 __all__ = ["PIXELS_PER_INCH", "TUNING_NAME", "draw_space_time", "first_second", "space_time"]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from syncpretrain.data.dataset import Dataset, is_labelled
 from syncpretrain.data.scaling import Scaling
@@ -21,18 +23,29 @@ from syncpretrain.models.reconstruction import stack_error
 from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.pretraining.start import driver_for
-from syncpretrain.runs.outcomes import RANDOM, START_FORMS, STARTS, Outcome, is_start
 from syncpretrain.settings import PretrainSettings, Settings, replaced
 from syncpretrain.settings.drift import ALWAYS
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["STARTS", "USUAL_STARTS", "compare", "random_stack"]
+__all__ = [
+    "RANDOM",
+    "STARTS",
+    "START_FORMS",
+    "USUAL_STARTS",
+    "Outcome",
+    "Summary",
+    "compare",
+    "is_start",
+    "random_stack",
+    "summarized",
+]
 
+RANDOM = "random"  # the start without pretraining
+STARTS = (*SCHEDULES, RANDOM)
+START_FORMS = f"{' or '.join(STARTS)}, or a schedule with :always or :drift:X"
 USUAL_STARTS = ("greedy", "synchronized", RANDOM)
 FEWEST_STEPS = 2000  # of fine-tuning, however few labels there are
 SMALLEST_BATCH = 10
-
-Report = Callable[[Outcome], Any]
 
 
 def compare(
@@ -43,7 +56,7 @@ def compare(
     seeds: Sequence[int] = (0, 1, 2),
     labels: Sequence[int | None] = (None,),
     begin: Callable[[], Any] = lambda: None,
-    report: Report = lambda outcome: None,
+    report: Callable[[Outcome], Any] = lambda outcome: None,
 ) -> list[Outcome]:
     """Fine-tune from every start with every seed and number of labels; return the results.
 
@@ -100,6 +113,69 @@ def compare(
     return outcomes
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One fine-tuned stack.
+
+    ``labels`` is the number of labelled examples, None where none were used. ``test`` is the
+    share of wrong classes, or the reconstruction error, on the test examples, ``validation`` that
+    on the validation examples. ``epochs`` are those that each layer was pretrained for, ``passes``
+    the same in passes of the whole stack: each epoch counts by its layer's weights.
+    """
+
+    start: str
+    seed: int
+    labels: int | None
+    validation: float | None
+    test: float | None
+    pretrain_seconds: float
+    finetune_seconds: float
+    epochs: tuple[int, ...] = ()
+    passes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the seeds of one start and one number of labels have in common.
+
+    ``spread`` is the sample standard deviation of ``test``, None for a single seed; ``gain`` how
+    much less than the random start's the mean is, None for itself or without one. ``passes`` is the
+    work of pretraining.
+    """
+
+    start: str
+    labels: int | None
+    seeds: int
+    test: float
+    spread: float | None
+    gain: float | None
+    pretrain_seconds: float
+    finetune_seconds: float
+    passes: float
+
+
+def summarized(outcomes: Iterable[Outcome]) -> list[Summary]:
+    """Return one row for each number of labels and start, fewest labels first."""
+    groups: dict[tuple[int | None, str], list[Outcome]] = {}
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.labels or 0):
+        groups.setdefault((outcome.labels, outcome.start), []).append(outcome)
+    means = {key: float(np.mean([_test(x) for x in group])) for key, group in groups.items()}
+    return [
+        Summary(
+            start,
+            labels,
+            len(group),
+            means[labels, start],
+            float(np.std([_test(x) for x in group], ddof=1)) if len(group) > 1 else None,
+            _gain(means, labels, start),
+            float(np.mean([x.pretrain_seconds for x in group])),
+            float(np.mean([x.finetune_seconds for x in group])),
+            float(np.mean([x.passes for x in group])),
+        )
+        for (labels, start), group in groups.items()
+    ]
+
+
 def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Stack:
     """Return a stack whose weights are random and whose biases are 0.
 
@@ -109,6 +185,24 @@ def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Sta
     scaling = None if bounded else Scaling.of(data.train)
     units = settings.hidden_units, settings.visible_units
     return untrained_stack(settings.shapes, *units, seed=seed, scaling=scaling)
+
+
+def is_start(text: str) -> bool:
+    """Return whether a text names what pretraining may be compared with."""
+    name, colon, _ = text.partition(":")
+    return name in SCHEDULES or (name == RANDOM and not colon)
+
+
+def _gain(
+    means: dict[tuple[int | None, str], float], labels: int | None, start: str
+) -> float | None:
+    if start == RANDOM or (labels, RANDOM) not in means:
+        return None
+    return means[labels, RANDOM] - means[labels, start]
+
+
+def _test(outcome: Outcome) -> float:
+    return math.nan if outcome.test is None else outcome.test
 
 
 def _pretrain_settings(start: str, settings: PretrainSettings, seed: int) -> PretrainSettings:

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from syncpretrain.errors import DataError, SyncpretrainError
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack, load
-from syncpretrain.runs.figures import read_figures
 from syncpretrain.runs.folder import (
     CONFIG_NAME,
     EVENTS_NAME,
@@ -18,7 +17,7 @@ from syncpretrain.runs.folder import (
     METRICS_NAME,
 )
 from syncpretrain.runs.identity import RunIdentity, read_identity
-from syncpretrain.runs.state import RunState, state_of
+from syncpretrain.runs.state import RunState, read_figures, state_of
 from syncpretrain.runs.timeline import Timeline, read_timeline
 from syncpretrain.settings import Settings, read_settings
 

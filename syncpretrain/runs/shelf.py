@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.runs.figures import Figures, read_figures
 from syncpretrain.runs.folder import (
     CONFIG_NAME,
     EVENTS_NAME,
@@ -27,7 +26,7 @@ from syncpretrain.runs.folder import (
     METRICS_NAME,
 )
 from syncpretrain.runs.lock import owned
-from syncpretrain.runs.state import state_of
+from syncpretrain.runs.state import Figures, read_figures, state_of
 from syncpretrain.settings import Settings, read_settings
 
 __all__ = ["STATES", "ShelvedRun", "check_run", "read_run", "remove_run", "runs_in"]

@@ -1,9 +1,11 @@
-"""The course of a run, read back from its ``events.jsonl`` or from the events themselves."""
+"""The course of a run, read back from its events, and the epochs that its time depended on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ from syncpretrain.events import Event
 from syncpretrain.observers.event_log import CLOCK_FIELDS
 from syncpretrain.runs.folder import EVENTS_NAME
 
-__all__ = ["EpochSpan", "Timeline", "read_timeline", "timeline_of"]
+__all__ = ["EpochSpan", "Timeline", "critical_path", "path_seconds", "read_timeline", "timeline_of"]
 
 TUNING_ROW = 0  # the layer of an epoch of fine-tuning
+CLOCK_ERROR = 0.002  # of a run: an epoch may seem to begin before the message that lets it
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,67 @@ class Timeline:
         """Return the epochs of a layer, or with 0 of fine-tuning, in their order."""
         spans = self.spans if layer else self.tuning
         return sorted((x for x in spans if x.layer == layer), key=lambda span: span.epoch)
+
+
+def read_timeline(run: str | Path) -> Timeline:
+    """Return the course of a run from its folder, or from an ``events.jsonl``.
+
+    Lines that cannot be read, such as half a one at the end, are left out.
+
+    Raises
+    ------
+    DataError
+        If there is no such file.
+    """
+    path = Path(run)
+    path = path / EVENTS_NAME if path.is_dir() else path
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise DataError(
+            f"run: cannot read {path}: {error.strerror or error}; name the folder of a run"
+        ) from None
+    reader = _Reader()
+    for line in lines:
+        try:
+            decoded = msgspec.json.decode(line, type=_Line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        reader.take(decoded)
+    return reader.timeline()
+
+
+def timeline_of(events: Iterable[Event]) -> Timeline:
+    """Return the course of a run from its events, such as ``History().events``."""
+    reader, origin = _Reader(), None
+    for event in events:
+        values: dict[str, Any] = {x.name: getattr(event, x.name) for x in fields(event)}
+        origin = event.time if origin is None else origin
+        reader.take(_line({"event": type(event).__name__, **values}, origin))
+    return reader.timeline()
+
+
+def critical_path(timeline: Timeline) -> tuple[EpochSpan, ...]:
+    """Return the epochs on the critical path, from the first to the last.
+
+    The last one ended last. Each of the others is the one whose end the next one waited for: the
+    epoch before it of the same layer, the one that published the version that it reads, or, where
+    all workers or all buffers were taken, the one that ended just before it began. A streamed run,
+    whose layers wait for minibatches, has none.
+    """
+    if timeline.is_streamed or not timeline.spans:
+        return ()
+    slack = CLOCK_ERROR * timeline.seconds
+    by_end = sorted(timeline.spans, key=lambda span: (span.end, span.layer))
+    path = [by_end[-1]]
+    while (before := _waited_for(path[-1], by_end, slack)) is not None:
+        path.append(before)
+    return tuple(reversed(path))
+
+
+def path_seconds(path: Sequence[EpochSpan], layers: int) -> list[float]:
+    """Return the seconds of a path in each layer."""
+    return [sum(x.seconds for x in path if x.layer == n) for n in range(1, layers + 1)]
 
 
 class _Line(msgspec.Struct):
@@ -226,45 +290,26 @@ class _Reader:
         )
 
 
-def read_timeline(run: str | Path) -> Timeline:
-    """Return the course of a run from its folder, or from an ``events.jsonl``.
-
-    Lines that cannot be read, such as half a one at the end, are left out.
-
-    Raises
-    ------
-    DataError
-        If there is no such file.
-    """
-    path = Path(run)
-    path = path / EVENTS_NAME if path.is_dir() else path
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise DataError(
-            f"run: cannot read {path}: {error.strerror or error}; name the folder of a run"
-        ) from None
-    reader = _Reader()
-    for line in lines:
-        try:
-            decoded = msgspec.json.decode(line, type=_Line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue
-        reader.take(decoded)
-    return reader.timeline()
-
-
-def timeline_of(events: Iterable[Event]) -> Timeline:
-    """Return the course of a run from its events, such as ``History().events``."""
-    reader, origin = _Reader(), None
-    for event in events:
-        values: dict[str, Any] = {x.name: getattr(event, x.name) for x in fields(event)}
-        origin = event.time if origin is None else origin
-        reader.take(_line({"event": type(event).__name__, **values}, origin))
-    return reader.timeline()
-
-
 def _line(values: Mapping[str, Any], origin: float) -> _Line:
     known = {name: value for name, value in values.items() if name in _Line.__struct_fields__}
     shifted = {name: known[name] - origin for name in CLOCK_FIELDS if name in known}
     return _Line(**(known | shifted))
+
+
+def _waited_for(span: EpochSpan, by_end: Sequence[EpochSpan], slack: float) -> EpochSpan | None:
+    """Return the epoch that ended last before another began; of several the nearest related."""
+    able: list[EpochSpan] = []
+    for place in reversed(range(bisect_right(by_end, span.start + slack, key=attrgetter("end")))):
+        before = by_end[place]
+        if able and before.end < able[0].end - slack:
+            break
+        if before.start < span.start:
+            able.append(before)
+    return max(able, key=lambda x: (_relation(x, span), x.end, x.layer), default=None)
+
+
+def _relation(before: EpochSpan, span: EpochSpan) -> int:
+    """Return how nearly two epochs are related: the same layer, a version that is read, or not."""
+    if before.layer == span.layer:
+        return 2
+    return int((before.layer, before.epoch) == (span.layer - 1, span.reads))

@@ -13,7 +13,6 @@ from syncpretrain.plot.space_time_diagram import (
     draw_space_time,
     first_second,
 )
-from syncpretrain.runs.critical_path import critical_path, path_seconds
 from syncpretrain.runs.record import RunRecord
 from syncpretrain.runs.report.section import (
     Section,
@@ -24,7 +23,7 @@ from syncpretrain.runs.report.section import (
     table,
 )
 from syncpretrain.runs.report.svg import drawn
-from syncpretrain.runs.timeline import Timeline
+from syncpretrain.runs.timeline import Timeline, critical_path, path_seconds
 
 __all__ = ["course_section"]
 
