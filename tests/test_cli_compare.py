@@ -118,7 +118,7 @@ class TestUnfinished:
         assert [run["start"] for run in table["runs"]] == ["greedy", "synchronized"]
 
     def test_one_that_cannot_be_written_is_printed(self, call, monkeypatch):
-        monkeypatch.setattr("syncpretrain.cli.compare_output.write_atomically", full)
+        monkeypatch.setattr("syncpretrain.cli.compare.write_atomically", full)
         given = ("--finetune", "reconstruction", "--starts", "random", "--seeds", 1, "--json")
         out, err = call(*TINY, *given, status=1)
         assert json.loads(out)["runs"][0]["start"] == "random"

@@ -21,7 +21,7 @@ from docblocks import PAGES, ROOT, Block, blocks, command_lines, tabled, timelin
 from doccommands import Program, make_folder, words_of
 from test_architecture import NAMES, inside, own_imports, package
 
-import syncpretrain.cli.settings_from_options as given_module
+import syncpretrain.cli.setting_options as given_module
 from syncpretrain.cli import main
 from syncpretrain.cli.program import COMMANDS
 from syncpretrain.models.export.formats import EXPORT_FORMATS

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.counts import counted
 from syncpretrain.cli.options import LAYERS, at_least, data_option, integers, json_option
+from syncpretrain.cli.output import console_on, counted, plain_table, print_text
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
@@ -174,23 +175,17 @@ def _report(
 
 
 def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO[str]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     from syncpretrain.planning.timings import CORE
 
-    console = Console(file=file, highlight=False)
+    console = console_on(file)
 
-    def say(text: str) -> None:
-        console.print(text, markup=False, emoji=False, soft_wrap=True)
-
+    say = partial(print_text, console)
     plan, task = bench.plan, bench.plan.task
     unit = plan.timings.unit
     say(f"{_title(task)}, {counted(plan.timings.workers, 'worker' if unit == CORE else unit)}")
     for count, peak in bench.peak.items():
         say(f"large products, {counted(count, unit)}: {peak / 1e9:.0f} GFLOP/s")
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table = plain_table()
     table.add_column("\nschedule", no_wrap=True)
     greedy = ["times greedy\none core", "times greedy\nall cores"]
     if unit != CORE:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN
+from syncpretrain.cli.options import RUN, check_target
 from syncpretrain.models.export.formats import EXPORT_FORMATS, EXPORT_PARTS
 
 __all__ = ["command"]
@@ -44,7 +44,6 @@ def command(run: Path, file_format: str | None, part: str | None, out: Path) -> 
       syncpretrain export runs/NAME --out encoder.onnx
       syncpretrain export runs/NAME --format torch --part autoencoder --out net.safetensors
     """
-    from syncpretrain.cli.files import check_target
     from syncpretrain.models.export.describe import describe
     from syncpretrain.models.export.formats import check_installed, format_for, write_export
     from syncpretrain.models.stack import load

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN, at_least, shape_option
+from syncpretrain.cli.options import RUN, at_least, check_target, shape_option
 
 __all__ = ["command"]
 
@@ -44,7 +44,6 @@ def command(run: Path, layer: int, count: int, shape: str | None, out: Path | No
       syncpretrain filters runs/NAME
       syncpretrain filters runs/NAME --layer 2 --count 20 --out second.png
     """
-    from syncpretrain.cli.files import check_target
     from syncpretrain.models.stack import load
     from syncpretrain.plot.images import (
         ENLARGE,

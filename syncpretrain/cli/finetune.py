@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from syncpretrain.cli.help_texts import SectionedCommand
 from syncpretrain.cli.options import RUN, json_option, log_option
-from syncpretrain.cli.sections import SectionedCommand
-from syncpretrain.cli.settings_from_options import settings_from_options
-from syncpretrain.cli.train_options import OPTIONS, setting_options
-from syncpretrain.cli.typed import typed
+from syncpretrain.cli.program import typed
+from syncpretrain.cli.setting_options import OPTIONS, setting_options, settings_from_options
 from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
 

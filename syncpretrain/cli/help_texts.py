@@ -1,11 +1,14 @@
-"""The sections of a command's help, and what it says of each setting."""
+"""Help of commands in sections: the text of each setting, and the command that prints them."""
 
 from __future__ import annotations
+
+import click
 
 from syncpretrain.pretraining.schedule.kinds import SCHEDULES
 from syncpretrain.units.kinds import KINDS, UNITS
 
-__all__ = ["OUTPUT", "SECTIONS", "TEXTS"]
+__all__ = ["OUTPUT", "SECTIONS", "TEXTS", "SectionedCommand"]
+
 
 OUTPUT = "Run folder and output"  # and what belongs to no other section
 
@@ -170,3 +173,23 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
 }
 TEXTS = {name: text for texts in SECTIONS.values() for name, text in texts.items()}
+
+
+FIRST_COLUMN = 26  # longer options have a line of their own
+HOMES = {name: section for section, texts in SECTIONS.items() for name in texts}
+
+
+class SectionedCommand(click.Command):
+    """A command whose help lists its options section by section."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each section that has options of this command."""
+        rows: dict[str, list[tuple[str, str]]] = {section: [] for section in SECTIONS}
+        for param in self.get_params(ctx):
+            row = param.get_help_record(ctx)
+            if row is not None:
+                rows[HOMES.get(param.name or "", OUTPUT)].append(row)
+        for section, records in rows.items():
+            if records:
+                with formatter.section(section):
+                    formatter.write_dl(records, col_max=FIRST_COLUMN)

@@ -1,4 +1,4 @@
-"""Types of option values, and the options that several commands share."""
+"""Options that several commands share, the types of their values, and the check of ``--out``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ __all__ = [
     "RUN",
     "TRAIN_PER_HELD_OUT",
     "at_least",
+    "check_target",
     "data_option",
     "epoch_counts",
     "floats",
@@ -29,6 +30,7 @@ __all__ = [
     "shape_option",
     "words",
 ]
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 TRAIN_PER_HELD_OUT = 5  # examples of what is predicted, as of MNIST's
@@ -179,3 +181,38 @@ def log_option(command: F) -> F:
 def json_option(command: F) -> F:
     """Add ``--json``: one object on stdout, and nothing else there."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+
+
+def check_target(path: Path, *read: Path | str | None) -> None:
+    """Refuse a file that cannot be written, or that would take the place of one that is needed.
+
+    Parameters
+    ----------
+    path : Path
+    *read : Path, str or None
+        What the command reads; names of data sets and None do not matter.
+
+    Raises
+    ------
+    SettingsError
+        Saying why.
+    """
+    import os
+
+    from syncpretrain.errors import SettingsError
+    from syncpretrain.runs.folder import is_run_file
+    from syncpretrain.storage import expanded
+
+    if path.is_dir():
+        raise SettingsError(f"out: {path} is a folder; name a file")
+    if not path.parent.is_dir():
+        raise SettingsError(f"out: the folder {path.parent} does not exist")
+    if not os.access(path.parent, os.W_OK):
+        raise SettingsError(f"out: cannot write to the folder {path.parent}")
+    if not path.exists():
+        return
+    if is_run_file(path):
+        raise SettingsError(f"out: {path} is a file of the run in {path.parent}; name another file")
+    for other in (expanded(name) for name in read if name is not None):
+        if other.is_file() and other.samefile(path):
+            raise SettingsError(f"out: {path} is a file that is read; name another one")

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.counts import counted
 from syncpretrain.cli.options import TRAIN_PER_HELD_OUT, json_option, measuring_options
-from syncpretrain.cli.settings_from_options import settings_from_options
-from syncpretrain.cli.train_options import FINETUNE, OPTIONS, setting_options, source_options
+from syncpretrain.cli.output import console_on, counted, plain_table, print_text
+from syncpretrain.cli.setting_options import (
+    FINETUNE,
+    OPTIONS,
+    setting_options,
+    settings_from_options,
+    source_options,
+)
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.names import ASYNC
 
@@ -160,16 +166,12 @@ def _differs(pretrain: PretrainSettings, name: str, value: Any) -> bool:
 
 def print_plan(plan: Plan, tuned: TuningPlan | None, line: str, file: IO[str]) -> None:
     """Print the candidates for training a stack, the bound, the choice and its command."""
-    from rich.console import Console
-
     from syncpretrain.planning.choice import LEARNS
     from syncpretrain.planning.timings import CORE
 
-    console = Console(file=file, highlight=False)
+    console = console_on(file)
 
-    def say(text: str) -> None:
-        console.print(text, markup=False, emoji=False, soft_wrap=True)
-
+    say = partial(print_text, console)
     task, workers, unit = plan.task.settings, plan.timings.workers, plan.timings.unit
     shape = task.architecture or "-".join(map(str, task.layers))
     epochs = ",".join(map(str, sorted(set(task.epochs))))
@@ -199,12 +201,9 @@ def print_plan(plan: Plan, tuned: TuningPlan | None, line: str, file: IO[str]) -
 
 def _table(plan: Plan) -> Table:
     """Return the candidates as a table, the choice marked."""
-    from rich import box
-    from rich.table import Table
-
     from syncpretrain.planning.timings import CORE
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table = plain_table()
     table.add_column("\n")
     table.add_column("\nschedule", no_wrap=True)
     alone = "times\none core" if plan.timings.unit == CORE else "times\nin turn"

@@ -8,18 +8,19 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from shlex import join
 from typing import Any
 
 import click
 
 from syncpretrain.cli.ranks import check_command, follow, is_follower, leading
-from syncpretrain.cli.typed import keep_typed
 
-__all__ = ["main"]
+__all__ = ["keep_typed", "main", "typed"]
+
 
 COMMANDS = {
     "train": "Pretrain a stack of layers in parallel, and fine-tune it.",
@@ -234,3 +235,16 @@ def main(debug: bool) -> None:
 
     RUN is the folder that train writes, or a model.safetensors.
     """
+
+
+KEY = "syncpretrain.arguments"
+
+
+def keep_typed(ctx: click.Context, arguments: Sequence[str]) -> None:
+    """Keep the arguments of the program for its commands."""
+    ctx.meta[KEY] = tuple(arguments)
+
+
+def typed() -> str:
+    """Return the command line of the running command."""
+    return join(["syncpretrain", *click.get_current_context().meta[KEY]])

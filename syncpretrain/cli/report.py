@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import RUN, data_option, part_option, shape_option
+from syncpretrain.cli.options import RUN, check_target, data_option, part_option, shape_option
 
 if TYPE_CHECKING:
     from syncpretrain.runs.record import RunRecord
@@ -53,7 +53,6 @@ def command(
       syncpretrain report runs/NAME
       syncpretrain report runs/NAME runs/NAME --out both.html
     """
-    from syncpretrain.cli.files import check_target
     from syncpretrain.runs.record import read_run
     from syncpretrain.runs.report import check_report, compared, report_page, sections_of
     from syncpretrain.storage import write_atomically

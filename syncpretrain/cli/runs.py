@@ -9,8 +9,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.counts import counted
 from syncpretrain.cli.options import json_option
+from syncpretrain.cli.output import console_on, counted, plain_table, print_text
 
 if TYPE_CHECKING:
     from syncpretrain.runs.shelf import ShelvedRun
@@ -193,18 +193,15 @@ def _plain(run: ShelvedRun) -> dict[str, Any]:
 
 
 def _print_table(runs: list[ShelvedRun], folder: Path, file: IO[str]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     if not runs:
         click.echo(f"no runs in {folder} that are asked for", file=file)
         return
     is_wide = not file.isatty()  # for a file or another program, whose lines have no end
-    console = Console(file=file, highlight=False, width=WIDE if is_wide else None)
+    console = console_on(file, width=WIDE if is_wide else None)
     names = WIDE_COLUMNS if console.width >= ENOUGH_WIDTH else NARROW_COLUMNS
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table = plain_table()
     for name in names:
         is_number = name in ("valid.", "test", "seconds")
         table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
@@ -214,12 +211,7 @@ def _print_table(runs: list[ShelvedRun], folder: Path, file: IO[str]) -> None:
     console.print(table)
     for run in runs:
         if run.state in ("damaged", "failed"):
-            console.print(
-                f"{_in_one_line(run.name)}: {_state_text(run)}",
-                markup=False,
-                emoji=False,
-                soft_wrap=True,
-            )
+            print_text(console, f"{_in_one_line(run.name)}: {_state_text(run)}")
 
 
 def _cells(run: ShelvedRun) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN, data_option, out_option, part_option
+from syncpretrain.cli.options import RUN, check_target, data_option, out_option, part_option
 
 __all__ = ["command"]
 
@@ -51,7 +51,6 @@ def command(
     """
     import numpy as np
 
-    from syncpretrain.cli.files import check_target
     from syncpretrain.cli.run_data import check_names_data, dataset_of, examples_of
     from syncpretrain.data.output_file import check_output, write_output
     from syncpretrain.errors import SettingsError

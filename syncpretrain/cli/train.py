@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from syncpretrain.cli.help_texts import TEXTS
+from syncpretrain.cli.help_texts import TEXTS, SectionedCommand
 from syncpretrain.cli.options import json_option, log_option
+from syncpretrain.cli.output import counted
+from syncpretrain.cli.program import typed
 from syncpretrain.cli.ranks import check_runtime_of
-from syncpretrain.cli.sections import SectionedCommand
-from syncpretrain.cli.settings_from_options import given_by, planned, settings_from_options
-from syncpretrain.cli.settled_by_data import hidden_option, settle
-from syncpretrain.cli.train_options import AUTO, setting_options, source_options
-from syncpretrain.cli.typed import typed
+from syncpretrain.cli.setting_options import (
+    AUTO,
+    given_by,
+    hidden_option,
+    planned,
+    setting_options,
+    settings_from_options,
+    settle,
+    source_options,
+)
 from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings import ELSEWHERE
@@ -25,6 +32,7 @@ from syncpretrain.settings import ELSEWHERE
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.events import Observer
+    from syncpretrain.planning.dry_run import DeviceMemory, DryRun
     from syncpretrain.pretraining.schedule.reads import Reads
     from syncpretrain.runs.run import Run
     from syncpretrain.settings import Settings
@@ -32,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+
+GIGABYTE = 1e9
 RECORDED = (
     "config",
     "model",
@@ -239,13 +249,12 @@ def _config_of(run: _NewRun) -> str:
 
 def _predicted(run: _NewRun, *, as_json: bool) -> str:
     """Return the memory and the time that a run would take."""
-    from syncpretrain.cli.dry_run import dry_run_text
     from syncpretrain.planning.dry_run import dry_run
 
     ready = _checked(run)
     seconds = ready.loaded - ready.started
     found = dry_run(ready.settings, ready.data, ready.pretraining, ready.tuning, seconds)
-    return json.dumps(found.report()) if as_json else dry_run_text(found, ready.data)
+    return json.dumps(found.report()) if as_json else _dry_run_text(found, ready.data)
 
 
 def _resume(
@@ -290,3 +299,52 @@ def _check_replay(replay: Path, config: str | Path | None, options: dict[str, An
             raise SettingsError(
                 f"{name}: cannot be combined with --replay; the recorded run's settings are used"
             )
+
+
+def _dry_run_text(found: DryRun, data: Dataset) -> str:
+    """Return the memory and the time of a run in lines."""
+    from syncpretrain.data.dataset import PARTS
+
+    pretrain, tuned = found.settings.pretrain, found.settings.finetune
+    shape = pretrain.architecture or "-".join(map(str, pretrain.layers))
+    own = pretrain.epochs if len(set(pretrain.epochs)) > 1 else pretrain.epochs[:1]
+    epochs = ",".join(map(str, own))
+    sizes = ", ".join(f"{len(getattr(data, part)):,} {part}" for part in PARTS)
+    lines = [
+        f"data: {data.name}, {data.source} ({sizes})",
+        f"stack: {shape}, {counted(epochs, 'epoch')}, {pretrain.schedule},"
+        f" runtime {pretrain.runtime}",
+        f"memory: up to {_gigabytes(found.bytes)} beside {_gigabytes(found.data_bytes)} of data;"
+        f" {_gigabytes(found.free_bytes)} are free",
+        f"pretraining: {_seconds(found.pretrain_seconds)}",
+    ]
+    if found.device is not None:
+        lines.insert(-1, _of_gpu(found.device))
+    if found.placement is not None:
+        lines.insert(-1, found.placement)
+    if tuned.objective != "none":
+        lines.append(
+            f"fine-tuning, {counted(tuned.epochs, 'epoch')}: {_seconds(found.finetune_seconds)}"
+        )
+    lines.append(f"the whole run: {_seconds(found.seconds)}")
+    if found.reason:
+        lines.append(f"not predicted: {found.reason}")
+    lines.append("nothing was trained, and no folder was made")
+    return "\n".join(lines)
+
+
+def _of_gpu(memory: DeviceMemory) -> str:
+    run, data, free = map(_gigabytes, memory[:3])
+    if memory.data_on_host:
+        own = f"the data stay on the host and come through {data}"
+    else:
+        own = f"{data} of data"
+    return f"memory of the GPU: up to {run} for pretraining, {own}; {free} are free beside"
+
+
+def _seconds(value: float | None) -> str:
+    return "not predicted" if value is None else f"about {value:.3g} s"
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / GIGABYTE:.2g} GB"

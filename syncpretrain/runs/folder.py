@@ -23,6 +23,7 @@ __all__ = [
     "FinalFiles",
     "check_folder",
     "check_text",
+    "is_run_file",
     "made_folder",
     "new_folder",
     "not_written",
@@ -36,7 +37,7 @@ EVENTS_NAME = "events.jsonl"
 IDENTITY_NAME = "run.json"
 METRICS_NAME = "metrics.json"
 TRACE_NAME = "trace.json"
-OF_NO_RUN = {LOCK_NAME, IDENTITY_NAME}  # of a run that was killed before it had settings
+UNSTARTED_FILES = {LOCK_NAME, IDENTITY_NAME}  # of a run that was killed before it had settings
 
 
 def check_text(setting: str, path: Path | str) -> None:
@@ -55,6 +56,15 @@ def check_text(setting: str, path: Path | str) -> None:
         ) from None
 
 
+def is_run_file(path: Path) -> bool:
+    """Return whether a path names a file of a run that is in its folder."""
+    from syncpretrain.models.model_file import MODEL_NAME  # a list of runs does without
+
+    names = {CARD_NAME, COLUMNS_NAME, CONFIG_NAME, EVENTS_NAME, IDENTITY_NAME, METRICS_NAME}
+    is_run = any((path.parent / name).is_file() for name in (IDENTITY_NAME, CONFIG_NAME))
+    return is_run and path.name in names | {MODEL_NAME, TRACE_NAME}
+
+
 def check_folder(out: Path | None) -> None:
     """Refuse what cannot become the run folder before time is spent on the data."""
     check_text("out", out or "")
@@ -62,7 +72,7 @@ def check_folder(out: Path | None) -> None:
         if out is not None and out.exists():
             if not out.is_dir():
                 raise SettingsError(f"out: {out} is a file; name a new folder")
-            if any(path.name not in OF_NO_RUN for path in out.iterdir()):
+            if any(path.name not in UNSTARTED_FILES for path in out.iterdir()):
                 raise SettingsError(f"out: {out} is not empty; name a new folder, to lose nothing")
     except OSError as error:
         raise not_written(out, error) from None

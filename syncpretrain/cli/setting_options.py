@@ -1,14 +1,34 @@
-"""The settings that the options of a command make."""
+"""Settings as options: an option for each field, and the settings that given options make."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from functools import cache, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
-from syncpretrain.cli.train_options import AUTO, FINETUNE, OPTIONS
+import click
+import msgspec
+
+from syncpretrain.cli.help_texts import TEXTS
+from syncpretrain.cli.options import LAYERS, epoch_counts, floats, integers, momentums, words
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.schedule.kinds import schedule_kind
 from syncpretrain.pretraining.schedule.names import ASYNC
+from syncpretrain.settings import DataSettings, FinetuneSettings, PretrainSettings, RunSettings
+from syncpretrain.settings.architecture_text import MAX_UNITS
+from syncpretrain.settings.defaults import PER_LAYER
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
@@ -16,12 +36,125 @@ if TYPE_CHECKING:
     from syncpretrain.settings import Settings
     from syncpretrain.settings.by_data import Given
 
-__all__ = ["given_by", "planned", "settings_from_options"]
+__all__ = [
+    "AUTO",
+    "FINETUNE",
+    "OPTIONS",
+    "given_by",
+    "hidden_option",
+    "planned",
+    "setting_options",
+    "settings_from_options",
+    "settle",
+    "source_options",
+]
 
+F = TypeVar("F", bound=Callable[..., Any])
+AUTO = "auto"  # of schedule and visible_units: settled before there are settings to keep
+FINETUNE = "finetune_"
+STRUCTS: dict[str, type[msgspec.Struct]] = {
+    "data": DataSettings,
+    "pretrain": PretrainSettings,
+    "finetune": FinetuneSettings,
+    "run": RunSettings,
+}
+RENAMED = {("data", "name"): "data", ("finetune", "objective"): "finetune"}
+
+# What a field does not say. Letters are by its name, the rest by the option's.
+LETTERS = {
+    "group_size": "G",
+    "workers": "P",
+    "replicas": "R",
+    "shards": "S",
+    "batch_size": "B",
+    "validation": "FRACTION",
+    "stall_timeout": "SECONDS",
+}
+OPPOSITES = {
+    "persistent": "--not-persistent",
+    "sample_visible": "--visible-means",
+    "tied": "--untied",
+}
+DERIVED = {"architecture", "missing", "sparse"}  # follow from the layers, and from the examples
+ALSO_OFFERED = {"schedule": (AUTO,)}
+STANDING_IN = {"columns": "pretrain"}  # for what they change in another setting, by section
+WRITTEN: dict[str, dict[str, Any]] = {
+    "layers": {"type": str, "metavar": LAYERS},
+    "columns": {"type": int, "metavar": "N"},
+    "data": {"metavar": "NAME|FILE"},
+    "target": {"metavar": "COLUMN"},
+    "drop": {"metavar": "COLUMN[,COLUMN]"},
+    "test": {"metavar": "FRACTION|FILE"},
+    "unlabelled": {"metavar": "FILE"},
+    "visible_units": {"metavar": "KIND[:N,...]"},
+    "backend": {"metavar": "auto|numpy|cupy[:N]"},
+    "finetune_precision": {"metavar": "NAME"},
+    "epochs": {"type": epoch_counts, "metavar": "N|auto[:N]"},
+    "refresh_when": {"type": words(()), "metavar": "always|drift:X"},
+    "momentum": {"type": momentums, "metavar": "V[:EPOCHS,V...]"},
+    "shuffle": {"metavar": "rows|blocks:N"},
+    "corruption": {"type": words(()), "metavar": "KIND:X[,...]"},
+    "checkpoint_every": {"metavar": "N|Ss"},
+}
 PLANNED = ("group_size", "replicas", "split", "shards")
-# Replicas are a layer's workers, or have minibatches of their own: one schedule's say nothing of
-# the other's.
+# Replicas are a layer's workers, or have minibatches of their own: a number for one schedule says
+# nothing about the other.
 OF_OTHER_WORKERS = (*PLANNED, "workers", "finish", "refresh_epochs", "delay", "shuffle", "exchange")
+
+
+class Option(NamedTuple):
+    """Where an option's value goes: a section of the settings, and a field of it."""
+
+    section: str
+    field: str
+
+
+def _name(section: str, field: str) -> str:
+    """Return the name of the option that sets a field."""
+    usual = FINETUNE + field if section == "finetune" else field
+    return RENAMED.get((section, field), usual)
+
+
+OPTIONS = {
+    _name(section, field): Option(section, field)
+    for section, struct in STRUCTS.items()
+    for field in struct.__struct_fields__
+    if field not in DERIVED
+} | {name: Option(section, name) for name, section in STANDING_IN.items()}
+
+
+def setting_options(
+    *, only: Collection[str] = tuple(STRUCTS), without: Collection[str] = ()
+) -> Callable[[F], F]:
+    """Return a decorator that adds the options of settings, in the order of the help.
+
+    Parameters
+    ----------
+    only, without : collection of str
+        Names of options, or of sections of the settings.
+    """
+
+    def among(name: str, listed: Collection[str]) -> bool:
+        return name in listed or OPTIONS[name].section in listed
+
+    names = [name for name in TEXTS if name in OPTIONS and among(name, only)]
+    return _adding([_option(name) for name in names if not among(name, without)])
+
+
+def source_options(command: F) -> F:
+    """Add ``--preset`` and ``--config``."""
+    config = click.Path(path_type=Path)
+    return _adding(
+        [
+            click.option("--preset", metavar="NAME", help=TEXTS["preset"]),
+            click.option("--config", metavar="FILE.toml", type=config, help=TEXTS["config"]),
+        ]
+    )(command)
+
+
+def hidden_option(command: F) -> F:
+    """Add ``--hidden``."""
+    return click.option("--hidden", metavar="N[,N...]", help=TEXTS["hidden"])(command)
 
 
 def settings_from_options(
@@ -120,6 +253,117 @@ def planned(
     task = Task(known, len(data.train), len(data.validation))
     found = plan_for(task, measure_seconds=measure_seconds)
     return msgspec.structs.replace(settings, pretrain=found.apply(settings.pretrain)), found
+
+
+def settle(
+    made: Callable[[dict[str, Any]], Settings],
+    given: Given | None,
+    hidden: str | None,
+    options: dict[str, Any],
+) -> Dataset | None:
+    """Complete options by the data, which are returned; None where they leave nothing open.
+
+    Parameters
+    ----------
+    made : callable
+        Returns the settings that options make.
+    given : Given or None
+        The settings that were given.
+    hidden : str, optional
+        The units of each layer.
+    options : dict
+        Completed in place.
+
+    Raises
+    ------
+    SettingsError, DataError
+        If an option is wrong, or the data cannot be trained on.
+    """
+    is_auto = options["visible_units"] == AUTO
+    if not is_auto and hidden is None:
+        return None
+    from syncpretrain.data.array_columns import units_of_array
+    from syncpretrain.runs.prepare import load_data
+
+    if hidden is not None and options["layers"] is not None:
+        raise SettingsError("hidden: got it beside --layers, expected one of the two")
+    if hidden is not None and not all(part.strip().isdecimal() for part in hidden.split(",")):
+        raise SettingsError(
+            f"hidden: got {hidden!r}, expected the units of each dense layer, such as 100,50;"
+            " convolutions stand in --layers, behind the shape of the images"
+        )
+    before = dict(options)
+    if is_auto:
+        before["visible_units"] = "gaussian"  # which any values suit
+    if hidden is not None:
+        before["layers"] = f"{_width_of(before['visible_units'])},{hidden}"
+    data = load_data(made(before), given=given, encode=is_auto)
+    if is_auto:
+        options["visible_units"] = units_of_array(data.train, data.columns)
+    if hidden is not None:
+        options["layers"] = f"{data.width},{hidden}"
+    return data
+
+
+def _adding(options: list[Callable[[F], F]]) -> Callable[[F], F]:
+    return lambda command: reduce(lambda done, option: option(done), reversed(options), command)
+
+
+def _option(name: str) -> Callable[[F], F]:
+    """Return the option of a setting."""
+    option = OPTIONS[name]
+    if name in STANDING_IN:
+        return click.option(f"--{name}", **WRITTEN[name], help=TEXTS[name])
+    field = _fields(option.section)[option.field]
+    kind, is_list = _unwrapped(field.type)
+    default = PER_LAYER.get(name) if is_list else field.default
+    flag = "--" + name.replace("_", "-")
+    if kind is bool:
+        opposite = OPPOSITES.get(name, "--no-" + flag.removeprefix("--"))
+        return click.option(f"{flag}/{opposite}", default=None, help=TEXTS[name])
+    parsed = {**_parsed(name, option.field, kind, is_list), **WRITTEN.get(name, {})}
+    return click.option(flag, **parsed, help=_with_default(TEXTS[name], default))
+
+
+@cache
+def _fields(section: str) -> dict[str, msgspec.structs.FieldInfo]:
+    return {field.name: field for field in msgspec.structs.fields(STRUCTS[section])}
+
+
+def _unwrapped(kind: Any) -> tuple[Any, bool]:
+    """Return the plain type of a field's values, and whether it has one for each layer."""
+    is_list = False
+    while True:
+        origin, arguments = get_origin(kind), get_args(kind)
+        if origin in (Annotated, Union, UnionType, tuple):  # of a union, the other is None
+            is_list = is_list or origin is tuple
+            kind = arguments[0]
+        else:
+            return kind, is_list
+
+
+def _parsed(name: str, field: str, kind: Any, is_list: bool) -> dict[str, Any]:
+    """Return how an option's text is read, and what stands for it in the help."""
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        if is_list:
+            return {"type": words(choices), "metavar": "KIND[,KIND...]"}
+        return {"type": click.Choice([*choices, *ALSO_OFFERED.get(name, ())])}
+    letter = LETTERS.get(field, "X" if kind is float else "N")
+    if is_list:
+        return {
+            "type": floats if kind is float else integers,
+            "metavar": f"{letter}[,{letter}...]",
+        }
+    return {"type": kind, "metavar": letter}
+
+
+def _with_default(text: str, default: Any) -> str:
+    """Add a default to a text that does not speak of one."""
+    if default in (None, msgspec.NODEFAULT) or "default" in text.lower():
+        return text
+    value = f"{default:g}" if isinstance(default, float) else default
+    return f"{text} Default {value}.".lstrip()
 
 
 def _leave_open(pretrain: dict[str, Any], options: dict[str, Any]) -> None:
@@ -238,3 +482,13 @@ def _drop_model(pretrain: dict[str, Any]) -> None:
     for name in {name for defaults in MODEL_DEFAULTS.values() for name in defaults}:
         if all(value == PER_LAYER[name] for value in pretrain[name]):
             del pretrain[name]
+
+
+def _width_of(units: str | None) -> int:
+    """Return the width of blocks of units that all have a number, else one that any data fits."""
+    from syncpretrain.units.text import read_blocks
+
+    try:
+        return read_blocks(units or "")[-1].stop
+    except ValueError:
+        return MAX_UNITS
