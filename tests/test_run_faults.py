@@ -233,7 +233,7 @@ class TestCheckpointsFolder:
 class TestSigterm:
     """Between the stages, where nobody asks whether to stop."""
 
-    @pytest.mark.parametrize("name", ["finetuning.prepared.Finetuning.run", "runs.stages.measure"])
+    @pytest.mark.parametrize("name", ["finetuning.prepared.Finetuning.run", "runs.run.measure"])
     def test_it_tells_where_the_model_is(self, settings, tmp_path, monkeypatch, name):
         def end(*arguments, **options):
             signal.raise_signal(signal.SIGTERM)

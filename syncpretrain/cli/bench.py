@@ -24,7 +24,7 @@ __all__ = ["command"]
 USUAL = "784,1000,500,250,30"
 EPOCHS, EXAMPLES = 5, 5000  # enough to fill a pipeline, and under a minute for these layers
 SPEEDUPS = ("speedup_over_one_core", "speedup_over_all_cores")
-TRAIN_PER_VALIDATION = 50  # rows, as MNIST's 50,000 beside 1,000
+TRAIN_PER_VALIDATION = 50  # rows: MNIST's 50,000, and 1,000 to validate with
 
 
 @click.command("bench")
@@ -32,30 +32,30 @@ TRAIN_PER_VALIDATION = 50  # rows, as MNIST's 50,000 beside 1,000
     "--layers",
     default=USUAL,
     metavar=LAYERS,
-    help=f"As of train. Default {USUAL}.",
+    help=f"As in train. Default {USUAL}.",
 )
-@data_option("Default random numbers; nothing learned depends on their time.")
+@data_option("Default random numbers: the times do not depend on the values.")
 @click.option(
     "--epochs",
     type=integers,
     default=str(EPOCHS),
     metavar="N[,N...]",
-    help="Default 5. With one, the layers of a pipeline would train one after another.",
+    help="Default 5. With one epoch the layers of a pipeline would train one after another.",
 )
 @click.option(
-    "--examples", type=at_least(1), metavar="N", help="To train on. Default 5000, or fewer."
+    "--examples", type=at_least(1), metavar="N", help="Training examples. Default 5000, or fewer."
 )
 @click.option("--batch-size", type=int, metavar="B", help="Examples in a minibatch. Default 100.")
 @click.option(
     "--handoff",
     type=click.Choice(("epoch", "minibatch")),
-    help="Only schedules with this hand-over, beside greedy training. Default both.",
+    help="Time greedy training and schedules with this hand-over only. Default both.",
 )
 @click.option("--workers", type=int, metavar="P", help="Default the usable cores.")
 @click.option(
     "--precision",
     type=click.Choice(("float32", "bfloat16", "auto")),
-    help="Of products. Default float32.",
+    help="Precision of matrix products. Default float32.",
 )
 @click.option(
     "--backend",

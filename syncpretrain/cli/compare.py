@@ -17,11 +17,11 @@ from syncpretrain.cli.help_texts import TEXTS, SectionedCommand
 from syncpretrain.cli.options import at_least, json_option
 from syncpretrain.cli.output import console_on, plain_table, print_text
 from syncpretrain.cli.setting_options import (
+    complete_by_data,
     given_by,
     hidden_option,
     setting_options,
     settings_from_options,
-    settle,
     source_options,
 )
 from syncpretrain.data import check_whole
@@ -105,9 +105,9 @@ def command(
 
     Each start is pretrained on all training examples (random weights are not), then fine-tuned in
     the same way, with the same examples, and measured on the test examples. Without --layers,
-    --preset or --config the settings are those of the preset label-budget. --labels draws a curve
-    of the error against the number of labelled examples. If it is stopped, the table of what was
-    measured by then is kept.
+    --preset or --config the preset label-budget is taken. --labels draws a curve of the error
+    against the number of labelled examples. If the comparison is stopped, the table of the results
+    so far is kept.
 
     \b
     Examples:
@@ -119,22 +119,22 @@ def command(
     from syncpretrain.plot.canvas import check_drawing
     from syncpretrain.runs.compare import USUAL_STARTS
     from syncpretrain.runs.folder import check_folder
-    from syncpretrain.runs.prepare import load_data, settled, with_absolute_path
+    from syncpretrain.runs.prepare import load_data, settings_for_data, with_absolute_path
 
     check_folder(out)
     asked = preset
     if hidden is not None and preset is None and config is None:
         preset = DEFAULT_PRESET
-    made = partial(settings_from_options, preset, config)
-    data = settle(made, given_by(asked, config, options), hidden, options)
+    make = partial(settings_from_options, preset, config)
+    data = complete_by_data(make, given_by(asked, config, options), hidden, options)
     settings, given = _settings(preset, config, labels, starts, options)
     check_whole(options["data"])
-    if hidden is not None:  # then the default preset leaves room for what suits the data
+    if hidden is not None:  # the default preset then gives way to settings that suit the data
         given = given_by(asked, config, options)
     if settings.finetune.objective == "classification":
         check_drawing()
     data = load_data(settings, given=given) if data is None else data
-    settings, notice = settled(settings, given, data)
+    settings, notice = settings_for_data(settings, given, data)
     first = settings.pretrain.seed
     compared = {
         "starts": starts or USUAL_STARTS,
@@ -162,7 +162,7 @@ def _outcomes(
     notices: tuple[str, ...],
     **compared: Any,
 ) -> tuple[Path, list[Outcome]]:
-    """Compare; return the folder that was made, and the results."""
+    """Run the comparison; return its new folder and its results."""
     from syncpretrain.runs.compare import compare
     from syncpretrain.runs.folder import made_folder, new_folder
     from syncpretrain.runs.prepare import with_absolute_path
@@ -183,7 +183,7 @@ def _outcomes(
 
     try:
         compare(settings, data, begin=begin, report=record, **compared)
-    except BaseException:  # hours of work may be in them
+    except BaseException:  # the results so far may be hours of work
         if outcomes:
             _write_unfinished(with_absolute_path(settings), data, outcomes, made[0])
         raise
@@ -197,7 +197,7 @@ def _settings(
     starts: tuple[str, ...] | None,
     options: dict[str, Any],
 ) -> tuple[Settings, Given | None]:
-    """Return the settings of all that is compared, and which of them were given."""
+    """Return the settings of the comparison, and the names of the settings that were given."""
     if options["schedule"] is not None:
         raise SettingsError("schedule: got one, expected none; --starts says what is compared")
     if options["layers"] is None and preset is None and config is None:
@@ -248,7 +248,7 @@ def _report(
 
 
 def _print_comparison(report: dict[str, Any], file: IO[str]) -> None:
-    """Print a row for each start and number of labels: mean, spread, and what it gains."""
+    """Print a row for each start and number of labels: mean, spread and gain."""
     console = console_on(file)
     layers = report["architecture"] or "-".join(map(str, report["layers"]))
     data = report["data"]
@@ -305,7 +305,7 @@ def _write_comparison(
 def _write_unfinished(
     settings: Settings, data: Dataset, outcomes: Sequence[Outcome], out: Path
 ) -> None:
-    """Write what a comparison that fails or is stopped came to by then, and print where."""
+    """Write the results so far of a comparison that fails or is stopped, and print where."""
     try:
         _write_comparison(settings, _report(settings, data, outcomes, out), outcomes, out)
         text = f"{len(outcomes)} results so far are in {out / TABLE_NAME}"

@@ -22,7 +22,7 @@ __all__ = ["command"]
     help="Stop at this layer, counted from 1; default the top one.",
 )
 @click.option(
-    "--log-odds", is_flag=True, help="Log-odds of its binary units instead of probabilities."
+    "--log-odds", is_flag=True, help="Write log-odds of binary units instead of probabilities."
 )
 @out_option
 def command(

@@ -35,9 +35,9 @@ __all__ = ["command"]
 def command(run: Path, file_format: str | None, part: str | None, out: Path) -> None:
     """Write a part of a run as a model of another library, without a pickle.
 
-    Raw rows go in: standardization and the categories of a table are part of it. The suffixes are
-    those of ONNX, PyTorch (parameters, beside a Python file that loads them), Keras, scikit-learn
-    (by skops) and NumPy, in this order.
+    The model reads raw rows: standardization and the categories of a table are part of it. The
+    suffixes stand for ONNX, PyTorch (parameters, with a Python file that loads them), Keras,
+    scikit-learn (by skops) and NumPy, in this order.
 
     \b
     Examples:

@@ -33,11 +33,11 @@ __all__ = [
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-TRAIN_PER_HELD_OUT = 5  # examples of what is predicted, as of MNIST's
+TRAIN_PER_HELD_OUT = 5  # training examples a held-out one, as in MNIST
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return the type of a whole number that is not below ``least``."""
+    """Return a parser of whole numbers that are at least ``least``."""
 
     def parse(text: str) -> int:
         try:
@@ -80,7 +80,7 @@ def floats(text: str) -> tuple[float, ...]:
 
 
 def momentums(text: str) -> tuple[str, ...]:
-    """Check momentum schedules, one for all layers or one a layer, here: the option is named."""
+    """Check momentum schedules, one for all layers or one a layer, so that the option is named."""
     from syncpretrain.errors import SettingsError
     from syncpretrain.settings import MomentumSchedule
 
@@ -94,7 +94,7 @@ def momentums(text: str) -> tuple[str, ...]:
 
 
 def words(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Return the type of words separated by commas, each one of those known if there are any."""
+    """Return a parser of words separated by commas; if any are known, others are refused."""
 
     def parse(text: str) -> tuple[str, ...]:
         parts = tuple(text.split(","))
@@ -120,7 +120,7 @@ def part_option(command: F) -> F:
 
 
 def data_option(default: str) -> Callable[[F], F]:
-    """Return ``--data``; the command says what it takes without it."""
+    """Return ``--data``; ``default`` says which data the command takes without the option."""
     return click.option(
         "--data",
         metavar="NAME|FILE",
@@ -149,7 +149,7 @@ def out_option(command: F) -> F:
 
 
 def measuring_options(command: F) -> F:
-    """Add ``--examples`` and ``--seconds``, of what is predicted from measurements."""
+    """Add ``--examples`` and ``--seconds`` to a command that predicts from measurements."""
     seconds = click.option(
         "--seconds",
         type=at_least(0),
@@ -162,7 +162,7 @@ def measuring_options(command: F) -> F:
         type=at_least(1),
         default=50_000,
         metavar="N",
-        help="To train on. Default 50000, as of MNIST.",
+        help="Training examples. Default 50000, as in MNIST.",
     )
     return examples(seconds(command))
 
@@ -184,18 +184,17 @@ def json_option(command: F) -> F:
 
 
 def check_target(path: Path, *read: Path | str | None) -> None:
-    """Refuse a file that cannot be written, or that would take the place of one that is needed.
+    """Refuse a file that cannot be written, or that replaces a file of a run or one that is read.
 
     Parameters
     ----------
     path : Path
     *read : Path, str or None
-        What the command reads; names of data sets and None do not matter.
+        Files that the command reads; names of data sets and None are ignored.
 
     Raises
     ------
     SettingsError
-        Saying why.
     """
     import os
 

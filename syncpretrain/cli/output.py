@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from syncpretrain.events import Observer
 
 __all__ = [
-    "announce",
     "console_on",
     "counted",
     "plain_table",
     "print_errors",
     "print_run",
     "print_text",
+    "showing_progress",
 ]
 
 AFTER_FINETUNING = (
@@ -32,7 +32,7 @@ AFTER_FINETUNING = (
 
 
 @contextmanager
-def announce(*, live: bool, quiet: bool) -> Iterator[list[Observer]]:
+def showing_progress(*, live: bool, quiet: bool) -> Iterator[list[Observer]]:
     """Yield the observers that show progress on stderr: live on a terminal, else in lines."""
     if quiet:
         yield []
@@ -68,7 +68,7 @@ def print_run(report: dict[str, Any], file: IO[str]) -> None:
 
 
 def print_errors(report: dict[str, Any], file: IO[str], *, finetuned: bool) -> None:
-    """Print what ``evaluate`` measured."""
+    """Print the measurements of ``evaluate`` as tables."""
     console = console_on(file)
     table = _print_data(console, report)
     for row in report["layers"]:
@@ -85,7 +85,7 @@ def print_errors(report: dict[str, Any], file: IO[str], *, finetuned: bool) -> N
 
 
 def counted(count: int | str, what: str) -> str:
-    """Return a count, or several as text, with what is counted.
+    """Return a count, or several as text, with its noun in the singular or plural.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def print_text(console: Console, text: str) -> None:
 
 
 def _diagnosis_table(layers: list[dict[str, Any]]) -> Table:
-    """Return the table of what is known of the layers beside their errors."""
+    """Return the table of each layer's diagnosis: energy gap, likelihoods, idle units."""
     table = plain_table()
     names = (
         "\nlayer",
@@ -150,7 +150,7 @@ def _interval(estimate: dict[str, Any] | None) -> str:
 
 
 def _print_data(console: Console, report: dict[str, Any]) -> Table:
-    """Print what heads the table; return the table with the columns of the errors."""
+    """Print the name and sizes of the data; return a table with the columns of the errors."""
     data, parts = report["data"], report["reconstruction_error"]
     print_text(console, f"{data['name']}: {data['source']}")
     print_text(console, ", ".join(f"{data[part]:,} {part}" for part in parts))
@@ -167,12 +167,12 @@ def _print_data(console: Console, report: dict[str, Any]) -> Table:
 def _errors_cells(row: dict[str, Any]) -> tuple[str, ...]:
     errors = map(_number, row["reconstruction_error"].values())
     shape, _, handed_up = row["shape"].partition(" -> ")
-    units = shape.partition(" ")[2] if handed_up else shape  # the images are those of the last row
+    units = shape.partition(" ")[2] if handed_up else shape  # the row above has the images
     return (str(row["layer"]), units, *errors, _share_of_mean(row))
 
 
 def _share_of_mean(row: dict[str, Any]) -> str:
-    """Return the last error's share of that of predicting the mean."""
+    """Return the last part's error as a share of the error of predicting the mean."""
     from syncpretrain.models.verdict import share_text
 
     means = row["mean_error"]

@@ -20,7 +20,7 @@ __all__ = ["command"]
 def command(run: Path, data: str | None, part: str | None, proba: bool, out: Path) -> None:
     """Write the class of each example by its own name, or the number that a regression predicts.
 
-    The columns of a table are found by their names; that of the target may be missing. A .npy file
+    The columns of a table are found by their names; the target column may be missing. A .npy file
     holds the predictions alone, with --proba the probabilities alone.
 
     \b

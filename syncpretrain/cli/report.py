@@ -40,13 +40,13 @@ def command(
 ) -> None:
     """Write what a run did and learned as one page of HTML, which loads nothing.
 
-    First stands whether it worked. Then come its errors, learning curves, who trained when,
-    reconstructions, filters, activities of the hidden units, a map of the codes, samples, what
-    other schedules would have taken, and its settings. A run that failed or was stopped has what
-    there is, and the reason. Without its data the examples are left out.
+    The page begins with whether the run worked. Then follow its errors, learning curves, who
+    trained when, reconstructions, filters, activities of the hidden units, a map of the codes,
+    samples, the times of other schedules, and its settings. The page of a run that failed or was
+    stopped has what there is, and the reason. Without its data the examples are left out.
 
     With OTHER the page compares two runs: settings that differ, errors, curves, diagrams, and
-    what both make of examples of the first.
+    reconstructions of examples of the first run by both.
 
     \b
     Examples:
@@ -59,7 +59,7 @@ def command(
 
     check_report()
     runs = [read_run(path) for path in (run, other) if path is not None]
-    if len({record.name for record in runs}) < len(runs):  # of two folders, each in its own
+    if len({record.name for record in runs}) < len(runs):  # two folders have the same name
         runs = [read_run(path, name=str(path)) for path in (run, other) if path is not None]
     target = out or runs[0].folder / REPORT_NAME
     check_target(target, data)
@@ -70,7 +70,7 @@ def command(
 
 
 def _shown(run: RunRecord, data: str | None, part: str | None, shape: str | None) -> dict[str, Any]:
-    """Return the examples to show and their shape, or why there are none."""
+    """Return the examples to show and their shape as images, or the reason why none are shown."""
     from syncpretrain.plot.examples import images_of
 
     if run.stack is None:
@@ -81,7 +81,7 @@ def _shown(run: RunRecord, data: str | None, part: str | None, shape: str | None
 
 
 def _examples(run: RunRecord, data: str | None, part: str | None) -> tuple[Shown | None, str]:
-    """Return the examples of a run; where its own are not there any more, the reason."""
+    """Return the examples of a run, or the reason why its own cannot be read any more."""
     from syncpretrain.cli.run_data import dataset_of
     from syncpretrain.errors import DataError, SettingsError
     from syncpretrain.runs.report.examples import shown_of
@@ -91,5 +91,5 @@ def _examples(run: RunRecord, data: str | None, part: str | None) -> tuple[Shown
         return shown_of(dataset_of(run.folder, data, stack=run.stack), part), ""
     except (DataError, SettingsError, OSError) as error:
         if data is not None or part is not None:
-            raise  # as given by the user
+            raise  # the user gave them
         return None, str(error)

@@ -19,9 +19,9 @@ __all__ = ["command"]
 
 FOLDER = "runs"
 SORTED_BY = ("when", "name", "layers", "schedule", "validation", "test", "seconds", "state")
-WIDE, ENOUGH_WIDTH = 300, 140  # letters of a line
+WIDE, ENOUGH_WIDTH = 300, 140  # characters a line
 WIDE_COLUMNS = ("when", "run", "layers", "schedule", "data", "state", "valid.", "test", "seconds")
-NARROW_COLUMNS = ("run", "state", "valid.", "test", "seconds")  # a name mostly has time and layers
+NARROW_COLUMNS = ("run", "state", "valid.", "test", "seconds")  # most names contain time and layers
 STATE_NAMES = ("finished", "running", "stopped", "failed", "damaged")
 
 
@@ -60,8 +60,8 @@ def command(
 ) -> None:
     """List the runs in a folder: when, layers, schedule, errors, seconds and state.
 
-    The errors are those of the whole stack: the share of wrong classes, the root mean squared error
-    of a regression, or the reconstruction error. A run is finished, running, stopped (resume it),
+    The errors measure the whole stack: the share of wrong classes, the root mean squared error of
+    a regression, or the reconstruction error. A run is finished, running, stopped (resume it),
     failed, or damaged.
 
     \b
@@ -75,7 +75,7 @@ def command(
         return
     from syncpretrain.runs.shelf import runs_in
 
-    is_first = folder == Path(FOLDER) and not folder.exists()  # before any run there
+    is_first = folder == Path(FOLDER) and not folder.exists()  # no run has been there yet
     runs = [] if is_first else runs_in(folder)
     found = [run for run in runs if _is_wanted(run, states, schedule, data)]
     if sort != "when":
@@ -118,7 +118,12 @@ def show_command(ctx: click.Context, run: str, as_json: bool) -> None:
 
         try:
             print_run(report | {"out": str(folder)}, sys.stdout)
-        except (KeyError, TypeError, AttributeError, IndexError) as error:  # of another version
+        except (
+            KeyError,
+            TypeError,
+            AttributeError,
+            IndexError,
+        ) as error:  # written by another version
             click.echo(f"its figures cannot be shown: {METRICS_NAME} lacks {error}; see --json")
     elif found.state in ("stopped", "failed"):
         _print_next(folder, failed=found.state == "failed")
@@ -198,7 +203,7 @@ def _print_table(runs: list[ShelvedRun], folder: Path, file: IO[str]) -> None:
     if not runs:
         click.echo(f"no runs in {folder} that are asked for", file=file)
         return
-    is_wide = not file.isatty()  # for a file or another program, whose lines have no end
+    is_wide = not file.isatty()  # a file or another program takes long lines
     console = console_on(file, width=WIDE if is_wide else None)
     names = WIDE_COLUMNS if console.width >= ENOUGH_WIDTH else NARROW_COLUMNS
     table = plain_table()
@@ -230,7 +235,7 @@ def _cells(run: ShelvedRun) -> dict[str, str]:
 
 
 def _in_one_line(name: str) -> str:
-    """Return a name whose control characters are escapes, and do nothing to a terminal."""
+    """Return a name with escaped control characters, which do nothing to a terminal."""
     return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in name)
 
 

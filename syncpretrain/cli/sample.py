@@ -30,7 +30,11 @@ __all__ = ["command"]
 @part_option
 @click.option("--count", type=at_least(1), default=20, metavar="N", help="Chains. Default 20.")
 @click.option(
-    "--steps", type=at_least(1), default=1000, metavar="N", help="Of each chain. Default 1000."
+    "--steps",
+    type=at_least(1),
+    default=1000,
+    metavar="N",
+    help="Steps of each chain. Default 1000.",
 )
 @shape_option
 @click.option("--seed", type=at_least(0), default=0, metavar="N", help="Default 0.")
@@ -54,7 +58,7 @@ def command(
     """Sample from the top RBM, decode the samples to the input, and draw them as a PNG.
 
     The run must not be fine-tuned, which leaves no RBM. Chains that start at data are drawn under
-    the examples that they start at.
+    their examples.
 
     \b
     Examples:

@@ -27,7 +27,7 @@ __all__ = ["command"]
     type=float,
     default=0.99,
     metavar="FRACTION",
-    help="Of the training examples' scores: those above it are outliers. Default 0.99.",
+    help="Quantile of the training scores above which an example is an outlier. Default 0.99.",
 )
 @out_option
 def command(
@@ -41,7 +41,7 @@ def command(
 ) -> None:
     """Write how unlike the training data each example is, and whether it is an outlier.
 
-    A higher score is less alike. The threshold is a quantile of the scores of the run's own
+    A higher score means less alike. The threshold is a quantile of the scores of the run's own
     training examples, which are read again for that. A .npy file holds the scores alone.
 
     \b

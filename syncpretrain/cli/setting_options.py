@@ -40,17 +40,17 @@ __all__ = [
     "AUTO",
     "FINETUNE",
     "OPTIONS",
+    "complete_by_data",
     "given_by",
     "hidden_option",
     "planned",
     "setting_options",
     "settings_from_options",
-    "settle",
     "source_options",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
-AUTO = "auto"  # of schedule and visible_units: settled before there are settings to keep
+AUTO = "auto"  # of schedule and visible_units: replaced before settings are made
 FINETUNE = "finetune_"
 STRUCTS: dict[str, type[msgspec.Struct]] = {
     "data": DataSettings,
@@ -60,7 +60,7 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
 }
 RENAMED = {("data", "name"): "data", ("finetune", "objective"): "finetune"}
 
-# What a field does not say. Letters are by its name, the rest by the option's.
+# Parts of an option that its field does not say: letters by field, the others by option.
 LETTERS = {
     "group_size": "G",
     "workers": "P",
@@ -77,7 +77,7 @@ OPPOSITES = {
 }
 DERIVED = {"architecture", "missing", "sparse"}  # follow from the layers, and from the examples
 ALSO_OFFERED = {"schedule": (AUTO,)}
-STANDING_IN = {"columns": "pretrain"}  # for what they change in another setting, by section
+STANDING_IN = {"columns": "pretrain"}  # options without a field, by the section that they change
 WRITTEN: dict[str, dict[str, Any]] = {
     "layers": {"type": str, "metavar": LAYERS},
     "columns": {"type": int, "metavar": "N"},
@@ -103,20 +103,20 @@ OF_OTHER_WORKERS = (*PLANNED, "workers", "finish", "refresh_epochs", "delay", "s
 
 
 class Option(NamedTuple):
-    """Where an option's value goes: a section of the settings, and a field of it."""
+    """Place of an option's value: a section of the settings, and a field in it."""
 
     section: str
     field: str
 
 
-def _name(section: str, field: str) -> str:
+def _option_name(section: str, field: str) -> str:
     """Return the name of the option that sets a field."""
     usual = FINETUNE + field if section == "finetune" else field
     return RENAMED.get((section, field), usual)
 
 
 OPTIONS = {
-    _name(section, field): Option(section, field)
+    _option_name(section, field): Option(section, field)
     for section, struct in STRUCTS.items()
     for field in struct.__struct_fields__
     if field not in DERIVED
@@ -138,13 +138,13 @@ def setting_options(
         return name in listed or OPTIONS[name].section in listed
 
     names = [name for name in TEXTS if name in OPTIONS and among(name, only)]
-    return _adding([_option(name) for name in names if not among(name, without)])
+    return _decorator([_option(name) for name in names if not among(name, without)])
 
 
 def source_options(command: F) -> F:
     """Add ``--preset`` and ``--config``."""
     config = click.Path(path_type=Path)
-    return _adding(
+    return _decorator(
         [
             click.option("--preset", metavar="NAME", help=TEXTS["preset"]),
             click.option("--config", metavar="FILE.toml", type=config, help=TEXTS["config"]),
@@ -162,13 +162,13 @@ def settings_from_options(
 ) -> Settings:
     """Return the settings of a preset or a file, with the options on top.
 
-    Those of the schedule ``auto`` are for :func:`planned` to complete. With ``of_run``, what is to
-    be fine-tuned for is not settled yet.
+    :func:`planned` completes settings with the schedule ``auto``. With ``of_run`` the data of a run
+    will decide whether and for what it is fine-tuned.
 
     Raises
     ------
     SettingsError
-        If they are wrong, or do not fit each other.
+        If settings are wrong, or do not fit each other.
     """
     import msgspec
 
@@ -182,7 +182,7 @@ def settings_from_options(
     base: dict[str, Any] = {"data": {}, "pretrain": {}, "finetune": {}, "run": {}}
     if config is not None:
         base = msgspec.to_builtins(read_settings(config))
-        _drop(base["pretrain"], base["finetune"], options)
+        _drop_replaced(base["pretrain"], base["finetune"], options)
     for name, value in options.items():
         if value is None:
             continue
@@ -190,7 +190,7 @@ def settings_from_options(
         base[section][field] = value
     pretrain = base["pretrain"]
     if options.get("schedule") == AUTO:
-        _leave_open(pretrain, options)
+        _drop_planned(pretrain, options)
     if "layers" not in pretrain:
         raise SettingsError(
             "layers: got nothing, expected the units of the input and of each layer, such as"
@@ -211,7 +211,7 @@ def settings_from_options(
 def given_by(preset: str | None, config: Path | None, options: dict[str, Any]) -> Given | None:
     """Return the settings that options and a file name; None if nothing is left to the data.
 
-    A preset is complete: what it does not name is meant to be as usual.
+    A preset leaves nothing to the data: settings that it does not name have their defaults.
     """
     from syncpretrain.settings import names_in
     from syncpretrain.settings.by_data import Given
@@ -255,18 +255,18 @@ def planned(
     return msgspec.structs.replace(settings, pretrain=found.apply(settings.pretrain)), found
 
 
-def settle(
-    made: Callable[[dict[str, Any]], Settings],
+def complete_by_data(
+    make: Callable[[dict[str, Any]], Settings],
     given: Given | None,
     hidden: str | None,
     options: dict[str, Any],
 ) -> Dataset | None:
-    """Complete options by the data, which are returned; None where they leave nothing open.
+    """Complete options by the data, and return the data; None if the options leave nothing open.
 
     Parameters
     ----------
-    made : callable
-        Returns the settings that options make.
+    make : callable
+        Makes settings of options.
     given : Given or None
         The settings that were given.
     hidden : str, optional
@@ -294,10 +294,10 @@ def settle(
         )
     before = dict(options)
     if is_auto:
-        before["visible_units"] = "gaussian"  # which any values suit
+        before["visible_units"] = "gaussian"  # suits any values
     if hidden is not None:
         before["layers"] = f"{_width_of(before['visible_units'])},{hidden}"
-    data = load_data(made(before), given=given, encode=is_auto)
+    data = load_data(make(before), given=given, encode=is_auto)
     if is_auto:
         options["visible_units"] = units_of_array(data.train, data.columns)
     if hidden is not None:
@@ -305,7 +305,8 @@ def settle(
     return data
 
 
-def _adding(options: list[Callable[[F], F]]) -> Callable[[F], F]:
+def _decorator(options: list[Callable[[F], F]]) -> Callable[[F], F]:
+    """Return a decorator that adds options in this order."""
     return lambda command: reduce(lambda done, option: option(done), reversed(options), command)
 
 
@@ -315,13 +316,13 @@ def _option(name: str) -> Callable[[F], F]:
     if name in STANDING_IN:
         return click.option(f"--{name}", **WRITTEN[name], help=TEXTS[name])
     field = _fields(option.section)[option.field]
-    kind, is_list = _unwrapped(field.type)
+    kind, is_list = _plain_type(field.type)
     default = PER_LAYER.get(name) if is_list else field.default
     flag = "--" + name.replace("_", "-")
     if kind is bool:
         opposite = OPPOSITES.get(name, "--no-" + flag.removeprefix("--"))
         return click.option(f"{flag}/{opposite}", default=None, help=TEXTS[name])
-    parsed = {**_parsed(name, option.field, kind, is_list), **WRITTEN.get(name, {})}
+    parsed = {**_type_and_metavar(name, option.field, kind, is_list), **WRITTEN.get(name, {})}
     return click.option(flag, **parsed, help=_with_default(TEXTS[name], default))
 
 
@@ -330,20 +331,20 @@ def _fields(section: str) -> dict[str, msgspec.structs.FieldInfo]:
     return {field.name: field for field in msgspec.structs.fields(STRUCTS[section])}
 
 
-def _unwrapped(kind: Any) -> tuple[Any, bool]:
-    """Return the plain type of a field's values, and whether it has one for each layer."""
+def _plain_type(kind: Any) -> tuple[Any, bool]:
+    """Return the plain type of a field, and whether the field has a value for each layer."""
     is_list = False
     while True:
         origin, arguments = get_origin(kind), get_args(kind)
-        if origin in (Annotated, Union, UnionType, tuple):  # of a union, the other is None
+        if origin in (Annotated, Union, UnionType, tuple):  # the other member of a union is None
             is_list = is_list or origin is tuple
             kind = arguments[0]
         else:
             return kind, is_list
 
 
-def _parsed(name: str, field: str, kind: Any, is_list: bool) -> dict[str, Any]:
-    """Return how an option's text is read, and what stands for it in the help."""
+def _type_and_metavar(name: str, field: str, kind: Any, is_list: bool) -> dict[str, Any]:
+    """Return the type and the metavar of an option."""
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         if is_list:
@@ -359,15 +360,15 @@ def _parsed(name: str, field: str, kind: Any, is_list: bool) -> dict[str, Any]:
 
 
 def _with_default(text: str, default: Any) -> str:
-    """Add a default to a text that does not speak of one."""
+    """Append the default to a text that names none."""
     if default in (None, msgspec.NODEFAULT) or "default" in text.lower():
         return text
     value = f"{default:g}" if isinstance(default, float) else default
     return f"{text} Default {value}.".lstrip()
 
 
-def _leave_open(pretrain: dict[str, Any], options: dict[str, Any]) -> None:
-    """Drop what the plan will decide; refuse it as an option."""
+def _drop_planned(pretrain: dict[str, Any], options: dict[str, Any]) -> None:
+    """Drop settings that the plan will choose; refuse them as options."""
     for name in PLANNED:
         if options.get(name) is not None:
             raise SettingsError(
@@ -375,12 +376,12 @@ def _leave_open(pretrain: dict[str, Any], options: dict[str, Any]) -> None:
             )
         pretrain.pop(name, None)
     if not str(pretrain.get("backend")).startswith("cupy"):
-        pretrain["backend"] = "numpy"  # whose cores are timed
+        pretrain["backend"] = "numpy"  # the plan times its cores
     pretrain.pop("schedule")
 
 
 def _check_finetuning(settings: Settings, options: dict[str, Any]) -> None:
-    """Refuse options of a fine-tuning that will not be."""
+    """Refuse options of fine-tuning where there is none."""
     from syncpretrain.settings.async_pretraining import check_blas_threads
 
     tuning = settings.finetune
@@ -396,8 +397,10 @@ def _check_finetuning(settings: Settings, options: dict[str, Any]) -> None:
             )
 
 
-def _drop(pretrain: dict[str, Any], finetune: dict[str, Any], options: dict[str, Any]) -> None:
-    """Drop what a file says of its own layers, model and schedules where options name others."""
+def _drop_replaced(
+    pretrain: dict[str, Any], finetune: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Drop settings of a file's layers, model and schedules where options name others."""
     _drop_costs(pretrain)
     if options["model"] not in (None, pretrain["model"]):
         _drop_model(pretrain)
@@ -416,7 +419,7 @@ def _drop(pretrain: dict[str, Any], finetune: dict[str, Any], options: dict[str,
 
 
 def _drop_costs(pretrain: dict[str, Any]) -> None:
-    """Drop the sparsity costs of a file if they are the usual ones of its own layers."""
+    """Drop the sparsity costs of a file if they are the defaults for its layers."""
     from syncpretrain.settings.convolutions import usual_costs
 
     architecture, depth = pretrain.get("architecture"), len(pretrain["layers"]) - 1
@@ -427,7 +430,7 @@ def _drop_costs(pretrain: dict[str, Any]) -> None:
 
 
 def _drop_schedule(pretrain: dict[str, Any], name: str) -> None:
-    """Drop what a file says of its own schedule and another one does not have."""
+    """Drop settings of a file that another schedule does not have."""
     from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
 
     kind = schedule_kind(name)
@@ -446,7 +449,7 @@ def _drop_schedule(pretrain: dict[str, Any], name: str) -> None:
 
 
 def _drop_tuning_schedule(finetune: dict[str, Any]) -> None:
-    """Drop what a file says of its own schedule of fine-tuning."""
+    """Drop settings of a file's schedule of fine-tuning."""
     from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
 
     for name in ("runtime", "replicas", "split", "shards", *ASYNC_DEFAULTS):
@@ -454,15 +457,15 @@ def _drop_tuning_schedule(finetune: dict[str, Any]) -> None:
 
 
 def _drop_handoff(pretrain: dict[str, Any]) -> None:
-    """Drop what a file says of its own hand-over, and which the other one does not have."""
+    """Drop settings of a file's hand-over that the other hand-over does not have."""
     for name in ("delay", "shuffle", "refresh_epochs", "refresh_when", "settle", "pace", "finish"):
         pretrain.pop(name, None)
 
 
 def _drop_layers(pretrain: dict[str, Any], layers: str) -> None:
-    """Drop what a file says of its own layers.
+    """Drop settings of a file's layers.
 
-    For another number of layers one value is made of each list of equal ones.
+    For another number of layers each list of equal values becomes one value.
     """
     from syncpretrain.settings.architecture import architecture_of
     from syncpretrain.settings.defaults import PER_LAYER
@@ -476,7 +479,7 @@ def _drop_layers(pretrain: dict[str, Any], layers: str) -> None:
 
 
 def _drop_model(pretrain: dict[str, Any]) -> None:
-    """Drop what the model had no use for, so that another model takes its own default."""
+    """Drop settings that the file's model ignores, so that another model takes its own defaults."""
     from syncpretrain.settings.defaults import MODEL_DEFAULTS, PER_LAYER
 
     for name in {name for defaults in MODEL_DEFAULTS.values() for name in defaults}:
@@ -485,7 +488,7 @@ def _drop_model(pretrain: dict[str, Any]) -> None:
 
 
 def _width_of(units: str | None) -> int:
-    """Return the width of blocks of units that all have a number, else one that any data fits."""
+    """Return the width of blocks that all have a number of units, else one that any data fit."""
     from syncpretrain.units.text import read_blocks
 
     try:

@@ -37,8 +37,8 @@ __all__ = ["command"]
 
 SCHEDULE_WORDS = ("synchronized", "greedy", "rounds", "async")
 ALL_REDUCE_WORDS = ("auto", "ring", "tree", "star")
-OF_SCHEDULE = ("group_size", "pace", "delay", "refresh_epochs", "finish")
-OF_STACK = ("model", "epochs", "batch_size", *OF_SCHEDULE)
+SCHEDULE_OPTIONS = ("group_size", "pace", "delay", "refresh_epochs", "finish")
+STACK_OPTIONS = ("model", "epochs", "batch_size", *SCHEDULE_OPTIONS)
 DEVICES, BANDWIDTH, LATENCY = (1, 2, 4, 8), "10Gb/s", "20us"
 NOT_SIMULATED = (
     "what is learned is not simulated: a stale gradient counts as much as a fresh one, an epoch on"
@@ -67,7 +67,9 @@ HEAD = ("devices", "at work", "seconds", "times", "idle", "moved GB", "memory GB
     " asynchronous.",
 )
 @click.option(
-    "--handoff", type=click.Choice(("epoch", "minibatch")), help="Of --schedule. Default epoch."
+    "--handoff",
+    type=click.Choice(("epoch", "minibatch")),
+    help="Hand-over of --schedule. Default epoch.",
 )
 @click.option(
     "--group-size",
@@ -75,7 +77,7 @@ HEAD = ("devices", "at work", "seconds", "times", "idle", "moved GB", "memory GB
     metavar="G",
     help="Layers that rounds train at a time. Default as many as there are devices.",
 )
-@setting_options(only=OF_SCHEDULE, without=("group_size",))
+@setting_options(only=SCHEDULE_OPTIONS, without=("group_size",))
 @click.option(
     "--replicas",
     metavar="auto|all|R[,R...]",
@@ -90,10 +92,10 @@ HEAD = ("devices", "at work", "seconds", "times", "idle", "moved GB", "memory GB
 @click.option(
     "--bandwidth",
     metavar="X",
-    help="Of a device's link in each direction: bits, as 10Gb/s (default), bytes, as 1.2GB/s, or"
-    " inf.",
+    help="Bandwidth of a device's link in each direction: bits, as 10Gb/s (default), bytes, as"
+    " 1.2GB/s, or inf.",
 )
-@click.option("--latency", metavar="T", help="Of a message, such as 20us (default) or 1ms.")
+@click.option("--latency", metavar="T", help="Latency of a message, such as 20us (default) or 1ms.")
 @click.option(
     "--all-reduce",
     type=click.Choice(ALL_REDUCE_WORDS),
@@ -101,13 +103,15 @@ HEAD = ("devices", "at work", "seconds", "times", "idle", "moved GB", "memory GB
     help="How gradients are summed; star is through one shared link. Default ring or tree,"
     " whichever is faster.",
 )
-@click.option("--servers", type=at_least(1), default=1, metavar="N", help="Of async. Default 1.")
+@click.option(
+    "--servers", type=at_least(1), default=1, metavar="N", help="Servers of async. Default 1."
+)
 @click.option(
     "--push-every",
     type=at_least(1),
     default=1,
     metavar="H",
-    help="Minibatches between two exchanges with the server, of async. Default 1.",
+    help="Minibatches between two exchanges of async with the server. Default 1.",
 )
 @click.option(
     "--costs",
@@ -125,9 +129,9 @@ HEAD = ("devices", "at work", "seconds", "times", "idle", "moved GB", "memory GB
 def command(out: Path | None, as_json: bool, **options: Any) -> None:
     """Predict the time of a run on any number of devices of a cluster.
 
-    Every schedule is played through on a clock of its own, with the times of a few steps of each
-    layer on one core of this machine, or with --costs, and with messages over a network. What is
-    learned is not simulated: a stale gradient counts like a fresh one.
+    Every schedule is simulated on a clock of its own, with the times of a few steps of each layer
+    on one core of this machine, or with --costs, and with messages over a network. Learning is not
+    simulated: a stale gradient counts like a fresh one.
 
     \b
     Examples:
@@ -142,7 +146,7 @@ def command(out: Path | None, as_json: bool, **options: Any) -> None:
     if out is not None:
         _check_picture(out)
     devices = _devices(options)
-    ways, common = _asked(options)
+    ways, common = _ways_and_options(options)
     for way in ways.values():
         check_way(way, common, devices)
     stack = common.plain().settings(GREEDY)
@@ -157,7 +161,7 @@ def command(out: Path | None, as_json: bool, **options: Any) -> None:
 
 
 def _devices(options: dict[str, Any]) -> Sequence[int]:
-    """Return the numbers of devices; of cores up to those that there are."""
+    """Return the numbers of devices; with ``--cores`` at most the usable cores."""
     from syncpretrain.errors import SettingsError
     from syncpretrain.parallel.blas import usable_cores
     from syncpretrain.planning.scaling.texts import devices_from
@@ -214,8 +218,8 @@ def _network(options: dict[str, Any]) -> Network:
     )
 
 
-def _asked(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
-    """Return the ways to train that the options ask for, and what they have in common."""
+def _ways_and_options(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
+    """Return the ways to train that the options name, and the options that all ways share."""
     from syncpretrain.errors import SettingsError
     from syncpretrain.planning.scaling.curves import ASYNCHRONOUS, WAYS, Options, Way
     from syncpretrain.planning.scaling.texts import replicas_from
@@ -225,7 +229,7 @@ def _asked(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
             "layers: got nothing, expected the units of the input and of each layer, such as"
             " --layers 784,1000,500,250,30"
         )
-    stack = {name: options[name] for name in OF_STACK if options[name] is not None}
+    stack = {name: options[name] for name in STACK_OPTIONS if options[name] is not None}
     common = Options(
         layers=options["layers"],
         stack=stack,
@@ -246,7 +250,7 @@ def _asked(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
     if schedule is not None:
         counts = "auto" if replicas is None else replicas_from(replicas)
         return {schedule: Way(schedule, handoff or "epoch", counts)}, common
-    for name in ("handoff", "replicas", *OF_SCHEDULE):
+    for name in ("handoff", "replicas", *SCHEDULE_OPTIONS):
         if options[name] is not None:
             raise SettingsError(
                 f"{name}: got {options[name]} without --schedule, expected one beside it: the five"
@@ -271,7 +275,7 @@ def _check_picture(path: Path) -> None:
 def _report(
     curves: Sequence[Curve], options: Options, costs: Sequence[LayerCosts], *, batch_size: int
 ) -> dict[str, Any]:
-    """Return all of it as plain values; ``--costs`` reads it again."""
+    """Return the simulation as plain values; ``--costs`` reads them again."""
     import msgspec
 
     network = options.network
@@ -338,7 +342,7 @@ def _table_of(names: Sequence[str]) -> Table:
 
 
 def _table(curve: Curve) -> Table:
-    """Return all figures of one way to train."""
+    """Return the table of all figures of one way to train."""
     table = _table_of(HEAD)
     table.columns[-1].overflow = "fold"  # of many layers
     for run in curve.runs:

@@ -39,9 +39,9 @@ __all__ = [
     "check_finetuning",
     "idle_gpu",
     "load_data",
-    "of_tables",
     "resolve",
-    "settled",
+    "settings_for_data",
+    "table_options",
     "with_absolute_path",
 ]
 
@@ -74,7 +74,7 @@ def load_data(
     units = settings.pretrain.visible_units
     data = load_dataset(
         settings.data.name,
-        **of_tables(settings),
+        **table_options(settings),
         validation=settings.data.validation,
         bounded=kind_of(units).is_unit_interval and not is_open,
         mapped=streams,
@@ -89,7 +89,9 @@ def load_data(
     return data
 
 
-def settled(settings: Settings, given: Given | None, data: Dataset) -> tuple[Settings, str | None]:
+def settings_for_data(
+    settings: Settings, given: Given | None, data: Dataset
+) -> tuple[Settings, str | None]:
     """Return settings with what follows from the data, and one line about it.
 
     What was ``given`` stays as it is; with None, as of a preset, everything. MNIST has the usual
@@ -121,7 +123,7 @@ def settled(settings: Settings, given: Given | None, data: Dataset) -> tuple[Set
     return settings, "; ".join(words) or None
 
 
-def of_tables(settings: Settings) -> dict[str, Any]:
+def table_options(settings: Settings) -> dict[str, Any]:
     """Return how a user's own files are read, as :func:`load_dataset` takes it.
 
     Raises

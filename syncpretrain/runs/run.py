@@ -77,7 +77,7 @@ from syncpretrain.runs.prepare import (
     idle_gpu,
     load_data,
     resolve,
-    settled,
+    settings_for_data,
     with_absolute_path,
 )
 from syncpretrain.settings import Settings, moved_elsewhere, read_settings, write_settings
@@ -168,7 +168,7 @@ def prepared_run(
     """Return a run that is checked and ready to start, without a folder; see :func:`train_run`."""
     resolve(settings)  # refuses a device that is not there before the data are read
     data = load_data(settings, given=given) if data is None else data
-    settings, notice = settled(settings, given, data)
+    settings, notice = settings_for_data(settings, given, data)
     notices = filter(None, (notice, idle_gpu(settings, data)))
     settings = resolve(settings, data)
     run = Run(settings, data, observers, started, replay, start)
