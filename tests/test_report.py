@@ -21,7 +21,7 @@ from syncpretrain.runs.record import read_run
 from syncpretrain.runs.report.comparison import comparison_sections, differing_settings
 from syncpretrain.runs.report.outcome import headline_of, outcome_section
 from syncpretrain.runs.report.schedules import timings_of
-from syncpretrain.runs.report.svg import drawn
+from syncpretrain.runs.report.svg import draw_svg
 from syncpretrain.runs.run import train_run
 
 pytestmark = pytest.mark.usefixtures("fonts")
@@ -159,7 +159,7 @@ class TestKinds:
     @pytest.mark.parametrize(
         ("names", "reason"),
         [
-            (("tuned", "table"), "Not drawn: the two do not read the same values."),
+            (("tuned", "table"), "Not draw_svg: the two do not read the same values."),
             (("convolution", "convolution"), "has no decoder"),
         ],
     )
@@ -169,7 +169,7 @@ class TestKinds:
     def test_a_run_without_a_model_beside_another(self, report, folder, tmp_path):
         bare = shutil.copytree(folder / "tuned", tmp_path / "bare")
         (bare / "model.safetensors").unlink()
-        assert "Not drawn: bare left no model." in report("tuned", bare).text
+        assert "Not draw_svg: bare left no model." in report("tuned", bare).text
 
 
 class TestRecord:
@@ -265,7 +265,7 @@ class TestWordsOfTheUser:
         call("train", *given, "--epochs", 2, "--out", folder / "odd $a_b$")
         page = report("odd $a_b$")
         assert set(USUAL) <= set(page.sections)
-        assert "Not drawn" not in page.text
+        assert "Not draw_svg" not in page.text
         for name in (*names, "<b>=$$", "_c"):
             assert name in page.text
 
@@ -278,7 +278,7 @@ class TestWordsOfTheUser:
         monkeypatch.setattr("syncpretrain.runs.report.examples.filter_grid", fails)
         page = report("tuned")
         assert list(page.sections) == list(USUAL)
-        assert page.text.count("Not drawn: a < b.") == 5
+        assert page.text.count("Not draw_svg: a < b.") == 5
 
 
 class TestRefusals:
@@ -308,7 +308,7 @@ class TestFigures:
             axes.set_title("a < b")
             return {"second": "x & y"}
 
-        svg = drawn(draw, name="own", label='it is "so"')
+        svg = draw_svg(draw, name="own", label='it is "so"')
         page = Page(svg)
         assert not page.wrong
         assert page.references <= set(page.ids)
@@ -323,5 +323,5 @@ class TestFigures:
         def draw(axes):
             axes.plot([1, 2, 3], [3, 1, 2])
 
-        first, second = (drawn(draw, name="own", label="a line") for _ in range(2))
+        first, second = (draw_svg(draw, name="own", label="a line") for _ in range(2))
         assert first == second

@@ -1,4 +1,4 @@
-"""What commands print: progress, the result of a run as tables, and counts in words."""
+"""Output of commands: progress, the results of a run as tables, and counts in words."""
 
 from __future__ import annotations
 

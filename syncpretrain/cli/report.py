@@ -71,11 +71,11 @@ def command(
 
 def _shown(run: RunRecord, data: str | None, part: str | None, shape: str | None) -> dict[str, Any]:
     """Return the examples to show and their shape as images, or the reason why none are shown."""
-    from syncpretrain.plot.examples import images_of
+    from syncpretrain.plot.examples import image_shape_of
 
     if run.stack is None:
         return {}
-    images = images_of(run.stack, shape)
+    images = image_shape_of(run.stack, shape)
     shown, reason = _examples(run, data, part)
     return {"images": images, "shown": shown, "reason": reason}
 

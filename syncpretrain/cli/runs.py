@@ -116,14 +116,9 @@ def show_command(ctx: click.Context, run: str, as_json: bool) -> None:
     if report is not None:
         from syncpretrain.cli.output import print_run
 
-        try:
+        try:  # a run of another version may lack figures
             print_run(report | {"out": str(folder)}, sys.stdout)
-        except (
-            KeyError,
-            TypeError,
-            AttributeError,
-            IndexError,
-        ) as error:  # written by another version
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
             click.echo(f"its figures cannot be shown: {METRICS_NAME} lacks {error}; see --json")
     elif found.state in ("stopped", "failed"):
         _print_next(folder, failed=found.state == "failed")

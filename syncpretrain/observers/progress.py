@@ -48,7 +48,7 @@ def progress_observer(
     Parameters
     ----------
     console : rich.console.Console
-        Where to; standard error where standard output carries results.
+        Console to print on; standard error where standard output carries results.
     live : bool
         True draws one line a layer and redraws it in place, at most 8 times a second and only
         when an event arrives, so no thread runs beside the training. As long as the run lasts, only
@@ -56,7 +56,7 @@ def progress_observer(
         False prints one short line an epoch, for files and pipes. Either ends, and the run goes on,
         where printing fails for another reason than a closed pipe.
     clock : callable
-        What the redrawing is paced by, in seconds.
+        Clock that paces the redrawing, in seconds.
 
     Yields
     ------
@@ -64,18 +64,18 @@ def progress_observer(
         To be called with each event of the run.
     """
     if not live:
-        yield _Lasting(PlainProgress(console))
+        yield _SilencedByFailure(PlainProgress(console))
         return
     observer = _Live(console, clock)
     try:
-        yield _Lasting(observer)
+        yield _SilencedByFailure(observer)
     finally:
         with suppress(OSError):
             observer.stop()
 
 
-class _Lasting:
-    """Falls silent where progress cannot be printed any more: a full disk, a terminal that is gone.
+class _SilencedByFailure:
+    """Observer that falls silent when progress cannot be printed: full disk, lost terminal.
 
     A pipe without a reader ends the run: rich turns that into SystemExit.
     """
@@ -95,7 +95,7 @@ class _Lasting:
 
 @dataclass(slots=True)
 class _Row:
-    """What one live line shows; ``epochs`` are stipulated, ``done`` may pass them (refreshing)."""
+    """State of one live line; ``done`` may pass ``epochs``, the stipulated ones, by refreshing."""
 
     name: str
     epochs: int
@@ -105,9 +105,9 @@ class _Row:
     error: float | None = None
     began: float = 0.0
     done_before: int = 0  # epochs of an earlier run that this one resumes
-    last: str = ""  # cell, without a time to show
+    last: str = ""  # last cell, where no time is shown
     source: str = ""  # of the running epoch: the data, or a version
-    minibatches: float = 0  # of an epoch, where layers train on those of others
+    minibatches: float = 0  # of an epoch, in a streamed run
 
     def start(self, epoch: int, now: float, source: str = "") -> None:
         if self.state == "waiting":
@@ -124,7 +124,7 @@ class _Row:
 
     @property
     def doing(self) -> str:
-        """The state, of a layer that trains with what it trains on."""
+        """State of the layer, with its input while it trains."""
         if self.state != "training" or not (self.source or self.minibatches):
             return self.state
         if self.minibatches:
@@ -153,7 +153,7 @@ class _Row:
 
 
 class _Live:
-    """Keeps a row a layer up to date and redraws those in sight now and then."""
+    """Observer that keeps a row for each layer, and redraws the rows in sight now and then."""
 
     def __init__(self, console: Console, clock: Callable[[], float]) -> None:
         self._console = console
@@ -253,18 +253,18 @@ class _Live:
         return table
 
     def _in_sight(self, rows: Sequence[_Row]) -> range:
-        """Return the rows to draw, since drawing takes as long as there are rows."""
+        """Return the range of rows to draw; each row takes time to draw."""
         room = self._console.height - (1 if self._forecast is None else 2)
         if self._stopped or len(rows) <= room:
             return range(len(rows))
-        room = max(1, room - 2)  # the rest is summarized in a line below and a line above
+        room = max(1, room - 2)  # a line above and a line below summarize the other rows
         first = next((i for i, row in enumerate(rows) if row.state != "done"), len(rows))
         start = min(first, len(rows) - room)
         return range(start, start + room)
 
 
 def _summary(forecast: Forecast) -> tuple[Text, Text, Text, ProgressBar, Text, Text]:
-    """Return the row of the whole pretraining: how long it takes, its share, examples a second."""
+    """Return the row of the whole pretraining: duration, share done, examples a second."""
     left, rate = forecast.seconds_left, forecast.rate
     takes = "" if left is None else f"takes {_duration(forecast.elapsed + left)}"
     return (
@@ -284,7 +284,7 @@ def _duration(seconds: float) -> str:
 
 
 class PlainProgress:
-    """Prints a line for each event that a log should keep."""
+    """Observer that prints a line for each event that a log should keep."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -334,7 +334,7 @@ def _print_line(console: Console, text: str) -> None:
 
 
 def _count_text(epoch: int, epochs: int) -> str:
-    """Return how far a layer is: beyond the stipulated epochs it refreshes."""
+    """Return the progress of a layer; epochs beyond the stipulated ones are refreshes."""
     extra = f" +{epoch - epochs}" if epoch > epochs else ""
     return f"epoch {min(epoch, epochs)}/{epochs}{extra}"
 
@@ -346,10 +346,10 @@ def _error_text(value: float) -> str:
 
 @dataclass(slots=True)
 class _Layer:
-    """One layer: its weights, its stipulated epochs, and what it did of them.
+    """Work of one layer: its weights, its stipulated epochs, and its finished epochs.
 
-    ``before`` are the epochs that an earlier run, which this one resumes, had finished; ``busy`` is
-    the time of those that this one finished.
+    ``before`` counts epochs that were finished before this run was resumed; ``busy`` is the seconds
+    of epochs that this run finished.
     """
 
     weights: int
@@ -377,11 +377,12 @@ class _Layer:
 
 
 class Forecast:
-    """Predict the end of pretraining from its events; an observer.
+    """Observer that predicts the end of pretraining.
 
-    A layer that has not trained yet is taken to be as fast as the others, by its weights. All is
-    done no sooner than the slowest layer, nor than all slots together can do the rest; by how long
-    layers wait for each other it takes longer. Epochs on refreshed versions are not counted.
+    A layer that has not trained yet is assumed to be as fast as the others, by its weights.
+    Pretraining ends no sooner than its slowest layer, and no sooner than all slots together can do
+    the rest; time in which layers wait for each other comes on top. Epochs on refreshed versions
+    are not counted.
 
     Parameters
     ----------
@@ -417,7 +418,7 @@ class Forecast:
 
     @property
     def share(self) -> float:
-        """The share of the work that is done, each epoch counted by its layer's weights."""
+        """Share of the work that is done; each epoch counts by its layer's weights."""
         layers = self._layers.values()
         left = sum(layer.weights * layer.left() for layer in layers)
         done = sum(layer.weights * (layer.done + layer.fraction) for layer in layers)

@@ -1,6 +1,6 @@
 """Plots of stacks and runs, as functions that return the axes of Matplotlib.
 
-Each draws on the ``axes`` that it is given, or on those of a new figure. Matplotlib is the extra
+Each function draws on the given ``axes``, or on axes of a new figure. Matplotlib is the extra
 ``plot``: ``pip install "syncpretrain[plot]"``.
 """
 

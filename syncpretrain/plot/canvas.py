@@ -26,13 +26,13 @@ __all__ = [
 # bluish green, orange, reddish purple, sky blue. Markers and styles of lines say the same.
 COLOURS_OF_SERIES = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#56b4e9")
 MARKERS = "osD^vPX*<>"
-LIGHT = {"#e69f00", "#cc79a7", "#56b4e9"}  # on which white text would be hard to read
+LIGHT = {"#e69f00", "#cc79a7", "#56b4e9"}  # white text on them would be hard to read
 ASLEEP = "#dddddd"
 PANEL = (3.6, 2.7)  # inches
 PANELS_ACROSS = 3
-# For texts of Matplotlib with a user's words in them, where $ begins no formula.
+# For Matplotlib's texts with a user's words, in which $ begins no formula.
 AS_WRITTEN: dict[str, Any] = {"parse_math": False, "usetex": False}
-# What XML cannot hold, or no font draws: control characters and halves of pairs.
+# Characters that XML cannot hold or no font draws: controls and halves of pairs.
 UNDRAWABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -56,7 +56,7 @@ def colour_of(number: int) -> str:
 
 
 def text_on(number: int) -> str:
-    """Return the colour of text on the colour of a series."""
+    """Return the colour of text that lies on the colour of a series."""
     return "black" if colour_of(number) in LIGHT else "white"
 
 
@@ -74,7 +74,7 @@ def add_legend(axes: Any, handles: Sequence[Any], names: Sequence[str], **style:
 
 
 def new_axes(axes: Any = None, *, size: tuple[float, float] = (6.4, 4.4)) -> Any:
-    """Return the axes that were given, or those of a new figure of ``size`` inches.
+    """Return the given axes, or axes of a new figure of ``size`` inches.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def new_axes(axes: Any = None, *, size: tuple[float, float] = (6.4, 4.4)) -> Any
 
 
 def new_panels(axes: Any, count: int) -> list[Any]:
-    """Return ``count`` axes: those that were given, or those of a new figure.
+    """Return ``count`` axes: the given ones, or axes of a new figure.
 
     Raises
     ------

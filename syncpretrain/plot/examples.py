@@ -25,9 +25,9 @@ __all__ = [
     "error_shares",
     "filter_grid",
     "filters",
-    "images_of",
-    "names_of",
+    "image_shape_of",
     "reconstructions",
+    "value_names",
     "weight_norms",
 ]
 
@@ -46,18 +46,18 @@ def reconstructions(
 ) -> Any:
     """Draw examples, and below each its reconstruction by the whole stack.
 
-    Where examples are no images, as those of a table, a bar a value shows the error of its
-    reconstructions, in percent of that of its mean: 0 is perfect, and 100 says nothing.
+    If examples are no images, such as rows of a table, a bar for each value shows the error of its
+    reconstructions in percent of its mean's error: 0 is perfect, and 100 says nothing.
 
     Parameters
     ----------
     stack : Stack
     X : array-like of shape (n_examples, input units)
     count : int
-        Examples, evenly spaced among those of X; bars are of all of them.
+        Number of examples, evenly spaced in X; bars show all examples.
     shape : str or ImageShape, optional
-        Height and width of an example, such as ``28x28``; default those of the convolutions, or
-        a square.
+        Height and width of an example, such as ``28x28``; default the images of the convolutions,
+        or a square.
     axes : Axes, optional
 
     Returns
@@ -79,11 +79,11 @@ def reconstructions(
     '5 examples above their reconstructions'
     """
     check_decoder(stack)
-    images = images_of(stack, shape)
+    images = image_shape_of(stack, shape)
     if images is None:
         shares = error_shares(stack, X)
         axes = new_axes(axes)
-        draw_bars(axes, names_of(stack), shares, label=SHARE_LABEL)
+        draw_bars(axes, value_names(stack), shares, label=SHARE_LABEL)
         return axes
     rows, stack = _prepared(stack, X)
     rows = evenly_spaced(rows, count)
@@ -104,19 +104,19 @@ def filters(
 ) -> Any:
     """Draw the weights of a layer's hidden units as images: the filters of a convolution.
 
-    Grey is 0, and each filter has its own contrast. Where examples are no images, as those of
-    a table, bars show which values the lowest layer reads most: the norms of their weights.
+    Grey is 0, and each filter has its own contrast. If examples are no images, such as rows of a
+    table, bars show which values the lowest layer reads most: the norms of their weights.
 
     Parameters
     ----------
     stack : Stack
     layer : int
-        Counted from 1; of dense layers only the first can be drawn.
+        Number of the layer, from 1; among dense layers only the first can be drawn.
     count : int
-        Hidden units or filters, the first ones.
+        Number of hidden units or filters, the first ones.
     shape : str or ImageShape, optional
-        Height and width of an example, such as ``28x28``; default those of the convolutions, or
-        a square.
+        Height and width of an example, such as ``28x28``; default the images of the convolutions,
+        or a square.
     axes : Axes, optional
 
     Returns
@@ -139,11 +139,11 @@ def filters(
     >>> axes.get_title()
     '8 of 8 filters of layer 1'
     """
-    images = images_of(stack, shape)
+    images = image_shape_of(stack, shape)
     is_convolution = isinstance(stack.layers[0].shape, ConvolutionShape)
     if images is None and layer == 1 and not is_convolution:
         axes = new_axes(axes)
-        draw_bars(axes, names_of(stack), weight_norms(stack), label="norm of the weights")
+        draw_bars(axes, value_names(stack), weight_norms(stack), label="norm of the weights")
         return axes
     grid, shown, units = filter_grid(stack, layer, images, count)
     axes = new_axes(axes)
@@ -165,9 +165,9 @@ def check_decoder(stack: Stack) -> None:
 
 
 def error_shares(stack: Stack, X: Any) -> NDArray[np.float64]:
-    """Return the error of each value's reconstructions in percent of that of its mean.
+    """Return the error of each value's reconstructions in percent of its mean's error.
 
-    Missing values are left out. A value that is constant has 0, or 100 where it is not met.
+    Missing values are left out. A constant value has 0, or 100 if its reconstructions differ.
     """
     rows, stack = _prepared(stack, X)
     lost = np.isnan(rows)
@@ -186,7 +186,7 @@ def error_shares(stack: Stack, X: Any) -> NDArray[np.float64]:
 def filter_grid(
     stack: Stack, layer: int, images: ImageShape | None, count: int
 ) -> tuple[NDArray[np.float32], int, int]:
-    """Return the filters of a layer in a grid, how many there are in it, and how many there are."""
+    """Return a grid of a layer's first filters, their number, and the number of all filters."""
     drawn, form = filter_images(stack, layer, images)
     grid = image_grid(*(rows[:count] for rows in drawn), shape=form)
     return grid, min(count, len(drawn[0])), len(drawn[0])
@@ -198,13 +198,13 @@ def weight_norms(stack: Stack) -> NDArray[Any]:
     return norms
 
 
-def images_of(stack: Stack, shape: str | ImageShape | None = None) -> ImageShape | None:
-    """Return the shape of a stack's examples as images, None where they are none.
+def image_shape_of(stack: Stack, shape: str | ImageShape | None = None) -> ImageShape | None:
+    """Return the shape of a stack's examples as images, None if they are no images.
 
     Raises
     ------
     SettingsError
-        If a shape is given that does not fit.
+        If the given shape does not fit.
     """
     if isinstance(shape, ImageShape):
         shape = str(shape)
@@ -219,7 +219,7 @@ def images_of(stack: Stack, shape: str | ImageShape | None = None) -> ImageShape
         return None
 
 
-def names_of(stack: Stack) -> list[str]:
+def value_names(stack: Stack) -> list[str]:
     """Return the name of each value of an example."""
     columns = columns_in(stack.info)
     if columns is not None and columns.width == stack.widths[0]:
@@ -235,7 +235,7 @@ def draw_grid(axes: Any, grid: NDArray[np.float32], *, title: str) -> None:
 
 
 def draw_bars(axes: Any, names: Sequence[str], values: NDArray[Any], *, label: str) -> None:
-    """Draw a bar a value, the greatest ones on top; not more than are readable."""
+    """Draw a bar for each value, the greatest on top, and no more than are readable."""
     order = np.argsort(-values, kind="stable")[:MOST_BARS_SHOWN]
     shown = [_short(names[i]) for i in order]
     places = np.arange(len(order))
@@ -248,7 +248,7 @@ def draw_bars(axes: Any, names: Sequence[str], values: NDArray[Any], *, label: s
 
 
 def _prepared(stack: Stack, X: Any) -> tuple[NDArray[np.float32], Stack]:
-    """Return examples as numbers that a decoder can be compared with, and the stack for them."""
+    """Return examples in the form of their reconstructions, and the stack that takes them."""
     rows: Any = np.asarray(stack.rows_of(X))
     rows = rows if stack.meaning is None else stack.meaning.prepare(rows)
     return scale_examples(rows), stack.for_prepared_rows()

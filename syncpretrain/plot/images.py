@@ -31,8 +31,8 @@ def image_shape(read: LayerShape, text: str | None) -> ImageShape:
     Raises
     ------
     SettingsError
-        If the text is not HxW or 3xHxW with as many values as an example, or there is none and
-        no convolution or square says it.
+        If the text is not HxW or 3xHxW with as many values as an example, or if it is None, the
+        layer is dense and the values make no square.
     """
     units = read.visible
     wanted = f"expected HxW with a product of {units}, or 3xHxW in colour"
@@ -51,7 +51,7 @@ def image_shape(read: LayerShape, text: str | None) -> ImageShape:
 
 
 def shades(stack: Stack, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return rows as they are drawn: as shares of their range if binary units see them so."""
+    """Return rows as they are drawn: scaled to [0, 1] if binary units read them so."""
     if stack.scaling is None or not kind_of(stack.units[0]).is_unit_interval:
         return rows
     return stack.scaling.apply(rows)
@@ -62,21 +62,20 @@ def filter_images(
 ) -> tuple[list[NDArray[np.float32]], ImageShape]:
     """Return the weights of a layer's hidden units as images, and their shape.
 
-    Half of the range is a weight of 0; the largest weight of a unit is at one of its ends.
+    A weight of 0 is 0.5; the largest weight of a unit is 0 or 1.
 
     Parameters
     ----------
     stack : Stack
     number : int
-        Of the layer, counted from 1.
+        Number of the layer, counted from 1.
     images : ImageShape or None
-        Of the examples; only a dense layer needs it.
+        Shape of the examples; only a dense layer needs it.
 
     Returns
     -------
     list of ndarray of shape (hidden units or filters, values of an image)
-        Of a convolution whose filters read another number of channels than 1 and 3 an array
-        a channel that they read.
+        One array; for a convolution that reads neither 1 nor 3 channels, an array a channel.
     shape : ImageShape
 
     Raises
@@ -108,8 +107,8 @@ def image_grid(*images: NDArray[np.float32], shape: ImageShape) -> NDArray[np.fl
     Parameters
     ----------
     *images : ndarray of shape (n, channels * height * width)
-        All of one n: the upper images, then what belongs under each. Of other numbers of channels
-        than 1 and 3 the mean is drawn.
+        Arrays of one length n: the upper images, then the images under each. The mean of the
+        channels is drawn unless there are 1 or 3.
     shape : ImageShape
 
     Returns

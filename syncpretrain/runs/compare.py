@@ -61,22 +61,23 @@ def compare(
     """Fine-tune from every start with every seed and number of labels; return the results.
 
     Each stack is pretrained on all training examples, whatever the labels. A classifier with few
-    labels takes smaller minibatches and more epochs, the same ones for every start, so that none
-    takes fewer than 2,000 steps.
+    labels takes smaller minibatches and more epochs, the same for every start, so that each takes
+    at least 2,000 steps.
 
     Parameters
     ----------
     settings : Settings
-        With an ``objective`` of fine-tuning; the schedule and the seed are those compared.
+        Settings with an ``objective`` of fine-tuning; ``starts`` and ``seeds`` replace their
+        schedule and seed.
     data : Dataset
-        With a test part, and labels for classification.
+        Data with a test part, and with labels for classification.
     starts : sequence of str
         Names of schedules to pretrain by, such as "greedy" and "synchronized", or "random"
         weights. "synchronized:drift:0.2" is that schedule with another ``refresh_when``.
     seeds : sequence of int
-        Of weights, minibatches, and of which labels are kept.
+        Seeds of the weights, of the minibatches, and of the choice of labels.
     labels : sequence of int or None
-        How many of the training labels are kept; None for all. Ignored for reconstruction.
+        Numbers of training labels to keep; None for all. Ignored for reconstruction.
     begin : callable
         Called once all is checked, before any work starts.
     report : callable
@@ -85,7 +86,7 @@ def compare(
     Raises
     ------
     SettingsError, DataError
-        Before any work starts, if something is missing, or one of the fine-tunings is not possible.
+        Before any work starts, if something is missing, or a fine-tuning is not possible.
     """
     _check(settings, data, starts, labels)
     pretrains = [
@@ -100,12 +101,14 @@ def compare(
     }
     for start, pretrain in pretrains[: len(starts)]:
         if start != "random":
-            driver_for(pretrain, data.train, data.validation)  # refuses what it cannot train
+            driver_for(
+                pretrain, data.train, data.validation
+            )  # refuses settings that it cannot train
     begin()
     outcomes = []
     for start, pretrain in pretrains:
         began = time.monotonic()
-        stack = _started(start, pretrain, data)
+        stack = _stack_of_start(start, pretrain, data)
         seconds = time.monotonic() - began
         for tuning in tunings[pretrain.seed]:
             outcomes.append(_fine_tuned(stack, tuning, data, start, seconds))
@@ -115,12 +118,12 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One fine-tuned stack.
+    """Result of one fine-tuned stack.
 
-    ``labels`` is the number of labelled examples, None where none were used. ``test`` is the
-    share of wrong classes, or the reconstruction error, on the test examples, ``validation`` that
-    on the validation examples. ``epochs`` are those that each layer was pretrained for, ``passes``
-    the same in passes of the whole stack: each epoch counts by its layer's weights.
+    ``labels`` is the number of labelled examples, None if none were used. ``test`` and
+    ``validation`` are the shares of wrong classes, or the reconstruction errors, on test and on
+    validation examples. ``epochs`` counts the epochs of pretraining of each layer, and ``passes``
+    their work in passes of the whole stack: each epoch counts by its layer's weights.
     """
 
     start: str
@@ -136,11 +139,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the seeds of one start and one number of labels have in common.
+    """Means over the seeds of one start with one number of labels.
 
-    ``spread`` is the sample standard deviation of ``test``, None for a single seed; ``gain`` how
-    much less than the random start's the mean is, None for itself or without one. ``passes`` is the
-    work of pretraining.
+    ``spread`` is the sample standard deviation of ``test``, None for a single seed. ``gain`` is the
+    mean of the random start minus this mean, None for the random start, or without one. ``passes``
+    is the work of pretraining.
     """
 
     start: str
@@ -159,14 +162,14 @@ def summarized(outcomes: Iterable[Outcome]) -> list[Summary]:
     groups: dict[tuple[int | None, str], list[Outcome]] = {}
     for outcome in sorted(outcomes, key=lambda outcome: outcome.labels or 0):
         groups.setdefault((outcome.labels, outcome.start), []).append(outcome)
-    means = {key: float(np.mean([_test(x) for x in group])) for key, group in groups.items()}
+    means = {key: float(np.mean([_test_error(x) for x in group])) for key, group in groups.items()}
     return [
         Summary(
             start,
             labels,
             len(group),
             means[labels, start],
-            float(np.std([_test(x) for x in group], ddof=1)) if len(group) > 1 else None,
+            float(np.std([_test_error(x) for x in group], ddof=1)) if len(group) > 1 else None,
             _gain(means, labels, start),
             float(np.mean([x.pretrain_seconds for x in group])),
             float(np.mean([x.finetune_seconds for x in group])),
@@ -177,7 +180,7 @@ def summarized(outcomes: Iterable[Outcome]) -> list[Summary]:
 
 
 def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Stack:
-    """Return a stack whose weights are random and whose biases are 0.
+    """Return a stack with random weights, and biases of 0.
 
     See :func:`syncpretrain.learners.first_stack.untrained_stack`.
     """
@@ -188,7 +191,7 @@ def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Sta
 
 
 def is_start(text: str) -> bool:
-    """Return whether a text names what pretraining may be compared with."""
+    """Return whether a text names a start: a schedule, or random weights."""
     name, colon, _ = text.partition(":")
     return name in SCHEDULES or (name == RANDOM and not colon)
 
@@ -201,7 +204,7 @@ def _gain(
     return means[labels, RANDOM] - means[labels, start]
 
 
-def _test(outcome: Outcome) -> float:
+def _test_error(outcome: Outcome) -> float:
     return math.nan if outcome.test is None else outcome.test
 
 
@@ -220,7 +223,8 @@ def _pretrain_settings(start: str, settings: PretrainSettings, seed: int) -> Pre
     return replaced(settings, schedule=name, **lacks)
 
 
-def _started(start: str, settings: PretrainSettings, data: Dataset) -> Stack:
+def _stack_of_start(start: str, settings: PretrainSettings, data: Dataset) -> Stack:
+    """Return the stack of a start: pretrained, or with random weights."""
     if start == RANDOM:
         return random_stack(settings, data, seed=settings.seed)
     return driver_for(settings, data.train, data.validation).run()
@@ -313,4 +317,4 @@ def _check(
         raise SettingsError(f"data: {data.name} has no labelled test examples to compare by")
     for count in labels:
         if count is not None:
-            data.with_labels(count)  # refuses what there is not
+            data.with_labels(count)  # refuses more labels than there are

@@ -41,7 +41,7 @@ UNSTARTED_FILES = {LOCK_NAME, IDENTITY_NAME}  # of a run that was killed before 
 
 
 def check_text(setting: str, path: Path | str) -> None:
-    """Refuse a path whose bytes are no UTF-8, which no file of a run could name.
+    """Refuse a path that is no UTF-8 text, since no file of a run could name it.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def is_run_file(path: Path) -> bool:
 
 
 def check_folder(out: Path | None) -> None:
-    """Refuse what cannot become the run folder before time is spent on the data."""
+    """Refuse a path that cannot become the run folder, before time is spent on the data."""
     check_text("out", out or "")
     try:
         if out is not None and out.exists():
@@ -97,7 +97,7 @@ def new_folder(layers: Sequence[int]) -> Path:
         try:
             out.mkdir(parents=True)
         except FileExistsError:
-            continue  # of a run that began in the same second
+            continue  # another run began in the same second
         except OSError as error:
             raise not_written(out, error) from None
         return out
@@ -105,18 +105,18 @@ def new_folder(layers: Sequence[int]) -> Path:
 
 
 def not_written(out: Path | None, error: OSError) -> SettingsError:
-    """Return the refusal of a folder that cannot be written to."""
+    """Return the error for a folder that cannot be written to."""
     reason = error.strerror or str(error)
     return SettingsError(f"out: cannot write to {out}: {reason}; name another folder with --out")
 
 
 class FinalFiles:
-    """Writes files into a run folder, or into a folder of last resort.
+    """Writer of the final files: into the run folder, or into a temporary one if that fails.
 
     Parameters
     ----------
     folder : Path
-        That of the run.
+        The run folder.
     report : callable
         Called with a sentence that the user should read.
 
@@ -124,7 +124,7 @@ class FinalFiles:
     ----------
     folder : Path
     elsewhere : Path or None
-        The folder of last resort, once something was written there.
+        The temporary folder, once a file was written there.
     """
 
     def __init__(self, folder: Path, report: Callable[[str], Any]) -> None:
@@ -141,7 +141,9 @@ class FinalFiles:
             If it can be written neither into the run folder nor into the temporary one.
         """
         path = self.folder / name
-        if self.elsewhere is None:  # or the folder would look complete, without those before
+        if (
+            self.elsewhere is None
+        ):  # else the run folder would look complete without the files before
             try:
                 write(path)
                 return path
@@ -153,7 +155,7 @@ class FinalFiles:
                 self.elsewhere = Path(tempfile.mkdtemp(prefix=f"syncpretrain-{self.folder.name}-"))
             write(self.elsewhere / name)
         except OSError as error:
-            self._leave_empty()
+            self._remove_if_empty()
             raise SaveError(
                 f"{self._reason}; nor could it be kept in a temporary folder:"
                 f" {error.strerror or error}. Its checkpoints are in {self.folder}: make room and"
@@ -162,19 +164,19 @@ class FinalFiles:
         self._report(f"warning: {reason}; it is in {self.elsewhere / name}")
         return self.elsewhere / name
 
-    def _leave_empty(self) -> None:
-        """Remove the folder of last resort if it took nothing."""
+    def _remove_if_empty(self) -> None:
+        """Remove the temporary folder if no file was written there."""
         if self.elsewhere is not None and not any(self.elsewhere.iterdir()):
             self.elsewhere.rmdir()
             self.elsewhere = None
 
     def check(self) -> None:
-        """Raise if the run folder lacks a file that is elsewhere now.
+        """Raise an error if a file of the run is in the temporary folder.
 
         Raises
         ------
         SaveError
-            Saying where it is.
+            The message names the temporary folder.
         """
         if self.elsewhere is not None:
             raise SaveError(

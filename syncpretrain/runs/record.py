@@ -1,4 +1,4 @@
-"""A run as its folder describes it, finished or not."""
+"""Record of a run, finished or not, read from its folder."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What the files of a run say; a file that is missing or damaged leaves None.
+    """Content of a run folder; None in place of a file that is missing or damaged.
 
     Attributes
     ----------
     folder : Path
     name : str
-        What to call the run.
+        Name of the run in a report.
     state : RunState
     settings : Settings or None
     identity : RunIdentity or None
     metrics : dict or None
-        Those of a finished run.
+        Metrics of a finished run.
     timeline : Timeline
     stack : Stack or None
     problems : tuple of str
-        What could not be read.
+        Reasons why files could not be read.
     checkpoints : tuple of Path
     """
 
@@ -60,9 +60,9 @@ class RunRecord:
 
 
 def read_run(run: Path, *, name: str = "") -> RunRecord:
-    """Read what is left of a run: its folder, or the model file in it.
+    """Read the files of a run, from its folder or from the model file in it.
 
-    ``name`` is what to call it, by default the name of its folder.
+    ``name`` is the name of the run in a report, by default the name of its folder.
 
     Raises
     ------

@@ -38,7 +38,7 @@ from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.models.verdict import baselines, on_layers
 from syncpretrain.observers.event_log import EventLog
-from syncpretrain.observers.figures import flat
+from syncpretrain.observers.figures import flat_settings
 from syncpretrain.observers.history import History
 from syncpretrain.observers.loggers import check_loggers, logging_to
 from syncpretrain.observers.trace import write_trace
@@ -74,7 +74,7 @@ from syncpretrain.runs.lock import owned
 from syncpretrain.runs.metrics import measure, report_of
 from syncpretrain.runs.prepare import (
     check_finetuning,
-    idle_gpu,
+    idle_gpu_notice,
     load_data,
     resolve,
     settings_for_data,
@@ -112,11 +112,11 @@ def train_run(
     replay : tuple of tuple of int, optional
         The recorded reads to repeat.
     data : Dataset, optional
-        What the settings name, if it is loaded already.
+        The data that settings name, if they are loaded already.
     given : Given, optional
         The settings that the user gave; others follow from the data. None leaves all as they are.
     start : Stack, optional
-        What an earlier run pretrained; only fine-tuning is left then, with schedule ``none``.
+        The stack of an earlier run, which is only fine-tuned; the schedule is then ``none``.
     loggers : iterable of str
         ``tensorboard`` and ``mlflow``, which log the run.
     command : str, optional
@@ -145,11 +145,8 @@ def train_run(
             if run.data.columns is not None:
                 write_columns(run.data.columns, out / COLUMNS_NAME)
         except OSError as error:
-            for name in (
-                IDENTITY_NAME,
-                CONFIG_NAME,
-                COLUMNS_NAME,
-            ):  # half of them would be in the way
+            # Some of them without the others would be in the way of another run.
+            for name in (IDENTITY_NAME, CONFIG_NAME, COLUMNS_NAME):
                 (out / name).unlink(missing_ok=True)
             raise not_written(out, error) from None
         return run.execute(out, resuming=False)
@@ -166,10 +163,10 @@ def prepared_run(
     start: Stack | None = None,
 ) -> Run:
     """Return a run that is checked and ready to start, without a folder; see :func:`train_run`."""
-    resolve(settings)  # refuses a device that is not there before the data are read
+    resolve(settings)  # before the data are read: refuses a device that is missing
     data = load_data(settings, given=given) if data is None else data
     settings, notice = settings_for_data(settings, given, data)
-    notices = filter(None, (notice, idle_gpu(settings, data)))
+    notices = filter(None, (notice, idle_gpu_notice(settings, data)))
     settings = resolve(settings, data)
     run = Run(settings, data, observers, started, replay, start)
     run.notices += notices
@@ -189,23 +186,23 @@ def resume_run(
     Parameters
     ----------
     folder : Path
-        Of the run. Its newest good checkpoint counts; without one the run begins again.
+        The run folder. Its newest valid checkpoint counts; without one the run begins again.
     observers : iterable of callable
     inexact : bool
-        Continue also with kernels of another kind than those the run was begun with, which compute
-        other last bits.
+        Continue even if the run was begun with kernels of another kind, which compute other last
+        bits.
     loggers : iterable of str
-        As of :func:`train_run`.
+        As in :func:`train_run`.
     **elsewhere
-        ``runtime``, ``workers`` and ``backend``, if others than those of the run.
+        ``runtime``, ``workers`` and ``backend``, if they replace settings of the run.
 
     Raises
     ------
     SettingsError
-        If it is no run's folder, the run is over, or another process is at work on it; or if its
-        data, settings or kernels are not those that it was begun with.
+        If the folder holds no run, the run is finished, or another process is at work on it; or if
+        data, settings or kernels have changed since the run was begun.
     Others
-        As of :func:`train_run`.
+        As in :func:`train_run`.
     """
     started = time.monotonic()
     _check_unfinished(folder)
@@ -224,7 +221,7 @@ def resume_run(
                 " begin it again with syncpretrain finetune"
             )
         data = _load_data_again(settings, folder, was)
-        if was is not None:  # before anything that other data might not fit
+        if was is not None:  # first, since other data might fit nothing below
             now = identity_of(settings, data, replay)
             notices += check_resumable(folder, was, now, inexact=inexact)
         run = Run(settings, data, observers, started, replay)
@@ -244,7 +241,7 @@ def resume_run(
 
 
 def _load_data_again(settings: Settings, folder: Path, was: RunIdentity | None) -> Dataset:
-    """Return the data of a run; say where its name stands if it cannot be loaded, or is other."""
+    """Return the data of a run; an error about other or missing data says where to correct them."""
     try:
         known, meaning = (None, None) if was is None else (was.file, was.meaning)
         data = load_data(settings, known, read_columns(folder / COLUMNS_NAME), meaning)
@@ -283,9 +280,9 @@ def _check_unfinished(folder: Path) -> None:
 
 
 class Run:
-    """Settings at work on data in a folder.
+    """A run in its stages: pretraining, fine-tuning, evaluation, and the files each leaves.
 
-    Everything that can be checked or built before there is a folder is, here.
+    Everything that can be checked or built without a folder is checked and built at once.
     """
 
     def __init__(
@@ -306,7 +303,7 @@ class Run:
         self.observers: list[Observer] = [self.history, *observers]
         self.notices: list[str] = []
         self.loggers: tuple[str, ...] = ()
-        self.command: str | None = None  # by which the run was begun, if by one
+        self.command: str | None = None  # the command that began the run, if one did
         self.tuning = check_finetuning(settings, data)
         self.restarts = Restarts(settings.run.max_restarts, self.report)
         self.unsaved: Stack | None = None  # the result of pretraining, until it is saved
@@ -330,11 +327,11 @@ class Run:
         remove_temporaries(out)
         files = FinalFiles(out, self.report)
         log = EventLog(out / EVENTS_NAME, append=resuming, report=self.report)
-        with log, self.observed_by(log), interrupted_by_sigterm(), self.logged(out):
-            self.announce(out)
+        with log, self.observed_by(log), interrupted_by_sigterm(), self.logging(out):
+            self.report_start(out)
             saved = Checkpoints(out, self.settings, self.data, self.identity, self.report)
             with self.saving(files):
-                stack, metrics, seconds = self.trained(files, saved, log, resuming)
+                stack, metrics, seconds = self.train(files, saved, log, resuming)
             slots = self.pretraining.slots
             seconds["total"] = time.monotonic() - self.started
             report = report_of(self.settings, slots, metrics, self.history, stack, seconds, out)
@@ -346,23 +343,23 @@ class Run:
             saved.delete()
             return report
 
-    def trained(
+    def train(
         self, files: FinalFiles, saved: Checkpoints, log: EventLog, resuming: bool
     ) -> tuple[Stack, dict[str, Any], dict[str, float]]:
         """Pretrain, fine-tune and measure; return the stack, its figures and the seconds taken."""
         pretrained = saved.pretrained() if resuming else None
         if pretrained is None:
-            found = self.start or self.judged(self.pretrained(saved, resuming))
-            self.unsaved = pretrained = self.marked(found)
-            self.save_early(pretrained, files.folder)  # whatever becomes of fine-tuning
+            found = self.start or self.with_verdict(self.pretrain(saved, resuming))
+            self.unsaved = pretrained = self.with_data_record(found)
+            self.save_early(pretrained, files.folder)  # fine-tuning may fail
             self.unsaved = None
             log.flush_to_disk()  # a run that resumes from here records nothing of pretraining
             saved.save_pretrained(pretrained)
             resuming = False
         finetuning = time.monotonic()
-        stack = self.finetuned(pretrained, saved, resuming)
+        stack = self.finetune(pretrained, saved, resuming)
         evaluating = time.monotonic()
-        files.write(MODEL_NAME, self.model(stack).save)
+        files.write(MODEL_NAME, self.as_saved(stack).save)
         threads = self.settings.pretrain.blas_threads
         metrics = measure(stack, self.data, pretrained=pretrained, blas=threads)
         seconds = {
@@ -382,9 +379,9 @@ class Run:
             self.observers.remove(observer)
 
     @contextmanager
-    def logged(self, out: Path) -> Iterator[None]:
-        """Log the run where it is asked for, and record why it ends early."""
-        settings = flat(msgspec.to_builtins(self.settings))
+    def logging(self, out: Path) -> Iterator[None]:
+        """Log the run by its loggers, and record why it ends early."""
+        settings = flat_settings(msgspec.to_builtins(self.settings))
         with logging_to(self.loggers, out, settings, self.report) as loggers, ExitStack() as stack:
             for logger in loggers:
                 stack.enter_context(self.observed_by(logger))
@@ -396,24 +393,24 @@ class Run:
                 self.emit(RunStopped(time.monotonic(), failed, reason))
                 raise
 
-    def marked(self, stack: Stack) -> Stack:
-        """Return the stack with a record of the data that it was trained on, and its columns."""
+    def with_data_record(self, stack: Stack) -> Stack:
+        """Return a stack with a record of its training data, and with the columns of a table."""
         info = stack.info | {"data": msgspec.to_builtins(self.identity.data)}
         if self.data.columns is not None:
             info["columns"] = msgspec.to_builtins(self.data.columns)
         return replace(stack, info=info)
 
-    def model(self, stack: Stack) -> Stack:
-        """Return a stack as it is saved: with the meaning of numbers, for rows as a user has them.
+    def as_saved(self, stack: Stack) -> Stack:
+        """Return a stack as it is saved: with the meaning of numbers, so that it takes raw rows.
 
-        The run's own rows are prepared already, so that its stack is used without.
+        The run's own rows are prepared already, so the run uses the stack without the meaning.
         """
         if self.data.meaning is None:
             return stack
         return replace(stack, info=stack.info | {"meaning": msgspec.to_builtins(self.data.meaning)})
 
-    def judged(self, stack: Stack) -> Stack:
-        """Return the result of pretraining with its errors, and the verdict on it in its info."""
+    def with_verdict(self, stack: Stack) -> Stack:
+        """Return a pretrained stack with its errors, and with the verdict in its info."""
         found = baselines(stack, evenly_spaced(self.data.train, ROWS_TO_JUDGE))
         history = self.pretraining.history
         sentences = on_layers(found, history.layers)
@@ -421,14 +418,14 @@ class Run:
         return replace(stack, info=info, history=history)
 
     def save_early(self, stack: Stack, out: Path) -> None:
-        """Save a model that is to be trained further; training goes on where that fails."""
+        """Save a model that will be trained further; go on if that fails."""
         try:
-            self.model(stack).save(out / MODEL_NAME)
+            self.as_saved(stack).save(out / MODEL_NAME)
         except OSError as error:
             reason = error.strerror or error
             self.report(f"warning: {out / MODEL_NAME} could not be written: {reason}")
 
-    def pretrained(self, saved: Checkpoints, resuming: bool) -> Stack:
+    def pretrain(self, saved: Checkpoints, resuming: bool) -> Stack:
         """Pretrain, from the newest checkpoint if one is there; again if a worker fails."""
         if self.identity.start is not None:
             raise CheckpointError(
@@ -454,7 +451,7 @@ class Run:
                 self.report(f"warning: {error}; going on from the last checkpoint ({which})")
                 self.pretraining, resuming = self.new_pretraining(), True
 
-    def finetuned(self, stack: Stack, saved: Checkpoints, resuming: bool) -> Stack:
+    def finetune(self, stack: Stack, saved: Checkpoints, resuming: bool) -> Stack:
         """Fine-tune, if it is asked for."""
         if self.tuning is None:
             return stack
@@ -466,8 +463,8 @@ class Run:
             stall_seconds=self.settings.run.stall_timeout,
         )
 
-    def announce(self, out: Path) -> None:
-        """Say which data and which folder it is."""
+    def report_start(self, out: Path) -> None:
+        """Report the data, the run folder and the notices."""
         data = self.data
         sizes = ", ".join(f"{len(getattr(data, part)):,} {part}" for part in PARTS)
         self.report(f"data: {data.name}, {data.source} ({sizes})")
@@ -483,36 +480,38 @@ class Run:
         for observer in self.observers:
             observer(event)
 
-    def interrupted(self, files: FinalFiles, signum: int) -> RunInterrupted:
-        """Save the model of a run that is stopped outside its training; return how it ends."""
-        where = _saved_in(self.save_saved_in(files), files.folder)
+    def stopped_outside_training(self, files: FinalFiles, signum: int) -> RunInterrupted:
+        """Save the model of a run that is stopped outside its training; return its error."""
+        where = _saved_in(self.save_newest_model(files), files.folder)
         return RunInterrupted(f"the run was stopped. {where}", signum=signum)
 
-    def save_saved_in(self, files: FinalFiles) -> Path:
-        """Save the model, unless a later one than that of pretraining is there; return where."""
+    def save_newest_model(self, files: FinalFiles) -> Path:
+        """Save the newest model, unless it is in the folder already; return its path."""
         model = files.folder / MODEL_NAME
         if self.unsaved is None and model.is_file():
             return model
-        stack = self.unsaved or self.marked(self.pretraining.stack())
-        return files.write(MODEL_NAME, self.model(stack).save)
+        stack = self.unsaved or self.with_data_record(self.pretraining.stack())
+        return files.write(MODEL_NAME, self.as_saved(stack).save)
 
     @contextmanager
     def saving(self, files: FinalFiles) -> Iterator[None]:
-        """Save the model that a failed or stopped run leaves behind, and its trace in any case."""
+        """Save the model of a run that fails or is stopped, and the trace of any run."""
         try:
             yield
         except (WorkerError, RunInterrupted) as error:
             if error.stack is not None:
-                model = files.write(MODEL_NAME, self.model(self.marked(error.stack)).save)
+                model = files.write(
+                    MODEL_NAME, self.as_saved(self.with_data_record(error.stack)).save
+                )
                 where = _saved_in(model, files.folder, onward=not isinstance(error, DivergedError))
                 error.args = (f"{error.args[0]}. {where}",)
             elif isinstance(error, RunInterrupted):
-                raise self.interrupted(files, error.signum) from None
+                raise self.stopped_outside_training(files, error.signum) from None
             raise
         except KeyboardInterrupt:
-            raise self.interrupted(files, SIGINT) from None
-        except BaseException:  # nothing is lost, whatever it was: a closed pipe, say
-            self.save_saved_in(files)
+            raise self.stopped_outside_training(files, SIGINT) from None
+        except BaseException:  # whatever it is, a closed pipe say, no result is lost
+            self.save_newest_model(files)
             raise
         finally:
             try:

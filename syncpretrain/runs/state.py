@@ -18,7 +18,7 @@ ByPart = dict[str, float | None]
 
 
 class RunState(NamedTuple):
-    """How a run ended, if it did.
+    """State of a run: whether and how it ended.
 
     Attributes
     ----------
@@ -26,7 +26,7 @@ class RunState(NamedTuple):
         ``finished``, ``running``, ``stopped`` (by a signal, or its process is gone), ``failed`` or
         ``damaged``.
     reason : str
-        Of a failed, stopped or damaged run; the owner of a running one, empty of a finished one.
+        Why a run failed, stopped or is damaged; the owner of a running one; empty if finished.
     """
 
     name: str
@@ -40,15 +40,14 @@ def state_of(folder: Path, stopped: tuple[bool, str] | None, damage: str = "") -
     ----------
     folder : Path
     stopped : tuple of bool and str, or None
-        What the last event of the run says, if that is its end before its time: whether it failed,
-        and the reason.
+        Content of the last event, if the run ended early: whether it failed, and the reason.
     damage : str
         Why the settings, or the figures of a finished run, cannot be read.
     """
     if not damage and (folder / METRICS_NAME).exists():
         return RunState("finished")
     owner = owner_of(folder)
-    if owner is not None:  # damaged settings may be those that it is about to write
+    if owner is not None:  # it may be writing the settings that seem damaged
         return RunState("running", owner)
     if damage:
         return RunState("damaged", damage)
@@ -74,12 +73,12 @@ class Figures(msgspec.Struct):
 
 
 def read_figures(path: Path) -> tuple[Figures, dict[str, Any]]:
-    """Return the figures in ``metrics.json``, and all that it holds.
+    """Return the figures in ``metrics.json``, and its whole content.
 
     Raises
     ------
     DataError
-        If the file cannot be read, or is not of this form.
+        If the file cannot be read, or has another form.
     """
     try:
         content = path.read_bytes()

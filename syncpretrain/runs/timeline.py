@@ -19,7 +19,9 @@ from syncpretrain.runs.folder import EVENTS_NAME
 __all__ = ["EpochSpan", "Timeline", "critical_path", "path_seconds", "read_timeline", "timeline_of"]
 
 TUNING_ROW = 0  # the layer of an epoch of fine-tuning
-CLOCK_ERROR = 0.002  # of a run: an epoch may seem to begin before the message that lets it
+CLOCK_ERROR = (
+    0.002  # share of a run: an epoch may seem to begin before the message that lets it begin
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class EpochSpan:
     start, end : float
         Seconds since the run began.
     transform : float
-        Seconds of these that computed its input.
+        Seconds of the epoch that computed its input.
     train_error, validation_error : float or None
     """
 
@@ -50,34 +52,34 @@ class EpochSpan:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration of the epoch."""
         return self.end - self.start
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """What a run did, and when.
+    """Course of a run: its epochs with their times, and its end.
 
     Attributes
     ----------
     layers, epochs : tuple of int
         Units of the input and of each layer, and the epochs that were stipulated.
     schedule, pace, runtime, handoff, objective : str
-        As of the settings; empty where it did not come so far.
+        As in the settings; empty if the run did not come so far.
     workers, examples : int
     spans, tuning : tuple of EpochSpan
-        Finished epochs of pretraining, by start, and those of fine-tuning.
+        Finished epochs of pretraining and of fine-tuning, by start.
     notices : tuple of str
     resumed : tuple of float
         Seconds at which a resumed run went on; the time between two processes is left out.
     busy : tuple of float
-        Seconds that each layer was at work, in its epochs unless the run measured it.
+        Seconds of work of each layer, as the run measured them, or else summed over its epochs.
     began, ended : float
-        Of pretraining, as far as it came.
+        First and last second of pretraining so far.
     is_pretrained : bool
         Whether pretraining ended by itself.
     stopped : tuple of bool and str, or None
-        Of a run that ended early: whether it failed, and the reason.
+        Whether a run that ended early failed, and the reason.
     """
 
     layers: tuple[int, ...] = ()
@@ -101,7 +103,7 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """How long pretraining took, as far as it came."""
+        """Seconds of pretraining so far."""
         return max(0.0, self.ended - self.began)
 
     @property
@@ -156,10 +158,10 @@ def timeline_of(events: Iterable[Event]) -> Timeline:
 def critical_path(timeline: Timeline) -> tuple[EpochSpan, ...]:
     """Return the epochs on the critical path, from the first to the last.
 
-    The last one ended last. Each of the others is the one whose end the next one waited for: the
-    epoch before it of the same layer, the one that published the version that it reads, or, where
-    all workers or all buffers were taken, the one that ended just before it began. A streamed run,
-    whose layers wait for minibatches, has none.
+    The last epoch of the path ended last of all. Before each epoch stands the epoch that it waited
+    for: the previous epoch of its layer, the epoch that published the version it reads, or, if all
+    workers or buffers were taken, the epoch that ended just before it began. A streamed run has no
+    path, since its layers wait for minibatches.
     """
     if timeline.is_streamed or not timeline.spans:
         return ()
@@ -177,7 +179,7 @@ def path_seconds(path: Sequence[EpochSpan], layers: int) -> list[float]:
 
 
 class _Line(msgspec.Struct):
-    """What a timeline needs of a line; other fields are ignored."""
+    """The fields of a line that a timeline needs; others are ignored."""
 
     event: str
     time: float
@@ -207,7 +209,7 @@ class _Line(msgspec.Struct):
 
 @dataclass
 class _Reader:
-    """Takes one line after the other."""
+    """Builder of a timeline, which takes one line after the other."""
 
     start: _Line | None = None
     began: float = 0.0
@@ -276,7 +278,7 @@ class _Reader:
             return Timeline(**common)
         depth = len(start.layers) - 1
         busy = [sum(x.seconds for x in spans if x.layer == n) for n in range(1, depth + 1)]
-        whole = len(self.measured) == depth and not self.resumed  # they are of one process
+        whole = len(self.measured) == depth and not self.resumed  # the figures of one process
         copied = ("layers", "schedule", "pace", "runtime", "handoff", "workers", "examples")
         return Timeline(
             epochs=tuple(start.epochs or ()),
@@ -297,7 +299,7 @@ def _line(values: Mapping[str, Any], origin: float) -> _Line:
 
 
 def _waited_for(span: EpochSpan, by_end: Sequence[EpochSpan], slack: float) -> EpochSpan | None:
-    """Return the epoch that ended last before another began; of several the nearest related."""
+    """Return the epoch that ended last before ``span`` began; of several the most related."""
     able: list[EpochSpan] = []
     for place in reversed(range(bisect_right(by_end, span.start + slack, key=attrgetter("end")))):
         before = by_end[place]
@@ -309,7 +311,7 @@ def _waited_for(span: EpochSpan, by_end: Sequence[EpochSpan], slack: float) -> E
 
 
 def _relation(before: EpochSpan, span: EpochSpan) -> int:
-    """Return how nearly two epochs are related: the same layer, a version that is read, or not."""
+    """Return 2 for epochs of one layer, 1 if ``span`` reads the version of ``before``, else 0."""
     if before.layer == span.layer:
         return 2
     return int((before.layer, before.epoch) == (span.layer - 1, span.reads))

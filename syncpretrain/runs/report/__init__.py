@@ -60,9 +60,9 @@ def sections_of(
     images : ImageShape or None
         The shape of an example, None where it is no image.
     shown : Shown or None
-        Examples to show the stack's reconstructions of.
+        Examples to show with their reconstructions.
     reason : str
-        Why there are none.
+        Why there are no examples.
     """
     found = [outcome_section([run]), learning_section([run]), course_section([run])]
     if run.stack is not None:
@@ -78,9 +78,9 @@ def compared(
     shown: Shown | None = None,
     reason: str = "",
 ) -> list[Section]:
-    """Return the sections of the report of several runs beside each other.
+    """Return the sections of a report that compares several runs.
 
-    The examples are those of the first; see :func:`sections_of`.
+    The examples belong to the first run; see :func:`sections_of`.
     """
     before = [outcome_section(runs), *comparison_sections(runs)]
     examples = compared_reconstructions(runs, images, shown, reason)
@@ -111,7 +111,9 @@ def report_page(runs: Sequence[RunRecord], sections: Sequence[Section]) -> bytes
 def _when(run: RunRecord) -> str:
     """Return when the last file of a run was written."""
     files = (path for path in run.folder.iterdir() if path.suffix != ".html")
-    times = [path.lstat().st_mtime for path in files]  # of a link itself: it may lead nowhere
+    times = [
+        path.lstat().st_mtime for path in files
+    ]  # times of links themselves, which may lead nowhere
     if not times:
         return ""
     return f"last written {datetime.fromtimestamp(max(times)):%Y-%m-%d %H:%M}"

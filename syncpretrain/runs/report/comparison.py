@@ -15,7 +15,7 @@ from syncpretrain.plot.examples import (
     MOST_BARS_SHOWN,
     check_decoder,
     error_shares,
-    names_of,
+    value_names,
 )
 from syncpretrain.plot.images import image_grid, shades
 from syncpretrain.runs.record import RunRecord
@@ -114,7 +114,7 @@ def _layer_cell(metrics: Mapping[str, Any], i: int) -> str:
 def compared_reconstructions(
     runs: Sequence[RunRecord], images: ImageShape | None, shown: Shown | None, reason: str = ""
 ) -> Section:
-    """Return examples above what each run's stack makes of them, or the errors of each value.
+    """Return the section of examples and each run's reconstructions, or of each value's errors.
 
     Parameters
     ----------
@@ -124,12 +124,14 @@ def compared_reconstructions(
     shown : Shown or None
         Examples of the first run.
     reason : str
-        Why there are none.
+        Why there are no examples.
     """
-    return Section("reconstructions", "Reconstructions", _body(runs, images, shown, reason))
+    return Section(
+        "reconstructions", "Reconstructions", _reconstructions(runs, images, shown, reason)
+    )
 
 
-def _body(
+def _reconstructions(
     runs: Sequence[RunRecord], images: ImageShape | None, shown: Shown | None, reason: str
 ) -> str:
     without = [run.name for run in runs if run.stack is None]
@@ -138,20 +140,20 @@ def _body(
     if shown is None:
         return paragraph(f"There are no examples to show: {reason}")
     stacks = [run.stack.for_prepared_rows() for run in runs if run.stack is not None]
-    read = [names_of(stack) for stack in stacks]
+    read = [value_names(stack) for stack in stacks]
     if any(names != read[0] for names in read):
         return paragraph("Not drawn: the two do not read the same values.")
     try:
         for stack in stacks:
             check_decoder(stack)
         names = [run.name for run in runs]
-        draw = _shares if images is None else partial(_grid, images=images)
+        draw = _error_table if images is None else partial(_reconstruction_grid, images=images)
         return draw(stacks, names, shown)
     except Exception as error:  # a page that lacks a section is better than none
         return not_drawn(error)
 
 
-def _grid(
+def _reconstruction_grid(
     stacks: Sequence[Stack], names: Sequence[str], shown: Shown, *, images: ImageShape
 ) -> str:
     rows = evenly_spaced(shown.rows, DRAWN_EXAMPLES)
@@ -161,10 +163,10 @@ def _grid(
     return figure(image(image_grid(shades(stacks[0], rows), *made, shape=images), text), text)
 
 
-def _shares(stacks: Sequence[Stack], names: Sequence[str], shown: Shown) -> str:
+def _error_table(stacks: Sequence[Stack], names: Sequence[str], shown: Shown) -> str:
     shares = np.array([error_shares(stack, shown.rows) for stack in stacks])
     worst = np.argsort(-shares.max(axis=0), kind="stable")[:MOST_BARS_SHOWN]
-    values = names_of(stacks[0])
+    values = value_names(stacks[0])
     rows = [(values[i], *(number(share) for share in shares[:, i])) for i in worst]
     caption = (
         f"The error of each value's reconstructions on {shown.name}, in percent of that of its"

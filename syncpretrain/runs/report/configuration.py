@@ -33,7 +33,7 @@ SECTION_NAMES = {
 
 
 def configuration_section(run: RunRecord) -> Section:
-    """Return the settings that say most, then all of them, then the environment."""
+    """Return the section: the settings that say most, all settings, and the environment."""
     found = settings_of(run.settings)
     parts = []
     if not found:
@@ -78,7 +78,7 @@ def _environment(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def settings_of(settings: Settings | None) -> dict[str, dict[str, str]]:
-    """Return settings by section and name, as texts; those not given are left out."""
+    """Return settings as texts by section and name; settings without a value are left out."""
     if settings is None:
         return {}
     sections: dict[str, dict[str, Any]] = msgspec.to_builtins(settings)

@@ -1,4 +1,4 @@
-"""Sections about examples: reconstructions, filters, activities, codes and samples."""
+"""Sections of a stack and its examples: reconstructions, filters, activities, codes, samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from syncpretrain.plot.examples import (
     draw_bars,
     error_shares,
     filter_grid,
-    names_of,
+    value_names,
     weight_norms,
 )
 from syncpretrain.plot.images import image_grid, shades
@@ -36,7 +36,7 @@ from syncpretrain.runs.report.section import (
     row_of,
     table,
 )
-from syncpretrain.runs.report.svg import drawn
+from syncpretrain.runs.report.svg import draw_svg
 from syncpretrain.shapes import ConvolutionShape, ImageShape
 
 __all__ = ["Shown", "example_sections", "shown_of"]
@@ -80,7 +80,7 @@ def shown_of(data: Dataset, part: str | None = None) -> Shown:
 def example_sections(
     stack: Stack, images: ImageShape | None, shown: Shown | None, reason: str = ""
 ) -> list[Section]:
-    """Return the sections that need a stack; without examples, of which ``reason`` says why, fewer.
+    """Return the sections that need a stack; some also need examples, or a ``reason`` for none.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def example_sections(
     images : ImageShape or None
         The shape of an example, None where it is no image.
     shown : Shown or None
-        Prepared by the meaning of the stack's numbers.
+        Examples, prepared by the stack's meaning of numbers.
     reason : str
     """
     missing = paragraph(f"There are no examples to show: {reason}") if shown is None else ""
@@ -103,14 +103,14 @@ def example_sections(
         above = partial(_reconstructions, reads, images, shown)
         parts = [("reconstructions", "Reconstructions", above), parts[0], *with_data]
         parts += [*with_codes, ("samples", "Samples", partial(_samples, stack, images))]
-    sections = [Section(name, title, _tried(body)) for name, title, body in parts]
+    sections = [Section(name, title, _body_or_reason(body)) for name, title, body in parts]
     if missing:
         sections.insert(0, Section("reconstructions", "Reconstructions", missing))
     return sections
 
 
-def _tried(body: Callable[[], str]) -> str:
-    """Return a body, or why it cannot be drawn of this stack."""
+def _body_or_reason(body: Callable[[], str]) -> str:
+    """Return a body, or the reason why this stack has none."""
     try:
         return body()
     except Exception as error:  # a page that lacks a section is better than none
@@ -143,12 +143,12 @@ def _filters(stack: Stack, images: ImageShape | None) -> str:
 
 def _bars(stack: Stack, values: NDArray[Any], label: str, name: str, text: str) -> str:
     def draw(axes: Any) -> Mapping[str, str] | None:
-        draw_bars(axes, names_of(stack), values, label=label)
+        draw_bars(axes, value_names(stack), values, label=label)
         return None
 
     rows = min(len(values), MOST_BARS_SHOWN)
     size = (5.0, 0.8 + BAR_INCHES * rows)
-    return figure(drawn(draw, name=name, label=text, size=size), text)
+    return figure(draw_svg(draw, name=name, label=text, size=size), text)
 
 
 def _units(stack: Stack, shown: Shown) -> str:
@@ -163,7 +163,7 @@ def _units(stack: Stack, shown: Shown) -> str:
     for activity in kept:
         draw = partial(_draw_activity, activity=activity, is_code=activity.layer == depth)
         label = f"Histogram of the activities of layer {activity.layer}"
-        panels.append(figure(drawn(draw, name=f"units{activity.layer}", label=label)))
+        panels.append(figure(draw_svg(draw, name=f"units{activity.layer}", label=label)))
     text = (
         f"Mean activities of the hidden units on {len(shown.rows):,} examples of {shown.name}. Dead"
         " units are off, and saturated ones on, for every example: they say nothing about any."
@@ -186,7 +186,7 @@ def _codes(stack: Stack, shown: Shown) -> str:
 
     text = f"The codes of {len(found):,} examples of {shown.name}, by principal components"
     text += "" if shown.labels is None else ", coloured by label"
-    svg = drawn(draw, name="codes-map", label=text, size=(5.0, 4.3))
+    svg = draw_svg(draw, name="codes-map", label=text, size=(5.0, 4.3))
     return figure(svg, text)
 
 
@@ -198,7 +198,9 @@ def _samples(stack: Stack, images: ImageShape | None) -> str:
         return figure(image(grid, text), text)
     columns = columns_in(stack.info)
     if columns is None or not columns.features:
-        return paragraph("Not drawn: the examples are no images, and their values have no names.")
+        return paragraph(
+            "Not draw_svg: the examples are no images, and their values have no names."
+        )
     rows = stack.sample(SAMPLED_ROWS, steps=SAMPLE_STEPS)
     decoded = dict(list(columns.decode(rows).items())[:SAMPLED_COLUMNS])
     texts = ([_value(x) for x in values] for values in decoded.values())
