@@ -159,7 +159,7 @@ class TestKinds:
     @pytest.mark.parametrize(
         ("names", "reason"),
         [
-            (("tuned", "table"), "Not draw_svg: the two do not read the same values."),
+            (("tuned", "table"), "Not drawn: the two do not read the same values."),
             (("convolution", "convolution"), "has no decoder"),
         ],
     )
@@ -169,7 +169,7 @@ class TestKinds:
     def test_a_run_without_a_model_beside_another(self, report, folder, tmp_path):
         bare = shutil.copytree(folder / "tuned", tmp_path / "bare")
         (bare / "model.safetensors").unlink()
-        assert "Not draw_svg: bare left no model." in report("tuned", bare).text
+        assert "Not drawn: bare left no model." in report("tuned", bare).text
 
 
 class TestRecord:
@@ -265,7 +265,7 @@ class TestWordsOfTheUser:
         call("train", *given, "--epochs", 2, "--out", folder / "odd $a_b$")
         page = report("odd $a_b$")
         assert set(USUAL) <= set(page.sections)
-        assert "Not draw_svg" not in page.text
+        assert "Not drawn" not in page.text
         for name in (*names, "<b>=$$", "_c"):
             assert name in page.text
 
@@ -278,7 +278,7 @@ class TestWordsOfTheUser:
         monkeypatch.setattr("syncpretrain.runs.report.examples.filter_grid", fails)
         page = report("tuned")
         assert list(page.sections) == list(USUAL)
-        assert page.text.count("Not draw_svg: a < b.") == 5
+        assert page.text.count("Not drawn: a < b.") == 5
 
 
 class TestRefusals:

@@ -198,9 +198,7 @@ def _samples(stack: Stack, images: ImageShape | None) -> str:
         return figure(image(grid, text), text)
     columns = columns_in(stack.info)
     if columns is None or not columns.features:
-        return paragraph(
-            "Not draw_svg: the examples are no images, and their values have no names."
-        )
+        return paragraph("Not drawn: the examples are no images, and their values have no names.")
     rows = stack.sample(SAMPLED_ROWS, steps=SAMPLE_STEPS)
     decoded = dict(list(columns.decode(rows).items())[:SAMPLED_COLUMNS])
     texts = ([_value(x) for x in values] for values in decoded.values())
