@@ -114,7 +114,7 @@ class TestKinds:
     def test_an_asynchronous_run_predicts_nothing(self, report):
         page = report("async")
         assert page.sections == USUAL
-        assert "The steps of schedule async are not those of the others" in page.text
+        assert "The steps of schedule async differ from the steps of the others" in page.text
 
     def test_a_convolutional_classifier(self, report):
         page = report("convolution")
@@ -153,7 +153,7 @@ class TestKinds:
 
     def test_two_runs_on_a_table_have_the_errors_of_its_values(self, report):
         page = report("table", "table")
-        assert "in percent of that of its mean, the worst first" in page.text
+        assert "in percent of its mean's error, the worst first" in page.text
         assert re.search(r"colour=red (\S+) \1 ", page.text)
 
     @pytest.mark.parametrize(

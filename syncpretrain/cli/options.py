@@ -133,7 +133,7 @@ def shape_option(command: F) -> F:
     return click.option(
         "--shape",
         metavar="[3x]HxW",
-        help="Height and width of an example; default those of the convolutions, or a square.",
+        help="Height and width of an example; default the images of convolutions, or a square.",
     )(command)
 
 

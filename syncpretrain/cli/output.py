@@ -75,10 +75,8 @@ def print_errors(report: dict[str, Any], file: IO[str], *, finetuned: bool) -> N
         table.add_row(*_errors_cells(row))
     console.print(table)
     if finetuned:
-        print_text(
-            console, "The layers' own errors are those after fine-tuning, which cares only for"
-        )
-        print_text(console, "the whole stack's.")
+        for line in AFTER_FINETUNING:
+            print_text(console, line)
     _print_stack(console, report)
     console.print()
     console.print(_diagnosis_table(report["layers"]))

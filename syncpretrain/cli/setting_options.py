@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
-AUTO = "auto"  # of schedule and visible_units: replaced before settings are made
+AUTO = "auto"  # a schedule and visible units, replaced before settings are made
 FINETUNE = "finetune_"
 STRUCTS: dict[str, type[msgspec.Struct]] = {
     "data": DataSettings,

@@ -344,7 +344,7 @@ def _table_of(names: Sequence[str]) -> Table:
 def _table(curve: Curve) -> Table:
     """Return the table of all figures of one way to train."""
     table = _table_of(HEAD)
-    table.columns[-1].overflow = "fold"  # of many layers
+    table.columns[-1].overflow = "fold"  # many layers need several lines
     for run in curve.runs:
         table.add_row(
             f"{run.devices:,}",

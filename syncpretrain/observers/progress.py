@@ -51,7 +51,7 @@ def progress_observer(
         Console to print on; standard error where standard output carries results.
     live : bool
         True draws one line a layer and redraws it in place, at most 8 times a second and only
-        when an event arrives, so no thread runs beside the training. As long as the run lasts, only
+        when an event arrives, so training needs no extra thread. As long as the run lasts, only
         the lines that the console has room for are drawn, from the lowest layer that is not done.
         False prints one short line an epoch, for files and pipes. Either ends, and the run goes on,
         where printing fails for another reason than a closed pipe.

@@ -42,9 +42,9 @@ def save_label_curve(curves: Mapping[str, Sequence[Point]], path: Path) -> None:
     ticks = sorted({point[0] for points in curves.values() for point in points})
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     if all(point[1] > 0 for points in curves.values() for point in points):
-        axes.set_yscale("log")  # which has no 0
+        axes.set_yscale("log")  # a logarithmic axis has no 0
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.minorticks_off()  # after the scale, which brings its own
+    axes.minorticks_off()  # after the scale, which adds minor ticks
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.grid(visible=True, alpha=0.3)
     axes.legend()

@@ -18,8 +18,8 @@ from syncpretrain.runs.timeline import EpochSpan, Timeline, read_timeline, timel
 
 __all__ = ["Curve", "curves_of", "draw_curve", "learning_curves"]
 
-FEW_EPOCHS = 40  # which have a mark each
-MARKS_OF_A_LINE = 10  # with more epochs
+FEW_EPOCHS = 40  # at most so many epochs have a mark each
+MARKS_OF_A_LINE = 10  # marks of a line with more epochs
 POINTS_OF_A_LINE = 600  # at most: it has fewer pixels, and more make a large file
 SQUARED, WRONG = "squared error", "share of wrong classes"
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: write those that are due, find the newest, delete old ones."""
+"""Checkpoints of a run: write due ones, find the newest, delete old ones."""
 
 from __future__ import annotations
 

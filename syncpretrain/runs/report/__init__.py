@@ -105,15 +105,13 @@ def report_page(runs: Sequence[RunRecord], sections: Sequence[Section]) -> bytes
         sections="".join(section.html() for section in sections),
         footer=escape(f"Made of the files in {', '.join(str(run.folder) for run in runs)}"),
     )
-    return text.encode(errors="replace")  # a folder may have a name that is no text
+    return text.encode(errors="replace")  # the name of a folder may be no text
 
 
 def _when(run: RunRecord) -> str:
     """Return when the last file of a run was written."""
     files = (path for path in run.folder.iterdir() if path.suffix != ".html")
-    times = [
-        path.lstat().st_mtime for path in files
-    ]  # times of links themselves, which may lead nowhere
+    times = [path.lstat().st_mtime for path in files]  # a link itself: it may lead nowhere
     if not times:
         return ""
     return f"last written {datetime.fromtimestamp(max(times)):%Y-%m-%d %H:%M}"

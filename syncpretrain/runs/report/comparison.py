@@ -169,8 +169,8 @@ def _error_table(stacks: Sequence[Stack], names: Sequence[str], shown: Shown) ->
     values = value_names(stacks[0])
     rows = [(values[i], *(number(share) for share in shares[:, i])) for i in worst]
     caption = (
-        f"The error of each value's reconstructions on {shown.name}, in percent of that of its"
-        " mean, the worst first"
+        f"The error of each value's reconstructions on {shown.name}, in percent of its mean's"
+        " error, the worst first"
     )
     left_out = len(values) - len(rows)
     note = paragraph(f"Left out: {left_out} values with smaller errors.") if left_out else ""

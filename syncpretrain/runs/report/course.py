@@ -143,7 +143,7 @@ def _work_table(timeline: Timeline, name: str) -> str:
 
 
 def _epoch_table(timeline: Timeline, name: str) -> str:
-    """Return each epoch in a row, for those who cannot point at a bar."""
+    """Return a table of the epochs, for readers who cannot point at a bar."""
     rows = []
     for span in (*timeline.spans, *timeline.tuning)[:MOST_ROWS_SHOWN]:
         layer = f"layer {span.layer}" if span.layer else TUNING_NAME

@@ -44,7 +44,7 @@ __all__ = ["Shown", "example_sections", "shown_of"]
 MOST_EXAMPLES = 1000
 DRAWN_EXAMPLES, DRAWN_FILTERS = 20, 100
 SAMPLES, SAMPLE_STEPS = 20, 200
-SAMPLED_ROWS, SAMPLED_COLUMNS = 6, 12  # of a table
+SAMPLED_ROWS, SAMPLED_COLUMNS = 6, 12  # of samples of a table
 MOST_HISTOGRAMS = 24
 BAR_INCHES = 0.19
 
@@ -126,8 +126,8 @@ def _reconstructions(stack: Stack, images: ImageShape | None, shown: Shown) -> s
         return figure(image(image_grid(*drawn_rows, shape=images), text), text)
     shares = error_shares(stack, shown.rows)
     text = (
-        f"The error of each value's reconstructions on {shown.name}, in percent of that of its"
-        " mean: 0 is perfect, and 100 says nothing. The worst are on top."
+        f"The error of each value's reconstructions on {shown.name}, in percent of its mean's"
+        " error: 0 is perfect, and 100 says nothing. The worst are on top."
     )
     return _bars(stack, shares, SHARE_LABEL, "shares", text)
 

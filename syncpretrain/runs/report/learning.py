@@ -14,8 +14,8 @@ from syncpretrain.runs.report.svg import draw_svg
 
 __all__ = ["learning_section"]
 
-MARKS_OF_RUNS = ("● ■", "◆ ▲")  # of two runs, as the panels have them
-MOST_PANELS = 24  # of a deep stack the lowest layers, and fine-tuning
+MARKS_OF_RUNS = ("● ■", "◆ ▲")  # marks of two runs in the panels
+MOST_PANELS = 24  # the lowest layers of a deep stack, and fine-tuning
 
 
 def learning_section(runs: Sequence[RunRecord]) -> Section:

@@ -21,8 +21,8 @@ from syncpretrain.runs.report.section import (
 
 __all__ = ["Headline", "headline_of", "outcome_section", "quality_of"]
 
-NOTHING, LITTLE = 1.0, 0.75  # shares of a constant's error above which a run learned so much
-SIGNS = {"good": "✓", "poor": "!", "bad": "✕"}  # beside the colour, which not everyone sees
+NOTHING, LITTLE = 1.0, 0.75  # shares of a constant's error, from which so little was learned
+SIGNS = {"good": "✓", "poor": "!", "bad": "✕"}  # say what the colour says, which not everyone sees
 RUN_ENDS = {
     "running": ("poor", "This run is still at work"),
     "stopped": ("poor", "This run was stopped before its end"),
@@ -72,7 +72,7 @@ def quality_of(metrics: dict[str, Any]) -> Quality | None:
         error, mean = errors[part], (metrics.get("mean_error") or {}).get(part)
         text = f"the reconstruction error on {part} examples is {number(error)}"
         if mean:
-            text += f", {share_text(error, mean)} of that of predicting the mean"
+            text += f", {share_text(error, mean)} of the error of predicting the mean"
         return Quality(text, error, mean)
     return None
 
@@ -183,7 +183,7 @@ def _errors(metrics: dict[str, Any]) -> str:
         rows.append((label, *_cells(*own, parts)))
     caption = (
         "Squared errors of reconstruction, summed over the values of an example, and their share of"
-        " that of predicting the mean"
+        " the error of predicting the mean"
     )
     return table(("", *parts), rows, caption=caption)
 

@@ -34,7 +34,7 @@ def schedules_section(run: RunRecord) -> Section | None:
     text = (
         "Each schedule is simulated with this run's own times of each layer's epochs, as one worker"
         f" had them, on {timings.workers} worker{'' if timings.workers == 1 else 's'}. They are of"
-        " epochs beside which other layers were at work, so that a schedule on one core may be"
+        " epochs during which other layers were at work, so that a schedule on one core may be"
         " faster than it looks here; 'syncpretrain plan' measures each case."
     )
     if timeline.is_streamed:
@@ -65,7 +65,7 @@ def _refusal(run: RunRecord, settings: PretrainSettings) -> str:
         )
     if settings.schedule not in SCHEDULES:
         return (
-            f"The steps of schedule {settings.schedule} are not those of the others;"
+            f"The steps of schedule {settings.schedule} differ from the steps of the others;"
             " 'syncpretrain plan' measures them."
         )
     one_at_a_time = SCHEDULES[settings.schedule].one_at_a_time
