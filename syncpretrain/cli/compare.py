@@ -164,14 +164,14 @@ def _outcomes(
 ) -> tuple[Path, list[Outcome]]:
     """Run the comparison; return its new folder and its results."""
     from syncpretrain.runs.compare import compare
-    from syncpretrain.runs.folder import made_folder, new_folder
+    from syncpretrain.runs.folder import make_folder, make_new_folder
     from syncpretrain.runs.prepare import with_absolute_path
 
     made: list[Path] = []
     outcomes: list[Outcome] = []
 
     def begin() -> None:
-        made.append(new_folder(settings.pretrain.layers) if out is None else made_folder(out))
+        made.append(make_new_folder(settings.pretrain.layers) if out is None else make_folder(out))
         with suppress(OSError):  # a log on a full disk
             for notice in notices:
                 click.echo(notice, err=True)

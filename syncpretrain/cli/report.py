@@ -54,7 +54,12 @@ def command(
       syncpretrain report runs/NAME runs/NAME --out both.html
     """
     from syncpretrain.runs.record import read_run
-    from syncpretrain.runs.report import check_report, compared, report_page, sections_of
+    from syncpretrain.runs.report import (
+        check_report,
+        report_page,
+        sections_of,
+        sections_of_comparison,
+    )
     from syncpretrain.storage import write_atomically
 
     check_report()
@@ -64,7 +69,9 @@ def command(
     target = out or runs[0].folder / REPORT_NAME
     check_target(target, data)
     examples = _shown(runs[0], data, part, shape)
-    sections = compared(runs, **examples) if other else sections_of(runs[0], **examples)
+    sections = (
+        sections_of_comparison(runs, **examples) if other else sections_of(runs[0], **examples)
+    )
     write_atomically(target, report_page(runs, sections))
     click.echo(f"{target}: {len(sections)} sections")
 
@@ -84,11 +91,11 @@ def _examples(run: RunRecord, data: str | None, part: str | None) -> tuple[Shown
     """Return the examples of a run, or the reason why its own cannot be read any more."""
     from syncpretrain.cli.run_data import dataset_of
     from syncpretrain.errors import DataError, SettingsError
-    from syncpretrain.runs.report.examples import shown_of
+    from syncpretrain.runs.report.examples import examples_to_show
 
     assert run.stack is not None
     try:
-        return shown_of(dataset_of(run.folder, data, stack=run.stack), part), ""
+        return examples_to_show(dataset_of(run.folder, data, stack=run.stack), part), ""
     except (DataError, SettingsError, OSError) as error:
         if data is not None or part is not None:
             raise  # the user gave them

@@ -19,7 +19,7 @@ __all__ = [
     "drawable",
     "new_axes",
     "new_panels",
-    "text_on",
+    "text_colour_on",
 ]
 
 # By Okabe and Ito (2008), without the yellow that is hard to see on white: blue, vermilion,
@@ -55,7 +55,7 @@ def colour_of(number: int) -> str:
     return COLOURS_OF_SERIES[number % len(COLOURS_OF_SERIES)]
 
 
-def text_on(number: int) -> str:
+def text_colour_on(number: int) -> str:
     """Return the colour of text that lies on the colour of a series."""
     return "black" if colour_of(number) in LIGHT else "white"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from syncpretrain.errors import DataError
 from syncpretrain.observers.history import History
-from syncpretrain.plot.canvas import ASLEEP, colour_of, new_axes, text_on
+from syncpretrain.plot.canvas import ASLEEP, colour_of, new_axes, text_colour_on
 from syncpretrain.runs.timeline import (
     EpochSpan,
     Timeline,
@@ -176,7 +176,7 @@ def _draw_number(axes: Any, timeline: Timeline, span: EpochSpan, place: int) -> 
     versions = span.layer > 1 and not timeline.is_streamed
     text = f"{span.epoch}({span.reads})" if versions else f"{span.epoch}"
     middle = (span.start + span.transform + span.end) / 2
-    colour = text_on(span.layer - 1) if span.layer else "white"
+    colour = text_colour_on(span.layer - 1) if span.layer else "white"
     style = {"ha": "center", "va": "center", "color": colour, "fontsize": "x-small"}
     axes.text(middle, place, text, clip_on=True, **style)
 

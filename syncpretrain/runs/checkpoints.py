@@ -236,7 +236,7 @@ def newest(
         except CheckpointError as error:
             onward = "the one before it is used" if number < len(found) else "none is before it"
             report(f"warning: {error}; {onward}")
-            _set_aside(path, report)
+            _rename_refused(path, report)
     return None
 
 
@@ -250,7 +250,7 @@ def prune(folder: Path, stem: str, keep: int) -> None:
             path.unlink(missing_ok=True)
 
 
-def _set_aside(path: Path, report: Callable[[str], Any]) -> None:
+def _rename_refused(path: Path, report: Callable[[str], Any]) -> None:
     try:
         path.replace(path.with_name(path.name + REFUSED_SUFFIX))
     except OSError as error:

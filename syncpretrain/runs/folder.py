@@ -22,11 +22,11 @@ __all__ = [
     "TRACE_NAME",
     "FinalFiles",
     "check_folder",
-    "check_text",
+    "check_path_text",
     "is_run_file",
-    "made_folder",
-    "new_folder",
-    "not_written",
+    "make_folder",
+    "make_new_folder",
+    "write_refusal",
 ]
 
 
@@ -40,7 +40,7 @@ TRACE_NAME = "trace.json"
 UNSTARTED_FILES = {LOCK_NAME, IDENTITY_NAME}  # of a run that was killed before it had settings
 
 
-def check_text(setting: str, path: Path | str) -> None:
+def check_path_text(setting: str, path: Path | str) -> None:
     """Refuse a path that is no UTF-8 text, since no file of a run could name it.
 
     Raises
@@ -67,7 +67,7 @@ def is_run_file(path: Path) -> bool:
 
 def check_folder(out: Path | None) -> None:
     """Refuse a path that cannot become the run folder, before time is spent on the data."""
-    check_text("out", out or "")
+    check_path_text("out", out or "")
     try:
         if out is not None and out.exists():
             if not out.is_dir():
@@ -75,20 +75,20 @@ def check_folder(out: Path | None) -> None:
             if any(path.name not in UNSTARTED_FILES for path in out.iterdir()):
                 raise SettingsError(f"out: {out} is not empty; name a new folder, to lose nothing")
     except OSError as error:
-        raise not_written(out, error) from None
+        raise write_refusal(out, error) from None
 
 
-def made_folder(out: Path) -> Path:
+def make_folder(out: Path) -> Path:
     """Make the folder, unless it is there and empty."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         check_folder(out)
     except OSError as error:
-        raise not_written(out, error) from None
+        raise write_refusal(out, error) from None
     return out
 
 
-def new_folder(layers: Sequence[int]) -> Path:
+def make_new_folder(layers: Sequence[int]) -> Path:
     """Make a folder in ``runs/`` that is named by date, time and layers."""
     shape = "-".join(map(str, layers)) if len(layers) < 8 else f"{len(layers) - 1}-layers"
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{shape}"
@@ -99,12 +99,12 @@ def new_folder(layers: Sequence[int]) -> Path:
         except FileExistsError:
             continue  # another run began in the same second
         except OSError as error:
-            raise not_written(out, error) from None
+            raise write_refusal(out, error) from None
         return out
     raise AssertionError  # numbers do not end
 
 
-def not_written(out: Path | None, error: OSError) -> SettingsError:
+def write_refusal(out: Path | None, error: OSError) -> SettingsError:
     """Return the error for a folder that cannot be written to."""
     reason = error.strerror or str(error)
     return SettingsError(f"out: cannot write to {out}: {reason}; name another folder with --out")

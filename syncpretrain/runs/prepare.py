@@ -24,7 +24,7 @@ from syncpretrain.parallel.blas import blas_threads
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.build_data import with_facts_of
 from syncpretrain.pretraining.schedule.names import UNTRAINED
-from syncpretrain.runs.folder import check_text
+from syncpretrain.runs.folder import check_path_text
 from syncpretrain.settings import Settings
 from syncpretrain.settings.by_data import (
     Given,
@@ -70,7 +70,7 @@ def load_data(
     unread = streams and is_mapped_file(settings.data.name)
     is_open = given is not None and given.leaves_units and not unread
     for option, name in (("data", "name"), ("test", "test"), ("unlabelled", "unlabelled")):
-        check_text(option, located(getattr(settings.data, name) or ""))
+        check_path_text(option, located(getattr(settings.data, name) or ""))
     units = settings.pretrain.visible_units
     data = load_dataset(
         settings.data.name,

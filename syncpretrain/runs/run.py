@@ -59,10 +59,10 @@ from syncpretrain.runs.folder import (
     TRACE_NAME,
     FinalFiles,
     check_folder,
-    check_text,
-    made_folder,
-    new_folder,
-    not_written,
+    check_path_text,
+    make_folder,
+    make_new_folder,
+    write_refusal,
 )
 from syncpretrain.runs.identity import (
     RunIdentity,
@@ -137,7 +137,7 @@ def train_run(
     check_loggers(own := tuple(loggers))
     run = prepared_run(settings, data, given, observers, started, replay=replay, start=start)
     run.loggers, run.command, settings = own, command, run.settings
-    out = new_folder(settings.pretrain.layers) if out is None else made_folder(out)
+    out = make_new_folder(settings.pretrain.layers) if out is None else make_folder(out)
     with owned(out, run.report):
         try:
             run.identity.write(out / IDENTITY_NAME)
@@ -148,7 +148,7 @@ def train_run(
             # Some of them without the others would be in the way of another run.
             for name in (IDENTITY_NAME, CONFIG_NAME, COLUMNS_NAME):
                 (out / name).unlink(missing_ok=True)
-            raise not_written(out, error) from None
+            raise write_refusal(out, error) from None
         return run.execute(out, resuming=False)
 
 
@@ -261,7 +261,7 @@ def _load_data_again(settings: Settings, folder: Path, was: RunIdentity | None) 
 
 
 def _check_unfinished(folder: Path) -> None:
-    check_text("resume", folder)
+    check_path_text("resume", folder)
     try:
         there = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
     except OSError as error:

@@ -24,7 +24,7 @@ from syncpretrain.runs.report.schedules import schedules_section
 from syncpretrain.runs.report.section import Section
 from syncpretrain.shapes import ImageShape
 
-__all__ = ["check_report", "compared", "report_page", "sections_of"]
+__all__ = ["check_report", "report_page", "sections_of", "sections_of_comparison"]
 
 
 PACKAGE = "syncpretrain.runs.report"
@@ -71,7 +71,7 @@ def sections_of(
     return [*found, *([schedules] if schedules else []), configuration_section(run)]
 
 
-def compared(
+def sections_of_comparison(
     runs: Sequence[RunRecord],
     *,
     images: ImageShape | None = None,

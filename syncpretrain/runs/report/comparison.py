@@ -19,7 +19,7 @@ from syncpretrain.plot.examples import (
 )
 from syncpretrain.plot.images import image_grid, shades
 from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.configuration import is_tuned, settings_of
+from syncpretrain.runs.report.configuration import is_tuned, texts_of_settings
 from syncpretrain.runs.report.examples import DRAWN_EXAMPLES, Shown
 from syncpretrain.runs.report.section import (
     LEAST_SECONDS,
@@ -65,7 +65,7 @@ def differing_settings(runs: Sequence[RunRecord]) -> list[tuple[str, ...]]:
             for name, value in fields.items()
             if section != "finetune" or name == "objective" or is_tuned(fields)
         }
-        for found in (settings_of(run.settings) for run in runs)
+        for found in (texts_of_settings(run.settings) for run in runs)
     ]
     known = dict.fromkeys(name for fields in flat for name in fields)
     rows = [(name, *(fields.get(name, NOT_THERE) for fields in flat)) for name in known]

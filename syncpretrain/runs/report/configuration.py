@@ -11,7 +11,7 @@ from syncpretrain.runs.record import RunRecord
 from syncpretrain.runs.report.section import Section, details, paragraph, table
 from syncpretrain.settings import Settings
 
-__all__ = ["configuration_section", "is_tuned", "setting_text", "settings_of"]
+__all__ = ["configuration_section", "is_tuned", "setting_text", "texts_of_settings"]
 
 
 SHOWN_FIRST = {
@@ -34,7 +34,7 @@ SECTION_NAMES = {
 
 def configuration_section(run: RunRecord) -> Section:
     """Return the section: the settings that say most, all settings, and the environment."""
-    found = settings_of(run.settings)
+    found = texts_of_settings(run.settings)
     parts = []
     if not found:
         parts.append(paragraph("The run has no config.toml that can be read."))
@@ -77,7 +77,7 @@ def _environment(run: RunRecord) -> list[tuple[str, str]]:
     return rows
 
 
-def settings_of(settings: Settings | None) -> dict[str, dict[str, str]]:
+def texts_of_settings(settings: Settings | None) -> dict[str, dict[str, str]]:
     """Return settings as texts by section and name; settings without a value are left out."""
     if settings is None:
         return {}

@@ -33,13 +33,13 @@ from syncpretrain.runs.report.section import (
     image,
     not_drawn,
     paragraph,
-    row_of,
+    row_of_figures,
     table,
 )
 from syncpretrain.runs.report.svg import draw_svg
 from syncpretrain.shapes import ConvolutionShape, ImageShape
 
-__all__ = ["Shown", "example_sections", "shown_of"]
+__all__ = ["Shown", "example_sections", "examples_to_show"]
 
 MOST_EXAMPLES = 1000
 DRAWN_EXAMPLES, DRAWN_FILTERS = 20, 100
@@ -57,7 +57,7 @@ class Shown(NamedTuple):
     name: str
 
 
-def shown_of(data: Dataset, part: str | None = None) -> Shown:
+def examples_to_show(data: Dataset, part: str | None = None) -> Shown:
     """Return at most 1,000 examples of a part, by default test examples if there are any.
 
     Raises
@@ -170,7 +170,7 @@ def _units(stack: Stack, shown: Shown) -> str:
     )
     head = ("", "units", "number", "mean activity", "dead", "saturated")
     caption = "Idle units of each layer"
-    return paragraph(text) + row_of(panels) + table(head, rows, caption=caption, left=2)
+    return paragraph(text) + row_of_figures(panels) + table(head, rows, caption=caption, left=2)
 
 
 def _draw_activity(axes: Any, *, activity: Any, is_code: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from syncpretrain.plot.canvas import colour_of
 from syncpretrain.plot.learning import Curve, curves_of, draw_curve
 from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.section import Section, figure, paragraph, row_of
+from syncpretrain.runs.report.section import Section, figure, paragraph, row_of_figures
 from syncpretrain.runs.report.svg import draw_svg
 
 __all__ = ["learning_section"]
@@ -39,7 +39,7 @@ def learning_section(runs: Sequence[RunRecord]) -> Section:
     left_out = len(titles) - len(shown)
     note = paragraph(f"Without a panel: {left_out} of the layers.") if left_out else ""
     key = _list_of_marks([run.name for run in runs]) if len(runs) > 1 else ""
-    return Section("learning", title, paragraph(text) + key + row_of(panels) + note)
+    return Section("learning", title, paragraph(text) + key + row_of_figures(panels) + note)
 
 
 def _order(title: str) -> tuple[bool, int]:

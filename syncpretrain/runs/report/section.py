@@ -22,7 +22,7 @@ __all__ = [
     "not_drawn",
     "number",
     "paragraph",
-    "row_of",
+    "row_of_figures",
     "seconds_text",
     "table",
     "unordered",
@@ -126,7 +126,7 @@ def figure(content: str, caption: str = "") -> str:
     return f"<figure>{content}{below}</figure>"
 
 
-def row_of(figures: Iterable[str]) -> str:
+def row_of_figures(figures: Iterable[str]) -> str:
     """Return figures in rows, as many in a row as there is room for."""
     return f'<div class="panels">{"".join(figures)}</div>'
 
