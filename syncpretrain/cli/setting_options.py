@@ -170,8 +170,6 @@ def settings_from_options(
     SettingsError
         If settings are wrong, or do not fit each other.
     """
-    import msgspec
-
     from syncpretrain.settings import preset_path, read_settings, settings_from
 
     if preset is not None:
@@ -238,8 +236,6 @@ def planned(
     SettingsError, DataError
         If the run would be refused, or the stack cannot be planned for.
     """
-    import msgspec
-
     from syncpretrain.planning.candidates import Task
     from syncpretrain.planning.choice import plan_for
     from syncpretrain.pretraining.build_data import with_facts_of

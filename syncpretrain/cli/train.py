@@ -315,7 +315,7 @@ def _dry_run_text(found: DryRun, data: Dataset) -> str:
         f"data: {data.name}, {data.source} ({sizes})",
         f"stack: {shape}, {counted(epochs, 'epoch')}, {pretrain.schedule},"
         f" runtime {pretrain.runtime}",
-        f"memory: up to {_gigabytes(found.bytes)} beside {_gigabytes(found.data_bytes)} of data;"
+        f"memory: up to {_gigabytes(found.bytes)}, and {_gigabytes(found.data_bytes)} of data;"
         f" {_gigabytes(found.free_bytes)} are free",
         f"pretraining: {_seconds(found.pretrain_seconds)}",
     ]
@@ -340,7 +340,7 @@ def _gpu_memory_text(memory: DeviceMemory) -> str:
         own = f"the data stay on the host and come through {data}"
     else:
         own = f"{data} of data"
-    return f"memory of the GPU: up to {run} for pretraining, {own}; {free} are free beside"
+    return f"memory of the GPU: up to {run} for pretraining, {own}; {free} are free"
 
 
 def _seconds(value: float | None) -> str:
