@@ -233,7 +233,7 @@ def _print_outcome(outcome: Outcome) -> None:
 def _report(
     settings: Settings, data: Dataset, outcomes: Sequence[Outcome], out: Path
 ) -> dict[str, Any]:
-    """Return what ``--json`` prints."""
+    """Return the report that ``--json`` prints."""
     from syncpretrain.runs.compare import summarized
 
     return {

@@ -47,11 +47,11 @@ def command(
 ) -> None:
     """Fine-tune the stack of an earlier run, in a run folder of its own.
 
-    With labels it learns to predict them: classes, or with --task regression numbers; without any,
-    or with --finetune reconstruction, to reconstruct. The columns of a table are found by their
-    names, as in the earlier run. Options that are not given are as in that run, or follow from the
-    data; --target, --drop, --test, --labels and --examples belong to the data of that run, and are
-    not taken over for another --data.
+    With labels the stack learns to predict classes, or with --task regression numbers; without
+    labels, or with --finetune reconstruction, it learns to reconstruct. The columns of a table are
+    found by their names, as in the earlier run. Options that are not given are as in that run, or
+    follow from the data; --target, --drop, --test, --labels and --examples belong to the data of
+    that run, and are not taken over for another --data.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The ``syncpretrain`` program: its commands, and what each failure says and exits with."""
+"""The ``syncpretrain`` program: its commands, and the message and status of each failure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Program(click.Group):
     """The group of all commands, each imported on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order one needs them."""
+        """Return the commands in the order of a user's work."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
@@ -100,7 +100,7 @@ class Program(click.Group):
             return ctx.exit(REFUSED)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; turn what it raises into one message and an exit status."""
+        """Run a command; turn an error into one message and an exit status."""
         with leading():
             return self._invoked(ctx)
 

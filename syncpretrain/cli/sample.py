@@ -57,8 +57,8 @@ def command(
 ) -> None:
     """Sample from the top RBM, decode the samples to the input, and draw them as a PNG.
 
-    The run must not be fine-tuned, which leaves no RBM. Chains that start at data are drawn under
-    their examples.
+    The run must not be fine-tuned, since fine-tuning leaves no RBM. Chains that start at data are
+    drawn under their examples.
 
     \b
     Examples:

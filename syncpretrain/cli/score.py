@@ -42,7 +42,7 @@ def command(
     """Write how unlike the training data each example is, and whether it is an outlier.
 
     A higher score means less alike. The threshold is a quantile of the scores of the run's own
-    training examples, which are read again for that. A .npy file holds the scores alone.
+    training examples, which are read again. A .npy file holds the scores alone.
 
     \b
     Examples:

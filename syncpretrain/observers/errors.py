@@ -38,7 +38,7 @@ class ErrorCurve:
             self.validation.append(event.validation_error)
 
     def copy(self) -> ErrorCurve:
-        """Return a copy, which later epochs do not change."""
+        """Return a copy that later epochs do not change."""
         return ErrorCurve(list(self.train), list(self.validation))
 
     @property

@@ -57,7 +57,7 @@ class History:
 
     @property
     def reads(self) -> tuple[tuple[int, ...], ...]:
-        """Version of the layer below that each finished epoch used: what a replay repeats."""
+        """Version of the layer below that each finished epoch read, for a replay."""
         past = self._started.past_reads if self._started is not None else ()
         own = [tuple(epoch.reads for epoch in epochs) for epochs in self._finished]
         return tuple(a + b for a, b in zip(past or ((),) * len(own), own, strict=True))

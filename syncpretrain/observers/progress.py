@@ -53,8 +53,8 @@ def progress_observer(
         True draws one line a layer and redraws it in place, at most 8 times a second and only
         when an event arrives, so training needs no extra thread. As long as the run lasts, only
         the lines that the console has room for are drawn, from the lowest layer that is not done.
-        False prints one short line an epoch, for files and pipes. Either ends, and the run goes on,
-        where printing fails for another reason than a closed pipe.
+        False prints one short line an epoch, for files and pipes. If printing fails for another
+        reason than a closed pipe, progress ends and the run goes on.
     clock : callable
         Clock that paces the redrawing, in seconds.
 
@@ -132,7 +132,7 @@ class _Row:
         return f"on {self.source}"
 
     def seconds_left(self, now: float) -> float | None:
-        """Return what the remaining epochs take at the pace so far, sleep included."""
+        """Return the seconds of the remaining epochs at the pace so far, sleep included."""
         progress = self.completed - self.done_before
         if self.state == "waiting" or progress < ENOUGH_TO_ESTIMATE:
             return None
@@ -369,7 +369,7 @@ class _Layer:
         return max(0.0, self.epochs - self.done - self.fraction)
 
     def epoch_seconds(self, now: float) -> float | None:
-        """Return the time of an epoch, sleep excluded; None before enough of one."""
+        """Return the seconds of an epoch, sleep excluded; None before enough of an epoch."""
         if self.trained() < ENOUGH_TO_ESTIMATE:
             return None
         running = 0.0 if self.began is None or not self.fraction else now - self.began

@@ -61,7 +61,7 @@ def text_colour_on(number: int) -> str:
 
 
 def drawable(text: str) -> str:
-    """Return a text on one line, with a mark in place of what cannot be drawn."""
+    """Return a text on one line, with a mark for each character that cannot be drawn."""
     return UNDRAWABLE.sub("\ufffd", " ".join(text.split()))
 
 

@@ -22,7 +22,7 @@ def save_label_curve(curves: Mapping[str, Sequence[Point]], path: Path) -> None:
     Parameters
     ----------
     curves : mapping of str to sequence of (labels, share wrong, its spread or None)
-        By the name of the start.
+        Points of each curve, by the name of the start.
     path : Path
 
     Raises
@@ -59,7 +59,7 @@ def save_speedup_curves(
     Parameters
     ----------
     curves : mapping of str to sequence of (devices, speed-up)
-        By the name of the way to train.
+        Points of each curve, by the name of the way to train.
     path : Path
     title : str
 

@@ -26,7 +26,7 @@ COLOURS = 3
 
 
 def image_shape(read: LayerShape, text: str | None) -> ImageShape:
-    """Return the shape of an example's image, given what the lowest layer reads.
+    """Return the shape of an example's image, given the shape of the lowest layer.
 
     Raises
     ------

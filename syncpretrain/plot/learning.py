@@ -44,7 +44,7 @@ def learning_curves(run: Any, *, axes: Any = None) -> NDArray[Any]:
     Parameters
     ----------
     run : str, Path, Stack, History or ErrorHistory
-        The folder of a run, what :func:`syncpretrain.pretrain` returned, or an observer of a run.
+        The folder of a run, a result of :func:`syncpretrain.pretrain`, or an observer of a run.
     axes : sequence of Axes, optional
         One for each layer that trained, and one for fine-tuning if there was any; default axes of
         a new figure.

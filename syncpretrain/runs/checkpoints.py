@@ -195,7 +195,7 @@ class Checkpoints:
             self._last_done = tuple(done)
 
     def _write_file(self, path: Path, write: Callable[[Path], Any], stem: str, keep: int) -> bool:
-        """Write a file, then delete what it replaces; report a failure."""
+        """Write a file, then delete the checkpoints it replaces; report a failure."""
         self._last_time = time.monotonic()
         try:
             self._folder.mkdir(exist_ok=True)
@@ -241,7 +241,7 @@ def newest(
 
 
 def prune(folder: Path, stem: str, keep: int) -> None:
-    """Delete all but the ``keep`` newest checkpoints; with 0 the refused ones as well."""
+    """Delete all but the ``keep`` newest checkpoints; if ``keep`` is 0, also refused files."""
     found = _found(folder, stem)
     for path in found[: max(0, len(found) - keep)]:
         path.unlink(missing_ok=True)

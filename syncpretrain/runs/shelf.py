@@ -118,7 +118,7 @@ def _found_in(folder: Path) -> ShelvedRun | None:
 
 
 def read_run(folder: Path) -> ShelvedRun:
-    """Return what a run folder holds."""
+    """Return the run in a run folder."""
     common: dict[str, Any] = {"name": folder.name, "folder": str(folder), "when": _began(folder)}
     damage, figures, seconds = "", None, None
     last: _Line | None = None

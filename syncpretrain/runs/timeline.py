@@ -120,7 +120,7 @@ class Timeline:
 def read_timeline(run: str | Path) -> Timeline:
     """Return the course of a run from its folder, or from an ``events.jsonl``.
 
-    Lines that cannot be read, such as half a one at the end, are left out.
+    Lines that cannot be read are left out, such as half a line at the end.
 
     Raises
     ------

@@ -105,7 +105,7 @@ def headline_of(run: RunRecord) -> Headline:
 
 
 def outcome_section(runs: Sequence[RunRecord]) -> Section:
-    """Return the verdict on each run, and the errors of a single one."""
+    """Return the section of the verdict on each run, with the errors if there is one run."""
     parts = []
     for run in runs:
         found = headline_of(run)
@@ -122,7 +122,7 @@ def outcome_section(runs: Sequence[RunRecord]) -> Section:
 
 
 def _figures(run: RunRecord) -> list[str]:
-    """Return the tables of errors of a finished run, or what there is of another."""
+    """Return the tables of errors of a finished run, or a text about an unfinished one."""
     parts = [table(("", ""), _facts(run), caption="The run", left=2)]
     if run.metrics is not None:
         parts.append(_errors(run.metrics))
