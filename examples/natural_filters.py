@@ -20,8 +20,7 @@ from sklearn.datasets import load_sample_images
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.events import EpochFinished, Event
-from syncpretrain.runs.report.filters import filter_images
-from syncpretrain.runs.report.images import image_grid, save_png
+from syncpretrain.plot.images import filter_images, image_grid, save_png
 
 SIDE = 22  # pixels of a patch
 HIGHEST = 0.25  # cycles a pixel: beyond, photographs hold more noise than structure

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from syncpretrain.cli import main
-from syncpretrain.cli.settings_from_options import planned
+from syncpretrain.cli.setting_options import planned
 
 
 def exit_status(*arguments: object) -> int:

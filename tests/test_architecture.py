@@ -27,8 +27,8 @@ ROWS = [
     ["learners"],
     ["workers"],
     ["pretraining", "finetuning"],
-    ["runs", "planning"],
-    ["cli", "__main__", "sklearn", "plot"],
+    ["runs", "planning", "plot"],
+    ["cli", "__main__", "sklearn"],
 ]
 RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
 THREADS = {"threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess"}

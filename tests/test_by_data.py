@@ -23,7 +23,7 @@ from syncpretrain.errors import (
     SettingsError,
 )
 from syncpretrain.events import EpochFinished, Notice
-from syncpretrain.runs.prepare import settled
+from syncpretrain.runs.prepare import settings_for_data
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import read_settings, settings_from
 from syncpretrain.settings.by_data import (
@@ -151,16 +151,19 @@ class TestRules:
 class TestSettled:
     def test_nothing_follows_for_a_preset(self):
         settings = settings_from([4, 3])
-        assert settled(settings, None, data_of(table())) == (settings, None)
+        assert settings_for_data(settings, None, data_of(table())) == (settings, None)
 
     def test_mnist_keeps_its_values_with_fewer_digits(self):
         settings = settings_from([4, 3])
-        assert settled(settings, Given(), data_of(table(), name="mnist")) == (settings, None)
+        assert settings_for_data(settings, Given(), data_of(table(), name="mnist")) == (
+            settings,
+            None,
+        )
 
     def test_fine_tuning_counts_labelled_rows(self):
         labels = np.where(np.arange(60) < 8, np.arange(60) % 2, -1)
         settings = settings_from([4, 3], finetune={"objective": "classification"})
-        after, line = settled(settings, Given(), data_of(table(), labels))
+        after, line = settings_for_data(settings, Given(), data_of(table(), labels))
         assert after.finetune.batch_size == 8
         assert line.endswith(
             "; fine-tuning: settings for 8 rows of 4 numbers: batch size 8, 500 epochs, learning"

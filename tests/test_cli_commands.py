@@ -15,7 +15,7 @@ import syncpretrain
 from syncpretrain.cli import main
 from syncpretrain.cli.help_texts import SECTIONS
 from syncpretrain.cli.program import COMMANDS
-from syncpretrain.cli.train_options import OPTIONS
+from syncpretrain.cli.setting_options import OPTIONS
 from syncpretrain.data import load_dataset
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import settings_from

@@ -13,7 +13,7 @@ from PIL import Image
 
 import syncpretrain.runs.compare as comparing
 from syncpretrain.data.dataset import Dataset
-from syncpretrain.runs.report.curves import save_label_curve
+from syncpretrain.plot.curves import save_label_curve
 from syncpretrain.settings import preset_path, read_settings
 
 TINY = ("--layers", "64,8", "--data", "digits", "--epochs", 1, "--finetune-epochs", 1)
@@ -118,7 +118,7 @@ class TestUnfinished:
         assert [run["start"] for run in table["runs"]] == ["greedy", "synchronized"]
 
     def test_one_that_cannot_be_written_is_printed(self, call, monkeypatch):
-        monkeypatch.setattr("syncpretrain.cli.compare_output.write_atomically", full)
+        monkeypatch.setattr("syncpretrain.cli.compare.write_atomically", full)
         given = ("--finetune", "reconstruction", "--starts", "random", "--seeds", 1, "--json")
         out, err = call(*TINY, *given, status=1)
         assert json.loads(out)["runs"][0]["start"] == "random"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from commandline import measure_one_round
 
-import syncpretrain.cli.settings_from_options as given_module
+import syncpretrain.cli.setting_options as given_module
 from syncpretrain.settings import read_settings
 
 STACK = ("--layers", "16,8,4", "--epochs", 2, "--batch-size", 10)

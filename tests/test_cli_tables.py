@@ -14,8 +14,8 @@ from commandline import exit_status, measure_one_round
 import syncpretrain
 from syncpretrain.data import load_dataset
 from syncpretrain.models.scores import scores
+from syncpretrain.plot.curves import save_label_curve
 from syncpretrain.runs.checkpoints import Checkpoints
-from syncpretrain.runs.report.curves import save_label_curve
 from syncpretrain.runs.run import resume_run
 
 if sys.version_info >= (3, 11):

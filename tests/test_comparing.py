@@ -14,8 +14,7 @@ from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.runs.compare import USUAL_STARTS, compare, random_stack
-from syncpretrain.runs.outcomes import Outcome, summarized
+from syncpretrain.runs.compare import USUAL_STARTS, Outcome, compare, random_stack, summarized
 from syncpretrain.settings import settings_from
 
 WIDTH = 16

@@ -21,11 +21,11 @@ from docblocks import PAGES, ROOT, Block, blocks, command_lines, tabled, timelin
 from doccommands import Program, make_folder, words_of
 from test_architecture import NAMES, own_imports, package
 
-import syncpretrain.cli.settings_from_options as given_module
+import syncpretrain.cli.setting_options as given_module
 from syncpretrain.cli import main
 from syncpretrain.cli.program import COMMANDS
 from syncpretrain.models.export.formats import EXPORT_FORMATS
-from syncpretrain.runs.report.curves import save_label_curve
+from syncpretrain.plot.curves import save_label_curve
 
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 BLOCKS = [block for page in PAGES for block in blocks(page)]

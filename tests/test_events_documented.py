@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from docblocks import ROOT
 
-from syncpretrain.observers.event_schema import LOGGED, event_schema
+from syncpretrain.observers.event_log import LOGGED, event_schema
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import settings_from
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from syncpretrain.events import EpochFinished, EpochStarted, LayerFinished, Progress, RunStarted
-from syncpretrain.observers.forecast import Forecast
+from syncpretrain.observers.progress import Forecast
 
 # Two layers of equal weights with 4 epochs each, and 100 examples.
 RUN = RunStarted(0.0, (10, 10, 10), (4, 4), "synchronized", "lockstep", "threads", 2, 100)

@@ -13,7 +13,7 @@ from trialruns import DieAt
 from syncpretrain import finetune, pretrain
 from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished, FinetuneEpochFinished, RunFinished
-from syncpretrain.observers.figures import figures_of, flat
+from syncpretrain.observers.figures import figures_of, flat_settings
 from syncpretrain.observers.loggers import LOGGERS, check_loggers, logging_to
 from syncpretrain.observers.mlflow import MLflowLog
 from syncpretrain.runs.run import train_run
@@ -101,7 +101,7 @@ class TestFigures:
 
     def test_settings_as_texts(self):
         sections = {"pretrain": {"epochs": (1, 2), "workers": None, "seed": 0}, "data": {}}
-        assert flat(sections) == {"pretrain.epochs": "1,2", "pretrain.seed": "0"}
+        assert flat_settings(sections) == {"pretrain.epochs": "1,2", "pretrain.seed": "0"}
 
 
 class TestMLflow:

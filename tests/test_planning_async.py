@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from syncpretrain.cli.settings_from_options import settings_from_options
+from syncpretrain.cli.setting_options import settings_from_options
 from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.planning import plan, tuning
 from syncpretrain.planning.asynchronous import AsyncStage, predict_async, predict_stages

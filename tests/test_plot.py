@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import importlib
 import io
 import subprocess
 import sys
@@ -18,13 +17,12 @@ from syncpretrain import finetune, plot, pretrain
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.models.diagnosis import diagnose_layers
 from syncpretrain.observers.history import History
-from syncpretrain.runs.report.plots.canvas import new_axes
-from syncpretrain.runs.report.plots.examples import error_shares
-from syncpretrain.runs.report.plots.features import draw_bars
-from syncpretrain.runs.report.plots.units import activities_of, draw_codes, principal_components
+from syncpretrain.plot.canvas import new_axes
+from syncpretrain.plot.examples import draw_bars, error_shares
+from syncpretrain.plot.units import activities_of, draw_codes, principal_components
 
 pytestmark = pytest.mark.usefixtures("figures")
-PLOTS = "syncpretrain.runs.report.plots"
+DIAGRAM = "syncpretrain.plot.space_time_diagram"
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +92,8 @@ class TestSpaceTime:
         assert begun == sorted(begun)
 
     def test_many_epochs_share_bars(self, monkeypatch, run):
-        monkeypatch.setattr(f"{PLOTS}.space_time.MOST_BARS", 4)
-        monkeypatch.setattr(f"{PLOTS}.space_time.LEAST_BARS", 1)
+        monkeypatch.setattr(f"{DIAGRAM}.MOST_BARS", 4)
+        monkeypatch.setattr(f"{DIAGRAM}.LEAST_BARS", 1)
         axes = plot.space_time(run[1])
         assert sum(bool(bar.get_gid()) for bar in axes.patches) == 4
 
@@ -238,8 +236,9 @@ def test_to_import_it_does_not_import_matplotlib():
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("module", ["examples", "learning", "space_time", "units", "weights"])
-def test_the_examples_of_the_docstrings(module):
-    results = doctest.testmod(importlib.import_module(f"{PLOTS}.{module}"))
+@pytest.mark.parametrize("name", plot.__all__)
+def test_the_examples_of_the_docstrings(name):
+    (examples,) = doctest.DocTestFinder().find(getattr(plot, name), name)
+    results = doctest.DocTestRunner().run(examples)
     assert results.attempted
     assert not results.failed

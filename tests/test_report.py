@@ -18,10 +18,10 @@ from syncpretrain.errors import RunInterrupted
 from syncpretrain.events import EpochFinished, FinetuneEpochFinished
 from syncpretrain.runs.lock import owned
 from syncpretrain.runs.record import read_run
-from syncpretrain.runs.report.sections.comparison import comparison_sections, differing_settings
-from syncpretrain.runs.report.sections.outcome import headline_of, outcome_section
-from syncpretrain.runs.report.sections.schedules import timings_of
-from syncpretrain.runs.report.svg import drawn
+from syncpretrain.runs.report.comparison import comparison_sections, differing_settings
+from syncpretrain.runs.report.outcome import headline_of, outcome_section
+from syncpretrain.runs.report.schedules import timings_of
+from syncpretrain.runs.report.svg import draw_svg
 from syncpretrain.runs.run import train_run
 
 pytestmark = pytest.mark.usefixtures("fonts")
@@ -114,7 +114,7 @@ class TestKinds:
     def test_an_asynchronous_run_predicts_nothing(self, report):
         page = report("async")
         assert page.sections == USUAL
-        assert "The steps of schedule async are not those of the others" in page.text
+        assert "The steps of schedule async differ from the steps of the others" in page.text
 
     def test_a_convolutional_classifier(self, report):
         page = report("convolution")
@@ -153,7 +153,7 @@ class TestKinds:
 
     def test_two_runs_on_a_table_have_the_errors_of_its_values(self, report):
         page = report("table", "table")
-        assert "in percent of that of its mean, the worst first" in page.text
+        assert "in percent of its mean's error, the worst first" in page.text
         assert re.search(r"colour=red (\S+) \1 ", page.text)
 
     @pytest.mark.parametrize(
@@ -273,9 +273,9 @@ class TestWordsOfTheUser:
         def fails(*given, **options):
             raise ValueError("a < b")
 
-        monkeypatch.setattr("syncpretrain.runs.report.sections.learning.draw_curve", fails)
-        monkeypatch.setattr("syncpretrain.runs.report.sections.examples.draw_codes", fails)
-        monkeypatch.setattr("syncpretrain.runs.report.sections.examples.filter_grid", fails)
+        monkeypatch.setattr("syncpretrain.runs.report.learning.draw_curve", fails)
+        monkeypatch.setattr("syncpretrain.runs.report.examples.draw_codes", fails)
+        monkeypatch.setattr("syncpretrain.runs.report.examples.filter_grid", fails)
         page = report("tuned")
         assert list(page.sections) == list(USUAL)
         assert page.text.count("Not drawn: a < b.") == 5
@@ -308,7 +308,7 @@ class TestFigures:
             axes.set_title("a < b")
             return {"second": "x & y"}
 
-        svg = drawn(draw, name="own", label='it is "so"')
+        svg = draw_svg(draw, name="own", label='it is "so"')
         page = Page(svg)
         assert not page.wrong
         assert page.references <= set(page.ids)
@@ -323,5 +323,5 @@ class TestFigures:
         def draw(axes):
             axes.plot([1, 2, 3], [3, 1, 2])
 
-        first, second = (drawn(draw, name="own", label="a line") for _ in range(2))
+        first, second = (draw_svg(draw, name="own", label="a line") for _ in range(2))
         assert first == second

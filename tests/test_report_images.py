@@ -11,8 +11,14 @@ from randomconvolutions import convolutional_stack
 from randomstacks import normal_stack
 
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.runs.report.filters import filter_images
-from syncpretrain.runs.report.images import BACKGROUND, ENLARGE, image_grid, image_shape, save_png
+from syncpretrain.plot.images import (
+    BACKGROUND,
+    ENLARGE,
+    filter_images,
+    image_grid,
+    image_shape,
+    save_png,
+)
 from syncpretrain.shapes import ConvolutionShape, DenseShape, ImageShape
 
 READ = DenseShape(24, 5)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from syncpretrain.runs.report.page import report_page
-from syncpretrain.runs.report.plots.canvas import MARKERS, colour_of
-from syncpretrain.runs.report.plots.learning import POINTS_OF_A_LINE, Curve, draw_curve
-from syncpretrain.runs.report.sections.course import course_section
-from syncpretrain.runs.report.sections.learning import MARKS_OF_RUNS, learning_section
-from syncpretrain.runs.report.sections.section import paragraph, table, unordered
+from syncpretrain.plot.canvas import MARKERS, colour_of
+from syncpretrain.plot.learning import POINTS_OF_A_LINE, Curve, draw_curve
+from syncpretrain.runs.report import report_page
+from syncpretrain.runs.report.course import course_section
+from syncpretrain.runs.report.learning import MARKS_OF_RUNS, learning_section
+from syncpretrain.runs.report.section import paragraph, table, unordered
 from syncpretrain.runs.timeline import EpochSpan, Timeline
 
 pytestmark = pytest.mark.usefixtures("fonts")

@@ -35,10 +35,10 @@ from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.state import FINETUNE_STATE, FinetuneState
 from syncpretrain.learners.base import Learner
 from syncpretrain.observers.errors import ErrorCurve
+from syncpretrain.plot.learning import curves_of
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.runs.checkpoints import FOLDER_NAME
-from syncpretrain.runs.report.plots.learning import curves_of
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import Settings, settings_from
 

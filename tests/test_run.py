@@ -11,7 +11,6 @@ from trialruns import DieAt
 
 import syncpretrain.runs.folder
 import syncpretrain.runs.run as run_module
-import syncpretrain.runs.stages as stages_module
 from syncpretrain.data import load_dataset
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished, FinetuneStarted
@@ -47,14 +46,14 @@ def test_the_time_for_a_stall_reaches_both_stages(settings, tmp_path, monkeypatc
         reported.append(stall_seconds)
         return tune(*arguments, stall_seconds=stall_seconds, **options)
 
-    tune, pretraining = Finetuning.run, stages_module.driver_for
+    tune, pretraining = Finetuning.run, run_module.driver_for
 
     def started(*arguments, times, **options):
         reported.append(times.stall)
         return pretraining(*arguments, times=times, **options)
 
     monkeypatch.setattr(Finetuning, "run", record)
-    monkeypatch.setattr(stages_module, "driver_for", started)
+    monkeypatch.setattr(run_module, "driver_for", started)
     own = msgspec.structs.replace(settings.run, stall_timeout=123.0)
     train_run(msgspec.structs.replace(settings, run=own), out=tmp_path / "run")
     assert reported == [123.0, 123.0]
@@ -77,7 +76,7 @@ class TestStopped:
     def test_before_the_evaluation_the_fine_tuned_stack_is_kept(
         self, settings, tmp_path, monkeypatch
     ):
-        monkeypatch.setattr(stages_module, "measure", interrupted)
+        monkeypatch.setattr(run_module, "measure", interrupted)
         with pytest.raises(RunInterrupted, match="the run was stopped"):
             train_run(settings, out=tmp_path / "run")
         assert load(tmp_path / "run").layers[0].decoder_weight is not None

@@ -24,10 +24,8 @@ from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.event_log import EventLog, read_reads
 from syncpretrain.runs.checkpoints import FOLDER_NAME, PRETRAINED_NAME, Checkpoints
-from syncpretrain.runs.final_files import FinalFiles
-from syncpretrain.runs.folder import CARD_NAME, EVENTS_NAME, IDENTITY_NAME, METRICS_NAME
-from syncpretrain.runs.run import resume_run, train_run
-from syncpretrain.runs.stages import Stages
+from syncpretrain.runs.folder import CARD_NAME, EVENTS_NAME, IDENTITY_NAME, METRICS_NAME, FinalFiles
+from syncpretrain.runs.run import Run, resume_run, train_run
 
 LAYERS = (16, 10, 6, 4)
 
@@ -58,7 +56,7 @@ class Disk:
                 full()
             return write(path, content, **options)
 
-        for module in ("array_files", "runs.stages"):
+        for module in ("array_files", "runs.run"):
             monkeypatch.setattr(f"syncpretrain.{module}.write_atomically", write_atomically)
 
 
@@ -167,7 +165,7 @@ class TestFinalFiles:
             files.write("metrics.json", full)
 
     def test_a_trace_that_cannot_be_written_is_told(self, settings, tmp_path, monkeypatch):
-        monkeypatch.setattr("syncpretrain.runs.stages.write_trace", full)
+        monkeypatch.setattr("syncpretrain.runs.run.write_trace", full)
         events: list[Event] = []
         train_run(settings, out=tmp_path / "run", observers=[events.append])
         assert any("trace.json could not be written" in x for x in notices_of(events))
@@ -235,7 +233,7 @@ class TestCheckpointsFolder:
 class TestSigterm:
     """Between the stages, where nobody asks whether to stop."""
 
-    @pytest.mark.parametrize("name", ["finetuning.prepared.Finetuning.run", "runs.stages.measure"])
+    @pytest.mark.parametrize("name", ["finetuning.prepared.Finetuning.run", "runs.run.measure"])
     def test_it_tells_where_the_model_is(self, settings, tmp_path, monkeypatch, name):
         def end(*arguments, **options):
             signal.raise_signal(signal.SIGTERM)
@@ -262,7 +260,7 @@ class TestSigterm:
             train_run(settings, out=tmp_path / "run", observers=[stop])
         early = load(tmp_path / "run").parameters_sha256
         with monkeypatch.context() as patch:
-            patch.setattr(Stages, "save_early", lambda *_: signal.raise_signal(signum))
+            patch.setattr(Run, "save_early", lambda *_: signal.raise_signal(signum))
             with pytest.raises(RunInterrupted, match=r"stopped\. What was learned") as caught:
                 resume_run(tmp_path / "run")
         assert caught.value.signum == signum
@@ -276,9 +274,7 @@ class TestSigterm:
 
         former = signal.signal(signal.SIGTERM, own)
         try:
-            monkeypatch.setattr(
-                Stages, "save_early", lambda *_: signal.raise_signal(signal.SIGTERM)
-            )
+            monkeypatch.setattr(Run, "save_early", lambda *_: signal.raise_signal(signal.SIGTERM))
             train_run(settings, out=tmp_path / "run")
             assert seen and signal.getsignal(signal.SIGTERM) is own
         finally:
@@ -411,7 +407,7 @@ class TestEventLog:
                 (tmp_path / "run" / EVENTS_NAME).unlink()
                 (tmp_path / "run" / EVENTS_NAME).symlink_to("/dev/full")
 
-        monkeypatch.setattr("syncpretrain.runs.stages.EVENTS_NAME", EVENTS_NAME)
+        monkeypatch.setattr("syncpretrain.runs.run.EVENTS_NAME", EVENTS_NAME)
         (tmp_path / "run").mkdir()
         enter = EventLog.__enter__
 

@@ -12,9 +12,15 @@ from syncpretrain import pretrain
 from syncpretrain.errors import DataError
 from syncpretrain.events import EpochFinished, EpochStarted, RunStarted
 from syncpretrain.observers.history import History
-from syncpretrain.runs.critical_path import critical_path, path_seconds
 from syncpretrain.runs.run import resume_run, train_run
-from syncpretrain.runs.timeline import EpochSpan, Timeline, read_timeline, timeline_of
+from syncpretrain.runs.timeline import (
+    EpochSpan,
+    Timeline,
+    critical_path,
+    path_seconds,
+    read_timeline,
+    timeline_of,
+)
 
 LAYERS = (16, 8, 4)
 

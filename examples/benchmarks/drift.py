@@ -17,8 +17,7 @@ from typing import Any
 
 from syncpretrain.data import load_dataset
 from syncpretrain.data.dataset import Dataset
-from syncpretrain.runs.compare import compare
-from syncpretrain.runs.outcomes import summarized
+from syncpretrain.runs.compare import compare, summarized
 from syncpretrain.settings import settings_from
 
 LAYERS = (784, 300, 100, 30)

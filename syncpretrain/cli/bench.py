@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.counts import counted
 from syncpretrain.cli.options import LAYERS, at_least, data_option, integers, json_option
+from syncpretrain.cli.output import console_on, counted, plain_table, print_text
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
@@ -23,7 +24,7 @@ __all__ = ["command"]
 USUAL = "784,1000,500,250,30"
 EPOCHS, EXAMPLES = 5, 5000  # enough to fill a pipeline, and under a minute for these layers
 SPEEDUPS = ("speedup_over_one_core", "speedup_over_all_cores")
-TRAIN_PER_VALIDATION = 50  # rows, as MNIST's 50,000 beside 1,000
+TRAIN_PER_VALIDATION = 50  # rows: MNIST's 50,000, and 1,000 to validate with
 
 
 @click.command("bench")
@@ -31,30 +32,30 @@ TRAIN_PER_VALIDATION = 50  # rows, as MNIST's 50,000 beside 1,000
     "--layers",
     default=USUAL,
     metavar=LAYERS,
-    help=f"As of train. Default {USUAL}.",
+    help=f"As in train. Default {USUAL}.",
 )
-@data_option("Default random numbers; nothing learned depends on their time.")
+@data_option("Default random numbers: the times do not depend on the values.")
 @click.option(
     "--epochs",
     type=integers,
     default=str(EPOCHS),
     metavar="N[,N...]",
-    help="Default 5. With one, the layers of a pipeline would train one after another.",
+    help="Default 5. With one epoch the layers of a pipeline would train one after another.",
 )
 @click.option(
-    "--examples", type=at_least(1), metavar="N", help="To train on. Default 5000, or fewer."
+    "--examples", type=at_least(1), metavar="N", help="Training examples. Default 5000, or fewer."
 )
 @click.option("--batch-size", type=int, metavar="B", help="Examples in a minibatch. Default 100.")
 @click.option(
     "--handoff",
     type=click.Choice(("epoch", "minibatch")),
-    help="Only schedules with this hand-over, beside greedy training. Default both.",
+    help="Time greedy training and schedules with this hand-over only. Default both.",
 )
 @click.option("--workers", type=int, metavar="P", help="Default the usable cores.")
 @click.option(
     "--precision",
     type=click.Choice(("float32", "bfloat16", "auto")),
-    help="Of products. Default float32.",
+    help="Precision of matrix products. Default float32.",
 )
 @click.option(
     "--backend",
@@ -174,23 +175,17 @@ def _report(
 
 
 def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO[str]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     from syncpretrain.planning.timings import CORE
 
-    console = Console(file=file, highlight=False)
+    console = console_on(file)
 
-    def say(text: str) -> None:
-        console.print(text, markup=False, emoji=False, soft_wrap=True)
-
+    say = partial(print_text, console)
     plan, task = bench.plan, bench.plan.task
     unit = plan.timings.unit
     say(f"{_title(task)}, {counted(plan.timings.workers, 'worker' if unit == CORE else unit)}")
     for count, peak in bench.peak.items():
         say(f"large products, {counted(count, unit)}: {peak / 1e9:.0f} GFLOP/s")
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table = plain_table()
     table.add_column("\nschedule", no_wrap=True)
     greedy = ["times greedy\none core", "times greedy\nall cores"]
     if unit != CORE:

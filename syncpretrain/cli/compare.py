@@ -1,35 +1,46 @@
-"""``syncpretrain compare``."""
+"""``syncpretrain compare``: the command, and its results as JSON, as a table and as a curve."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.help_texts import TEXTS
+from syncpretrain.cli.help_texts import TEXTS, SectionedCommand
 from syncpretrain.cli.options import at_least, json_option
-from syncpretrain.cli.sections import SectionedCommand
-from syncpretrain.cli.settings_from_options import given_by, settings_from_options
-from syncpretrain.cli.settled_by_data import hidden_option, settle
-from syncpretrain.cli.train_options import setting_options, source_options
+from syncpretrain.cli.output import console_on, plain_table, print_text
+from syncpretrain.cli.setting_options import (
+    complete_by_data,
+    given_by,
+    hidden_option,
+    setting_options,
+    settings_from_options,
+    source_options,
+)
 from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import SCHEDULES
+from syncpretrain.storage import write_atomically
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
-    from syncpretrain.runs.outcomes import Outcome
+    from syncpretrain.runs.compare import Outcome
     from syncpretrain.settings import Settings
     from syncpretrain.settings.by_data import Given
 
 __all__ = ["command"]
 
+
 DEFAULT_PRESET = "label-budget"
+CURVE_NAME = "label-budget.png"
+TABLE_NAME = "compare.json"
 
 
 def label_counts(text: str) -> tuple[int | None, ...]:
@@ -44,7 +55,7 @@ def label_counts(text: str) -> tuple[int | None, ...]:
 
 def start_names(text: str) -> tuple[str, ...]:
     """Parse the names of starts, separated by commas."""
-    from syncpretrain.runs.outcomes import START_FORMS, is_start
+    from syncpretrain.runs.compare import START_FORMS, is_start
 
     parts = tuple(text.split(","))
     for part in parts:
@@ -94,9 +105,9 @@ def command(
 
     Each start is pretrained on all training examples (random weights are not), then fine-tuned in
     the same way, with the same examples, and measured on the test examples. Without --layers,
-    --preset or --config the settings are those of the preset label-budget. --labels draws a curve
-    of the error against the number of labelled examples. If it is stopped, the table of what was
-    measured by then is kept.
+    --preset or --config the preset label-budget is taken. --labels draws a curve of the error
+    against the number of labelled examples. If the comparison is stopped, the table of the results
+    so far is kept.
 
     \b
     Examples:
@@ -105,26 +116,25 @@ def command(
       syncpretrain compare --layers 64,100,50 --data digits --labels 50,200 --epochs 20
       syncpretrain compare --data table.csv --target class --test 0.2 --hidden 100 --labels 50,all
     """
-    from syncpretrain.cli.compare_output import as_report, print_comparison, write_comparison
+    from syncpretrain.plot.canvas import check_drawing
     from syncpretrain.runs.compare import USUAL_STARTS
     from syncpretrain.runs.folder import check_folder
-    from syncpretrain.runs.prepare import load_data, settled, with_absolute_path
-    from syncpretrain.runs.report.curves import check_drawing
+    from syncpretrain.runs.prepare import load_data, settings_for_data, with_absolute_path
 
     check_folder(out)
     asked = preset
     if hidden is not None and preset is None and config is None:
         preset = DEFAULT_PRESET
-    made = partial(settings_from_options, preset, config)
-    data = settle(made, given_by(asked, config, options), hidden, options)
+    make = partial(settings_from_options, preset, config)
+    data = complete_by_data(make, given_by(asked, config, options), hidden, options)
     settings, given = _settings(preset, config, labels, starts, options)
     check_whole(options["data"])
-    if hidden is not None:  # then the default preset leaves room for what suits the data
+    if hidden is not None:  # the default preset then gives way to settings that suit the data
         given = given_by(asked, config, options)
     if settings.finetune.objective == "classification":
         check_drawing()
     data = load_data(settings, given=given) if data is None else data
-    settings, notice = settled(settings, given, data)
+    settings, notice = settings_for_data(settings, given, data)
     first = settings.pretrain.seed
     compared = {
         "starts": starts or USUAL_STARTS,
@@ -133,14 +143,14 @@ def command(
     }
     notices = () if quiet else (*data.notices, *filter(None, [notice]))
     folder, outcomes = _outcomes(settings, data, out, quiet=quiet, notices=notices, **compared)
-    report = as_report(settings, data, outcomes, folder)
+    report = _report(settings, data, outcomes, folder)
     try:
-        write_comparison(with_absolute_path(settings), report, outcomes, folder)
+        _write_comparison(with_absolute_path(settings), report, outcomes, folder)
     finally:
         if as_json:
             click.echo(json.dumps(report))
         elif not quiet:
-            print_comparison(report, sys.stdout)
+            _print_comparison(report, sys.stdout)
 
 
 def _outcomes(
@@ -152,17 +162,16 @@ def _outcomes(
     notices: tuple[str, ...],
     **compared: Any,
 ) -> tuple[Path, list[Outcome]]:
-    """Compare; return the folder that was made, and the results."""
-    from syncpretrain.cli.compare_output import keep_unfinished, print_outcome
+    """Run the comparison; return its new folder and its results."""
     from syncpretrain.runs.compare import compare
-    from syncpretrain.runs.folder import made_folder, new_folder
+    from syncpretrain.runs.folder import make_folder, make_new_folder
     from syncpretrain.runs.prepare import with_absolute_path
 
     made: list[Path] = []
     outcomes: list[Outcome] = []
 
     def begin() -> None:
-        made.append(new_folder(settings.pretrain.layers) if out is None else made_folder(out))
+        made.append(make_new_folder(settings.pretrain.layers) if out is None else make_folder(out))
         with suppress(OSError):  # a log on a full disk
             for notice in notices:
                 click.echo(notice, err=True)
@@ -170,13 +179,13 @@ def _outcomes(
     def record(outcome: Outcome) -> None:
         outcomes.append(outcome)
         if not quiet:
-            print_outcome(outcome)
+            _print_outcome(outcome)
 
     try:
         compare(settings, data, begin=begin, report=record, **compared)
-    except BaseException:  # hours of work may be in them
+    except BaseException:  # the results so far may be hours of work
         if outcomes:
-            keep_unfinished(with_absolute_path(settings), data, outcomes, made[0])
+            _write_unfinished(with_absolute_path(settings), data, outcomes, made[0])
         raise
     return made[0], outcomes
 
@@ -188,7 +197,7 @@ def _settings(
     starts: tuple[str, ...] | None,
     options: dict[str, Any],
 ) -> tuple[Settings, Given | None]:
-    """Return the settings of all that is compared, and which of them were given."""
+    """Return the settings of the comparison, and the names of the settings that were given."""
     if options["schedule"] is not None:
         raise SettingsError("schedule: got one, expected none; --starts says what is compared")
     if options["layers"] is None and preset is None and config is None:
@@ -206,3 +215,113 @@ def _settings(
             )
     settings = settings_from_options(preset, config, options)
     return settings, given_by(preset, config, options)
+
+
+def _print_outcome(outcome: Outcome) -> None:
+    """Print one fine-tuned stack's result on stderr."""
+    labels = "" if outcome.labels is None else f"  {outcome.labels:,} labels"
+    test = _figure(outcome.test, outcome.labels)
+    seconds = (
+        f"pretrain {outcome.pretrain_seconds:.1f} s, finetune {outcome.finetune_seconds:.1f} s"
+    )
+    with suppress(OSError):  # a log on a full disk
+        click.echo(
+            f"seed {outcome.seed}  {outcome.start}{labels}  test {test}  {seconds}", err=True
+        )
+
+
+def _report(
+    settings: Settings, data: Dataset, outcomes: Sequence[Outcome], out: Path
+) -> dict[str, Any]:
+    """Return the report that ``--json`` prints."""
+    from syncpretrain.runs.compare import summarized
+
+    return {
+        "layers": list(settings.pretrain.layers),
+        "architecture": settings.pretrain.architecture,
+        "objective": settings.finetune.objective,
+        "data": {"name": data.name, "source": data.source, "train": len(data.train)},
+        "table": [asdict(row) for row in summarized(outcomes)],
+        "runs": [asdict(outcome) for outcome in outcomes],
+        "out": str(out),
+    }
+
+
+def _print_comparison(report: dict[str, Any], file: IO[str]) -> None:
+    """Print a row for each start and number of labels: mean, spread and gain."""
+    console = console_on(file)
+    layers = report["architecture"] or "-".join(map(str, report["layers"]))
+    data = report["data"]
+    classes = report["objective"] == "classification"
+    head = f"{layers} on {data['source']}, {report['objective']}, on the test examples:"
+    print_text(console, head)
+    table = plain_table()
+    wrong = "wrong,\n%" if classes else "\nerror"
+    plain = ("\nspread", "\ngain", "\npasses", "pretrain\ns", "finetune\ns")
+    table.add_column("\nlabels", justify="right")
+    table.add_column("\nstart", no_wrap=True)
+    for name in (wrong, *plain):
+        table.add_column(name, justify="right")
+    previous = None
+    for row in report["table"]:
+        if previous not in (None, row["labels"]):
+            table.add_section()
+        previous = row["labels"]
+        table.add_row(
+            "-" if row["labels"] is None else f"{row['labels']:,}",
+            row["start"],
+            *(_number(row[name], classes) for name in ("test", "spread", "gain")),
+            f"{row['passes']:.1f}",
+            f"{row['pretrain_seconds']:.1f}",
+            f"{row['finetune_seconds']:.1f}",
+        )
+    console.print(table)
+    seeds = report["table"][0]["seeds"]
+    console.print(f"means of {seeds} seeds; the gain is over random weights", markup=False)
+    console.print("passes: epochs of pretraining, each by its layer's share of the weights")
+    where = f"table and curve: {report['out']}"
+    print_text(console, where)
+
+
+def _write_comparison(
+    settings: Settings, report: dict[str, Any], outcomes: Sequence[Outcome], out: Path
+) -> None:
+    """Write the settings, the table as JSON, and the curve over numbers of labels if any."""
+    from syncpretrain.plot.curves import save_label_curve
+    from syncpretrain.runs.compare import summarized
+    from syncpretrain.runs.folder import CONFIG_NAME
+    from syncpretrain.settings import write_settings
+
+    write_settings(settings, out / CONFIG_NAME)
+    write_atomically(out / TABLE_NAME, json.dumps(report, indent=2).encode())
+    curves: dict[str, list[tuple[int, float, float | None]]] = {}
+    for row in summarized(outcomes):
+        if row.labels is not None:
+            curves.setdefault(row.start, []).append((row.labels, row.test, row.spread))
+    if curves:
+        save_label_curve(curves, out / CURVE_NAME)
+
+
+def _write_unfinished(
+    settings: Settings, data: Dataset, outcomes: Sequence[Outcome], out: Path
+) -> None:
+    """Write the results so far of a comparison that fails or is stopped, and print where."""
+    try:
+        _write_comparison(settings, _report(settings, data, outcomes, out), outcomes, out)
+        text = f"{len(outcomes)} results so far are in {out / TABLE_NAME}"
+    except OSError as error:
+        text = f"warning: {out} could not be written: {error.strerror or error}"
+    with suppress(OSError):
+        click.echo(text, err=True)
+
+
+def _figure(value: float | None, labels: int | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if labels is None else f"{100 * value:.2f} % wrong"
+
+
+def _number(value: float | None, classes: bool) -> str:
+    if value is None:
+        return "-"
+    return f"{100 * value:.2f}" if classes else f"{value:.4g}"

@@ -10,7 +10,7 @@ import click
 __all__ = ["command"]
 
 PROGRAM = "syncpretrain"
-ASKING_VARIABLE = "_SYNCPRETRAIN_COMPLETE"  # by which click is asked for completions
+ASKING_VARIABLE = "_SYNCPRETRAIN_COMPLETE"  # a shell sets it to ask click for completions
 SHELLS = ("bash", "zsh", "fish")
 START_FILES = {"bash": ".bashrc", "zsh": ".zshrc"}  # read by each new shell
 
@@ -21,8 +21,8 @@ START_FILES = {"bash": ".bashrc", "zsh": ".zshrc"}  # read by each new shell
 def command(shell: str, install: bool) -> None:
     """Print the script that completes commands and options in a shell, or install it.
 
-    Installed, it is a file in the user's folders for data (bash, zsh) or settings (fish), and for
-    bash and zsh a line in .bashrc or .zshrc reads it.
+    --install writes the script into the user's folder for data (bash, zsh) or settings (fish), and
+    for bash and zsh adds a line to .bashrc or .zshrc that reads it.
 
     \b
     Examples:
@@ -63,8 +63,8 @@ def _script(shell: str) -> str:
     from syncpretrain.cli.program import main
 
     kind = get_completion_class(shell)
-    assert kind is not None  # SHELLS are among those of click
-    # Not the shell's own method: that of bash starts one, to see its version.
+    assert kind is not None  # click knows all SHELLS
+    # Not the method of ``kind``: for bash it starts a shell, to see its version.
     return ShellComplete.source(kind(main, {}, PROGRAM, ASKING_VARIABLE))
 
 

@@ -26,8 +26,8 @@ def command() -> None:
     """List the published data sets that --data knows by name, and fetch them.
 
     They are fetched into the folder that SYNCPRETRAIN_DATA names, or into the user's cache, and
-    checked against the published SHA-256 sums. 'train' never fetches any but mnist, and nothing
-    stands in for one that is named.
+    checked against the published SHA-256 sums. 'train' fetches mnist only, and never replaces a
+    named data set by another.
 
     \b
     Examples:
@@ -60,7 +60,7 @@ def list_command(as_json: bool) -> None:
 def fetch_command(names: tuple[str, ...], mirror: str | None, quiet: bool) -> None:
     """Fetch data sets; files that are there already are checked, and not fetched again.
 
-    With --mirror URL the files are asked for in that folder alone; their sums stay the same.
+    With --mirror URL the files come from that folder alone, and are checked against the same sums.
     """
     from syncpretrain.data.named.fetch import check_mirror, fetch, folder_of, named_data
 
@@ -80,7 +80,7 @@ def _row(named: NamedData) -> dict[str, Any]:
     from syncpretrain.errors import DataError
 
     folder = None
-    with suppress(DataError):  # without a home there is none
+    with suppress(DataError):  # without a home there is no folder
         folder = folder_of(named)
     return {
         "name": named.name,

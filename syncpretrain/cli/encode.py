@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN, data_option, out_option, part_option
+from syncpretrain.cli.options import RUN, check_target, data_option, out_option, part_option
 
 __all__ = ["command"]
 
@@ -22,7 +22,7 @@ __all__ = ["command"]
     help="Stop at this layer, counted from 1; default the top one.",
 )
 @click.option(
-    "--log-odds", is_flag=True, help="Log-odds of its binary units instead of probabilities."
+    "--log-odds", is_flag=True, help="Write log-odds of binary units instead of probabilities."
 )
 @out_option
 def command(
@@ -36,7 +36,6 @@ def command(
       syncpretrain encode runs/NAME --part train --out train-codes.npy
       syncpretrain encode runs/NAME --log-odds --out documents.npy
     """
-    from syncpretrain.cli.files import check_target
     from syncpretrain.cli.run_data import examples_of
     from syncpretrain.data.output_file import check_output, write_output
     from syncpretrain.errors import SettingsError

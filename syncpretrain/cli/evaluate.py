@@ -23,9 +23,9 @@ __all__ = ["command"]
 def command(run: Path, data: str | None, partition: bool, as_json: bool) -> None:
     """Measure each layer and the whole stack.
 
-    The reconstruction error is squared and summed over the values of an example, and averaged over
-    examples; of Gaussian visible units, over the standardized values. A file that the run was not
-    trained on counts as test data, all of it.
+    The reconstruction error is the squared error, summed over the values of an example and averaged
+    over examples; Gaussian visible units count with their standardized values. A file that the run
+    was not trained on counts as test data as a whole.
 
     For a layer that is still an RBM, the free-energy gap between held-out and training examples
     shows overfitting, and the pseudo-likelihood how well it models them (both in nats; values

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN
+from syncpretrain.cli.options import RUN, check_target
 from syncpretrain.models.export.formats import EXPORT_FORMATS, EXPORT_PARTS
 
 __all__ = ["command"]
@@ -35,16 +35,15 @@ __all__ = ["command"]
 def command(run: Path, file_format: str | None, part: str | None, out: Path) -> None:
     """Write a part of a run as a model of another library, without a pickle.
 
-    Raw rows go in: standardization and the categories of a table are part of it. The suffixes are
-    those of ONNX, PyTorch (parameters, beside a Python file that loads them), Keras, scikit-learn
-    (by skops) and NumPy, in this order.
+    The model reads raw rows: standardization and the categories of a table are part of it. The
+    suffixes stand for ONNX, PyTorch (parameters, with a Python file that loads them), Keras,
+    scikit-learn (by skops) and NumPy, in this order.
 
     \b
     Examples:
       syncpretrain export runs/NAME --out encoder.onnx
       syncpretrain export runs/NAME --format torch --part autoencoder --out net.safetensors
     """
-    from syncpretrain.cli.files import check_target
     from syncpretrain.models.export.describe import describe
     from syncpretrain.models.export.formats import check_installed, format_for, write_export
     from syncpretrain.models.stack import load

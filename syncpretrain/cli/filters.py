@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN, at_least, shape_option
+from syncpretrain.cli.options import RUN, at_least, check_target, shape_option
 
 __all__ = ["command"]
 
-PIXELS = 36  # of a filter's side in the picture, about
+PIXELS = 36  # about the side of a filter in the picture
 
 
 @click.command("filters")
@@ -35,8 +35,8 @@ PIXELS = 36  # of a filter's side in the picture, about
 def command(run: Path, layer: int, count: int, shape: str | None, out: Path | None) -> None:
     """Draw the weights of a layer as images, as a PNG: the filters of a convolution.
 
-    Of a convolution above another, whose filters read many maps, the weights for each map are
-    drawn under each other. Grey is 0, and each filter has its own contrast. Of dense layers the
+    A filter of a convolution above another reads many maps; its weights for each map are drawn
+    under each other. Grey is 0, and each filter has its own contrast. Among dense layers only the
     first can be drawn.
 
     \b
@@ -44,10 +44,14 @@ def command(run: Path, layer: int, count: int, shape: str | None, out: Path | No
       syncpretrain filters runs/NAME
       syncpretrain filters runs/NAME --layer 2 --count 20 --out second.png
     """
-    from syncpretrain.cli.files import check_target
     from syncpretrain.models.stack import load
-    from syncpretrain.runs.report.filters import filter_images
-    from syncpretrain.runs.report.images import ENLARGE, image_grid, image_shape, save_png
+    from syncpretrain.plot.images import (
+        ENLARGE,
+        filter_images,
+        image_grid,
+        image_shape,
+        save_png,
+    )
     from syncpretrain.shapes import DenseShape
 
     target = out or (run if run.is_dir() else run.parent) / "filters.png"

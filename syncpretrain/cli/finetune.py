@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from syncpretrain.cli.help_texts import SectionedCommand
 from syncpretrain.cli.options import RUN, json_option, log_option
-from syncpretrain.cli.sections import SectionedCommand
-from syncpretrain.cli.settings_from_options import settings_from_options
-from syncpretrain.cli.train_options import OPTIONS, setting_options
-from syncpretrain.cli.typed import typed
+from syncpretrain.cli.program import command_line
+from syncpretrain.cli.setting_options import OPTIONS, setting_options, settings_from_options
 from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
 
@@ -48,18 +47,18 @@ def command(
 ) -> None:
     """Fine-tune the stack of an earlier run, in a run folder of its own.
 
-    With labels it learns to predict them: classes, or with --task regression numbers; without any,
-    or with --finetune reconstruction, to reconstruct. The columns of a table are found by their
-    names, as in the earlier run. All that is not given is as in that run, or follows from the data,
-    but --target, --drop, --test, --labels and --examples belong to its data, and are not taken over
-    for another --data.
+    With labels the stack learns to predict classes, or with --task regression numbers; without
+    labels, or with --finetune reconstruction, it learns to reconstruct. The columns of a table are
+    found by their names, as in the earlier run. Options that are not given are as in that run, or
+    follow from the data; --target, --drop, --test, --labels and --examples belong to the data of
+    that run, and are not taken over for another --data.
 
     \b
     Examples:
       syncpretrain finetune runs/NAME --data labelled.npz
       syncpretrain finetune runs/NAME --data labelled.csv --target class --finetune-epochs 20
     """
-    from syncpretrain.cli.output import announce, print_run
+    from syncpretrain.cli.output import print_run, showing_progress
     from syncpretrain.cli.ranks import check_runtime_of
     from syncpretrain.models.stack import load
     from syncpretrain.runs.folder import check_folder
@@ -69,13 +68,13 @@ def command(
 
     check_folder(out)
     stack = load(run)
-    settings, data = _settled(run, stack, options)
+    settings, data = _settings_and_data(run, stack, options)
     check_runtime_of(settings)
     given = Given(
         frozenset(PretrainSettings.__struct_fields__),
         frozenset(OPTIONS[name].field for name in options if options[name] is not None),
     )
-    with announce(live=not as_json, quiet=quiet) as observers:
+    with showing_progress(live=not as_json, quiet=quiet) as observers:
         report = train_run(
             settings,
             out=out,
@@ -84,7 +83,7 @@ def command(
             given=given,
             start=stack.for_prepared_rows(),
             loggers=loggers,
-            command=typed(),
+            command=command_line(),
         )
     if as_json:
         click.echo(json.dumps(report))
@@ -92,8 +91,10 @@ def command(
         print_run(report, sys.stdout)
 
 
-def _settled(run: Path, stack: Stack, options: dict[str, Any]) -> tuple[Settings, Dataset]:
-    """Return the settings of the new run, and its data, which decide what it is tuned for."""
+def _settings_and_data(
+    run: Path, stack: Stack, options: dict[str, Any]
+) -> tuple[Settings, Dataset]:
+    """Return the settings of the new run and its data; the labels decide the objective."""
     from syncpretrain.data.columns import columns_in
     from syncpretrain.runs.folder import CONFIG_NAME
     from syncpretrain.runs.prepare import load_data
@@ -123,7 +124,7 @@ def _settled(run: Path, stack: Stack, options: dict[str, Any]) -> tuple[Settings
     old = before.finetune
     kept = {} if old.objective == objective else {"loss": options.get("finetune_loss")}
     tuning = replaced(settings.finetune, objective=objective, **kept)
-    if options["finetune_runtime"] is None:  # the ranks of the earlier run are not these
+    if options["finetune_runtime"] is None:  # this run need not have the ranks of the earlier one
         tuning = off_ranks(tuning)
     is_on_ranks = settings.pretrain.runtime == "mpi"
     pretrain = replaced(settings.pretrain, runtime="threads") if is_on_ranks else settings.pretrain
@@ -131,7 +132,7 @@ def _settled(run: Path, stack: Stack, options: dict[str, Any]) -> tuple[Settings
 
 
 def _objective(data: Dataset) -> str:
-    """Return what the labels ask for."""
+    """Return the objective that suits the labels."""
     if data.train_labels is None:
         return "reconstruction"
     return "regression" if data.train_labels.dtype.kind == "f" else "classification"

@@ -1,4 +1,4 @@
-"""Types of option values, and the options that several commands share."""
+"""Options that several commands share, the types of their values, and the check of ``--out``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ __all__ = [
     "RUN",
     "TRAIN_PER_HELD_OUT",
     "at_least",
+    "check_target",
     "data_option",
     "epoch_counts",
     "floats",
@@ -30,12 +31,13 @@ __all__ = [
     "words",
 ]
 
+
 F = TypeVar("F", bound=Callable[..., Any])
-TRAIN_PER_HELD_OUT = 5  # examples of what is predicted, as of MNIST's
+TRAIN_PER_HELD_OUT = 5  # training examples a held-out one, as in MNIST
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return the type of a whole number that is not below ``least``."""
+    """Return a parser of whole numbers that are at least ``least``."""
 
     def parse(text: str) -> int:
         try:
@@ -78,7 +80,7 @@ def floats(text: str) -> tuple[float, ...]:
 
 
 def momentums(text: str) -> tuple[str, ...]:
-    """Check momentum schedules, one for all layers or one a layer, here: the option is named."""
+    """Check momentum schedules, one for all layers or one a layer, so that the option is named."""
     from syncpretrain.errors import SettingsError
     from syncpretrain.settings import MomentumSchedule
 
@@ -92,7 +94,7 @@ def momentums(text: str) -> tuple[str, ...]:
 
 
 def words(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Return the type of words separated by commas, each one of those known if there are any."""
+    """Return a parser of words separated by commas; if any are known, others are refused."""
 
     def parse(text: str) -> tuple[str, ...]:
         parts = tuple(text.split(","))
@@ -118,7 +120,7 @@ def part_option(command: F) -> F:
 
 
 def data_option(default: str) -> Callable[[F], F]:
-    """Return ``--data``; the command says what it takes without it."""
+    """Return ``--data``; ``default`` says which data the command takes without the option."""
     return click.option(
         "--data",
         metavar="NAME|FILE",
@@ -131,7 +133,7 @@ def shape_option(command: F) -> F:
     return click.option(
         "--shape",
         metavar="[3x]HxW",
-        help="Height and width of an example; default those of the convolutions, or a square.",
+        help="Height and width of an example; default the images of convolutions, or a square.",
     )(command)
 
 
@@ -147,7 +149,7 @@ def out_option(command: F) -> F:
 
 
 def measuring_options(command: F) -> F:
-    """Add ``--examples`` and ``--seconds``, of what is predicted from measurements."""
+    """Add ``--examples`` and ``--seconds`` to a command that predicts from measurements."""
     seconds = click.option(
         "--seconds",
         type=at_least(0),
@@ -160,7 +162,7 @@ def measuring_options(command: F) -> F:
         type=at_least(1),
         default=50_000,
         metavar="N",
-        help="To train on. Default 50000, as of MNIST.",
+        help="Training examples. Default 50000, as in MNIST.",
     )
     return examples(seconds(command))
 
@@ -179,3 +181,37 @@ def log_option(command: F) -> F:
 def json_option(command: F) -> F:
     """Add ``--json``: one object on stdout, and nothing else there."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+
+
+def check_target(path: Path, *read: Path | str | None) -> None:
+    """Refuse a file that cannot be written, or that replaces a file of a run or one that is read.
+
+    Parameters
+    ----------
+    path : Path
+    *read : Path, str or None
+        Files that the command reads; names of data sets and None are ignored.
+
+    Raises
+    ------
+    SettingsError
+    """
+    import os
+
+    from syncpretrain.errors import SettingsError
+    from syncpretrain.runs.folder import is_run_file
+    from syncpretrain.storage import expanded
+
+    if path.is_dir():
+        raise SettingsError(f"out: {path} is a folder; name a file")
+    if not path.parent.is_dir():
+        raise SettingsError(f"out: the folder {path.parent} does not exist")
+    if not os.access(path.parent, os.W_OK):
+        raise SettingsError(f"out: cannot write to the folder {path.parent}")
+    if not path.exists():
+        return
+    if is_run_file(path):
+        raise SettingsError(f"out: {path} is a file of the run in {path.parent}; name another file")
+    for other in (expanded(name) for name in read if name is not None):
+        if other.is_file() and other.samefile(path):
+            raise SettingsError(f"out: {path} is a file that is read; name another one")

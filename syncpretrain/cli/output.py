@@ -1,4 +1,4 @@
-"""Progress while a command works, and its result as tables."""
+"""Output of commands: progress, the results of a run as tables, and counts in words."""
 
 from __future__ import annotations
 
@@ -7,25 +7,40 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
-from syncpretrain.events import Observer
-from syncpretrain.models.verdict import share_text
-from syncpretrain.observers.progress import progress_observer
+    from syncpretrain.events import Observer
 
-__all__ = ["announce", "print_errors", "print_run"]
+__all__ = [
+    "console_on",
+    "counted",
+    "plain_table",
+    "print_errors",
+    "print_run",
+    "print_text",
+    "showing_progress",
+]
+
+AFTER_FINETUNING = (
+    "The layers' own errors are those after fine-tuning, which cares only for",
+    "the whole stack's.",
+)
 
 
 @contextmanager
-def announce(*, live: bool, quiet: bool) -> Iterator[list[Observer]]:
+def showing_progress(*, live: bool, quiet: bool) -> Iterator[list[Observer]]:
     """Yield the observers that show progress on stderr: live on a terminal, else in lines."""
     if quiet:
         yield []
         return
+    from rich.console import Console
+
+    from syncpretrain.observers.progress import progress_observer
+
     live = live and sys.stdout.isatty() and sys.stderr.isatty()
     with progress_observer(Console(stderr=True), live=live) as observer:
         yield [observer]
@@ -33,7 +48,7 @@ def announce(*, live: bool, quiet: bool) -> Iterator[list[Observer]]:
 
 def print_run(report: dict[str, Any], file: IO[str]) -> None:
     """Print the result of a run of ``train``."""
-    console = Console(file=file, highlight=False)
+    console = console_on(file)
     table = _print_data(console, report)
     for name in ("\nepochs", "busy\nseconds", "asleep\nseconds"):
         table.add_column(name, justify="right")
@@ -43,33 +58,64 @@ def print_run(report: dict[str, Any], file: IO[str]) -> None:
     console.print(table)
     _print_stack(console, report)
     for sentence in report["verdict"]:
-        _print(console, f"verdict: {sentence}")
+        print_text(console, f"verdict: {sentence}")
     seconds = report["seconds"]
     parts = ", ".join(f"{name} {seconds[name]:.1f}" for name in ("data", "pretrain", "finetune"))
-    _print(console, f"seconds: {parts}, total {seconds['total']:.1f}")
+    print_text(console, f"seconds: {parts}, total {seconds['total']:.1f}")
     out = Path(report["out"])
-    _print(console, f"model: {out / 'model.safetensors'}")
-    _print(console, f"next: syncpretrain report {quote(str(out))}")
+    print_text(console, f"model: {out / 'model.safetensors'}")
+    print_text(console, f"next: syncpretrain report {quote(str(out))}")
 
 
 def print_errors(report: dict[str, Any], file: IO[str], *, finetuned: bool) -> None:
-    """Print what ``evaluate`` measured."""
-    console = Console(file=file, highlight=False)
+    """Print the measurements of ``evaluate`` as tables."""
+    console = console_on(file)
     table = _print_data(console, report)
     for row in report["layers"]:
         table.add_row(*_errors_cells(row))
     console.print(table)
     if finetuned:
-        _print(console, "The layers' own errors are those after fine-tuning, which cares only for")
-        _print(console, "the whole stack's.")
+        for line in AFTER_FINETUNING:
+            print_text(console, line)
     _print_stack(console, report)
     console.print()
     console.print(_diagnosis_table(report["layers"]))
 
 
+def counted(count: int | str, what: str) -> str:
+    """Return a count, or several as text, with its noun in the singular or plural.
+
+    Examples
+    --------
+    >>> counted(1, "epoch"), counted(20, "epoch"), counted("1,2", "epoch")
+    ('1 epoch', '20 epochs', '1,2 epochs')
+    """
+    return f"{count} {what}{'' if str(count) == '1' else 's'}"
+
+
+def console_on(file: IO[str], *, width: int | None = None) -> Console:
+    """Return a console that prints on a file, without colours for numbers."""
+    from rich.console import Console
+
+    return Console(file=file, highlight=False, width=width)
+
+
+def plain_table() -> Table:
+    """Return an empty table without a frame."""
+    from rich import box
+    from rich.table import Table
+
+    return Table(box=box.SIMPLE_HEAD, show_edge=False)
+
+
+def print_text(console: Console, text: str) -> None:
+    """Print a text as it is, on one line however long."""
+    console.print(text, markup=False, emoji=False, soft_wrap=True)
+
+
 def _diagnosis_table(layers: list[dict[str, Any]]) -> Table:
-    """Return the table of what is known of the layers beside their errors."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    """Return the table of each layer's diagnosis: energy gap, likelihoods, idle units."""
+    table = plain_table()
     names = (
         "\nlayer",
         "free-energy\ngap",
@@ -102,11 +148,11 @@ def _interval(estimate: dict[str, Any] | None) -> str:
 
 
 def _print_data(console: Console, report: dict[str, Any]) -> Table:
-    """Print what heads the table; return the table with the columns of the errors."""
+    """Print the name and sizes of the data; return a table with the columns of the errors."""
     data, parts = report["data"], report["reconstruction_error"]
-    _print(console, f"{data['name']}: {data['source']}")
-    _print(console, ", ".join(f"{data[part]:,} {part}" for part in parts))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    print_text(console, f"{data['name']}: {data['source']}")
+    print_text(console, ", ".join(f"{data[part]:,} {part}" for part in parts))
+    table = plain_table()
     table.add_column("\nlayer", justify="right")
     dense = all(" " not in row["shape"] for row in report["layers"])
     table.add_column("\nunits", no_wrap=dense)
@@ -119,36 +165,40 @@ def _print_data(console: Console, report: dict[str, Any]) -> Table:
 def _errors_cells(row: dict[str, Any]) -> tuple[str, ...]:
     errors = map(_number, row["reconstruction_error"].values())
     shape, _, handed_up = row["shape"].partition(" -> ")
-    units = shape.partition(" ")[2] if handed_up else shape  # the images are those of the last row
+    units = shape.partition(" ")[2] if handed_up else shape  # the row above has the images
     return (str(row["layer"]), units, *errors, _share_of_mean(row))
 
 
 def _share_of_mean(row: dict[str, Any]) -> str:
-    """Return the last error's share of that of predicting the mean."""
+    """Return the last part's error as a share of the error of predicting the mean."""
+    from syncpretrain.models.verdict import share_text
+
     means = row["mean_error"]
     found = [(e, means[part]) for part, e in row["reconstruction_error"].items() if e is not None]
     return share_text(*found[-1]) if found else "-"
 
 
 def _print_stack(console: Console, report: dict[str, Any]) -> None:
+    from syncpretrain.models.verdict import share_text
+
     whole = "whole stack"
     if report["accuracy"] is not None:
         for words, name in (("classifier", "accuracy"), ("most frequent class", "majority")):
             shares = _present(report[name])
             wrong = (f"{part} {100 * (1 - x):.2f} %" for part, x in shares.items())
             if shares:
-                _print(console, f"{words}, wrong: {', '.join(wrong)}")
+                print_text(console, f"{words}, wrong: {', '.join(wrong)}")
         whole = "whole stack, pretrained"
     if apart := report.get("regression_error"):
         texts = (f"{part} {_rmse(**x)}" for part, x in apart.items() if x)
-        _print(console, f"regression, root mean squared error: {', '.join(texts)}")
+        print_text(console, f"regression, root mean squared error: {', '.join(texts)}")
         whole = "whole stack, pretrained"
     errors, means = _present(report["reconstruction_error"]), report["mean_error"]
     if errors:
         parts = ", ".join(f"{part} {_number(error)}" for part, error in errors.items())
-        _print(console, f"{whole}: {parts} (squared error)")
+        print_text(console, f"{whole}: {parts} (squared error)")
         of_mean = (f"{part} {share_text(error, means[part])}" for part, error in errors.items())
-        _print(console, f"of the mean's error: {', '.join(of_mean)}")
+        print_text(console, f"of the mean's error: {', '.join(of_mean)}")
 
 
 def _rmse(rmse: float, r2: float | None) -> str:
@@ -157,10 +207,6 @@ def _rmse(rmse: float, r2: float | None) -> str:
 
 def _present(figures: dict[str, float | None]) -> dict[str, float]:
     return {part: figure for part, figure in figures.items() if figure is not None}
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, markup=False, emoji=False, soft_wrap=True)
 
 
 def _count(value: int | None) -> str:

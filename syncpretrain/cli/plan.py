@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.counts import counted
 from syncpretrain.cli.options import TRAIN_PER_HELD_OUT, json_option, measuring_options
-from syncpretrain.cli.settings_from_options import settings_from_options
-from syncpretrain.cli.train_options import FINETUNE, OPTIONS, setting_options, source_options
+from syncpretrain.cli.output import console_on, counted, plain_table, print_text
+from syncpretrain.cli.setting_options import (
+    FINETUNE,
+    OPTIONS,
+    setting_options,
+    settings_from_options,
+    source_options,
+)
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC
 
@@ -26,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-OF_ASYNC = ("push_every", "fetch_every", "async_rate")
-PLANNED_OF = (
+ASYNC_OPTIONS = ("push_every", "fetch_every", "async_rate")
+PLAN_OPTIONS = (
     "layers",
     "model",
     "epochs",
@@ -38,23 +44,31 @@ PLANNED_OF = (
     "precision",
     "backend",
 )
-OF_TUNING = ("epochs", "batch_size", "optimizer", "precision", "replicas", "schedule", *OF_ASYNC)
-NOT_OF_TUNING = [
+TUNING_FIELDS = (
+    "epochs",
+    "batch_size",
+    "optimizer",
+    "precision",
+    "replicas",
+    "schedule",
+    *ASYNC_OPTIONS,
+)
+OTHER_TUNING_OPTIONS = [
     name
     for name in OPTIONS
-    if name.startswith(FINETUNE) and name.removeprefix(FINETUNE) not in OF_TUNING
+    if name.startswith(FINETUNE) and name.removeprefix(FINETUNE) not in TUNING_FIELDS
 ]
 
 
 @click.command("plan")
-@setting_options(only=PLANNED_OF)
+@setting_options(only=PLAN_OPTIONS)
 @click.option(
     "--schedule",
     type=click.Choice((ASYNC,)),
     help="Choose among asynchronous runs, by their replicas.",
 )
-@setting_options(only=OF_ASYNC)
-@setting_options(only=("finetune",), without=NOT_OF_TUNING)
+@setting_options(only=ASYNC_OPTIONS)
+@setting_options(only=("finetune",), without=OTHER_TUNING_OPTIONS)
 @source_options
 @measuring_options
 @json_option
@@ -69,7 +83,7 @@ def command(
     """Measure a stack on this machine, predict each schedule's time, and choose one.
 
     It times a few steps of each layer, on random numbers, with each number of workers, split by
-    examples and by units, and with BLAS on all cores, and plays each schedule through. With
+    examples and by units, and with BLAS on all cores, and simulates each schedule. With
     '--backend cupy' it times the GPUs instead. 'train --schedule auto' does the same and goes on
     with the choice.
 
@@ -83,14 +97,14 @@ def command(
     from syncpretrain.planning.candidates import Task
     from syncpretrain.planning.choice import check_workers, plan_for
 
-    workers = options.pop("workers")  # which asynchronous settings do not have
+    workers = options.pop("workers")  # asynchronous settings have none
     check_workers(workers)
     settings = settings_from_options(preset, config, options)
     task = Task(settings.pretrain, examples, examples // TRAIN_PER_HELD_OUT)
     tuned = _tuned(settings, workers, examples, seconds)
     found = plan_for(task, workers=workers, measure_seconds=seconds)
     own = {name: value for name, value in options.items() if value is not None}
-    line = _line(found, tuned, {"preset": preset, "config": config}, own)
+    line = _train_command(found, tuned, {"preset": preset, "config": config}, own)
     if as_json:
         report = found.report() | {"finetune": tuned and tuned.report(), "command": line}
         click.echo(json.dumps(report))
@@ -106,7 +120,7 @@ def _tuned(
     Raises
     ------
     SettingsError
-        If it is to be on a GPU, where it is not predicted.
+        If fine-tuning is to run on a GPU, where it is not predicted.
     """
     if settings.finetune.objective == "none":
         return None
@@ -131,7 +145,7 @@ def _tuned(
     )
 
 
-def _line(
+def _train_command(
     found: Plan, tuned: TuningPlan | None, source: dict[str, Any], own: dict[str, Any]
 ) -> str:
     """Return the command that trains as planned."""
@@ -153,23 +167,19 @@ def _line(
 
 
 def _differs(pretrain: PretrainSettings, name: str, value: Any) -> bool:
-    """Return whether a file says something else than what a candidate takes for granted."""
+    """Return whether a setting has another value than all candidates take for granted."""
     found = getattr(pretrain, name)
     return any(x != value for x in (found if isinstance(found, tuple) else (found,)))
 
 
 def print_plan(plan: Plan, tuned: TuningPlan | None, line: str, file: IO[str]) -> None:
     """Print the candidates for training a stack, the bound, the choice and its command."""
-    from rich.console import Console
-
     from syncpretrain.planning.choice import LEARNS
     from syncpretrain.planning.timings import CORE
 
-    console = Console(file=file, highlight=False)
+    console = console_on(file)
 
-    def say(text: str) -> None:
-        console.print(text, markup=False, emoji=False, soft_wrap=True)
-
+    say = partial(print_text, console)
     task, workers, unit = plan.task.settings, plan.timings.workers, plan.timings.unit
     shape = task.architecture or "-".join(map(str, task.layers))
     epochs = ",".join(map(str, sorted(set(task.epochs))))
@@ -199,12 +209,9 @@ def print_plan(plan: Plan, tuned: TuningPlan | None, line: str, file: IO[str]) -
 
 def _table(plan: Plan) -> Table:
     """Return the candidates as a table, the choice marked."""
-    from rich import box
-    from rich.table import Table
-
     from syncpretrain.planning.timings import CORE
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table = plain_table()
     table.add_column("\n")
     table.add_column("\nschedule", no_wrap=True)
     alone = "times\none core" if plan.timings.unit == CORE else "times\nin turn"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN, data_option, out_option, part_option
+from syncpretrain.cli.options import RUN, check_target, data_option, out_option, part_option
 
 __all__ = ["command"]
 
@@ -20,7 +20,7 @@ __all__ = ["command"]
 def command(run: Path, data: str | None, part: str | None, proba: bool, out: Path) -> None:
     """Write the class of each example by its own name, or the number that a regression predicts.
 
-    The columns of a table are found by their names; that of the target may be missing. A .npy file
+    The columns of a table are found by their names; the target column may be missing. A .npy file
     holds the predictions alone, with --proba the probabilities alone.
 
     \b
@@ -30,7 +30,6 @@ def command(run: Path, data: str | None, part: str | None, proba: bool, out: Pat
     """
     import numpy as np
 
-    from syncpretrain.cli.files import check_target
     from syncpretrain.cli.run_data import examples_of
     from syncpretrain.data.columns import columns_in
     from syncpretrain.data.output_file import check_output, write_output

@@ -1,4 +1,4 @@
-"""The ``syncpretrain`` program: its commands, and what each failure says and exits with."""
+"""The ``syncpretrain`` program: its commands, and the message and status of each failure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from shlex import join
 from typing import Any
 
 import click
 
 from syncpretrain.cli.ranks import check_command, follow, is_follower, leading
-from syncpretrain.cli.typed import keep_typed
 
-__all__ = ["main"]
+__all__ = ["command_line", "keep_arguments", "main"]
+
 
 COMMANDS = {
     "train": "Pretrain a stack of layers in parallel, and fine-tune it.",
@@ -47,10 +48,10 @@ FAILED, REFUSED, STALLED, SIGNAL = 1, 2, 75, 128
 
 
 class Program(click.Group):
-    """A group that knows its commands by name and imports them on use."""
+    """The group of all commands, each imported on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order one needs them."""
+        """Return the commands in the order of a user's work."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
@@ -76,7 +77,7 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return a command, which may be one for several ranks; suggest one for a wrong name."""
+        """Return a command that may run on these ranks; suggest another one for a wrong name."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             near = _nearest(args[0], list(COMMANDS))
             raise click.UsageError(f"No such command {args[0]!r}{near}", ctx)
@@ -91,7 +92,7 @@ class Program(click.Group):
             ctx.exit(follow(args))
         if not args:
             return super().parse_args(ctx, args)  # shows the help
-        keep_typed(ctx, args)
+        keep_arguments(ctx, args)
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -99,7 +100,7 @@ class Program(click.Group):
             return ctx.exit(REFUSED)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; turn what it raises into one message and an exit status."""
+        """Run a command; turn an error into one message and an exit status."""
         with leading():
             return self._invoked(ctx)
 
@@ -126,12 +127,12 @@ class Program(click.Group):
             return _end(ctx, f"Error: there is not enough memory: {error}", FAILED)
 
     def _in_option_names(self, message: str, ctx: click.Context) -> str:
-        """Write a setting's name at the start of a message, and name=value, as an option."""
+        """Write names of settings as options: at the start of a message, and in name=value."""
         command = self.get_command(ctx, ctx.invoked_subcommand or "")
         options = {name for p in (command.params if command else ()) for name in p.opts}
         setting, colon, rest = message.partition(": ")
         option = "--" + setting.replace("_", "-")
-        head = option if option in options else setting  # which may be a file
+        head = option if option in options else setting  # the name of a file stays
         rest = re.sub(
             r"\b([a-z_]+)=(?=\S)",
             lambda found: f"--{found[1]} " if f"--{found[1]}" in options else found[0],
@@ -165,7 +166,7 @@ def _warnings_in_lines() -> Iterator[None]:
 
 
 def _open_closed() -> None:
-    """Let what is printed go nowhere where a stream was closed before the program began."""
+    """Open the null device in place of a stream that was closed before the program began."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
@@ -183,7 +184,7 @@ def _sentence(text: str) -> str:
 
 
 def _usage(error: click.UsageError, ctx: click.Context) -> str:
-    """Say in one sentence what click says in three lines."""
+    """Return a usage error of click as one sentence."""
     if isinstance(error, click.BadParameter) and error.param and error.message:
         return f"{error.param.opts[0]}: {error.message.rstrip('.')}"
     program = [ctx.command_path, *filter(None, [ctx.invoked_subcommand])]
@@ -201,7 +202,7 @@ def _usage(error: click.UsageError, ctx: click.Context) -> str:
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    """Return a suggestion for a wrong name: the nearest one, or what other libraries mean by it."""
+    """Return a suggestion for a wrong name: its meaning in other libraries, or the nearest name."""
     from difflib import get_close_matches
 
     from syncpretrain.settings.convert import USUAL_ELSEWHERE
@@ -234,3 +235,16 @@ def main(debug: bool) -> None:
 
     RUN is the folder that train writes, or a model.safetensors.
     """
+
+
+KEY = "syncpretrain.arguments"
+
+
+def keep_arguments(ctx: click.Context, arguments: Sequence[str]) -> None:
+    """Keep the arguments of the program for :func:`command_line`."""
+    ctx.meta[KEY] = tuple(arguments)
+
+
+def command_line() -> str:
+    """Return the command line of the running command, as it was typed."""
+    return join(["syncpretrain", *click.get_current_context().meta[KEY]])

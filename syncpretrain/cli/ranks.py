@@ -22,13 +22,13 @@ WRONG_USE, LOST_RANK = 2, 1
 
 
 def is_follower() -> bool:
-    """Return whether this is a rank that only holds layers for a command of rank 0."""
+    """Return whether this rank only holds layers for the command of rank 0."""
     place = launched()
     return place is not None and place.rank > 0
 
 
 def follow(arguments: Sequence[str]) -> int:
-    """Hold layers for rank 0, without a word; return the status with which its command ends."""
+    """Hold layers for rank 0, and print nothing; return the exit status of its command."""
     from syncpretrain.errors import WorkerError
     from syncpretrain.pretraining.on_ranks import follow_command
 
@@ -37,7 +37,7 @@ def follow(arguments: Sequence[str]) -> int:
         return WRONG_USE if names else 0
     try:
         return follow_command()
-    except SettingsError:  # which rank 0 says
+    except SettingsError:  # rank 0 prints it
         return WRONG_USE
     except WorkerError as error:
         click.echo(f"Error: {error}", err=True)
@@ -45,7 +45,7 @@ def follow(arguments: Sequence[str]) -> int:
 
 
 def check_command(name: str) -> None:
-    """Refuse several ranks of a command that is not for them; else join the others.
+    """Refuse a command that does not run on several ranks; else join the other ranks.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def check_command(name: str) -> None:
 def check_runtime_of(settings: Settings, runtime: str | None = None) -> None:
     """Refuse several ranks that would each be a run of its own.
 
-    ``runtime`` is where a run goes on, if that is given.
+    ``runtime`` is the runtime that is given for a resumed run, if any.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def check_runtime_of(settings: Settings, runtime: str | None = None) -> None:
 
 @contextmanager
 def leading() -> Iterator[None]:
-    """Send the other ranks the status with which this one leaves."""
+    """Send the other ranks the exit status of this rank."""
     status = LOST_RANK
     try:
         yield

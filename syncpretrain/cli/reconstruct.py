@@ -6,7 +6,14 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN, at_least, data_option, part_option, shape_option
+from syncpretrain.cli.options import (
+    RUN,
+    at_least,
+    check_target,
+    data_option,
+    part_option,
+    shape_option,
+)
 
 __all__ = ["command"]
 
@@ -54,11 +61,10 @@ def command(
     """
     import numpy as np
 
-    from syncpretrain.cli.files import check_target
     from syncpretrain.cli.run_data import examples_of
     from syncpretrain.errors import DataError
     from syncpretrain.models.stack import load
-    from syncpretrain.runs.report.images import image_grid, image_shape, save_png, shades
+    from syncpretrain.plot.images import image_grid, image_shape, save_png, shades
 
     target = out or (run if run.is_dir() else run.parent) / "reconstructions.png"
     stack = load(run)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import RUN, data_option, part_option, shape_option
+from syncpretrain.cli.options import RUN, check_target, data_option, part_option, shape_option
 
 if TYPE_CHECKING:
     from syncpretrain.runs.record import RunRecord
-    from syncpretrain.runs.report.sections.examples import Shown
+    from syncpretrain.runs.report.examples import Shown
 
 __all__ = ["command"]
 
@@ -40,57 +40,63 @@ def command(
 ) -> None:
     """Write what a run did and learned as one page of HTML, which loads nothing.
 
-    First stands whether it worked. Then come its errors, learning curves, who trained when,
-    reconstructions, filters, activities of the hidden units, a map of the codes, samples, what
-    other schedules would have taken, and its settings. A run that failed or was stopped has what
-    there is, and the reason. Without its data the examples are left out.
+    The page begins with whether the run worked. Then follow its errors, learning curves, who
+    trained when, reconstructions, filters, activities of the hidden units, a map of the codes,
+    samples, the times of other schedules, and its settings. The page of a run that failed or was
+    stopped has what there is, and the reason. Without its data the examples are left out.
 
     With OTHER the page compares two runs: settings that differ, errors, curves, diagrams, and
-    what both make of examples of the first.
+    reconstructions of examples of the first run by both.
 
     \b
     Examples:
       syncpretrain report runs/NAME
       syncpretrain report runs/NAME runs/NAME --out both.html
     """
-    from syncpretrain.cli.files import check_target
     from syncpretrain.runs.record import read_run
-    from syncpretrain.runs.report.page import check_report, compared, report_page, sections_of
+    from syncpretrain.runs.report import (
+        check_report,
+        report_page,
+        sections_of,
+        sections_of_comparison,
+    )
     from syncpretrain.storage import write_atomically
 
     check_report()
     runs = [read_run(path) for path in (run, other) if path is not None]
-    if len({record.name for record in runs}) < len(runs):  # of two folders, each in its own
+    if len({record.name for record in runs}) < len(runs):  # two folders have the same name
         runs = [read_run(path, name=str(path)) for path in (run, other) if path is not None]
     target = out or runs[0].folder / REPORT_NAME
     check_target(target, data)
     examples = _shown(runs[0], data, part, shape)
-    sections = compared(runs, **examples) if other else sections_of(runs[0], **examples)
+    sections = (
+        sections_of_comparison(runs, **examples) if other else sections_of(runs[0], **examples)
+    )
     write_atomically(target, report_page(runs, sections))
     click.echo(f"{target}: {len(sections)} sections")
 
 
 def _shown(run: RunRecord, data: str | None, part: str | None, shape: str | None) -> dict[str, Any]:
-    """Return the examples to show and their shape, or why there are none."""
-    from syncpretrain.runs.report.plots.features import images_of
+    """Return the examples to show and their shape as images, or the reason why none are shown."""
+    from syncpretrain.plot.examples import image_shape_of
 
     if run.stack is None:
         return {}
-    images = images_of(run.stack, shape)
+    images = image_shape_of(run.stack, shape)
     shown, reason = _examples(run, data, part)
     return {"images": images, "shown": shown, "reason": reason}
 
 
 def _examples(run: RunRecord, data: str | None, part: str | None) -> tuple[Shown | None, str]:
-    """Return the examples of a run; where its own are not there any more, the reason."""
+    """Return the examples of a run, or the reason why its own cannot be read any more."""
     from syncpretrain.cli.run_data import dataset_of
     from syncpretrain.errors import DataError, SettingsError
-    from syncpretrain.runs.report.sections.examples import shown_of
+    from syncpretrain.runs.report.examples import examples_to_show
 
     assert run.stack is not None
     try:
-        return shown_of(dataset_of(run.folder, data, stack=run.stack), part), ""
+        return examples_to_show(dataset_of(run.folder, data, stack=run.stack), part), ""
     except (DataError, SettingsError, OSError) as error:
         if data is not None or part is not None:
-            raise  # as given by the user
+            raise  # the user gave them
         return None, str(error)

@@ -1,4 +1,4 @@
-"""The examples that a command on a finished run works on."""
+"""Examples for a command on a finished run: the data of the run, or another file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.runs.folder import CONFIG_NAME, IDENTITY_NAME
 from syncpretrain.runs.identity import read_identity
-from syncpretrain.runs.prepare import of_tables
+from syncpretrain.runs.prepare import table_options
 from syncpretrain.settings import DataSettings, Settings, read_settings
 from syncpretrain.storage import expanded
 
@@ -33,7 +33,7 @@ __all__ = ["Examples", "check_names_data", "dataset_of", "examples_of"]
 
 
 class Examples(NamedTuple):
-    """Examples of shape (n, width), and what to call them."""
+    """Examples of shape (n, width), and their name in messages."""
 
     rows: NDArray[np.float32]
     name: str
@@ -42,15 +42,15 @@ class Examples(NamedTuple):
 def dataset_of(run: Path, data: str | None, *, stack: Stack) -> Dataset:
     """Return the data the run was trained on, divided in the same way, or another data set.
 
-    It is checked as the stack's visible units ask, and prepared by the meaning of the stack's
-    numbers, so that it is for ``stack.for_prepared_rows()``. A file that the run was not trained on
-    has only a test part.
+    Values are checked for the stack's visible units, and prepared by the stack's meaning of
+    numbers: use them with ``stack.for_prepared_rows()``. A file that the run was not trained on has
+    only a test part.
     """
     settings = _data_settings(run)
-    name = _name(run, data, settings)
+    name = _data_name(run, data, settings)
     if settings is not None and located(name) == located(settings.name):
         dataset = _loaded(settings, stack, run)
-        _compare(run, stack, dataset)
+        _warn_of_other_data(run, stack, dataset)
         return dataset
     if name not in DATASETS:
         return _test_set(name, stack)
@@ -61,10 +61,10 @@ def dataset_of(run: Path, data: str | None, *, stack: Stack) -> Dataset:
 def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) -> Examples:
     """Return a part of a data set, or without ``part`` all rows of a file in their order.
 
-    They are for ``stack.for_prepared_rows()``, as of :func:`dataset_of`.
+    Use them with ``stack.for_prepared_rows()``, as in :func:`dataset_of`.
     """
     settings = _data_settings(run)
-    name = _name(run, data, settings)
+    name = _data_name(run, data, settings)
     if part is None and name not in DATASETS:
         own = settings is not None and located(name) == located(settings.name)
         if settings is not None and own and _stays_in_file(run, name):
@@ -72,10 +72,10 @@ def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) 
             return Examples(whole.whole(), name)
         rows = _rows(name, stack)
         before = _settings(run) if own else None
-        if settings is not None and before is not None and any(of_tables(before).values()):
-            _compare(run, stack, _loaded(settings, stack, run))  # says the notices
+        if settings is not None and before is not None and any(table_options(before).values()):
+            _warn_of_other_data(run, stack, _loaded(settings, stack, run))  # prints the notices
         else:
-            _say(rows.notices)
+            _print_notices(rows.notices)
             if settings is not None and own:
                 divided_again = divided(
                     name,
@@ -85,7 +85,7 @@ def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) 
                     columns=rows.columns,
                     meaning=rows.meaning,
                 )
-                _compare(run, stack, divided_again)
+                _warn_of_other_data(run, stack, divided_again)
         return Examples(scale_examples(rows.X), name)
     part = part or "test"
     found: NDArray[np.float32] = getattr(dataset_of(run, data, stack=stack), part)
@@ -95,7 +95,7 @@ def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) 
 
 
 def check_names_data(run: Path) -> None:
-    """Refuse a model file alone, which does not name the data it was trained on.
+    """Refuse a model file alone, since it does not name its training data.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def check_names_data(run: Path) -> None:
 
 
 def _data_settings(run: Path) -> DataSettings | None:
-    """Return what the run was trained on, as far as it is known."""
+    """Return the settings of the run's data; None for a model file alone."""
     settings = _settings(run)
     return None if settings is None else settings.data
 
@@ -124,14 +124,14 @@ def _folder(run: Path) -> Path:
 
 
 def _stays_in_file(run: Path, name: str) -> bool:
-    """Return whether the run left its data on the disk."""
+    """Return whether the run read its data from the file while it trained."""
     settings = _settings(run)
     return (
         settings is not None and settings.pretrain.handoff == "minibatch" and is_mapped_file(name)
     )
 
 
-def _name(run: Path, data: str | None, settings: DataSettings | None) -> str:
+def _data_name(run: Path, data: str | None, settings: DataSettings | None) -> str:
     if data is not None:
         return data
     if settings is None:
@@ -140,16 +140,16 @@ def _name(run: Path, data: str | None, settings: DataSettings | None) -> str:
 
 
 def _loaded(settings: DataSettings, stack: Stack, run: Path | None = None) -> Dataset:
-    """Load a data set; that of a run as the run did, and if the file is the same, unchecked."""
+    """Load a data set; the run's own as the run did, and unchecked if the file is the same."""
     mapped, known = run is not None and _stays_in_file(run, settings.name), None
     if run is not None and mapped:
-        with suppress(CheckpointError):  # the file is read again then
+        with suppress(CheckpointError):  # the file is then read again
             identity = read_identity(_folder(run) / IDENTITY_NAME)
             known = None if identity is None else identity.file
     before = None if run is None else _settings(run)
     dataset = load_dataset(
         settings.name,
-        **({} if before is None else of_tables(before)),
+        **({} if before is None else table_options(before)),
         columns=_columns(stack),
         encode=takes_categories(stack.units[0]),
         validation=settings.validation,
@@ -159,13 +159,13 @@ def _loaded(settings: DataSettings, stack: Stack, run: Path | None = None) -> Da
         images=stack.layers[0].shape.images,
         meaning=stack.meaning,
     )
-    _say(dataset.notices)
+    _print_notices(dataset.notices)
     _check_width(settings.name, dataset.width, stack.widths[0])
     return dataset
 
 
-def _say(notices: Sequence[str]) -> None:
-    """Print notices, once in a command that reads a file twice."""
+def _print_notices(notices: Sequence[str]) -> None:
+    """Print notices, each once although a command may read a file twice."""
     said = click.get_current_context().meta.setdefault("notices", [])
     for notice in notices:
         if notice not in said:
@@ -173,8 +173,8 @@ def _say(notices: Sequence[str]) -> None:
             said.append(notice)
 
 
-def _compare(run: Path, stack: Stack, dataset: Dataset) -> None:
-    """Report a run that was trained on other data than is there now under that name."""
+def _warn_of_other_data(run: Path, stack: Stack, dataset: Dataset) -> None:
+    """Warn if the data under this name are not the data that the run was trained on."""
     before = record_in(stack.info)
     if before is not None and before.sha256 != dataset.sha256:
         click.echo(
@@ -186,7 +186,7 @@ def _compare(run: Path, stack: Stack, dataset: Dataset) -> None:
 
 def _test_set(name: str, stack: Stack) -> Dataset:
     found = _rows(name, stack)
-    _say(found.notices)
+    _print_notices(found.notices)
     rows = np.arange(len(found.X))
     return from_rows(
         name,
@@ -202,7 +202,7 @@ def _test_set(name: str, stack: Stack) -> Dataset:
 def _rows(name: str, stack: Stack) -> Rows:
     """Return all examples of a file, read by the columns that the stack was trained on."""
     if not expanded(name).exists():
-        load_dataset(name)  # refuses it, and says which data sets there are
+        load_dataset(name)  # refuses the name, and lists the data sets
     encode, columns = takes_categories(stack.units[0]), _columns(stack)
     wanted = Wanted(
         _is_bounded(stack),

@@ -9,8 +9,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.counts import counted
 from syncpretrain.cli.options import json_option
+from syncpretrain.cli.output import console_on, counted, plain_table, print_text
 
 if TYPE_CHECKING:
     from syncpretrain.runs.shelf import ShelvedRun
@@ -19,9 +19,9 @@ __all__ = ["command"]
 
 FOLDER = "runs"
 SORTED_BY = ("when", "name", "layers", "schedule", "validation", "test", "seconds", "state")
-WIDE, ENOUGH_WIDTH = 300, 140  # letters of a line
+WIDE, ENOUGH_WIDTH = 300, 140  # characters a line
 WIDE_COLUMNS = ("when", "run", "layers", "schedule", "data", "state", "valid.", "test", "seconds")
-NARROW_COLUMNS = ("run", "state", "valid.", "test", "seconds")  # a name mostly has time and layers
+NARROW_COLUMNS = ("run", "state", "valid.", "test", "seconds")  # most names contain time and layers
 STATE_NAMES = ("finished", "running", "stopped", "failed", "damaged")
 
 
@@ -60,8 +60,8 @@ def command(
 ) -> None:
     """List the runs in a folder: when, layers, schedule, errors, seconds and state.
 
-    The errors are those of the whole stack: the share of wrong classes, the root mean squared error
-    of a regression, or the reconstruction error. A run is finished, running, stopped (resume it),
+    The errors measure the whole stack: the share of wrong classes, the root mean squared error of
+    a regression, or the reconstruction error. A run is finished, running, stopped (resume it),
     failed, or damaged.
 
     \b
@@ -75,7 +75,7 @@ def command(
         return
     from syncpretrain.runs.shelf import runs_in
 
-    is_first = folder == Path(FOLDER) and not folder.exists()  # before any run there
+    is_first = folder == Path(FOLDER) and not folder.exists()  # no run has been there yet
     runs = [] if is_first else runs_in(folder)
     found = [run for run in runs if _is_wanted(run, states, schedule, data)]
     if sort != "when":
@@ -116,9 +116,9 @@ def show_command(ctx: click.Context, run: str, as_json: bool) -> None:
     if report is not None:
         from syncpretrain.cli.output import print_run
 
-        try:
+        try:  # a run of another version may lack figures
             print_run(report | {"out": str(folder)}, sys.stdout)
-        except (KeyError, TypeError, AttributeError, IndexError) as error:  # of another version
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
             click.echo(f"its figures cannot be shown: {METRICS_NAME} lacks {error}; see --json")
     elif found.state in ("stopped", "failed"):
         _print_next(folder, failed=found.state == "failed")
@@ -193,18 +193,15 @@ def _plain(run: ShelvedRun) -> dict[str, Any]:
 
 
 def _print_table(runs: list[ShelvedRun], folder: Path, file: IO[str]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     if not runs:
         click.echo(f"no runs in {folder} that are asked for", file=file)
         return
-    is_wide = not file.isatty()  # for a file or another program, whose lines have no end
-    console = Console(file=file, highlight=False, width=WIDE if is_wide else None)
+    is_wide = not file.isatty()  # a file or another program takes long lines
+    console = console_on(file, width=WIDE if is_wide else None)
     names = WIDE_COLUMNS if console.width >= ENOUGH_WIDTH else NARROW_COLUMNS
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table = plain_table()
     for name in names:
         is_number = name in ("valid.", "test", "seconds")
         table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
@@ -214,12 +211,7 @@ def _print_table(runs: list[ShelvedRun], folder: Path, file: IO[str]) -> None:
     console.print(table)
     for run in runs:
         if run.state in ("damaged", "failed"):
-            console.print(
-                f"{_in_one_line(run.name)}: {_state_text(run)}",
-                markup=False,
-                emoji=False,
-                soft_wrap=True,
-            )
+            print_text(console, f"{_in_one_line(run.name)}: {_state_text(run)}")
 
 
 def _cells(run: ShelvedRun) -> dict[str, str]:
@@ -238,7 +230,7 @@ def _cells(run: ShelvedRun) -> dict[str, str]:
 
 
 def _in_one_line(name: str) -> str:
-    """Return a name whose control characters are escapes, and do nothing to a terminal."""
+    """Return a name with escaped control characters, which do nothing to a terminal."""
     return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in name)
 
 

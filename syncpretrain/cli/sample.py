@@ -6,7 +6,14 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN, at_least, data_option, part_option, shape_option
+from syncpretrain.cli.options import (
+    RUN,
+    at_least,
+    check_target,
+    data_option,
+    part_option,
+    shape_option,
+)
 
 __all__ = ["command"]
 
@@ -23,7 +30,11 @@ __all__ = ["command"]
 @part_option
 @click.option("--count", type=at_least(1), default=20, metavar="N", help="Chains. Default 20.")
 @click.option(
-    "--steps", type=at_least(1), default=1000, metavar="N", help="Of each chain. Default 1000."
+    "--steps",
+    type=at_least(1),
+    default=1000,
+    metavar="N",
+    help="Steps of each chain. Default 1000.",
 )
 @shape_option
 @click.option("--seed", type=at_least(0), default=0, metavar="N", help="Default 0.")
@@ -46,8 +57,8 @@ def command(
 ) -> None:
     """Sample from the top RBM, decode the samples to the input, and draw them as a PNG.
 
-    The run must not be fine-tuned, which leaves no RBM. Chains that start at data are drawn under
-    the examples that they start at.
+    The run must not be fine-tuned, since fine-tuning leaves no RBM. Chains that start at data are
+    drawn under their examples.
 
     \b
     Examples:
@@ -56,10 +67,9 @@ def command(
     """
     import numpy as np
 
-    from syncpretrain.cli.files import check_target
     from syncpretrain.cli.run_data import examples_of
     from syncpretrain.models.stack import load
-    from syncpretrain.runs.report.images import image_grid, image_shape, save_png, shades
+    from syncpretrain.plot.images import image_grid, image_shape, save_png, shades
 
     if start == "noise" and (data or part):
         raise click.UsageError("--data and --part say where chains start; add --start data")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN, data_option, out_option, part_option
+from syncpretrain.cli.options import RUN, check_target, data_option, out_option, part_option
 
 __all__ = ["command"]
 
@@ -27,7 +27,7 @@ __all__ = ["command"]
     type=float,
     default=0.99,
     metavar="FRACTION",
-    help="Of the training examples' scores: those above it are outliers. Default 0.99.",
+    help="Quantile of the training scores above which an example is an outlier. Default 0.99.",
 )
 @out_option
 def command(
@@ -41,8 +41,8 @@ def command(
 ) -> None:
     """Write how unlike the training data each example is, and whether it is an outlier.
 
-    A higher score is less alike. The threshold is a quantile of the scores of the run's own
-    training examples, which are read again for that. A .npy file holds the scores alone.
+    A higher score means less alike. The threshold is a quantile of the scores of the run's own
+    training examples, which are read again. A .npy file holds the scores alone.
 
     \b
     Examples:
@@ -51,7 +51,6 @@ def command(
     """
     import numpy as np
 
-    from syncpretrain.cli.files import check_target
     from syncpretrain.cli.run_data import check_names_data, dataset_of, examples_of
     from syncpretrain.data.output_file import check_output, write_output
     from syncpretrain.errors import SettingsError

@@ -1,37 +1,50 @@
-"""``syncpretrain simulate``."""
+"""``syncpretrain simulate``: the command, and its results as tables, as JSON and as a picture."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from syncpretrain.cli.options import (
     TRAIN_PER_HELD_OUT,
     at_least,
+    check_target,
     json_option,
     measuring_options,
 )
-from syncpretrain.cli.train_options import setting_options
+from syncpretrain.cli.output import console_on, counted, plain_table, print_text
+from syncpretrain.cli.setting_options import setting_options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
+
+    from rich.table import Table
 
     from syncpretrain.planning.scaling.costs import LayerCosts
-    from syncpretrain.planning.scaling.curves import Options, Way
+    from syncpretrain.planning.scaling.curves import Curve, Options, Way
     from syncpretrain.planning.scaling.network import Network
     from syncpretrain.settings import PretrainSettings
 
 __all__ = ["command"]
 
+
 SCHEDULE_WORDS = ("synchronized", "greedy", "rounds", "async")
 ALL_REDUCE_WORDS = ("auto", "ring", "tree", "star")
-OF_SCHEDULE = ("group_size", "pace", "delay", "refresh_epochs", "finish")
-OF_STACK = ("model", "epochs", "batch_size", *OF_SCHEDULE)
+SCHEDULE_OPTIONS = ("group_size", "pace", "delay", "refresh_epochs", "finish")
+STACK_OPTIONS = ("model", "epochs", "batch_size", *SCHEDULE_OPTIONS)
 DEVICES, BANDWIDTH, LATENCY = (1, 2, 4, 8), "10Gb/s", "20us"
+NOT_SIMULATED = (
+    "what is learned is not simulated: a stale gradient counts as much as a fresh one, an epoch on"
+    " an unfinished layer as much as one on a finished layer"
+)
+HEAD = ("devices", "at work", "seconds", "times", "idle", "moved GB", "memory GB", "a layer")
 
 
 @click.command("simulate")
@@ -54,7 +67,9 @@ DEVICES, BANDWIDTH, LATENCY = (1, 2, 4, 8), "10Gb/s", "20us"
     " asynchronous.",
 )
 @click.option(
-    "--handoff", type=click.Choice(("epoch", "minibatch")), help="Of --schedule. Default epoch."
+    "--handoff",
+    type=click.Choice(("epoch", "minibatch")),
+    help="Hand-over of --schedule. Default epoch.",
 )
 @click.option(
     "--group-size",
@@ -62,7 +77,7 @@ DEVICES, BANDWIDTH, LATENCY = (1, 2, 4, 8), "10Gb/s", "20us"
     metavar="G",
     help="Layers that rounds train at a time. Default as many as there are devices.",
 )
-@setting_options(only=OF_SCHEDULE, without=("group_size",))
+@setting_options(only=SCHEDULE_OPTIONS, without=("group_size",))
 @click.option(
     "--replicas",
     metavar="auto|all|R[,R...]",
@@ -77,10 +92,10 @@ DEVICES, BANDWIDTH, LATENCY = (1, 2, 4, 8), "10Gb/s", "20us"
 @click.option(
     "--bandwidth",
     metavar="X",
-    help="Of a device's link in each direction: bits, as 10Gb/s (default), bytes, as 1.2GB/s, or"
-    " inf.",
+    help="Bandwidth of a device's link in each direction: bits, as 10Gb/s (default), bytes, as"
+    " 1.2GB/s, or inf.",
 )
-@click.option("--latency", metavar="T", help="Of a message, such as 20us (default) or 1ms.")
+@click.option("--latency", metavar="T", help="Latency of a message, such as 20us (default) or 1ms.")
 @click.option(
     "--all-reduce",
     type=click.Choice(ALL_REDUCE_WORDS),
@@ -88,13 +103,15 @@ DEVICES, BANDWIDTH, LATENCY = (1, 2, 4, 8), "10Gb/s", "20us"
     help="How gradients are summed; star is through one shared link. Default ring or tree,"
     " whichever is faster.",
 )
-@click.option("--servers", type=at_least(1), default=1, metavar="N", help="Of async. Default 1.")
+@click.option(
+    "--servers", type=at_least(1), default=1, metavar="N", help="Servers of async. Default 1."
+)
 @click.option(
     "--push-every",
     type=at_least(1),
     default=1,
     metavar="H",
-    help="Minibatches between two exchanges with the server, of async. Default 1.",
+    help="Minibatches between two exchanges of async with the server. Default 1.",
 )
 @click.option(
     "--costs",
@@ -112,9 +129,9 @@ DEVICES, BANDWIDTH, LATENCY = (1, 2, 4, 8), "10Gb/s", "20us"
 def command(out: Path | None, as_json: bool, **options: Any) -> None:
     """Predict the time of a run on any number of devices of a cluster.
 
-    Every schedule is played through on a clock of its own, with the times of a few steps of each
-    layer on one core of this machine, or with --costs, and with messages over a network. What is
-    learned is not simulated: a stale gradient counts like a fresh one.
+    Every schedule is simulated on a clock of its own, with the times of a few steps of each layer
+    on one core of this machine, or with --costs, and with messages over a network. Learning is not
+    simulated: a stale gradient counts like a fresh one.
 
     \b
     Examples:
@@ -124,28 +141,27 @@ def command(out: Path | None, as_json: bool, **options: Any) -> None:
       syncpretrain simulate --layers 784,1000,500 --schedule async --costs 0.008,0.005 --json
       syncpretrain simulate --layers 784,1000,500 --cores
     """
-    from syncpretrain.cli.simulate_output import draw, print_curves, report
     from syncpretrain.planning.scaling.curves import GREEDY, check_way, curve
 
     if out is not None:
         _check_picture(out)
     devices = _devices(options)
-    ways, common = _asked(options)
+    ways, common = _ways_and_options(options)
     for way in ways.values():
         check_way(way, common, devices)
     stack = common.plain().settings(GREEDY)
     costs = _costs(options, stack, common)
     curves = [curve(name, way, common, costs, devices) for name, way in ways.items()]
     if out is not None:
-        draw(curves, stack, out)
+        _draw(curves, stack, out)
     if as_json:
-        click.echo(json.dumps(report(curves, common, costs, batch_size=stack.batch_size)))
+        click.echo(json.dumps(_report(curves, common, costs, batch_size=stack.batch_size)))
     else:
-        print_curves(curves, common, stack, sys.stdout)
+        _print_curves(curves, common, stack, sys.stdout)
 
 
 def _devices(options: dict[str, Any]) -> Sequence[int]:
-    """Return the numbers of devices; of cores up to those that there are."""
+    """Return the numbers of devices; with ``--cores`` at most the usable cores."""
     from syncpretrain.errors import SettingsError
     from syncpretrain.parallel.blas import usable_cores
     from syncpretrain.planning.scaling.texts import devices_from
@@ -202,8 +218,8 @@ def _network(options: dict[str, Any]) -> Network:
     )
 
 
-def _asked(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
-    """Return the ways to train that the options ask for, and what they have in common."""
+def _ways_and_options(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
+    """Return the ways to train that the options name, and the options that all ways share."""
     from syncpretrain.errors import SettingsError
     from syncpretrain.planning.scaling.curves import ASYNCHRONOUS, WAYS, Options, Way
     from syncpretrain.planning.scaling.texts import replicas_from
@@ -213,7 +229,7 @@ def _asked(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
             "layers: got nothing, expected the units of the input and of each layer, such as"
             " --layers 784,1000,500,250,30"
         )
-    stack = {name: options[name] for name in OF_STACK if options[name] is not None}
+    stack = {name: options[name] for name in STACK_OPTIONS if options[name] is not None}
     common = Options(
         layers=options["layers"],
         stack=stack,
@@ -234,7 +250,7 @@ def _asked(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
     if schedule is not None:
         counts = "auto" if replicas is None else replicas_from(replicas)
         return {schedule: Way(schedule, handoff or "epoch", counts)}, common
-    for name in ("handoff", "replicas", *OF_SCHEDULE):
+    for name in ("handoff", "replicas", *SCHEDULE_OPTIONS):
         if options[name] is not None:
             raise SettingsError(
                 f"{name}: got {options[name]} without --schedule, expected one beside it: the five"
@@ -247,11 +263,105 @@ def _asked(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
 
 def _check_picture(path: Path) -> None:
     """Refuse a picture that could not be written later."""
-    from syncpretrain.cli.files import check_target
     from syncpretrain.errors import SettingsError
-    from syncpretrain.runs.report.curves import check_drawing
+    from syncpretrain.plot.canvas import check_drawing
 
     if path.suffix != ".png":
         raise SettingsError(f"out: got {path}, expected a name that ends with .png")
     check_target(path)
     check_drawing()
+
+
+def _report(
+    curves: Sequence[Curve], options: Options, costs: Sequence[LayerCosts], *, batch_size: int
+) -> dict[str, Any]:
+    """Return the simulation as plain values; ``--costs`` reads them again."""
+    import msgspec
+
+    network = options.network
+    return {
+        "layers": options.layers,
+        "batch_size": batch_size,
+        "examples": options.examples,
+        "split": options.split,
+        "bandwidth": network.bandwidth if math.isfinite(network.bandwidth) else None,
+        "latency": network.latency,
+        "all_reduce": network.all_reduce,
+        "costs": msgspec.to_builtins(list(costs)),
+        "curves": [curve.report() for curve in curves],
+        "not_simulated": NOT_SIMULATED,
+    }
+
+
+def _draw(curves: Sequence[Curve], stack: PretrainSettings, path: Path) -> None:
+    """Draw the speed-ups as a PNG."""
+    from syncpretrain.plot.curves import save_speedup_curves
+
+    points = {
+        curve.name: [(run.devices, curve.speedup(run)) for run in curve.runs] for curve in curves
+    }
+    save_speedup_curves(points, path, title=f"{_shape(stack)}, simulated")
+
+
+def _print_curves(
+    curves: Sequence[Curve], options: Options, stack: PretrainSettings, file: IO[str]
+) -> None:
+    """Print a table of one way to train, or the speed-ups of several."""
+    console = console_on(file)
+
+    say = partial(print_text, console)
+    epochs = ",".join(map(str, sorted(set(stack.epochs))))
+    base = curves[0].base
+    say(
+        f"{_shape(stack)}, {counted(epochs, 'epoch')} of {options.examples:,} examples,"
+        f" minibatches of {stack.batch_size}: greedy on one device takes {base:.4g} s"
+    )
+    console.print(_table(curves[0]) if len(curves) == 1 else _speedups(curves))
+    if len(curves) > 1:
+        say(
+            "times greedy training on one device; idle shares, bytes and memory: --schedule, --json"
+        )
+    stale = [(run, run.staleness) for run in curves[-1].runs if run.staleness is not None]
+    if stale:
+        late = ", ".join(f"{x:.3g}" for _, x in stale)
+        useful = ", ".join(f"{curves[-1].speedup(run) / max(1, x):.2f}" for run, x in stale)
+        say(f"mean staleness of the asynchronous updates: {late}")
+        say(f"times greedy training, where each is divided by its staleness: {useful}")
+    say(f"{NOT_SIMULATED[0].upper()}{NOT_SIMULATED[1:]}.")
+
+
+def _shape(stack: PretrainSettings) -> str:
+    return stack.architecture or "-".join(map(str, stack.layers))
+
+
+def _table_of(names: Sequence[str]) -> Table:
+    table = plain_table()
+    for name in names:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _table(curve: Curve) -> Table:
+    """Return the table of all figures of one way to train."""
+    table = _table_of(HEAD)
+    table.columns[-1].overflow = "fold"  # many layers need several lines
+    for run in curve.runs:
+        table.add_row(
+            f"{run.devices:,}",
+            f"{run.used:,}",
+            f"{run.seconds:.4g}",
+            f"{curve.speedup(run):.2f}",
+            f"{100 * run.idle:.0f} %",
+            f"{run.bytes_moved / 1e9:.3g}",
+            f"{run.memory / 1e9:.2g}",
+            ",".join(map(str, run.replicas)),
+        )
+    return table
+
+
+def _speedups(curves: Sequence[Curve]) -> Table:
+    table = _table_of(["devices", *(curve.name for curve in curves)])
+    for runs in zip(*(curve.runs for curve in curves), strict=True):
+        times = [f"{c.speedup(run):.2f}" for c, run in zip(curves, runs, strict=True)]
+        table.add_row(f"{runs[0].devices:,}", *times)
+    return table

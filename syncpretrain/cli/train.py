@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from syncpretrain.cli.help_texts import TEXTS
+from syncpretrain.cli.help_texts import TEXTS, SectionedCommand
 from syncpretrain.cli.options import json_option, log_option
+from syncpretrain.cli.output import counted
+from syncpretrain.cli.program import command_line
 from syncpretrain.cli.ranks import check_runtime_of
-from syncpretrain.cli.sections import SectionedCommand
-from syncpretrain.cli.settings_from_options import given_by, planned, settings_from_options
-from syncpretrain.cli.settled_by_data import hidden_option, settle
-from syncpretrain.cli.train_options import AUTO, setting_options, source_options
-from syncpretrain.cli.typed import typed
+from syncpretrain.cli.setting_options import (
+    AUTO,
+    complete_by_data,
+    given_by,
+    hidden_option,
+    planned,
+    setting_options,
+    settings_from_options,
+    source_options,
+)
 from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings import ELSEWHERE
@@ -25,13 +32,17 @@ from syncpretrain.settings import ELSEWHERE
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.events import Observer
-    from syncpretrain.runs.stages import Stages
+    from syncpretrain.planning.dry_run import DeviceMemory, DryRun
+    from syncpretrain.runs.run import Run
     from syncpretrain.schedule.reads import Reads
     from syncpretrain.settings import Settings
     from syncpretrain.settings.by_data import Given
 
 __all__ = ["command"]
 
+
+GIGABYTE = 1e9
+# Options that a replay takes from the recorded run.
 RECORDED = (
     "config",
     "model",
@@ -113,7 +124,7 @@ def command(
       syncpretrain train --replay runs/NAME
       syncpretrain train --preset hinton2006 --dry-run
     """
-    from syncpretrain.cli.output import announce, print_run
+    from syncpretrain.cli.output import print_run, showing_progress
 
     if inexact and resume is None:
         raise SettingsError("inexact: got it without --resume, expected a run to go on with")
@@ -125,8 +136,8 @@ def command(
         if print_config or dry_run:
             click.echo(_config_of(run) if print_config else _predicted(run, as_json=as_json))
             return
-        work = partial(_train, run, command=typed())
-    with announce(live=not as_json, quiet=quiet) as observers:
+        work = partial(_train, run, command=command_line())
+    with showing_progress(live=not as_json, quiet=quiet) as observers:
         report = work(observers=observers, loggers=loggers)
     if as_json:
         click.echo(json.dumps(report))
@@ -135,7 +146,7 @@ def command(
 
 
 class _NewRun(NamedTuple):
-    """A run as its options make it, to be settled by its data."""
+    """A run as its options give it, before its data complete its settings."""
 
     settings: Settings
     is_auto: bool
@@ -153,7 +164,7 @@ def _new_run(
     replay: Path | None,
     **options: Any,
 ) -> _NewRun:
-    """Return the run that options make, once they are checked as far as they can be."""
+    """Return the run of these options, checked as far as they can be without the data."""
     from syncpretrain.observers.event_log import read_reads
     from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, check_folder
 
@@ -161,9 +172,9 @@ def _new_run(
         _check_replay(replay, preset or config, {**options, "hidden": hidden})
     check_folder(out)
     config = config or (replay and replay / CONFIG_NAME)
-    made = partial(settings_from_options, preset, config)
-    data = settle(made, given_by(preset, config, options), hidden, options)
-    settings = made(options)
+    make = partial(settings_from_options, preset, config)
+    data = complete_by_data(make, given_by(preset, config, options), hidden, options)
+    settings = make(options)
     check_whole(options["data"])
     if replay is not None and settings.pretrain.handoff == "minibatch":
         raise SettingsError(
@@ -179,13 +190,13 @@ def _new_run(
 def _train(
     run: _NewRun, *, observers: list[Observer], loggers: tuple[str, ...], command: str
 ) -> dict[str, Any]:
-    """Train, with the schedule that a plan chooses if it is left open."""
+    """Train; a plan chooses the schedule if it is ``auto``."""
     from time import monotonic
 
     from syncpretrain.events import Notice
     from syncpretrain.runs.run import train_run
 
-    run, messages = _chosen(run)
+    run, messages = _with_schedule(run)
     for observer in observers:
         for message in messages:
             observer(Notice(monotonic(), message))
@@ -201,31 +212,31 @@ def _train(
     )
 
 
-def _chosen(run: _NewRun) -> tuple[_NewRun, list[str]]:
-    """Return a run with the schedule that a plan chooses if it is left open, and why."""
+def _with_schedule(run: _NewRun) -> tuple[_NewRun, list[str]]:
+    """Return a run with its schedule, chosen by a plan if it is ``auto``, and the reasons."""
     if not run.is_auto:
         return run, []
     from syncpretrain.planning.choice import option_text
-    from syncpretrain.runs.prepare import load_data, settled
+    from syncpretrain.runs.prepare import load_data, settings_for_data
 
     data = load_data(run.settings, given=run.given) if run.data is None else run.data
-    settings, by_data = settled(run.settings, run.given, data)
+    settings, by_data = settings_for_data(run.settings, run.given, data)
     asked, (settings, plan) = settings.pretrain, planned(settings, data)
     is_array = settings.data.name.lower().endswith(".npy")
     if is_array and settings.pretrain.handoff != asked.handoff:
-        data = load_data(settings)  # which a stream leaves in its file
+        data = load_data(settings)  # a streamed run leaves them in their file
     reason = f"schedule auto: {plan.choice.name}, {plan.reason} ({option_text(plan.settings)})"
     messages = [message for message in (by_data, reason) if message]
     return run._replace(settings=settings, given=None, data=data), messages
 
 
-def _checked(run: _NewRun) -> Stages:
+def _checked(run: _NewRun) -> Run:
     """Return a run that is ready to start, without a folder."""
     from time import monotonic
 
     from syncpretrain.runs.run import prepared_run
 
-    run, _ = _chosen(run)
+    run, _ = _with_schedule(run)
     return prepared_run(run.settings, run.data, run.given, (), monotonic(), replay=run.replay)
 
 
@@ -239,13 +250,12 @@ def _config_of(run: _NewRun) -> str:
 
 def _predicted(run: _NewRun, *, as_json: bool) -> str:
     """Return the memory and the time that a run would take."""
-    from syncpretrain.cli.dry_run import dry_run_text
     from syncpretrain.planning.dry_run import dry_run
 
     ready = _checked(run)
     seconds = ready.loaded - ready.started
     found = dry_run(ready.settings, ready.data, ready.pretraining, ready.tuning, seconds)
-    return json.dumps(found.report()) if as_json else dry_run_text(found, ready.data)
+    return json.dumps(found.report()) if as_json else _dry_run_text(found, ready.data)
 
 
 def _resume(
@@ -290,3 +300,52 @@ def _check_replay(replay: Path, config: str | Path | None, options: dict[str, An
             raise SettingsError(
                 f"{name}: cannot be combined with --replay; the recorded run's settings are used"
             )
+
+
+def _dry_run_text(found: DryRun, data: Dataset) -> str:
+    """Return the memory and the time of a run in lines."""
+    from syncpretrain.data.dataset import PARTS
+
+    pretrain, tuned = found.settings.pretrain, found.settings.finetune
+    shape = pretrain.architecture or "-".join(map(str, pretrain.layers))
+    own = pretrain.epochs if len(set(pretrain.epochs)) > 1 else pretrain.epochs[:1]
+    epochs = ",".join(map(str, own))
+    sizes = ", ".join(f"{len(getattr(data, part)):,} {part}" for part in PARTS)
+    lines = [
+        f"data: {data.name}, {data.source} ({sizes})",
+        f"stack: {shape}, {counted(epochs, 'epoch')}, {pretrain.schedule},"
+        f" runtime {pretrain.runtime}",
+        f"memory: up to {_gigabytes(found.bytes)}, and {_gigabytes(found.data_bytes)} of data;"
+        f" {_gigabytes(found.free_bytes)} are free",
+        f"pretraining: {_seconds(found.pretrain_seconds)}",
+    ]
+    if found.device is not None:
+        lines.insert(-1, _gpu_memory_text(found.device))
+    if found.placement is not None:
+        lines.insert(-1, found.placement)
+    if tuned.objective != "none":
+        lines.append(
+            f"fine-tuning, {counted(tuned.epochs, 'epoch')}: {_seconds(found.finetune_seconds)}"
+        )
+    lines.append(f"the whole run: {_seconds(found.seconds)}")
+    if found.reason:
+        lines.append(f"not predicted: {found.reason}")
+    lines.append("nothing was trained, and no folder was made")
+    return "\n".join(lines)
+
+
+def _gpu_memory_text(memory: DeviceMemory) -> str:
+    run, data, free = map(_gigabytes, memory[:3])
+    if memory.data_on_host:
+        own = f"the data stay on the host and come through {data}"
+    else:
+        own = f"{data} of data"
+    return f"memory of the GPU: up to {run} for pretraining, {own}; {free} are free"
+
+
+def _seconds(value: float | None) -> str:
+    return "not predicted" if value is None else f"about {value:.3g} s"
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / GIGABYTE:.2g} GB"

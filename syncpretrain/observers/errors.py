@@ -1,4 +1,4 @@
-"""Errors of a run by layer and epoch, as the result keeps them."""
+"""Errors of a run by layer and epoch, and the base of a training, which collects them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ErrorCurve:
             self.validation.append(event.validation_error)
 
     def copy(self) -> ErrorCurve:
-        """Return a copy, which later epochs do not change."""
+        """Return a copy that later epochs do not change."""
         return ErrorCurve(list(self.train), list(self.validation))
 
     @property
@@ -50,14 +50,14 @@ class ErrorCurve:
 
 @dataclass
 class ErrorHistory:
-    """Errors by layer and epoch; an observer, which collects them as they come.
+    """Observer that collects errors by layer and epoch.
 
     Attributes
     ----------
     layers : list of ErrorCurve
-        Of pretraining, one a layer: ``stack.history.layers[0].train`` are those of layer 1.
+        Errors of pretraining, one curve a layer: layer 1 has ``stack.history.layers[0].train``.
     finetune : ErrorCurve
-        Of fine-tuning, empty without it.
+        Errors of fine-tuning; empty without fine-tuning.
     """
 
     layers: list[ErrorCurve] = field(default_factory=list)
@@ -83,13 +83,13 @@ class ErrorHistory:
 
 
 class Observed:
-    """Base of a training: its observers, and the errors of all epochs since it was begun.
+    """Base of a training: its observers, and the errors of all its epochs.
 
     Parameters
     ----------
     observers : iterable of callable
     history : ErrorHistory, optional
-        Of what was trained before.
+        Errors of an earlier training that this one continues.
     """
 
     def __init__(self, observers: Iterable[Observer], history: ErrorHistory | None = None) -> None:

@@ -1,4 +1,4 @@
-"""``events.jsonl``: a run's events as lines of JSON, and what a replay needs of them."""
+"""``events.jsonl``: a run's events as lines of JSON, their JSON Schema, and a replay's reads."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from dataclasses import fields
 from io import SEEK_END, FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
+from syncpretrain import events
 from syncpretrain.errors import ModelFileError
 from syncpretrain.events import Event, Progress
 
-__all__ = ["EventLog", "read_reads"]
+__all__ = ["LOGGED", "EventLog", "event_schema", "read_reads"]
+
 
 PIECE_BYTES = 1 << 16
 CLOCK_FIELDS = ("time", "started")  # fields on the clock of the run, as opposed to durations
 
 
 class EventLog:
-    """Write each event but Progress as one line of JSON, at once; ``append`` adds to a file.
+    """Observer that writes each event but Progress as one line of JSON, at once.
 
-    ``with EventLog(path) as log:`` gives an observer. A line is an object of the event's class
-    name under ``event`` and its fields; times are seconds since the first event, and a number
-    that is not finite is null. Half a line at the end of a file that is added to, left by a
-    process or machine that died, is dropped.
+    ``with EventLog(path) as log:`` opens the file. A line is an object with the event's class name
+    under ``event``, and its fields; times are seconds since the first event, and a number that is
+    not finite is null. ``append`` adds to a file; half a line at its end, left by a process or
+    machine that died, is dropped first.
 
-    Events that the disk does not take wait in memory, and are written as soon as it does;
-    ``report`` is called with a sentence about it, once. So do all events of a file that cannot be
-    opened.
+    Events wait in memory while the file cannot be opened or the disk takes none, and are written as
+    soon as it takes them; ``report`` is called with a sentence about it, once.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class EventLog:
         self._is_entered = False
         self._origin: float | None = None
         self._waiting: deque[bytes] = deque()
-        self._end = 0  # of the last whole line
+        self._end = 0  # bytes up to the end of the last whole line
         self._has_warned = False
 
     def __enter__(self) -> EventLog:
@@ -84,9 +85,9 @@ class EventLog:
         self._write()
 
     def flush_to_disk(self) -> None:
-        """Let what was written outlive a lost machine, before a file that relies on it."""
+        """Flush the lines to the disk, before a file is written that relies on them."""
         if self._file is not None:
-            with suppress(OSError):  # as of a pipe; the lines are written all the same
+            with suppress(OSError):  # a pipe has no disk; the lines are written all the same
                 os.fsync(self._file.fileno())
 
     def _opened(self) -> FileIO:
@@ -139,7 +140,7 @@ def _whole_lines(path: Path) -> int:
 
 
 def read_reads(path: str | Path) -> tuple[tuple[int, ...], ...]:
-    """Return the upstream version that each layer's each finished epoch used, for a replay.
+    """Return the version of the layer below that each finished epoch read, for a replay.
 
     Parameters
     ----------
@@ -167,11 +168,11 @@ def read_reads(path: str | Path) -> tuple[tuple[int, ...], ...]:
         try:
             decoded = msgspec.json.decode(line, type=_Line)
             if decoded.event == "RunStarted":
-                _start(decoded, reads)
+                _begin_reads(decoded, reads)
                 repeats = starts > 0 and decoded.past_reads is None
                 starts += 1
             else:
-                _take(decoded, reads, repeats=repeats)
+                _add_read(decoded, reads, repeats=repeats)
         except (ValueError, RecursionError, msgspec.DecodeError) as error:
             raise ModelFileError(
                 f"{path}, line {number}: not an event of a recorded run ({error})"
@@ -184,7 +185,7 @@ def read_reads(path: str | Path) -> tuple[tuple[int, ...], ...]:
 
 
 class _Line(msgspec.Struct):
-    """What a replay reads of a line; other fields are ignored."""
+    """The fields of a line that a replay reads; others are ignored."""
 
     event: str
     layers: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
@@ -194,10 +195,10 @@ class _Line(msgspec.Struct):
     reads: int = -1
 
 
-def _start(line: _Line, reads: list[list[int]]) -> None:
-    """Begin with what a run has behind it: nothing, or what its checkpoint knows.
+def _begin_reads(line: _Line, reads: list[list[int]]) -> None:
+    """Begin the reads of a run: empty, or with the reads in its checkpoint.
 
-    Records of later epochs are ignored. The oldest logs do not say what a checkpoint contained;
+    Records of later epochs are dropped. The oldest logs do not say what a checkpoint contained;
     there the resumed run overwrites the epochs that it repeats.
     """
     depth = len(line.layers) - 1
@@ -218,8 +219,8 @@ def _start(line: _Line, reads: list[list[int]]) -> None:
             reads[layer - 1].append(version)
 
 
-def _take(line: _Line, reads: list[list[int]], *, repeats: bool) -> None:
-    """Add a line to the reads of each layer; ValueError if it cannot follow those before it.
+def _add_read(line: _Line, reads: list[list[int]], *, repeats: bool) -> None:
+    """Add the read of a finished epoch; ValueError if it cannot follow the reads before it.
 
     With ``repeats`` it may replace an earlier record of the same epoch.
     """
@@ -248,3 +249,46 @@ def _as_dict(event: Event, origin: float) -> dict[str, Any]:
         if name in values:
             values[name] = round(values[name] - origin, 6)
     return {"event": type(event).__name__, **values}
+
+
+# Every event that has a line in the log, by its name.
+LOGGED: dict[str, type[Event]] = {
+    name: kind
+    for name in events.__all__
+    if isinstance(kind := getattr(events, name), type)
+    and issubclass(kind, Event)
+    and kind not in (Event, Progress)
+}
+INTEGERS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+# A number that is not finite is null.
+SCHEMA_FORMS: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": ["number", "null"]},
+    float | None: {"type": ["number", "null"]},
+    tuple[int, ...]: INTEGERS,
+    tuple[float, ...]: {"type": "array", "items": {"type": ["number", "null"]}},
+    tuple[tuple[int, ...], ...]: {"type": "array", "items": INTEGERS},
+}
+
+
+def event_schema() -> dict[str, Any]:
+    """Return the schema of one line of ``events.jsonl``."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "One line of events.jsonl, the event log of a syncpretrain run",
+        "oneOf": [{"$ref": f"#/$defs/{name}"} for name in LOGGED],
+        "$defs": {name: _schema_of(name, kind) for name, kind in LOGGED.items()},
+    }
+
+
+def _schema_of(name: str, kind: type[Event]) -> dict[str, Any]:
+    types = get_type_hints(kind)
+    own = {field.name: SCHEMA_FORMS[types[field.name]] for field in fields(kind)}
+    return {
+        "type": "object",
+        "properties": {"event": {"const": name}, **own},
+        "required": ["event", *own],
+        "additionalProperties": False,
+    }

@@ -8,7 +8,7 @@ from typing import Any
 
 from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, RunFinished
 
-__all__ = ["Figures", "figures_of", "flat", "wall_time"]
+__all__ = ["Figures", "figures_of", "flat_settings", "wall_time"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,9 @@ class Figures:
     Attributes
     ----------
     step : int
-        The epoch, of the layer or of fine-tuning.
+        Epoch of the layer, or of fine-tuning.
     values : dict of str to float
-        Such as ``layer_1/train_error`` and ``finetuning/validation_error``.
+        Figures by name, such as ``layer_1/train_error`` and ``finetuning/validation_error``.
     """
 
     step: int
@@ -39,21 +39,21 @@ def figures_of(event: Event) -> Figures | None:
                 "seconds": event.time - event.started,
                 "transform_seconds": event.transform_seconds,
             }
-            return _named(f"layer_{event.layer}", event.epoch, values)
+            return _figures(f"layer_{event.layer}", event.epoch, values)
         case FinetuneEpochFinished():
             values = {
                 "train_error": event.train_error,
                 "validation_error": event.validation_error,
                 "seconds": event.seconds,
             }
-            return _named("finetuning", event.epoch, values)
+            return _figures("finetuning", event.epoch, values)
         case RunFinished():
             busy = {f"busy_{n}": x for n, x in enumerate(event.busy_seconds, start=1)}
-            return _named("pretraining", 0, {"seconds": event.seconds, **busy})
+            return _figures("pretraining", 0, {"seconds": event.seconds, **busy})
     return None
 
 
-def _named(name: str, step: int, values: dict[str, float | None]) -> Figures:
+def _figures(name: str, step: int, values: dict[str, float | None]) -> Figures:
     return Figures(step, {f"{name}/{key}": float(x) for key, x in values.items() if x is not None})
 
 
@@ -62,10 +62,10 @@ def wall_time(event: Event) -> float:
     return event.time + (time.time() - time.monotonic())
 
 
-def flat(sections: dict[str, Any]) -> dict[str, str]:
-    """Return settings in sections as texts: ``pretrain.epochs`` is "10,10", what is None stays out.
+def flat_settings(sections: dict[str, Any]) -> dict[str, str]:
+    """Return settings as texts by section and name: "10,10" for ``pretrain.epochs``.
 
-    Lists are written as the options of the command line are.
+    Lists are written as on the command line. Settings that are None or empty are left out.
     """
     found = {}
     for section, fields in sections.items():

@@ -8,7 +8,7 @@ __all__ = ["History"]
 
 
 class History:
-    """Collect the events of one run; every figure below has one entry a layer.
+    """Observer that collects the events of one run; each figure has one entry a layer.
 
     The figures may be asked for at any time, also of a run that failed halfway; before the run
     started they are empty.
@@ -42,7 +42,7 @@ class History:
 
     @property
     def epochs(self) -> tuple[int, ...]:
-        """Epochs done, those of a run that this one resumed included."""
+        """Epochs done, including epochs before this run was resumed."""
         return tuple(epochs[-1].epoch if epochs else 0 for epochs in self._finished)
 
     @property
@@ -57,7 +57,7 @@ class History:
 
     @property
     def reads(self) -> tuple[tuple[int, ...], ...]:
-        """Version of the layer below that each finished epoch used: what a replay repeats."""
+        """Version of the layer below that each finished epoch read, for a replay."""
         past = self._started.past_reads if self._started is not None else ()
         own = [tuple(epoch.reads for epoch in epochs) for epochs in self._finished]
         return tuple(a + b for a, b in zip(past or ((),) * len(own), own, strict=True))
@@ -71,7 +71,7 @@ class History:
 
     @property
     def busy_seconds(self) -> tuple[float, ...]:
-        """Seconds that each layer trained; of an unfinished run, in its finished epochs."""
+        """Seconds that each layer trained; in an unfinished run, seconds of its finished epochs."""
         if self._run_finished is not None:
             return self._run_finished.busy_seconds
         return tuple(sum(x.time - x.started for x in epochs) for epochs in self._finished)

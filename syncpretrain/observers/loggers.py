@@ -13,11 +13,11 @@ from syncpretrain.events import Event, Observer
 __all__ = ["LOGGERS", "TENSORBOARD_FOLDER", "check_loggers", "logging_to"]
 
 LOGGERS = ("tensorboard", "mlflow")
-TENSORBOARD_FOLDER = "tensorboard"  # in that of the run
+TENSORBOARD_FOLDER = "tensorboard"  # in the run folder
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Refuse a logger that there is not, or whose package is missing.
+    """Refuse an unknown logger, and a logger without its package.
 
     Raises
     ------
@@ -45,20 +45,20 @@ def logging_to(
 ) -> Iterator[list[Observer]]:
     """Yield the observers that log a run, and end their records with the context.
 
-    One that fails falls silent, and ``report`` is called with a sentence; the run goes on.
+    A logger that fails falls silent, and ``report`` is called with a sentence; the run goes on.
 
     Parameters
     ----------
     names : sequence of str
-        Of :data:`LOGGERS`, each counted once.
+        Names in :data:`LOGGERS`; a repeated name counts once.
     folder : Path
-        That of the run, whose name a record takes.
+        The run folder, which gives a record its name.
     settings : mapping of str to str
     report : callable
     """
     with ExitStack() as stack:
         yield [
-            stack.enter_context(_Lasting(name, _logger(name, folder, settings), report))
+            stack.enter_context(_SilencedByFailure(name, _logger(name, folder, settings), report))
             for name in dict.fromkeys(names)
         ]
 
@@ -73,14 +73,14 @@ def _logger(name: str, folder: Path, settings: Mapping[str, str]) -> Any:
     return MLflowLog(folder.resolve().name, settings)
 
 
-class _Lasting:
-    """A logger that falls silent when it fails, whatever its library or its server raise."""
+class _SilencedByFailure:
+    """Logger that falls silent when it fails, whatever its library or its server raises."""
 
     def __init__(self, name: str, logger: Any, report: Callable[[str], Any]) -> None:
         self._name, self._logger, self._report = name, logger, report
         self._is_silent = False
 
-    def __enter__(self) -> _Lasting:
+    def __enter__(self) -> _SilencedByFailure:
         self._try(self._logger.__enter__)
         return self
 

@@ -13,24 +13,24 @@ from syncpretrain.observers.figures import figures_of, wall_time
 __all__ = ["MLflowLog", "check_mlflow"]
 
 MOST_PARAMS = 100  # in one request
-MOST_LETTERS = 500  # of a value: the least that any server takes
+MOST_LETTERS = 500  # of a value: every server takes as many
 
 
 class MLflowLog:
-    """Record a run with MLflow; an observer while its ``with`` block lasts.
+    """Observer that records a run with MLflow while its ``with`` block lasts.
 
-    The server or folder, and the experiment, are those that MLflow's own variables name
+    MLflow's own variables name the server or folder, and the experiment
     (``MLFLOW_TRACKING_URI``, ``MLFLOW_EXPERIMENT_NAME``). The record ends as finished, failed, or
     killed where a signal stopped the run.
 
     Parameters
     ----------
     name : str, optional
-        Of the record; default one that MLflow makes up.
+        Name of the record; default a name that MLflow makes up.
     settings : mapping of str to str, optional
-        Kept as its parameters, cut after 500 letters.
+        Parameters of the record, each cut after 500 letters.
     experiment : str, optional
-        Made if there is none of that name.
+        Name of the experiment, which is made if it is new.
 
     Raises
     ------
@@ -88,7 +88,7 @@ class MLflowLog:
 
 
 def _experiment(client: Any, name: str | None) -> str:
-    """Return the number of an experiment, which is made where there is none of its name."""
+    """Return the number of an experiment; make one if there is none with this name."""
     from os import environ
 
     name = name or environ.get("MLFLOW_EXPERIMENT_NAME")
@@ -99,7 +99,7 @@ def _experiment(client: Any, name: str | None) -> str:
 
 
 def check_mlflow() -> None:
-    """Refuse where mlflow is missing.
+    """Raise an error if mlflow is missing.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Progress on the console: one live line a layer, or one plain line an epoch."""
+"""Progress on the console: live lines, one a layer, with a forecast; or a plain line an epoch."""
 
 from __future__ import annotations
 
@@ -28,19 +28,14 @@ from syncpretrain.events import (
     RunFinished,
     RunStarted,
 )
-from syncpretrain.observers.forecast import Forecast
-from syncpretrain.observers.plain_progress import (
-    PlainProgress,
-    count_text,
-    error_text,
-    print_line,
-)
+from syncpretrain.schedule.kinds import SCHEDULES
 
-__all__ = ["progress_observer"]
+__all__ = ["Forecast", "PlainProgress", "progress_observer"]
+
 
 REFRESH_SECONDS = 0.12
 MAX_WIDTH = 100
-ENOUGH_TO_ESTIMATE = 0.1  # epochs; less says little about the time left
+ENOUGH_TO_ESTIMATE = 0.1  # epochs of a layer; less says little about its speed
 STYLES = {"waiting": "dim", "training": "green", "sleeping": "yellow", "done": "blue"}
 
 
@@ -53,15 +48,15 @@ def progress_observer(
     Parameters
     ----------
     console : rich.console.Console
-        Where to; standard error where standard output carries results.
+        Console to print on; standard error where standard output carries results.
     live : bool
         True draws one line a layer and redraws it in place, at most 8 times a second and only
-        when an event arrives, so no thread runs beside the training. As long as the run lasts, only
+        when an event arrives, so training needs no extra thread. As long as the run lasts, only
         the lines that the console has room for are drawn, from the lowest layer that is not done.
-        False prints one short line an epoch, for files and pipes. Either ends, and the run goes on,
-        where printing fails for another reason than a closed pipe.
+        False prints one short line an epoch, for files and pipes. If printing fails for another
+        reason than a closed pipe, progress ends and the run goes on.
     clock : callable
-        What the redrawing is paced by, in seconds.
+        Clock that paces the redrawing, in seconds.
 
     Yields
     ------
@@ -69,18 +64,18 @@ def progress_observer(
         To be called with each event of the run.
     """
     if not live:
-        yield _Lasting(PlainProgress(console))
+        yield _SilencedByFailure(PlainProgress(console))
         return
     observer = _Live(console, clock)
     try:
-        yield _Lasting(observer)
+        yield _SilencedByFailure(observer)
     finally:
         with suppress(OSError):
             observer.stop()
 
 
-class _Lasting:
-    """Falls silent where progress cannot be printed any more: a full disk, a terminal that is gone.
+class _SilencedByFailure:
+    """Observer that falls silent when progress cannot be printed: full disk, lost terminal.
 
     A pipe without a reader ends the run: rich turns that into SystemExit.
     """
@@ -100,7 +95,7 @@ class _Lasting:
 
 @dataclass(slots=True)
 class _Row:
-    """What one live line shows; ``epochs`` are stipulated, ``done`` may pass them (refreshing)."""
+    """State of one live line; ``done`` may pass ``epochs``, the stipulated ones, by refreshing."""
 
     name: str
     epochs: int
@@ -110,9 +105,9 @@ class _Row:
     error: float | None = None
     began: float = 0.0
     done_before: int = 0  # epochs of an earlier run that this one resumes
-    last: str = ""  # cell, without a time to show
+    last: str = ""  # last cell, where no time is shown
     source: str = ""  # of the running epoch: the data, or a version
-    minibatches: float = 0  # of an epoch, where layers train on those of others
+    minibatches: float = 0  # of an epoch, in a streamed run
 
     def start(self, epoch: int, now: float, source: str = "") -> None:
         if self.state == "waiting":
@@ -129,7 +124,7 @@ class _Row:
 
     @property
     def doing(self) -> str:
-        """The state, of a layer that trains with what it trains on."""
+        """State of the layer, with its input while it trains."""
         if self.state != "training" or not (self.source or self.minibatches):
             return self.state
         if self.minibatches:
@@ -137,7 +132,7 @@ class _Row:
         return f"on {self.source}"
 
     def seconds_left(self, now: float) -> float | None:
-        """Return what the remaining epochs take at the pace so far, sleep included."""
+        """Return the seconds of the remaining epochs at the pace so far, sleep included."""
         progress = self.completed - self.done_before
         if self.state == "waiting" or progress < ENOUGH_TO_ESTIMATE:
             return None
@@ -150,15 +145,15 @@ class _Row:
         return (
             Text(self.name),
             Text(self.doing, style=STYLES[self.state]),
-            Text(count_text(running, self.epochs)),
+            Text(_count_text(running, self.epochs)),
             ProgressBar(total=self.epochs, completed=self.completed),
-            Text("" if self.error is None else f"error {error_text(self.error)}"),
+            Text("" if self.error is None else f"error {_error_text(self.error)}"),
             Text(self.last if left is None else f"{_duration(left)} left"),
         )
 
 
 class _Live:
-    """Keeps a row a layer up to date and redraws those in sight now and then."""
+    """Observer that keeps a row for each layer, and redraws the rows in sight now and then."""
 
     def __init__(self, console: Console, clock: Callable[[], float]) -> None:
         self._console = console
@@ -182,7 +177,7 @@ class _Live:
         self._update(event)
         match event:
             case Notice(message=message):
-                print_line(self._console, message)
+                _print_line(self._console, message)
             case RunStarted() | FinetuneStarted():
                 self._live.start()
                 self._draw()
@@ -258,18 +253,18 @@ class _Live:
         return table
 
     def _in_sight(self, rows: Sequence[_Row]) -> range:
-        """Return the rows to draw, since drawing takes as long as there are rows."""
+        """Return the range of rows to draw; each row takes time to draw."""
         room = self._console.height - (1 if self._forecast is None else 2)
         if self._stopped or len(rows) <= room:
             return range(len(rows))
-        room = max(1, room - 2)  # the rest is summarized in a line below and a line above
+        room = max(1, room - 2)  # a line above and a line below summarize the other rows
         first = next((i for i, row in enumerate(rows) if row.state != "done"), len(rows))
         start = min(first, len(rows) - room)
         return range(start, start + room)
 
 
 def _summary(forecast: Forecast) -> tuple[Text, Text, Text, ProgressBar, Text, Text]:
-    """Return the row of the whole pretraining: how long it takes, its share, examples a second."""
+    """Return the row of the whole pretraining: duration, share done, examples a second."""
     left, rate = forecast.seconds_left, forecast.rate
     takes = "" if left is None else f"takes {_duration(forecast.elapsed + left)}"
     return (
@@ -286,3 +281,169 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class PlainProgress:
+    """Observer that prints a line for each event that a log should keep."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._start: RunStarted | None = None
+        self._done: dict[int, int] = {}  # epochs of the layers that trained some
+
+    def __call__(self, event: Event) -> None:
+        """Print the line of an event, if it has one."""
+        match event:
+            case RunStarted():
+                self._start, self._done = event, {}
+            case Notice(message=message):
+                _print_line(self._console, message)
+            case EpochFinished() if self._start is not None:
+                self._done[event.layer] = event.epoch
+                count = _count_text(event.epoch, self._start.epochs[event.layer - 1])
+                source = "" if self._start.handoff == "minibatch" else f"  on version {event.reads}"
+                label = f"layer {event.layer}  {count}{source}"
+                self._epoch(label, event, event.time - event.started)
+            case DriftJudged(layer=layer):
+                _print_line(self._console, f"layer {layer}  {event}")
+            case LayerFinished(layer=layer):
+                before = self._start.done(layer) if self._start is not None else 0
+                done = self._done.get(layer, before)
+                end = "was complete, after" if layer not in self._done else "done after"
+                plural = "" if done == 1 else "s"
+                _print_line(self._console, f"layer {layer}  {end} {done} epoch{plural}")
+            case FinetuneEpochFinished():
+                label = f"fine-tuning  {_count_text(event.epoch, event.epochs)}"
+                self._epoch(label, event, event.seconds)
+
+    def _epoch(
+        self, label: str, event: EpochFinished | FinetuneEpochFinished, seconds: float
+    ) -> None:
+        parts = [label, f"error {_error_text(event.train_error)}"]
+        if event.validation_error is not None:
+            parts.append(f"validation {_error_text(event.validation_error)}")
+        if isinstance(event, EpochFinished) and event.drift is not None:
+            parts.append(f"change {event.drift:.3g}")
+        _print_line(self._console, "  ".join([*parts, f"{seconds:.1f} s"]))
+
+
+def _print_line(console: Console, text: str) -> None:
+    """Print a line as it is."""
+    # soft_wrap keeps a line whole in a log; the rest keeps brackets and numbers as they are
+    console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def _count_text(epoch: int, epochs: int) -> str:
+    """Return the progress of a layer; epochs beyond the stipulated ones are refreshes."""
+    extra = f" +{epoch - epochs}" if epoch > epochs else ""
+    return f"epoch {min(epoch, epochs)}/{epochs}{extra}"
+
+
+def _error_text(value: float) -> str:
+    """Return an error as it is printed."""
+    return f"{value:.2f}" if value >= 1 else f"{value:.4f}"
+
+
+@dataclass(slots=True)
+class _Layer:
+    """Work of one layer: its weights, its stipulated epochs, and its finished epochs.
+
+    ``before`` counts epochs that were finished before this run was resumed; ``busy`` is the seconds
+    of epochs that this run finished.
+    """
+
+    weights: int
+    epochs: int
+    before: int
+    done: int
+    busy: float = 0.0
+    began: float | None = None
+    fraction: float = 0.0
+
+    def trained(self) -> float:
+        """Return the epochs of this run so far."""
+        return self.done - self.before + self.fraction
+
+    def left(self) -> float:
+        """Return the stipulated epochs that are still to come."""
+        return max(0.0, self.epochs - self.done - self.fraction)
+
+    def epoch_seconds(self, now: float) -> float | None:
+        """Return the seconds of an epoch, sleep excluded; None before enough of an epoch."""
+        if self.trained() < ENOUGH_TO_ESTIMATE:
+            return None
+        running = 0.0 if self.began is None or not self.fraction else now - self.began
+        return (self.busy + running) / self.trained()
+
+
+class Forecast:
+    """Observer that predicts the end of pretraining.
+
+    A layer that has not trained yet is assumed to be as fast as the others, by its weights.
+    Pretraining ends no sooner than its slowest layer, and no sooner than all slots together can do
+    the rest; time in which layers wait for each other comes on top. Epochs on refreshed versions
+    are not counted.
+
+    Parameters
+    ----------
+    start : RunStarted
+    """
+
+    def __init__(self, start: RunStarted) -> None:
+        kind = SCHEDULES.get(start.schedule)
+        alone = kind is not None and kind.one_at_a_time
+        self._slots = 1 if alone else max(1, min(start.workers, len(start.epochs)))
+        self._examples, self._started, self._now = start.examples, start.time, start.time
+        self._layers = {
+            n: _Layer(start.layers[n - 1] * start.layers[n], epochs, start.done(n), start.done(n))
+            for n, epochs in enumerate(start.epochs, start=1)
+        }
+
+    def __call__(self, event: Event) -> None:
+        """Take note of an event."""
+        self._now = max(self._now, event.time)
+        match event:
+            case EpochStarted(layer=layer):
+                own = self._layers[layer]
+                own.began, own.fraction = event.time, 0.0
+            case Progress(layer=layer, fraction=fraction) if layer in self._layers:
+                self._layers[layer].fraction = fraction
+            case EpochFinished(layer=layer, epoch=epoch):
+                own = self._layers[layer]
+                own.done, own.fraction, own.began = epoch, 0.0, None
+                own.busy += event.time - event.started
+            case LayerFinished(layer=layer):
+                own = self._layers[layer]
+                own.epochs, own.fraction, own.began = own.done, 0.0, None
+
+    @property
+    def share(self) -> float:
+        """Share of the work that is done; each epoch counts by its layer's weights."""
+        layers = self._layers.values()
+        left = sum(layer.weights * layer.left() for layer in layers)
+        done = sum(layer.weights * (layer.done + layer.fraction) for layer in layers)
+        return done / (done + left) if done + left else 1.0
+
+    @property
+    def rate(self) -> float | None:
+        """Examples that all layers together train on in a second; None before there are any."""
+        trained = sum(layer.trained() for layer in self._layers.values())
+        elapsed = self._now - self._started
+        return self._examples * trained / elapsed if trained > 0 and elapsed > 0 else None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start of this run."""
+        return self._now - self._started
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds to the end; None before any layer's speed is known."""
+        layers = self._layers.values()
+        known = {id(x): s for x in layers if (s := x.epoch_seconds(self._now)) is not None}
+        weights = sum(layer.weights for layer in layers if id(layer) in known)
+        if not weights:
+            return None
+        per_weight = sum(known.values()) / weights
+        rest = [x.left() * known.get(id(x), per_weight * x.weights) for x in layers]
+        return max(max(rest), sum(rest) / self._slots)

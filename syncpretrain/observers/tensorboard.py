@@ -14,16 +14,16 @@ __all__ = ["TensorBoardLog", "check_tensorboard"]
 
 
 class TensorBoardLog:
-    """Write the figures of events for TensorBoard; an observer while its ``with`` block lasts.
+    """Observer that writes figures for TensorBoard while its ``with`` block lasts.
 
-    A layer and fine-tuning have a group of curves each, by epoch; notices are texts.
+    Each layer, and fine-tuning, has a group of curves by epoch; notices are texts.
 
     Parameters
     ----------
     folder : str or Path
-        For its files, which ``tensorboard --logdir`` shows; made if it is not there.
+        Folder of its files, for ``tensorboard --logdir``; made if it is missing.
     settings : mapping of str to str, optional
-        Shown as a table.
+        Settings of the run, shown as a table.
 
     Raises
     ------
@@ -68,7 +68,7 @@ class TensorBoardLog:
 
 
 def check_tensorboard() -> None:
-    """Refuse where tensorboardX is missing.
+    """Raise an error if tensorboardX is missing.
 
     Raises
     ------

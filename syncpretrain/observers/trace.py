@@ -26,7 +26,7 @@ def write_trace(events: Sequence[Event], path: str | Path) -> None:
     Parameters
     ----------
     events : sequence of Event
-        In the order they happened, such as ``History().events``.
+        Events in the order they happened, such as ``History().events``.
     path : str or Path
         The JSON file; one that is there is replaced.
 

@@ -17,11 +17,11 @@ __all__ = ["observing"]
 
 @contextmanager
 def observing(verbose: bool) -> Iterator[list[Observer]]:
-    """Yield the observers that print progress on standard error, if any is wanted."""
+    """Yield the observers that print progress on standard error: none unless ``verbose``."""
     if not verbose:
         yield []
         return
-    from rich.console import Console  # a silent call does without
+    from rich.console import Console  # a silent call does not need it
 
     from syncpretrain.observers.progress import progress_observer
 

@@ -24,10 +24,10 @@ def card_of(
     report : dict
         The figures of the run, as ``metrics.json`` has them.
     settings : Settings
-        As they were used.
+        Settings of the run, as they were used.
     identity : RunIdentity
     command : str, optional
-        By which the run was begun.
+        Command that began the run.
     """
     parts = [
         f"# {_shape(settings)}, {settings.pretrain.model}",

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: write those that are due, find the newest, delete old ones."""
+"""Checkpoints of a run: write due ones, find the newest, delete old ones."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ __all__ = [
 T = TypeVar("T")
 
 FOLDER_NAME = "checkpoints"
-REFUSED_SUFFIX = ".refused"  # behind the name of a checkpoint that cannot be used
+REFUSED_SUFFIX = ".refused"  # added to the name of a checkpoint that is refused
 PRETRAINED_NAME = "pretrained.safetensors"
 IDENTITY_KEY, CURVES_KEY = "run", "curves"  # in the info of the pretrained stack
 
 
 class Checkpoints:
-    """The checkpoints of one run, whose folder this process owns.
+    """Checkpoints of one run; this process owns the run folder.
 
     Parameters
     ----------
     folder : Path
-        That of the run; they lie in ``checkpoints/`` in it.
+        The run folder; checkpoints lie in ``checkpoints/`` in it.
     settings : Settings
     data : Dataset
     identity : RunIdentity
-        Written into each of them, and compared when they are read.
+        Written into each checkpoint, and compared when it is read.
     report : callable
         Called with a sentence that the user should read.
     """
@@ -83,7 +83,7 @@ class Checkpoints:
     def save_pretraining(
         self, state: Callable[[], State], *, done: Sequence[int], final: bool
     ) -> None:
-        """Write where pretraining stands, if it is time to, or at a stop."""
+        """Write the state of pretraining, if a checkpoint is due or ``final``."""
         if final or self._is_due(done):
             self._write(
                 "pretrain",
@@ -95,7 +95,7 @@ class Checkpoints:
     def save_finetuning(
         self, state: Callable[[], FinetuneState], *, done: int, final: bool
     ) -> None:
-        """Write where fine-tuning stands, if it is time to, or at a stop."""
+        """Write the state of fine-tuning, if a checkpoint is due or ``final``."""
         if final or self._is_due([done]):
             self._write(
                 "finetune",
@@ -105,9 +105,9 @@ class Checkpoints:
             )
 
     def save_pretrained(self, stack: Stack) -> None:
-        """Write the result of pretraining; its own checkpoints are no longer needed.
+        """Write the result of pretraining, and delete the checkpoints of pretraining.
 
-        Those of a fine-tuning before, whose pretrained stack was lost, are not its own.
+        Checkpoints of fine-tuning belong to an earlier result that was lost: delete them too.
         """
         curves = stack.history.curves() if stack.history is not None else ()
         own = {IDENTITY_KEY: self._header, CURVES_KEY: msgspec.to_builtins(curves)}
@@ -194,7 +194,7 @@ class Checkpoints:
             self._last_done = tuple(done)
 
     def _write_file(self, path: Path, write: Callable[[Path], Any], stem: str, keep: int) -> bool:
-        """Write a file, then delete what it replaces; report a failure."""
+        """Write a file, then delete the checkpoints it replaces; report a failure."""
         self._last_time = time.monotonic()
         try:
             self._folder.mkdir(exist_ok=True)
@@ -211,7 +211,7 @@ class Checkpoints:
 
 
 def has_pretrained(folder: Path) -> bool:
-    """Return whether the folder of a run has the result of its pretraining still."""
+    """Return whether a run folder still has the result of pretraining."""
     return (folder / FOLDER_NAME / PRETRAINED_NAME).is_file()
 
 
@@ -225,8 +225,8 @@ def newest(
 ) -> T | None:
     """Return the newest checkpoint that can be read, None if there is none.
 
-    ``report`` is called with a sentence for each newer one that is refused. Such a file is renamed,
-    so that :func:`prune` does not count it among those that are kept.
+    ``report`` is called with a sentence for each newer checkpoint that is refused. A refused file
+    is renamed, so that :func:`prune` does not count it.
     """
     found = _found(folder, stem)
     for number, path in enumerate(reversed(found), start=1):
@@ -235,12 +235,12 @@ def newest(
         except CheckpointError as error:
             onward = "the one before it is used" if number < len(found) else "none is before it"
             report(f"warning: {error}; {onward}")
-            _set_aside(path, report)
+            _rename_refused(path, report)
     return None
 
 
 def prune(folder: Path, stem: str, keep: int) -> None:
-    """Delete all but the ``keep`` newest checkpoints; with 0 the refused ones as well."""
+    """Delete all but the ``keep`` newest checkpoints; if ``keep`` is 0, also refused files."""
     found = _found(folder, stem)
     for path in found[: max(0, len(found) - keep)]:
         path.unlink(missing_ok=True)
@@ -249,7 +249,7 @@ def prune(folder: Path, stem: str, keep: int) -> None:
             path.unlink(missing_ok=True)
 
 
-def _set_aside(path: Path, report: Callable[[str], Any]) -> None:
+def _rename_refused(path: Path, report: Callable[[str], Any]) -> None:
     try:
         path.replace(path.with_name(path.name + REFUSED_SUFFIX))
     except OSError as error:
@@ -266,9 +266,9 @@ def _found(folder: Path, stem: str, suffix: str = "") -> list[Path]:
 
 
 def identity_in(folder: Path, report: Callable[[str], Any]) -> RunIdentity | None:
-    """Return the identity that a run's newest valid checkpoint names, where ``run.json`` is lost.
+    """Return the identity in a run's newest valid checkpoint, for a run without ``run.json``.
 
-    None where no checkpoint does: without any, and in those from before there were identities.
+    None without a checkpoint, and if the checkpoints are older than identities.
     """
     saved = folder / FOLDER_NAME
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from syncpretrain.data.dataset import Dataset, is_labelled
 from syncpretrain.data.scaling import Scaling
@@ -20,19 +22,30 @@ from syncpretrain.models.prediction import accuracies
 from syncpretrain.models.reconstruction import stack_error
 from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining.start import driver_for
-from syncpretrain.runs.outcomes import RANDOM, START_FORMS, STARTS, Outcome, is_start
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings, Settings, replaced
 from syncpretrain.settings.drift import ALWAYS
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["STARTS", "USUAL_STARTS", "compare", "random_stack"]
+__all__ = [
+    "RANDOM",
+    "STARTS",
+    "START_FORMS",
+    "USUAL_STARTS",
+    "Outcome",
+    "Summary",
+    "compare",
+    "is_start",
+    "random_stack",
+    "summarized",
+]
 
+RANDOM = "random"  # the start without pretraining
+STARTS = (*SCHEDULES, RANDOM)
+START_FORMS = f"{' or '.join(STARTS)}, or a schedule with :always or :drift:X"
 USUAL_STARTS = ("greedy", "synchronized", RANDOM)
 FEWEST_STEPS = 2000  # of fine-tuning, however few labels there are
 SMALLEST_BATCH = 10
-
-Report = Callable[[Outcome], Any]
 
 
 def compare(
@@ -43,27 +56,28 @@ def compare(
     seeds: Sequence[int] = (0, 1, 2),
     labels: Sequence[int | None] = (None,),
     begin: Callable[[], Any] = lambda: None,
-    report: Report = lambda outcome: None,
+    report: Callable[[Outcome], Any] = lambda outcome: None,
 ) -> list[Outcome]:
     """Fine-tune from every start with every seed and number of labels; return the results.
 
     Each stack is pretrained on all training examples, whatever the labels. A classifier with few
-    labels takes smaller minibatches and more epochs, the same ones for every start, so that none
-    takes fewer than 2,000 steps.
+    labels takes smaller minibatches and more epochs, the same for every start, so that each takes
+    at least 2,000 steps.
 
     Parameters
     ----------
     settings : Settings
-        With an ``objective`` of fine-tuning; the schedule and the seed are those compared.
+        Settings with an ``objective`` of fine-tuning; ``starts`` and ``seeds`` replace their
+        schedule and seed.
     data : Dataset
-        With a test part, and labels for classification.
+        Data with a test part, and with labels for classification.
     starts : sequence of str
         Names of schedules to pretrain by, such as "greedy" and "synchronized", or "random"
         weights. "synchronized:drift:0.2" is that schedule with another ``refresh_when``.
     seeds : sequence of int
-        Of weights, minibatches, and of which labels are kept.
+        Seeds of the weights, of the minibatches, and of the choice of labels.
     labels : sequence of int or None
-        How many of the training labels are kept; None for all. Ignored for reconstruction.
+        Numbers of training labels to keep; None for all. Ignored for reconstruction.
     begin : callable
         Called once all is checked, before any work starts.
     report : callable
@@ -72,7 +86,7 @@ def compare(
     Raises
     ------
     SettingsError, DataError
-        Before any work starts, if something is missing, or one of the fine-tunings is not possible.
+        Before any work starts, if something is missing, or a fine-tuning is not possible.
     """
     _check(settings, data, starts, labels)
     pretrains = [
@@ -87,12 +101,14 @@ def compare(
     }
     for start, pretrain in pretrains[: len(starts)]:
         if start != "random":
-            driver_for(pretrain, data.train, data.validation)  # refuses what it cannot train
+            driver_for(
+                pretrain, data.train, data.validation
+            )  # refuses settings that it cannot train
     begin()
     outcomes = []
     for start, pretrain in pretrains:
         began = time.monotonic()
-        stack = _started(start, pretrain, data)
+        stack = _stack_of_start(start, pretrain, data)
         seconds = time.monotonic() - began
         for tuning in tunings[pretrain.seed]:
             outcomes.append(_fine_tuned(stack, tuning, data, start, seconds))
@@ -100,8 +116,71 @@ def compare(
     return outcomes
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Result of one fine-tuned stack.
+
+    ``labels`` is the number of labelled examples, None if none were used. ``test`` and
+    ``validation`` are the shares of wrong classes, or the reconstruction errors, on test and on
+    validation examples. ``epochs`` counts the epochs of pretraining of each layer, and ``passes``
+    their work in passes of the whole stack: each epoch counts by its layer's weights.
+    """
+
+    start: str
+    seed: int
+    labels: int | None
+    validation: float | None
+    test: float | None
+    pretrain_seconds: float
+    finetune_seconds: float
+    epochs: tuple[int, ...] = ()
+    passes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Means over the seeds of one start with one number of labels.
+
+    ``spread`` is the sample standard deviation of ``test``, None for a single seed. ``gain`` is the
+    mean of the random start minus this mean, None for the random start, or without one. ``passes``
+    is the work of pretraining.
+    """
+
+    start: str
+    labels: int | None
+    seeds: int
+    test: float
+    spread: float | None
+    gain: float | None
+    pretrain_seconds: float
+    finetune_seconds: float
+    passes: float
+
+
+def summarized(outcomes: Iterable[Outcome]) -> list[Summary]:
+    """Return one row for each number of labels and start, fewest labels first."""
+    groups: dict[tuple[int | None, str], list[Outcome]] = {}
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.labels or 0):
+        groups.setdefault((outcome.labels, outcome.start), []).append(outcome)
+    means = {key: float(np.mean([_test_error(x) for x in group])) for key, group in groups.items()}
+    return [
+        Summary(
+            start,
+            labels,
+            len(group),
+            means[labels, start],
+            float(np.std([_test_error(x) for x in group], ddof=1)) if len(group) > 1 else None,
+            _gain(means, labels, start),
+            float(np.mean([x.pretrain_seconds for x in group])),
+            float(np.mean([x.finetune_seconds for x in group])),
+            float(np.mean([x.passes for x in group])),
+        )
+        for (labels, start), group in groups.items()
+    ]
+
+
 def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Stack:
-    """Return a stack whose weights are random and whose biases are 0.
+    """Return a stack with random weights, and biases of 0.
 
     See :func:`syncpretrain.learners.first_stack.untrained_stack`.
     """
@@ -109,6 +188,24 @@ def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Sta
     scaling = None if bounded else Scaling.of(data.train)
     units = settings.hidden_units, settings.visible_units
     return untrained_stack(settings.shapes, *units, seed=seed, scaling=scaling)
+
+
+def is_start(text: str) -> bool:
+    """Return whether a text names a start: a schedule, or random weights."""
+    name, colon, _ = text.partition(":")
+    return name in SCHEDULES or (name == RANDOM and not colon)
+
+
+def _gain(
+    means: dict[tuple[int | None, str], float], labels: int | None, start: str
+) -> float | None:
+    if start == RANDOM or (labels, RANDOM) not in means:
+        return None
+    return means[labels, RANDOM] - means[labels, start]
+
+
+def _test_error(outcome: Outcome) -> float:
+    return math.nan if outcome.test is None else outcome.test
 
 
 def _pretrain_settings(start: str, settings: PretrainSettings, seed: int) -> PretrainSettings:
@@ -126,7 +223,8 @@ def _pretrain_settings(start: str, settings: PretrainSettings, seed: int) -> Pre
     return replaced(settings, schedule=name, **lacks)
 
 
-def _started(start: str, settings: PretrainSettings, data: Dataset) -> Stack:
+def _stack_of_start(start: str, settings: PretrainSettings, data: Dataset) -> Stack:
+    """Return the stack of a start: pretrained, or with random weights."""
     if start == RANDOM:
         return random_stack(settings, data, seed=settings.seed)
     return driver_for(settings, data.train, data.validation).run()
@@ -219,4 +317,4 @@ def _check(
         raise SettingsError(f"data: {data.name} has no labelled test examples to compare by")
     for count in labels:
         if count is not None:
-            data.with_labels(count)  # refuses what there is not
+            data.with_labels(count)  # refuses more labels than there are

@@ -1,13 +1,15 @@
-"""The folder of a run: the names of its files, and its creation."""
+"""The folder of a run: the names of its files, its creation, and its replacement on a full disk."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from syncpretrain.errors import SettingsError
+from syncpretrain.errors import SaveError, SettingsError
 from syncpretrain.runs.lock import LOCK_NAME
 
 __all__ = [
@@ -18,12 +20,15 @@ __all__ = [
     "IDENTITY_NAME",
     "METRICS_NAME",
     "TRACE_NAME",
+    "FinalFiles",
     "check_folder",
-    "check_text",
-    "made_folder",
-    "new_folder",
-    "not_written",
+    "check_path_text",
+    "is_run_file",
+    "make_folder",
+    "make_new_folder",
+    "write_refusal",
 ]
+
 
 CARD_NAME = "README.md"
 COLUMNS_NAME = "columns.json"
@@ -32,11 +37,11 @@ EVENTS_NAME = "events.jsonl"
 IDENTITY_NAME = "run.json"
 METRICS_NAME = "metrics.json"
 TRACE_NAME = "trace.json"
-OF_NO_RUN = {LOCK_NAME, IDENTITY_NAME}  # of a run that was killed before it had settings
+UNSTARTED_FILES = {LOCK_NAME, IDENTITY_NAME}  # of a run that was killed before it had settings
 
 
-def check_text(setting: str, path: Path | str) -> None:
-    """Refuse a path whose bytes are no UTF-8, which no file of a run could name.
+def check_path_text(setting: str, path: Path | str) -> None:
+    """Refuse a path that is no UTF-8 text, since no file of a run could name it.
 
     Raises
     ------
@@ -51,30 +56,39 @@ def check_text(setting: str, path: Path | str) -> None:
         ) from None
 
 
+def is_run_file(path: Path) -> bool:
+    """Return whether a path names a file of a run that is in its folder."""
+    from syncpretrain.models.model_file import MODEL_NAME  # a list of runs does without
+
+    names = {CARD_NAME, COLUMNS_NAME, CONFIG_NAME, EVENTS_NAME, IDENTITY_NAME, METRICS_NAME}
+    is_run = any((path.parent / name).is_file() for name in (IDENTITY_NAME, CONFIG_NAME))
+    return is_run and path.name in names | {MODEL_NAME, TRACE_NAME}
+
+
 def check_folder(out: Path | None) -> None:
-    """Refuse what cannot become the run folder before time is spent on the data."""
-    check_text("out", out or "")
+    """Refuse a path that cannot become the run folder, before time is spent on the data."""
+    check_path_text("out", out or "")
     try:
         if out is not None and out.exists():
             if not out.is_dir():
                 raise SettingsError(f"out: {out} is a file; name a new folder")
-            if any(path.name not in OF_NO_RUN for path in out.iterdir()):
+            if any(path.name not in UNSTARTED_FILES for path in out.iterdir()):
                 raise SettingsError(f"out: {out} is not empty; name a new folder, to lose nothing")
     except OSError as error:
-        raise not_written(out, error) from None
+        raise write_refusal(out, error) from None
 
 
-def made_folder(out: Path) -> Path:
+def make_folder(out: Path) -> Path:
     """Make the folder, unless it is there and empty."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         check_folder(out)
     except OSError as error:
-        raise not_written(out, error) from None
+        raise write_refusal(out, error) from None
     return out
 
 
-def new_folder(layers: Sequence[int]) -> Path:
+def make_new_folder(layers: Sequence[int]) -> Path:
     """Make a folder in ``runs/`` that is named by date, time and layers."""
     shape = "-".join(map(str, layers)) if len(layers) < 8 else f"{len(layers) - 1}-layers"
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{shape}"
@@ -83,14 +97,90 @@ def new_folder(layers: Sequence[int]) -> Path:
         try:
             out.mkdir(parents=True)
         except FileExistsError:
-            continue  # of a run that began in the same second
+            continue  # another run began in the same second
         except OSError as error:
-            raise not_written(out, error) from None
+            raise write_refusal(out, error) from None
         return out
     raise AssertionError  # numbers do not end
 
 
-def not_written(out: Path | None, error: OSError) -> SettingsError:
-    """Return the refusal of a folder that cannot be written to."""
+def write_refusal(out: Path | None, error: OSError) -> SettingsError:
+    """Return the error for a folder that cannot be written to."""
     reason = error.strerror or str(error)
     return SettingsError(f"out: cannot write to {out}: {reason}; name another folder with --out")
+
+
+class FinalFiles:
+    """Writer of the final files: into the run folder, or into a temporary one if that fails.
+
+    Parameters
+    ----------
+    folder : Path
+        The run folder.
+    report : callable
+        Called with a sentence that the user should read.
+
+    Attributes
+    ----------
+    folder : Path
+    elsewhere : Path or None
+        The temporary folder, once a file was written there.
+    """
+
+    def __init__(self, folder: Path, report: Callable[[str], Any]) -> None:
+        self.folder, self._report = folder, report
+        self._reason = ""
+        self.elsewhere: Path | None = None
+
+    def write(self, name: str, write: Callable[[Path], Any]) -> Path:
+        """Write a file by ``write(path)``; return where it is.
+
+        Raises
+        ------
+        SaveError
+            If it can be written neither into the run folder nor into the temporary one.
+        """
+        path = self.folder / name
+        if (
+            self.elsewhere is None
+        ):  # else the run folder would look complete without the files before
+            try:
+                write(path)
+                return path
+            except OSError as error:
+                self._reason = f"{path} could not be written: {error.strerror or error}"
+        reason = self._reason if self.elsewhere is None else f"{name} goes with it"
+        try:
+            if self.elsewhere is None:
+                self.elsewhere = Path(tempfile.mkdtemp(prefix=f"syncpretrain-{self.folder.name}-"))
+            write(self.elsewhere / name)
+        except OSError as error:
+            self._remove_if_empty()
+            raise SaveError(
+                f"{self._reason}; nor could it be kept in a temporary folder:"
+                f" {error.strerror or error}. Its checkpoints are in {self.folder}: make room and"
+                " go on with --resume"
+            ) from error
+        self._report(f"warning: {reason}; it is in {self.elsewhere / name}")
+        return self.elsewhere / name
+
+    def _remove_if_empty(self) -> None:
+        """Remove the temporary folder if no file was written there."""
+        if self.elsewhere is not None and not any(self.elsewhere.iterdir()):
+            self.elsewhere.rmdir()
+            self.elsewhere = None
+
+    def check(self) -> None:
+        """Raise an error if a file of the run is in the temporary folder.
+
+        Raises
+        ------
+        SaveError
+            The message names the temporary folder.
+        """
+        if self.elsewhere is not None:
+            raise SaveError(
+                f"{self._reason}. The run is complete, and what could not be written is in"
+                f" {self.elsewhere}; make room, then move it there, or repeat the last steps with"
+                f" --resume {self.folder}"
+            )

@@ -1,4 +1,4 @@
-"""The identity of a run: what must be the same for it to go on to the same bits.
+"""Identity of a run: the settings, data and kernels that must not change if its bits must not.
 
 It is written to ``run.json`` in the run folder before training starts, and into every checkpoint,
 so that a run never goes on silently with other data, settings, kernels or recorded reads.
@@ -40,7 +40,7 @@ __all__ = [
 RUN_FORMAT = "syncpretrain run 1"
 BFLOAT16_SUMS = "bfloat16 sums"
 BLAS_FIELDS = ("internal_api", "version", "architecture")
-FILES = ("name", "test", "unlabelled")  # of data, which may be moved: their hash counts
+FILES = ("name", "test", "unlabelled")  # names of data, which may move: their hash counts
 AN_OLDER_VERSION = (
     "if the file is the same, this version reads it otherwise: resume with the version that began"
     " the run; else put the former data back in its place"
@@ -49,24 +49,24 @@ LEGACY_ROWS = 1000  # of each part, in the checkpoints of format 1 without an id
 
 
 class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides the bits of a run.
+    """Everything that decides the bits of a run.
 
     Attributes
     ----------
     settings : dict
-        The sections ``pretrain`` (without what executes it), ``finetune`` and ``data`` as JSON
-        values.
+        The sections ``pretrain`` (without settings of its execution), ``finetune`` and ``data`` as
+        JSON values.
     data : DataRecord
     kernels : str
         ``compiled`` or ``numpy``: their sigmoids and tangents differ in the last bits.
     arithmetic : dict
         Versions of NumPy and its BLAS, the kind of CPU that BLAS computes for, and the order of
-        sums of bfloat16 in a run that has such products. They may differ in the last bits as well;
-        that is reported, and not refused.
+        sums of bfloat16 in a run that has such products. A change may change the last bits; it is
+        reported, and not refused.
     replay : tuple of tuple of int, optional
         The recorded reads that the run repeats.
     stamp : FileStamp, optional
-        Of a mapped file of data. While it is the same, the file is not read again for its hash.
+        Stamp of a mapped data file. While it is the same, the file is not read again for its hash.
     start : str, optional
         The SHA-256 of the parameters of an earlier run that this one fine-tunes.
     meaning : Meaning, optional
@@ -85,7 +85,7 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def file(self) -> KnownFile:
-        """The file of data, as it was checked."""
+        """The data file as it was when it was checked."""
         return KnownFile(self.stamp, self.data.sha256)
 
     def write(self, path: Path) -> None:
@@ -99,7 +99,7 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """Something in which two identities differ: ``kind`` is data, settings, kernels or replay."""
+    """A difference of two identities; ``kind`` is data, settings, kernels or replay."""
 
     kind: str
     was: str
@@ -146,9 +146,9 @@ def read_identity(path: Path) -> RunIdentity | None:
 
 
 def differences(was: RunIdentity, now: RunIdentity) -> list[Difference]:
-    """Return in what a run differs from what it was.
+    """Return the differences between the former and the present identity of a run.
 
-    Settings that ``was`` does not know came with a later version, whose defaults change nothing.
+    Settings that ``was`` lacks came with a later version; their defaults change nothing.
     """
     found = []
     if was.data.sha256 != now.data.sha256:
@@ -169,14 +169,14 @@ def differences(was: RunIdentity, now: RunIdentity) -> list[Difference]:
 def check_resumable(
     folder: Path, was: RunIdentity, now: RunIdentity, *, inexact: bool = False
 ) -> list[str]:
-    """Refuse to resume a run whose result would not be bit-identical; return warnings.
+    """Refuse to resume a run if its result would not be bit-identical; return warnings.
 
     With ``inexact``, kernels of another kind are a warning instead.
 
     Raises
     ------
     SettingsError
-        Naming both sides, and what to do.
+        The message names both sides, and what to do.
     """
     warnings = []
     remedies = {
@@ -217,12 +217,12 @@ def check_header(
 ) -> None:
     """Refuse a checkpoint of another run by the identity in its header.
 
-    Kernels are not compared: a run whose user accepts others has checkpoints of both kinds.
+    Kernels are not compared: with ``--inexact`` a run has checkpoints of both kinds.
 
     Raises
     ------
     CheckpointError
-        Naming both sides.
+        The message names both sides.
     """
     if "format" not in header:
         _check_legacy(header, settings, data)
@@ -240,7 +240,7 @@ def identity_from(header: dict[str, Any]) -> RunIdentity:
     Raises
     ------
     CheckpointError
-        If it is none.
+        If the header has no valid identity.
     """
     try:
         return msgspec.convert(header, RunIdentity)
@@ -249,7 +249,7 @@ def identity_from(header: dict[str, Any]) -> RunIdentity:
 
 
 def _check_legacy(header: dict[str, Any], settings: Settings, data: Dataset) -> None:
-    """Check a header from before there were identities: settings, and a hash of some rows."""
+    """Check a header older than identities: settings, and a hash of some rows."""
     sections = msgspec.json.decode(msgspec.json.encode(settings))
     digest = hashlib.sha256()
     for part in (data.train, data.validation):
@@ -264,7 +264,7 @@ def _check_legacy(header: dict[str, Any], settings: Settings, data: Dataset) -> 
     for name, value in header.items():
         was = value
         if name == "pretrain" and isinstance(value, dict):
-            # Settings that did not exist yet were what their defaults are.
+            # Settings that did not exist yet had the values of their defaults.
             fields = msgspec.structs.fields(settings.pretrain)
             usual = {name: [PER_LAYER[name]] * len(settings.pretrain.epochs) for name in PER_LAYER}
             usual = {field.name: field.default for field in fields} | usual
@@ -275,7 +275,7 @@ def _check_legacy(header: dict[str, Any], settings: Settings, data: Dataset) -> 
 
 
 def _arithmetic() -> dict[str, str]:
-    """Return the versions of what computes, by name."""
+    """Return the versions of NumPy and of its BLAS."""
     libraries = [info for info in threadpool_info() if info["user_api"] == "blas"]
     libraries.sort(key=lambda info: "numpy" not in info["filepath"])  # SciPy brings its own
     blas = [
@@ -286,7 +286,7 @@ def _arithmetic() -> dict[str, str]:
 
 
 def _remedy(was: RunIdentity, now: RunIdentity) -> str:
-    """Return what keeps the order of sums of bfloat16, where it is another now and can be kept."""
+    """Return how to keep the former order of sums of bfloat16, if it changed and can be kept."""
     orders = [found.arithmetic.get(BFLOAT16_SUMS, "").removeprefix("by ") for found in (was, now)]
     if orders[0] == orders[1] or not set(orders) <= set(ORDERS):
         return ""
@@ -294,7 +294,7 @@ def _remedy(was: RunIdentity, now: RunIdentity) -> str:
 
 
 def _bfloat16_sums(settings: Settings) -> dict[str, str]:
-    """Return the order in which sums of bfloat16 are taken, for a run that has such sums."""
+    """Return the order of sums of bfloat16, for a run that has such sums."""
     if "bfloat16" not in {settings.pretrain.precision, settings.finetune.precision}:
         return {}
     is_on_gpu = settings.pretrain.backend.startswith("cupy")

@@ -24,7 +24,7 @@ LOCK_NAME = "run.lock"
 
 @contextmanager
 def owned(folder: Path, report: Callable[[str], Any]) -> Iterator[None]:
-    """Own a run folder as long as the context lasts; others are refused.
+    """Own a run folder as long as the context lasts; refuse it to other processes.
 
     The lock is the kernel's, on a file that names its owner. It ends with the process, however
     that ends; the file of a killed owner stays and is taken over. On a file system without locks
@@ -33,7 +33,8 @@ def owned(folder: Path, report: Callable[[str], Any]) -> Iterator[None]:
     Raises
     ------
     SettingsError
-        If another process owns the folder, naming it, or the file cannot be written.
+        If another process owns the folder, which the message names, or the file cannot be
+        written.
     """
     path = folder / LOCK_NAME
     descriptor = _locked(path, report)
@@ -41,7 +42,7 @@ def owned(folder: Path, report: Callable[[str], Any]) -> Iterator[None]:
         yield
     finally:
         try:
-            path.unlink(missing_ok=True)  # while it is locked, so that it is no other process's
+            path.unlink(missing_ok=True)  # still locked: no other process can own it yet
         except OSError as error:
             report(f"warning: {path} could not be removed: {error.strerror}; it may be deleted")
         os.close(descriptor)
@@ -50,7 +51,7 @@ def owned(folder: Path, report: Callable[[str], Any]) -> Iterator[None]:
 def owner_of(folder: Path) -> str | None:
     """Return the name of the process that owns a run folder, None if there is none.
 
-    The file of a killed owner counts for nothing. Where the system or the file system has no
+    The file of a killed owner is ignored. Where the system or the file system has no
     locks, the process that the file names is the owner as long as it lives on this machine.
     """
     path = folder / LOCK_NAME
@@ -61,7 +62,7 @@ def owner_of(folder: Path) -> str | None:
     name = ""
     try:
         name = os.read(descriptor, 200).decode(errors="replace").strip()
-        if _is_over(name) or not _is_at(path, descriptor):
+        if _has_ended(name) or not _is_at(path, descriptor):
             return None
         if fcntl is None:
             return name
@@ -72,14 +73,14 @@ def owner_of(folder: Path) -> str | None:
     except BlockingIOError:
         return name or "another process"
     except OSError:
-        return name or None  # of a file system without locks; a folder has no name
+        return name or None  # a file system without locks; a folder has no name
     finally:
         os.close(descriptor)
     return None
 
 
-def _is_over(name: str) -> bool:
-    """Return whether the process that a lock file names is one of this machine that has ended."""
+def _has_ended(name: str) -> bool:
+    """Return whether a lock file names a process of this machine that has ended."""
     found = re.fullmatch(r"process (\d+) on (.+)", name)
     if found is None or found[2] != socket.gethostname():
         return False
@@ -88,7 +89,7 @@ def _is_over(name: str) -> bool:
     except ProcessLookupError:
         return True
     except OSError:
-        return False  # it is another user's
+        return False  # a process of another user
     return False
 
 

@@ -24,7 +24,7 @@ from syncpretrain.settings import Settings
 
 __all__ = ["measure", "report_of"]
 
-TRAIN_ROWS = 10_000  # evenly spaced: all of them would take as long as an epoch, for little more
+TRAIN_ROWS = 10_000  # evenly spaced: all rows would take as long as an epoch, for little more
 
 
 def measure(
@@ -37,20 +37,20 @@ def measure(
 ) -> dict[str, Any]:
     """Return the data's size, the reconstruction errors on its parts and a classifier's accuracy.
 
-    The layers' own errors, on ``layer_parts``, are those of ``pretrained``, since fine-tuning gives
-    the layers up for the whole; default the stack itself. So is the whole stack's if it became a
-    classifier, which has no decoder; without ``pretrained`` it is None. Layers of ``pretrained``
-    that have random weights have None, for their errors say nothing. ``mean_error`` is the error of
-    predicting the mean of a layer's input, or of the data, and ``majority`` the share that is right
-    by always naming the class that most training examples have. Figures of the training part are
-    those of 10,000 of its examples, evenly spaced.
+    Errors of single layers, on ``layer_parts``, are measured on ``pretrained``, since fine-tuning
+    gives the layers up for the whole; default the stack itself. A classifier has no decoder: the
+    error of its whole stack is also measured on ``pretrained``, and None without it. Layers of
+    ``pretrained`` with random weights have None, since their errors say nothing. ``mean_error`` is
+    the error of predicting the mean of a layer's input, or of the data. ``majority`` is the share
+    that is right by always naming the most frequent class of the training examples. Figures of the
+    training part are measured on 10,000 of its examples, evenly spaced.
     """
     sizes = {part: len(getattr(data, part)) for part in PARTS}
     sha256 = data.sha256
     labels = data.train_labels
     data = replace(
         data,
-        train=_spread(data.train),
+        train=_measured_rows(data.train),
         train_labels=None if labels is None else evenly_spaced(labels, TRAIN_ROWS),
     )
     with blas_limit(blas_threads(blas)):
@@ -90,7 +90,7 @@ def measure(
 
 
 def _trained(pretrained: Stack | None, depth: int) -> list[bool]:
-    """Return whether each layer was pretrained, or came from elsewhere."""
+    """Return for each layer whether its weights were trained, here or elsewhere."""
     epochs = None if pretrained is None else pretrained.info.get("epochs")
     return [count != 0 for count in epochs or [None] * depth]
 
@@ -117,8 +117,8 @@ def _majority(data: Dataset, part: str) -> float | None:
     return float((labels[labels != UNLABELLED] == classes[counts.argmax()]).mean())
 
 
-def _spread(X: Any) -> Any:
-    """Return as many rows as are measured; those of a file stay there."""
+def _measured_rows(X: Any) -> Any:
+    """Return the rows to measure; rows of a file stay in the file."""
     if isinstance(X, StoredRows):
         return X.subset(evenly_spaced(np.arange(len(X)), TRAIN_ROWS))
     return evenly_spaced(X, TRAIN_ROWS)
@@ -133,7 +133,7 @@ def report_of(
     seconds: dict[str, float],
     out: Path,
 ) -> dict[str, Any]:
-    """Return what ``--json`` prints."""
+    """Return the report of a run that ``--json`` prints."""
     pretrain = settings.pretrain
     nothing = (0.0,) * len(metrics["layers"])  # where a resumed run had only to fine-tune
     busy, idle = history.busy_seconds or nothing, history.idle_seconds or nothing

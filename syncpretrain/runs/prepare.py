@@ -23,7 +23,7 @@ from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.parallel.blas import blas_threads
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.build_data import with_facts_of
-from syncpretrain.runs.folder import check_text
+from syncpretrain.runs.folder import check_path_text
 from syncpretrain.schedule.kinds import UNTRAINED
 from syncpretrain.settings import Settings
 from syncpretrain.settings.by_data import (
@@ -37,15 +37,15 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "check_finetuning",
-    "idle_gpu",
+    "idle_gpu_notice",
     "load_data",
-    "of_tables",
     "resolve",
-    "settled",
+    "settings_for_data",
+    "table_options",
     "with_absolute_path",
 ]
 
-USUAL_DATA = "mnist"  # that the usual values are for
+USUAL_DATA = "mnist"  # the defaults suit this data set
 
 PRETRAINED_COPIES = 4  # of the stack: itself, and the states of its layers, until the run is over
 
@@ -59,22 +59,22 @@ def load_data(
     given: Given | None = None,
     encode: bool = False,
 ) -> Dataset:
-    """Return the data that settings name, with the labels that they keep.
+    """Return the data that settings name, with as many labels as settings keep.
 
-    A streamed run leaves a ``.npy`` file on the disk; a ``known`` one is not checked again. Values
-    may lie outside [0, 1] where what was ``given`` leaves the visible units to them. Tables are
-    read by the ``columns`` of an earlier run, and numbers by their ``meaning`` there, if they are
-    given; ``encode`` makes categories of text for any visible units.
+    A streamed run leaves a ``.npy`` file on the disk; a ``known`` file is not checked again. Values
+    may lie outside [0, 1] if ``given`` leaves the visible units to the data. ``columns`` and
+    ``meaning`` of an earlier run decide how tables and numbers are read; ``encode`` makes
+    categories of text for any visible units.
     """
     streams = settings.pretrain.handoff == "minibatch"
     unread = streams and is_mapped_file(settings.data.name)
     is_open = given is not None and given.leaves_units and not unread
     for option, name in (("data", "name"), ("test", "test"), ("unlabelled", "unlabelled")):
-        check_text(option, located(getattr(settings.data, name) or ""))
+        check_path_text(option, located(getattr(settings.data, name) or ""))
     units = settings.pretrain.visible_units
     data = load_dataset(
         settings.data.name,
-        **of_tables(settings),
+        **table_options(settings),
         validation=settings.data.validation,
         bounded=kind_of(units).is_unit_interval and not is_open,
         mapped=streams,
@@ -89,16 +89,18 @@ def load_data(
     return data
 
 
-def settled(settings: Settings, given: Given | None, data: Dataset) -> tuple[Settings, str | None]:
-    """Return settings with what follows from the data, and one line about it.
+def settings_for_data(
+    settings: Settings, given: Given | None, data: Dataset
+) -> tuple[Settings, str | None]:
+    """Return settings that are completed by the data, and one line about the changes.
 
-    What was ``given`` stays as it is; with None, as of a preset, everything. MNIST has the usual
-    values, whichever of its digits are at hand.
+    Settings that were ``given`` stay as they are; with None, as for a preset, all of them. MNIST
+    has the usual values, whichever of its digits are at hand.
 
     Raises
     ------
     SettingsError
-        If a value that follows does not go together with those that were given.
+        If a value that follows from the data does not fit the given settings.
     """
     if given is None:
         return settings, None
@@ -121,13 +123,13 @@ def settled(settings: Settings, given: Given | None, data: Dataset) -> tuple[Set
     return settings, "; ".join(words) or None
 
 
-def of_tables(settings: Settings) -> dict[str, Any]:
-    """Return how a user's own files are read, as :func:`load_dataset` takes it.
+def table_options(settings: Settings) -> dict[str, Any]:
+    """Return the arguments of :func:`load_dataset` that say how a user's own files are read.
 
     Raises
     ------
     SettingsError
-        If the task is not that of the fine-tuning.
+        If the task is not the objective of fine-tuning.
     """
     data, objective = settings.data, settings.finetune.objective
     tasks = ("classification", "regression")
@@ -146,9 +148,9 @@ def of_tables(settings: Settings) -> dict[str, Any]:
 
 
 def resolve(settings: Settings, data: Dataset | None = None) -> Settings:
-    """Fix what would else depend on the machine and decides about the last bits.
+    """Return settings in which nothing that decides the last bits depends on the machine.
 
-    Without ``data`` the backend is that of dense examples without missing values.
+    Without ``data`` the backend is chosen for dense examples without missing values.
     """
     threads = blas_threads(settings.pretrain.blas_threads)
     backend = resolve_backend(settings.pretrain.backend, _why_on_the_cpu(settings, data))
@@ -160,8 +162,8 @@ def resolve(settings: Settings, data: Dataset | None = None) -> Settings:
     return msgspec.structs.replace(settings, pretrain=pretrain, finetune=finetune)
 
 
-def idle_gpu(settings: Settings, data: Dataset) -> str | None:
-    """Return a notice of a GPU that is there and not taken, before settings are resolved."""
+def idle_gpu_notice(settings: Settings, data: Dataset) -> str | None:
+    """Return a notice if a GPU is there and unused; call it before settings are resolved."""
     return why_no_gpu(settings.pretrain.backend, _why_on_the_cpu(settings, data))
 
 
@@ -172,7 +174,7 @@ def _why_on_the_cpu(settings: Settings, data: Dataset | None) -> str | None:
 
 
 def with_absolute_path(settings: Settings) -> Settings:
-    """Name the data in a way that holds from every folder."""
+    """Return settings that name the data by absolute paths."""
     own = settings.data
     files = {
         "name": located(own.name),
@@ -184,7 +186,7 @@ def with_absolute_path(settings: Settings) -> Settings:
 
 
 def check_finetuning(settings: Settings, data: Dataset) -> Finetuning | None:
-    """Return the run's fine-tuning, ready for the stack that is to be pretrained; None for none.
+    """Return the run's fine-tuning, ready for the pretrained stack; None without fine-tuning.
 
     Raises
     ------
@@ -223,7 +225,7 @@ def check_finetuning(settings: Settings, data: Dataset) -> Finetuning | None:
 
 
 def _targets(data: Dataset, part: str, objective: str) -> NDArray[Any] | None:
-    """Return what a part is trained or judged by; None for reconstruction."""
+    """Return the targets of a part of the data; None for reconstruction."""
     labels = data.targets(part)
     if objective == "reconstruction" or labels is None:
         return None

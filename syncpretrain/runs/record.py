@@ -1,4 +1,4 @@
-"""A run as its folder describes it, finished or not."""
+"""Record of a run, finished or not, read from its folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from syncpretrain.errors import DataError, SyncpretrainError
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack, load
-from syncpretrain.runs.figures import read_figures
 from syncpretrain.runs.folder import (
     CONFIG_NAME,
     EVENTS_NAME,
@@ -18,7 +17,7 @@ from syncpretrain.runs.folder import (
     METRICS_NAME,
 )
 from syncpretrain.runs.identity import RunIdentity, read_identity
-from syncpretrain.runs.state import RunState, state_of
+from syncpretrain.runs.state import RunState, read_figures, state_of
 from syncpretrain.runs.timeline import Timeline, read_timeline
 from syncpretrain.settings import Settings, read_settings
 
@@ -29,22 +28,22 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What the files of a run say; a file that is missing or damaged leaves None.
+    """Content of a run folder; None in place of a file that is missing or damaged.
 
     Attributes
     ----------
     folder : Path
     name : str
-        What to call the run.
+        Name of the run in a report.
     state : RunState
     settings : Settings or None
     identity : RunIdentity or None
     metrics : dict or None
-        Those of a finished run.
+        Metrics of a finished run.
     timeline : Timeline
     stack : Stack or None
     problems : tuple of str
-        What could not be read.
+        Reasons why files could not be read.
     checkpoints : tuple of Path
     """
 
@@ -61,9 +60,9 @@ class RunRecord:
 
 
 def read_run(run: Path, *, name: str = "") -> RunRecord:
-    """Read what is left of a run: its folder, or the model file in it.
+    """Read the files of a run, from its folder or from the model file in it.
 
-    ``name`` is what to call it, by default the name of its folder.
+    ``name`` is the name of the run in a report, by default the name of its folder.
 
     Raises
     ------

@@ -8,32 +8,59 @@ which :func:`resume_run` resumes it.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from signal import SIGINT
 from typing import Any
 
 import msgspec
 
 from syncpretrain.data.column_files import read_columns, write_columns
-from syncpretrain.data.dataset import Dataset
-from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.events import Observer
+from syncpretrain.data.dataset import PARTS, Dataset
+from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.errors import (
+    CheckpointError,
+    DataError,
+    DivergedError,
+    RunInterrupted,
+    SettingsError,
+    StalledError,
+    WorkerError,
+)
+from syncpretrain.events import Event, Notice, Observer, RunStopped
+from syncpretrain.models.inputs import constant_columns
+from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
-from syncpretrain.observers.loggers import check_loggers
-from syncpretrain.runs.checkpoints import has_pretrained, identity_in
+from syncpretrain.models.verdict import baselines, on_layers
+from syncpretrain.observers.event_log import EventLog
+from syncpretrain.observers.figures import flat_settings
+from syncpretrain.observers.history import History
+from syncpretrain.observers.loggers import check_loggers, logging_to
+from syncpretrain.observers.trace import write_trace
+from syncpretrain.parallel.signals import interrupted_by_sigterm
+from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.start import Driver, driver_for
+from syncpretrain.runs.card import card_of
+from syncpretrain.runs.checkpoints import Checkpoints, has_pretrained, identity_in
 from syncpretrain.runs.folder import (
+    CARD_NAME,
     COLUMNS_NAME,
     CONFIG_NAME,
     EVENTS_NAME,
     IDENTITY_NAME,
     METRICS_NAME,
+    TRACE_NAME,
+    FinalFiles,
     check_folder,
-    check_text,
-    made_folder,
-    new_folder,
-    not_written,
+    check_path_text,
+    make_folder,
+    make_new_folder,
+    write_refusal,
 )
 from syncpretrain.runs.identity import (
     RunIdentity,
@@ -42,19 +69,24 @@ from syncpretrain.runs.identity import (
     read_identity,
 )
 from syncpretrain.runs.lock import owned
+from syncpretrain.runs.metrics import measure, report_of
 from syncpretrain.runs.prepare import (
-    idle_gpu,
+    check_finetuning,
+    idle_gpu_notice,
     load_data,
     resolve,
-    settled,
+    settings_for_data,
     with_absolute_path,
 )
-from syncpretrain.runs.stages import Stages
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import Settings, moved_elsewhere, read_settings, write_settings
 from syncpretrain.settings.by_data import Given
+from syncpretrain.storage import remove_temporaries, write_atomically
+from syncpretrain.workers.restarts import Restarts
 
-__all__ = ["prepared_run", "resume_run", "train_run"]
+__all__ = ["Run", "prepared_run", "resume_run", "train_run"]
+
+ROWS_TO_JUDGE = 1000  # for the verdict
 
 
 def train_run(
@@ -80,11 +112,11 @@ def train_run(
     replay : tuple of tuple of int, optional
         The recorded reads to repeat.
     data : Dataset, optional
-        What the settings name, if it is loaded already.
+        The data that settings name, if they are loaded already.
     given : Given, optional
         The settings that the user gave; others follow from the data. None leaves all as they are.
     start : Stack, optional
-        What an earlier run pretrained; only fine-tuning is left then, with schedule ``none``.
+        The stack of an earlier run, which is only fine-tuned; the schedule is then ``none``.
     loggers : iterable of str
         ``tensorboard`` and ``mlflow``, which log the run.
     command : str, optional
@@ -105,7 +137,7 @@ def train_run(
     check_loggers(own := tuple(loggers))
     run = prepared_run(settings, data, given, observers, started, replay=replay, start=start)
     run.loggers, run.command, settings = own, command, run.settings
-    out = new_folder(settings.pretrain.layers) if out is None else made_folder(out)
+    out = make_new_folder(settings.pretrain.layers) if out is None else make_folder(out)
     with owned(out, run.report):
         try:
             run.identity.write(out / IDENTITY_NAME)
@@ -113,13 +145,10 @@ def train_run(
             if run.data.columns is not None:
                 write_columns(run.data.columns, out / COLUMNS_NAME)
         except OSError as error:
-            for name in (
-                IDENTITY_NAME,
-                CONFIG_NAME,
-                COLUMNS_NAME,
-            ):  # half of them would be in the way
+            # Some of them without the others would be in the way of another run.
+            for name in (IDENTITY_NAME, CONFIG_NAME, COLUMNS_NAME):
                 (out / name).unlink(missing_ok=True)
-            raise not_written(out, error) from None
+            raise write_refusal(out, error) from None
         return run.execute(out, resuming=False)
 
 
@@ -132,14 +161,14 @@ def prepared_run(
     *,
     replay: Reads | None = None,
     start: Stack | None = None,
-) -> Stages:
+) -> Run:
     """Return a run that is checked and ready to start, without a folder; see :func:`train_run`."""
-    resolve(settings)  # refuses a device that is not there before the data are read
+    resolve(settings)  # before the data are read: refuses a device that is missing
     data = load_data(settings, given=given) if data is None else data
-    settings, notice = settled(settings, given, data)
-    notices = filter(None, (notice, idle_gpu(settings, data)))
+    settings, notice = settings_for_data(settings, given, data)
+    notices = filter(None, (notice, idle_gpu_notice(settings, data)))
     settings = resolve(settings, data)
-    run = Stages(settings, data, observers, started, replay, start)
+    run = Run(settings, data, observers, started, replay, start)
     run.notices += notices
     return run
 
@@ -157,23 +186,23 @@ def resume_run(
     Parameters
     ----------
     folder : Path
-        Of the run. Its newest good checkpoint counts; without one the run begins again.
+        The run folder. Its newest valid checkpoint counts; without one the run begins again.
     observers : iterable of callable
     inexact : bool
-        Continue also with kernels of another kind than those the run was begun with, which compute
-        other last bits.
+        Continue even if the run was begun with kernels of another kind, which compute other last
+        bits.
     loggers : iterable of str
-        As of :func:`train_run`.
+        As in :func:`train_run`.
     **elsewhere
-        ``runtime``, ``workers`` and ``backend``, if others than those of the run.
+        ``runtime``, ``workers`` and ``backend``, if they replace settings of the run.
 
     Raises
     ------
     SettingsError
-        If it is no run's folder, the run is over, or another process is at work on it; or if its
-        data, settings or kernels are not those that it was begun with.
+        If the folder holds no run, the run is finished, or another process is at work on it; or if
+        data, settings or kernels have changed since the run was begun.
     Others
-        As of :func:`train_run`.
+        As in :func:`train_run`.
     """
     started = time.monotonic()
     _check_unfinished(folder)
@@ -192,10 +221,10 @@ def resume_run(
                 " begin it again with syncpretrain finetune"
             )
         data = _load_data_again(settings, folder, was)
-        if was is not None:  # before anything that other data might not fit
+        if was is not None:  # first, since other data might fit nothing below
             now = identity_of(settings, data, replay)
             notices += check_resumable(folder, was, now, inexact=inexact)
-        run = Stages(settings, data, observers, started, replay)
+        run = Run(settings, data, observers, started, replay)
         if was is not None:
             run.identity = msgspec.structs.replace(run.identity, data=was.data, start=was.start)
         if not (folder / IDENTITY_NAME).is_file():
@@ -212,7 +241,7 @@ def resume_run(
 
 
 def _load_data_again(settings: Settings, folder: Path, was: RunIdentity | None) -> Dataset:
-    """Return the data of a run; say where its name stands if it cannot be loaded, or is other."""
+    """Return the data of a run; an error about other or missing data says where to correct them."""
     try:
         known, meaning = (None, None) if was is None else (was.file, was.meaning)
         data = load_data(settings, known, read_columns(folder / COLUMNS_NAME), meaning)
@@ -232,7 +261,7 @@ def _load_data_again(settings: Settings, folder: Path, was: RunIdentity | None) 
 
 
 def _check_unfinished(folder: Path) -> None:
-    check_text("resume", folder)
+    check_path_text("resume", folder)
     try:
         there = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
     except OSError as error:
@@ -248,3 +277,259 @@ def _check_unfinished(folder: Path) -> None:
         )
     if METRICS_NAME in there:
         raise SettingsError(f"resume: the run in {folder} is finished; nothing is left to do")
+
+
+class Run:
+    """A run in its stages: pretraining, fine-tuning, evaluation, and the files each leaves.
+
+    Everything that can be checked or built without a folder is checked and built at once.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        data: Dataset,
+        observers: Iterable[Observer],
+        started: float,
+        replay: Reads | None,
+        start: Stack | None = None,
+    ) -> None:
+        self.settings, self.data, self.started, self.start = settings, data, started, start
+        self.identity = identity_of(settings, data, replay)
+        if start is not None:
+            self.identity = msgspec.structs.replace(self.identity, start=start.parameters_sha256)
+        self.loaded = time.monotonic()
+        self.history = History()
+        self.observers: list[Observer] = [self.history, *observers]
+        self.notices: list[str] = []
+        self.loggers: tuple[str, ...] = ()
+        self.command: str | None = None  # the command that began the run, if one did
+        self.tuning = check_finetuning(settings, data)
+        self.restarts = Restarts(settings.run.max_restarts, self.report)
+        self.unsaved: Stack | None = None  # the result of pretraining, until it is saved
+        self.pretraining = self.new_pretraining()
+        if constant := constant_columns(self.pretraining.scaling, data.columns):
+            self.notices.append(constant)
+
+    def new_pretraining(self) -> Driver:
+        """Return the pretraining, checked and ready to run."""
+        return driver_for(
+            self.settings.pretrain,
+            self.data.train,
+            self.data.validation,
+            replay=self.identity.replay,
+            times=Timeouts(stall=self.settings.run.stall_timeout),
+            restarts=self.restarts,
+        )
+
+    def execute(self, out: Path, *, resuming: bool) -> dict[str, Any]:
+        """Train, measure and write; return the metrics."""
+        remove_temporaries(out)
+        files = FinalFiles(out, self.report)
+        log = EventLog(out / EVENTS_NAME, append=resuming, report=self.report)
+        with log, self.observed_by(log), interrupted_by_sigterm(), self.logging(out):
+            self.report_start(out)
+            saved = Checkpoints(out, self.settings, self.data, self.identity, self.report)
+            with self.saving(files):
+                stack, metrics, seconds = self.train(files, saved, log, resuming)
+            slots = self.pretraining.slots
+            seconds["total"] = time.monotonic() - self.started
+            report = report_of(self.settings, slots, metrics, self.history, stack, seconds, out)
+            card = card_of(report, self.settings, self.identity, self.command).encode()
+            files.write(CARD_NAME, lambda path: write_atomically(path, card))
+            text = json.dumps(report, indent=2).encode()
+            files.write(METRICS_NAME, lambda path: write_atomically(path, text))
+            files.check()
+            saved.delete()
+            return report
+
+    def train(
+        self, files: FinalFiles, saved: Checkpoints, log: EventLog, resuming: bool
+    ) -> tuple[Stack, dict[str, Any], dict[str, float]]:
+        """Pretrain, fine-tune and measure; return the stack, its figures and the seconds taken."""
+        pretrained = saved.pretrained() if resuming else None
+        if pretrained is None:
+            found = self.start or self.with_verdict(self.pretrain(saved, resuming))
+            self.unsaved = pretrained = self.with_data_record(found)
+            self.save_early(pretrained, files.folder)  # fine-tuning may fail
+            self.unsaved = None
+            log.flush_to_disk()  # a run that resumes from here records nothing of pretraining
+            saved.save_pretrained(pretrained)
+            resuming = False
+        finetuning = time.monotonic()
+        stack = self.finetune(pretrained, saved, resuming)
+        evaluating = time.monotonic()
+        files.write(MODEL_NAME, self.as_saved(stack).save)
+        threads = self.settings.pretrain.blas_threads
+        metrics = measure(stack, self.data, pretrained=pretrained, blas=threads)
+        seconds = {
+            "data": self.loaded - self.started,
+            "pretrain": self.history.pretrain_seconds,
+            "finetune": evaluating - finetuning,
+        }
+        return stack, metrics, seconds
+
+    @contextmanager
+    def observed_by(self, observer: Observer) -> Iterator[None]:
+        """Send the events to one more observer, as long as the context lasts."""
+        self.observers.append(observer)
+        try:
+            yield
+        finally:
+            self.observers.remove(observer)
+
+    @contextmanager
+    def logging(self, out: Path) -> Iterator[None]:
+        """Log the run by its loggers, and record why it ends early."""
+        settings = flat_settings(msgspec.to_builtins(self.settings))
+        with logging_to(self.loggers, out, settings, self.report) as loggers, ExitStack() as stack:
+            for logger in loggers:
+                stack.enter_context(self.observed_by(logger))
+            try:
+                yield
+            except BaseException as error:
+                failed = not isinstance(error, KeyboardInterrupt)
+                reason = _reason(error)
+                self.emit(RunStopped(time.monotonic(), failed, reason))
+                raise
+
+    def with_data_record(self, stack: Stack) -> Stack:
+        """Return a stack with a record of its training data, and with the columns of a table."""
+        info = stack.info | {"data": msgspec.to_builtins(self.identity.data)}
+        if self.data.columns is not None:
+            info["columns"] = msgspec.to_builtins(self.data.columns)
+        return replace(stack, info=info)
+
+    def as_saved(self, stack: Stack) -> Stack:
+        """Return a stack as it is saved: with the meaning of numbers, so that it takes raw rows.
+
+        The run's own rows are prepared already, so the run uses the stack without the meaning.
+        """
+        if self.data.meaning is None:
+            return stack
+        return replace(stack, info=stack.info | {"meaning": msgspec.to_builtins(self.data.meaning)})
+
+    def with_verdict(self, stack: Stack) -> Stack:
+        """Return a pretrained stack with its errors, and with the verdict in its info."""
+        found = baselines(stack, evenly_spaced(self.data.train, ROWS_TO_JUDGE))
+        history = self.pretraining.history
+        sentences = on_layers(found, history.layers)
+        info = stack.info | {"verdict": sentences} if sentences else stack.info
+        return replace(stack, info=info, history=history)
+
+    def save_early(self, stack: Stack, out: Path) -> None:
+        """Save a model that will be trained further; go on if that fails."""
+        try:
+            self.as_saved(stack).save(out / MODEL_NAME)
+        except OSError as error:
+            reason = error.strerror or error
+            self.report(f"warning: {out / MODEL_NAME} could not be written: {reason}")
+
+    def pretrain(self, saved: Checkpoints, resuming: bool) -> Stack:
+        """Pretrain, from the newest checkpoint if one is there; again if a worker fails."""
+        if self.identity.start is not None:
+            raise CheckpointError(
+                "resume: the stack that the run was to fine-tune is damaged; begin it again with"
+                " syncpretrain finetune"
+            )
+        while True:
+            self.pretraining.observers = tuple(self.observers)
+            self.pretraining.save = saved.save_pretraining
+            self.pretraining.resume = saved.newest_pretrain_state() if resuming else None
+            if resuming and self.pretraining.resume is None:
+                self.report("no checkpoint of pretraining was found; it begins again")
+            try:
+                return self.pretraining.run()
+            except (DivergedError, StalledError):
+                raise
+            except WorkerError as error:
+                which = self.restarts.take()
+                if which is None:
+                    if self.restarts.most:
+                        error.args = (f"{error.args[0]}; no restart is left",)
+                    raise
+                self.report(f"warning: {error}; going on from the last checkpoint ({which})")
+                self.pretraining, resuming = self.new_pretraining(), True
+
+    def finetune(self, stack: Stack, saved: Checkpoints, resuming: bool) -> Stack:
+        """Fine-tune, if it is asked for."""
+        if self.tuning is None:
+            return stack
+        return self.tuning.run(
+            stack,
+            observers=self.observers,
+            save=saved.save_finetuning,
+            resume=saved.newest_finetune_state() if resuming else None,
+            stall_seconds=self.settings.run.stall_timeout,
+        )
+
+    def report_start(self, out: Path) -> None:
+        """Report the data, the run folder and the notices."""
+        data = self.data
+        sizes = ", ".join(f"{len(getattr(data, part)):,} {part}" for part in PARTS)
+        self.report(f"data: {data.name}, {data.source} ({sizes})")
+        for message in (*data.notices, f"run folder: {out}", *self.notices):
+            self.report(message)
+
+    def report(self, message: str) -> None:
+        """Send the observers a message for the user."""
+        self.emit(Notice(time.monotonic(), message))
+
+    def emit(self, event: Event) -> None:
+        """Send the observers an event."""
+        for observer in self.observers:
+            observer(event)
+
+    def stopped_outside_training(self, files: FinalFiles, signum: int) -> RunInterrupted:
+        """Save the model of a run that is stopped outside its training; return its error."""
+        where = _saved_in(self.save_newest_model(files), files.folder)
+        return RunInterrupted(f"the run was stopped. {where}", signum=signum)
+
+    def save_newest_model(self, files: FinalFiles) -> Path:
+        """Save the newest model, unless it is in the folder already; return its path."""
+        model = files.folder / MODEL_NAME
+        if self.unsaved is None and model.is_file():
+            return model
+        stack = self.unsaved or self.with_data_record(self.pretraining.stack())
+        return files.write(MODEL_NAME, self.as_saved(stack).save)
+
+    @contextmanager
+    def saving(self, files: FinalFiles) -> Iterator[None]:
+        """Save the model of a run that fails or is stopped, and the trace of any run."""
+        try:
+            yield
+        except (WorkerError, RunInterrupted) as error:
+            if error.stack is not None:
+                model = files.write(
+                    MODEL_NAME, self.as_saved(self.with_data_record(error.stack)).save
+                )
+                where = _saved_in(model, files.folder, onward=not isinstance(error, DivergedError))
+                error.args = (f"{error.args[0]}. {where}",)
+            elif isinstance(error, RunInterrupted):
+                raise self.stopped_outside_training(files, error.signum) from None
+            raise
+        except KeyboardInterrupt:
+            raise self.stopped_outside_training(files, SIGINT) from None
+        except BaseException:  # whatever it is, a closed pipe say, no result is lost
+            self.save_newest_model(files)
+            raise
+        finally:
+            try:
+                write_trace(self.history.events, files.folder / TRACE_NAME)
+            except OSError as error:
+                reason = error.strerror or error
+                self.report(f"warning: {files.folder / TRACE_NAME} could not be written: {reason}")
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a run ends early."""
+    if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+        return "the program that read its output has ended"  # rich raises a status of 1
+    return str(error) or type(error).__name__
+
+
+def _saved_in(model: Path, folder: Path, *, onward: bool = True) -> str:
+    """Return the path of the model, and the command to resume."""
+    where = f"What was learned so far is in {model}"
+    command = f"; resume with: syncpretrain train --resume {quote(str(folder))}"
+    return where + command if onward else where

@@ -1,7 +1,6 @@
-"""Shelf of runs: what each run folder below a folder holds, and in which state it is.
+"""Shelf of runs: content and state of each run folder in a folder.
 
-Nothing is written but by :func:`remove_run`. A folder whose files cannot be read is a damaged run
-with a reason, not an error.
+Only :func:`remove_run` writes. A folder with unreadable files is a damaged run, not an error.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import Any
 import msgspec
 
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.runs.figures import Figures, read_figures
 from syncpretrain.runs.folder import (
     CONFIG_NAME,
     EVENTS_NAME,
@@ -27,7 +25,7 @@ from syncpretrain.runs.folder import (
     METRICS_NAME,
 )
 from syncpretrain.runs.lock import owned
-from syncpretrain.runs.state import state_of
+from syncpretrain.runs.state import Figures, read_figures, state_of
 from syncpretrain.settings import Settings, read_settings
 
 __all__ = ["STATES", "ShelvedRun", "check_run", "read_run", "remove_run", "runs_in"]
@@ -43,23 +41,23 @@ class ShelvedRun(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     name, folder : str
-        Of the folder, and its path.
+        Name of the folder, and its path.
     when : str
         When the run began, in ISO format, by the folder's name or its oldest file.
     state : str
         ``finished``, ``running``, ``stopped`` (by a signal, or its process is gone), ``failed`` or
         ``damaged``.
     reason : str
-        Of a failed, stopped or damaged run, where it is known; the owner of a running one.
+        Why a run failed, stopped or is damaged, if known; the owner of a running one.
     layers, schedule, data : str
-        By its settings; empty where they cannot be read.
+        Texts of its settings; empty if they cannot be read.
     objective : str
-        Of fine-tuning; ``none`` without.
+        Objective of fine-tuning; ``none`` without.
     validation, test : float or None
         The error of a finished run: the share of wrong classes, the root mean squared error of a
         regression, or the reconstruction error of the stack.
     seconds : float or None
-        In all; of an unfinished run up to its last event.
+        Seconds in all; of an unfinished run up to its last event.
     """
 
     name: str
@@ -76,7 +74,7 @@ class ShelvedRun(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
 
     def key(self, field: str) -> tuple[bool, Any]:
-        """Return what to sort by; runs without the field come last."""
+        """Return the sort key for a field; runs without the field come last."""
         value = getattr(self, field)
         return value in (None, "") or value != value, value if value is not None else 0.0
 
@@ -110,7 +108,7 @@ def runs_in(folder: Path) -> list[ShelvedRun]:
 
 
 def _found_in(folder: Path) -> ShelvedRun | None:
-    """Return the run in a folder, None if it is none; a closed one may be a run."""
+    """Return the run in a folder, or None; a folder that cannot be read may be a run."""
     try:
         return read_run(folder) if _has_files_of_a_run(folder) else None
     except OSError as error:
@@ -120,7 +118,7 @@ def _found_in(folder: Path) -> ShelvedRun | None:
 
 
 def read_run(folder: Path) -> ShelvedRun:
-    """Return what a run folder holds."""
+    """Return the run in a run folder."""
     common: dict[str, Any] = {"name": folder.name, "folder": str(folder), "when": _began(folder)}
     damage, figures, seconds = "", None, None
     last: _Line | None = None
@@ -145,7 +143,7 @@ def check_run(folder: Path) -> ShelvedRun:
     Raises
     ------
     SettingsError
-        If it is none, or cannot be read.
+        If the folder is no run, or cannot be read.
     """
     try:
         is_run = _has_files_of_a_run(folder)
@@ -162,12 +160,12 @@ def check_run(folder: Path) -> ShelvedRun:
 def remove_run(folder: Path) -> None:
     """Remove a run folder and all that is in it.
 
-    It loses its name first, so that a removal that is stopped leaves no half of a run.
+    The folder is renamed first, so that a removal that is stopped leaves no half of a run.
 
     Raises
     ------
     SettingsError
-        If it is no run, a link to one, at work in another process, or cannot be removed.
+        If the folder is no run, a link to one, owned by another process, or cannot be removed.
     """
     check_run(folder)
     if folder.is_symlink():
@@ -211,7 +209,7 @@ def _began(folder: Path) -> str:
         try:
             return datetime.strptime(named[1], "%Y%m%d-%H%M%S").isoformat()
         except ValueError:
-            pass  # a number that is no date: the files are looked at
+            pass  # a number that is no date: the files decide
     times = [_written(folder / name) for name in (IDENTITY_NAME, CONFIG_NAME, EVENTS_NAME)]
     oldest = min((time for time in times if time is not None), default=_written(folder) or 0.0)
     return datetime.fromtimestamp(oldest).isoformat(timespec="seconds")
@@ -252,7 +250,7 @@ def _errors(figures: Figures) -> dict[str, float | None]:
 
 
 def _last_event(path: Path) -> tuple[_Line | None, float | None]:
-    """Return the last event of a run, and the time of the last one that has one."""
+    """Return the last event of a run, and the last time that an event has."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -1,9 +1,11 @@
-"""The course of a run, read back from its ``events.jsonl`` or from the events themselves."""
+"""The course of a run, read back from its events, and the epochs that its time depended on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,12 @@ from syncpretrain.events import Event
 from syncpretrain.observers.event_log import CLOCK_FIELDS
 from syncpretrain.runs.folder import EVENTS_NAME
 
-__all__ = ["EpochSpan", "Timeline", "read_timeline", "timeline_of"]
+__all__ = ["EpochSpan", "Timeline", "critical_path", "path_seconds", "read_timeline", "timeline_of"]
 
 TUNING_ROW = 0  # the layer of an epoch of fine-tuning
+CLOCK_ERROR = (
+    0.002  # share of a run: an epoch may seem to begin before the message that lets it begin
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ class EpochSpan:
     start, end : float
         Seconds since the run began.
     transform : float
-        Seconds of these that computed its input.
+        Seconds of the epoch that computed its input.
     train_error, validation_error : float or None
     """
 
@@ -47,34 +52,34 @@ class EpochSpan:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration of the epoch."""
         return self.end - self.start
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """What a run did, and when.
+    """Course of a run: its epochs with their times, and its end.
 
     Attributes
     ----------
     layers, epochs : tuple of int
         Units of the input and of each layer, and the epochs that were stipulated.
     schedule, pace, runtime, handoff, objective : str
-        As of the settings; empty where it did not come so far.
+        As in the settings; empty if the run did not come so far.
     workers, examples : int
     spans, tuning : tuple of EpochSpan
-        Finished epochs of pretraining, by start, and those of fine-tuning.
+        Finished epochs of pretraining and of fine-tuning, by start.
     notices : tuple of str
     resumed : tuple of float
         Seconds at which a resumed run went on; the time between two processes is left out.
     busy : tuple of float
-        Seconds that each layer was at work, in its epochs unless the run measured it.
+        Seconds of work of each layer, as the run measured them, or else summed over its epochs.
     began, ended : float
-        Of pretraining, as far as it came.
+        First and last second of pretraining so far.
     is_pretrained : bool
         Whether pretraining ended by itself.
     stopped : tuple of bool and str, or None
-        Of a run that ended early: whether it failed, and the reason.
+        Whether a run that ended early failed, and the reason.
     """
 
     layers: tuple[int, ...] = ()
@@ -98,7 +103,7 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """How long pretraining took, as far as it came."""
+        """Seconds of pretraining so far."""
         return max(0.0, self.ended - self.began)
 
     @property
@@ -112,8 +117,69 @@ class Timeline:
         return sorted((x for x in spans if x.layer == layer), key=lambda span: span.epoch)
 
 
+def read_timeline(run: str | Path) -> Timeline:
+    """Return the course of a run from its folder, or from an ``events.jsonl``.
+
+    Lines that cannot be read are left out, such as half a line at the end.
+
+    Raises
+    ------
+    DataError
+        If there is no such file.
+    """
+    path = Path(run)
+    path = path / EVENTS_NAME if path.is_dir() else path
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise DataError(
+            f"run: cannot read {path}: {error.strerror or error}; name the folder of a run"
+        ) from None
+    reader = _Reader()
+    for line in lines:
+        try:
+            decoded = msgspec.json.decode(line, type=_Line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        reader.take(decoded)
+    return reader.timeline()
+
+
+def timeline_of(events: Iterable[Event]) -> Timeline:
+    """Return the course of a run from its events, such as ``History().events``."""
+    reader, origin = _Reader(), None
+    for event in events:
+        values: dict[str, Any] = {x.name: getattr(event, x.name) for x in fields(event)}
+        origin = event.time if origin is None else origin
+        reader.take(_line({"event": type(event).__name__, **values}, origin))
+    return reader.timeline()
+
+
+def critical_path(timeline: Timeline) -> tuple[EpochSpan, ...]:
+    """Return the epochs on the critical path, from the first to the last.
+
+    The last epoch of the path ended last of all. Before each epoch stands the epoch that it waited
+    for: the previous epoch of its layer, the epoch that published the version it reads, or, if all
+    workers or buffers were taken, the epoch that ended just before it began. A streamed run has no
+    path, since its layers wait for minibatches.
+    """
+    if timeline.is_streamed or not timeline.spans:
+        return ()
+    slack = CLOCK_ERROR * timeline.seconds
+    by_end = sorted(timeline.spans, key=lambda span: (span.end, span.layer))
+    path = [by_end[-1]]
+    while (before := _waited_for(path[-1], by_end, slack)) is not None:
+        path.append(before)
+    return tuple(reversed(path))
+
+
+def path_seconds(path: Sequence[EpochSpan], layers: int) -> list[float]:
+    """Return the seconds of a path in each layer."""
+    return [sum(x.seconds for x in path if x.layer == n) for n in range(1, layers + 1)]
+
+
 class _Line(msgspec.Struct):
-    """What a timeline needs of a line; other fields are ignored."""
+    """The fields of a line that a timeline needs; others are ignored."""
 
     event: str
     time: float
@@ -143,7 +209,7 @@ class _Line(msgspec.Struct):
 
 @dataclass
 class _Reader:
-    """Takes one line after the other."""
+    """Builder of a timeline, which takes one line after the other."""
 
     start: _Line | None = None
     began: float = 0.0
@@ -212,7 +278,7 @@ class _Reader:
             return Timeline(**common)
         depth = len(start.layers) - 1
         busy = [sum(x.seconds for x in spans if x.layer == n) for n in range(1, depth + 1)]
-        whole = len(self.measured) == depth and not self.resumed  # they are of one process
+        whole = len(self.measured) == depth and not self.resumed  # the figures of one process
         copied = ("layers", "schedule", "pace", "runtime", "handoff", "workers", "examples")
         return Timeline(
             epochs=tuple(start.epochs or ()),
@@ -226,45 +292,26 @@ class _Reader:
         )
 
 
-def read_timeline(run: str | Path) -> Timeline:
-    """Return the course of a run from its folder, or from an ``events.jsonl``.
-
-    Lines that cannot be read, such as half a one at the end, are left out.
-
-    Raises
-    ------
-    DataError
-        If there is no such file.
-    """
-    path = Path(run)
-    path = path / EVENTS_NAME if path.is_dir() else path
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise DataError(
-            f"run: cannot read {path}: {error.strerror or error}; name the folder of a run"
-        ) from None
-    reader = _Reader()
-    for line in lines:
-        try:
-            decoded = msgspec.json.decode(line, type=_Line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue
-        reader.take(decoded)
-    return reader.timeline()
-
-
-def timeline_of(events: Iterable[Event]) -> Timeline:
-    """Return the course of a run from its events, such as ``History().events``."""
-    reader, origin = _Reader(), None
-    for event in events:
-        values: dict[str, Any] = {x.name: getattr(event, x.name) for x in fields(event)}
-        origin = event.time if origin is None else origin
-        reader.take(_line({"event": type(event).__name__, **values}, origin))
-    return reader.timeline()
-
-
 def _line(values: Mapping[str, Any], origin: float) -> _Line:
     known = {name: value for name, value in values.items() if name in _Line.__struct_fields__}
     shifted = {name: known[name] - origin for name in CLOCK_FIELDS if name in known}
     return _Line(**(known | shifted))
+
+
+def _waited_for(span: EpochSpan, by_end: Sequence[EpochSpan], slack: float) -> EpochSpan | None:
+    """Return the epoch that ended last before ``span`` began; of several the most related."""
+    able: list[EpochSpan] = []
+    for place in reversed(range(bisect_right(by_end, span.start + slack, key=attrgetter("end")))):
+        before = by_end[place]
+        if able and before.end < able[0].end - slack:
+            break
+        if before.start < span.start:
+            able.append(before)
+    return max(able, key=lambda x: (_relation(x, span), x.end, x.layer), default=None)
+
+
+def _relation(before: EpochSpan, span: EpochSpan) -> int:
+    """Return 2 for epochs of one layer, 1 if ``span`` reads the version of ``before``, else 0."""
+    if before.layer == span.layer:
+        return 2
+    return int((before.layer, before.epoch) == (span.layer - 1, span.reads))

@@ -23,7 +23,7 @@ from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer
 from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tuning_options
 from syncpretrain.models.inputs import warn_of_novel
-from syncpretrain.observers.plain_progress import PlainProgress
+from syncpretrain.observers.progress import PlainProgress
 from syncpretrain.settings.convert import check_names
 from syncpretrain.sklearn.inputs import rows_for
 from syncpretrain.sklearn.passes import Matrix

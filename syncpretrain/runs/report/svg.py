@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 from xml.etree import ElementTree
 
-from syncpretrain.runs.report.sections.section import not_drawn
+from syncpretrain.runs.report.section import not_drawn
 
-__all__ = ["drawn", "themed"]
+__all__ = ["draw_svg", "themed"]
 
 INK, GRID = "#1b1f24", "#c9ced6"
 THEME = {INK: "var(--ink)", GRID: "var(--line)", "#dddddd": "var(--asleep)"}
@@ -53,7 +53,7 @@ Draw = Callable[[Any], "Mapping[str, str] | None"]
 
 @contextmanager
 def themed(name: str) -> Iterator[None]:
-    """Let Matplotlib draw in the style of the page; ``name`` makes the ids of what it draws."""
+    """Let Matplotlib draw in the style of the page, with ids made from ``name``."""
     from matplotlib import rc_context
 
     style: Any = {**STYLE, "svg.hashsalt": name}  # rc_context's keys are literal types
@@ -61,8 +61,8 @@ def themed(name: str) -> Iterator[None]:
         yield
 
 
-def drawn(draw: Draw, *, name: str, label: str, size: tuple[float, float] = (3.7, 2.75)) -> str:
-    """Return what ``draw(axes)`` draws as an SVG element, or why it cannot be drawn.
+def draw_svg(draw: Draw, *, name: str, label: str, size: tuple[float, float] = (3.7, 2.75)) -> str:
+    """Return the drawing of ``draw(axes)`` as an SVG element, or the reason why there is none.
 
     Parameters
     ----------
@@ -70,11 +70,11 @@ def drawn(draw: Draw, *, name: str, label: str, size: tuple[float, float] = (3.7
         Called with the axes of a new figure; it may return titles, texts that are shown when the
         pointer is on an element, by the element's id.
     name : str
-        Begins every id in it; another one for each figure of a page.
+        Prefix of all ids in the drawing, different for each figure of a page.
     label : str
-        What the figure shows, for those who do not see it.
+        Description of the figure, for readers who do not see it.
     size : tuple of float
-        In inches.
+        Width and height in inches.
     """
     try:
         return _svg(draw, name, label, size)
@@ -113,7 +113,7 @@ def _add_titles(root: Any, titles: Mapping[str, str]) -> None:
 
 
 def _strip(root: Any, name: str) -> None:
-    """Leave out what a page has or does not need, and make ids and colours those of the page."""
+    """Remove elements that a page does not need; adapt ids and colours to the page."""
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag.rpartition("}")[2] in ("metadata", "style"):

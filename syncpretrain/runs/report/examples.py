@@ -1,4 +1,4 @@
-"""Sections about examples: reconstructions, filters, activities, codes and samples."""
+"""Sections of a stack and its examples: reconstructions, filters, activities, codes, samples."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import DataError
 from syncpretrain.models.stack import Stack
-from syncpretrain.runs.report.images import image_grid, shades
-from syncpretrain.runs.report.plots.examples import SHARE_LABEL, check_decoder, error_shares
-from syncpretrain.runs.report.plots.features import (
+from syncpretrain.plot.examples import (
     MOST_BARS_SHOWN,
+    SHARE_LABEL,
+    check_decoder,
     draw_bars,
-    names_of,
+    error_shares,
+    filter_grid,
+    value_names,
+    weight_norms,
 )
-from syncpretrain.runs.report.plots.units import activities_of, draw_activity, draw_codes
-from syncpretrain.runs.report.plots.weights import filter_grid, weight_norms
-from syncpretrain.runs.report.sections.section import (
+from syncpretrain.plot.images import image_grid, shades
+from syncpretrain.plot.units import activities_of, draw_activity, draw_codes
+from syncpretrain.runs.report.section import (
     Section,
     figure,
     image,
     not_drawn,
     paragraph,
-    row_of,
+    row_of_figures,
     table,
 )
-from syncpretrain.runs.report.svg import drawn
+from syncpretrain.runs.report.svg import draw_svg
 from syncpretrain.shapes import ConvolutionShape, ImageShape
 
-__all__ = ["Shown", "example_sections", "shown_of"]
+__all__ = ["Shown", "example_sections", "examples_to_show"]
 
 MOST_EXAMPLES = 1000
 DRAWN_EXAMPLES, DRAWN_FILTERS = 20, 100
 SAMPLES, SAMPLE_STEPS = 20, 200
-SAMPLED_ROWS, SAMPLED_COLUMNS = 6, 12  # of a table
+SAMPLED_ROWS, SAMPLED_COLUMNS = 6, 12  # of samples of a table
 MOST_HISTOGRAMS = 24
 BAR_INCHES = 0.19
 
@@ -54,7 +57,7 @@ class Shown(NamedTuple):
     name: str
 
 
-def shown_of(data: Dataset, part: str | None = None) -> Shown:
+def examples_to_show(data: Dataset, part: str | None = None) -> Shown:
     """Return at most 1,000 examples of a part, by default test examples if there are any.
 
     Raises
@@ -77,7 +80,7 @@ def shown_of(data: Dataset, part: str | None = None) -> Shown:
 def example_sections(
     stack: Stack, images: ImageShape | None, shown: Shown | None, reason: str = ""
 ) -> list[Section]:
-    """Return the sections that need a stack; without examples, of which ``reason`` says why, fewer.
+    """Return the sections that need a stack; some also need examples, or a ``reason`` for none.
 
     Parameters
     ----------
@@ -85,7 +88,7 @@ def example_sections(
     images : ImageShape or None
         The shape of an example, None where it is no image.
     shown : Shown or None
-        Prepared by the meaning of the stack's numbers.
+        Examples, prepared by the stack's meaning of numbers.
     reason : str
     """
     missing = paragraph(f"There are no examples to show: {reason}") if shown is None else ""
@@ -100,14 +103,14 @@ def example_sections(
         above = partial(_reconstructions, reads, images, shown)
         parts = [("reconstructions", "Reconstructions", above), parts[0], *with_data]
         parts += [*with_codes, ("samples", "Samples", partial(_samples, stack, images))]
-    sections = [Section(name, title, _tried(body)) for name, title, body in parts]
+    sections = [Section(name, title, _body_or_reason(body)) for name, title, body in parts]
     if missing:
         sections.insert(0, Section("reconstructions", "Reconstructions", missing))
     return sections
 
 
-def _tried(body: Callable[[], str]) -> str:
-    """Return a body, or why it cannot be drawn of this stack."""
+def _body_or_reason(body: Callable[[], str]) -> str:
+    """Return a body, or the reason why this stack has none."""
     try:
         return body()
     except Exception as error:  # a page that lacks a section is better than none
@@ -123,8 +126,8 @@ def _reconstructions(stack: Stack, images: ImageShape | None, shown: Shown) -> s
         return figure(image(image_grid(*drawn_rows, shape=images), text), text)
     shares = error_shares(stack, shown.rows)
     text = (
-        f"The error of each value's reconstructions on {shown.name}, in percent of that of its"
-        " mean: 0 is perfect, and 100 says nothing. The worst are on top."
+        f"The error of each value's reconstructions on {shown.name}, in percent of its mean's"
+        " error: 0 is perfect, and 100 says nothing. The worst are on top."
     )
     return _bars(stack, shares, SHARE_LABEL, "shares", text)
 
@@ -140,12 +143,12 @@ def _filters(stack: Stack, images: ImageShape | None) -> str:
 
 def _bars(stack: Stack, values: NDArray[Any], label: str, name: str, text: str) -> str:
     def draw(axes: Any) -> Mapping[str, str] | None:
-        draw_bars(axes, names_of(stack), values, label=label)
+        draw_bars(axes, value_names(stack), values, label=label)
         return None
 
     rows = min(len(values), MOST_BARS_SHOWN)
     size = (5.0, 0.8 + BAR_INCHES * rows)
-    return figure(drawn(draw, name=name, label=text, size=size), text)
+    return figure(draw_svg(draw, name=name, label=text, size=size), text)
 
 
 def _units(stack: Stack, shown: Shown) -> str:
@@ -160,14 +163,14 @@ def _units(stack: Stack, shown: Shown) -> str:
     for activity in kept:
         draw = partial(_draw_activity, activity=activity, is_code=activity.layer == depth)
         label = f"Histogram of the activities of layer {activity.layer}"
-        panels.append(figure(drawn(draw, name=f"units{activity.layer}", label=label)))
+        panels.append(figure(draw_svg(draw, name=f"units{activity.layer}", label=label)))
     text = (
         f"Mean activities of the hidden units on {len(shown.rows):,} examples of {shown.name}. Dead"
         " units are off, and saturated ones on, for every example: they say nothing about any."
     )
     head = ("", "units", "number", "mean activity", "dead", "saturated")
     caption = "Idle units of each layer"
-    return paragraph(text) + row_of(panels) + table(head, rows, caption=caption, left=2)
+    return paragraph(text) + row_of_figures(panels) + table(head, rows, caption=caption, left=2)
 
 
 def _draw_activity(axes: Any, *, activity: Any, is_code: bool) -> None:
@@ -183,7 +186,7 @@ def _codes(stack: Stack, shown: Shown) -> str:
 
     text = f"The codes of {len(found):,} examples of {shown.name}, by principal components"
     text += "" if shown.labels is None else ", coloured by label"
-    svg = drawn(draw, name="codes-map", label=text, size=(5.0, 4.3))
+    svg = draw_svg(draw, name="codes-map", label=text, size=(5.0, 4.3))
     return figure(svg, text)
 
 

@@ -11,7 +11,7 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.runs.report.images import ENLARGE, png_bytes
+from syncpretrain.plot.images import ENLARGE, png_bytes
 
 __all__ = [
     "LEAST_SECONDS",
@@ -22,19 +22,19 @@ __all__ = [
     "not_drawn",
     "number",
     "paragraph",
-    "row_of",
+    "row_of_figures",
     "seconds_text",
     "table",
     "unordered",
 ]
 
-LEAST_SECONDS = 0.001  # of a stage that there was
+LEAST_SECONDS = 0.001  # of a stage that took place
 SHARP = 12  # times that a pixel of a small image is enlarged, at most
 IMAGE_WIDTH = 900  # at most, where pixels become squares
 NO_BREAK = "&nbsp;"
-LIST_COMMA = re.compile(r",(?!\d{3} )")  # none as of "10,000 test"
+LIST_COMMA = re.compile(r",(?!\d{3} )")  # not the comma in "10,000 test"
 OPTION = re.compile(r"--[a-z][a-z-]*")
-UNIT, ENDING = re.compile(r"(?<=\d) (?=\S)"), re.compile(r" (?=\d+(,|$))")  # as of "layer 1"
+UNIT, ENDING = re.compile(r"(?<=\d) (?=\S)"), re.compile(r" (?=\d+(,|$))")  # such as in "layer 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Section:
     body: str
 
     def html(self) -> str:
-        """Return it as an element."""
+        """Return the section as an element."""
         heading = f"{self.name}-heading"
         return (
             f'<section id="{self.name}" aria-labelledby="{heading}">\n'
@@ -55,12 +55,12 @@ class Section:
 
 
 def paragraph(text: str, *, kind: str = "") -> str:
-    """Return text as a paragraph, of a class if there is one."""
-    return f"<p{_of_class(kind)}>{_sentence(text)}</p>"
+    """Return a text as a paragraph, with ``kind`` as its class."""
+    return f"<p{_class_attribute(kind)}>{_sentence(text)}</p>"
 
 
 def not_drawn(error: Exception) -> str:
-    """Return why something is missing on the page, as a paragraph."""
+    """Return a paragraph that says why something is missing on the page."""
     text = " ".join(str(error).split()) or type(error).__name__
     return paragraph(f"Not drawn: {text.rstrip('.')}.")
 
@@ -71,7 +71,7 @@ def unordered(items: Iterable[str]) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return a text in which an option of a command does not break behind its hyphens."""
+    """Return a text as HTML, in which no option of a command breaks behind its hyphens."""
     return OPTION.sub(r'<span class="option">\g<0></span>', escape(text))
 
 
@@ -84,7 +84,7 @@ def table(
     """
     kinds = ["" if i < left else "number" for i in range(len(head))]
     cells = (
-        f'<th scope="col"{_of_class(kind)}>{escape(name)}</th>'
+        f'<th scope="col"{_class_attribute(kind)}>{escape(name)}</th>'
         for kind, name in zip(kinds, head, strict=True)
     )
     body = "".join(_row(row, kinds) for row in rows)
@@ -100,7 +100,7 @@ def table(
 def _row(row: Sequence[object], kinds: Sequence[str]) -> str:
     first, *others = map(str, row)
     cells = (
-        f"<td{_of_class(kind)}>{_number(cell) if kind else _text(cell)}</td>"
+        f"<td{_class_attribute(kind)}>{_number(cell) if kind else _text(cell)}</td>"
         for kind, cell in zip(kinds[1:], others, strict=True)
     )
     return f'<tr><th scope="row">{ENDING.sub(NO_BREAK, escape(first))}</th>{"".join(cells)}</tr>'
@@ -116,7 +116,7 @@ def _number(cell: str) -> str:
     return UNIT.sub(NO_BREAK, escape(cell))
 
 
-def _of_class(kind: str) -> str:
+def _class_attribute(kind: str) -> str:
     return f' class="{kind}"' if kind else ""
 
 
@@ -126,8 +126,8 @@ def figure(content: str, caption: str = "") -> str:
     return f"<figure>{content}{below}</figure>"
 
 
-def row_of(figures: Iterable[str]) -> str:
-    """Return figures beside each other, as many as there is room for."""
+def row_of_figures(figures: Iterable[str]) -> str:
+    """Return figures in rows, as many in a row as there is room for."""
     return f'<div class="panels">{"".join(figures)}</div>'
 
 
@@ -146,7 +146,7 @@ def image(grid: NDArray[np.float32], text: str) -> str:
 
 
 def details(summary: str, body: str) -> str:
-    """Return what is seen only once it is opened."""
+    """Return a body that is hidden until its summary is opened."""
     return f"<details><summary>{escape(summary)}</summary>{body}</details>"
 
 

@@ -1,4 +1,4 @@
-"""The first section: whether it worked, in a sentence, and the figures that say so."""
+"""Section of the result: whether the run worked, in a sentence, and its figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from syncpretrain.data.dataset import PARTS
 from syncpretrain.models.verdict import share_text
 from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.sections.section import (
+from syncpretrain.runs.report.section import (
     LEAST_SECONDS,
     Section,
     number,
@@ -21,8 +21,8 @@ from syncpretrain.runs.report.sections.section import (
 
 __all__ = ["Headline", "headline_of", "outcome_section", "quality_of"]
 
-NOTHING, LITTLE = 1.0, 0.75  # of a constant's error: at these shares so much was learned
-SIGNS = {"good": "✓", "poor": "!", "bad": "✕"}  # beside the colour, which not everyone sees
+NOTHING, LITTLE = 1.0, 0.75  # shares of a constant's error, from which so little was learned
+SIGNS = {"good": "✓", "poor": "!", "bad": "✕"}  # say what the colour says, which not everyone sees
 RUN_ENDS = {
     "running": ("poor", "This run is still at work"),
     "stopped": ("poor", "This run was stopped before its end"),
@@ -32,7 +32,7 @@ RUN_ENDS = {
 
 
 class Headline(NamedTuple):
-    """The verdict: ``kind`` is good, poor or bad."""
+    """Verdict on a run; ``kind`` is good, poor or bad."""
 
     kind: str
     text: str
@@ -40,7 +40,7 @@ class Headline(NamedTuple):
 
 
 class Quality(NamedTuple):
-    """The figure that a run is judged by, and that of a constant; smaller is better."""
+    """Figure that judges a run, and the same of a constant prediction; smaller is better."""
 
     text: str
     error: float
@@ -48,9 +48,9 @@ class Quality(NamedTuple):
 
 
 def quality_of(metrics: dict[str, Any]) -> Quality | None:
-    """Return the figure that a finished run is judged by, None where it has none.
+    """Return the figure that judges a finished run, None without one.
 
-    That is the share of wrong classes of a classifier, the error of a regression, or the stack's
+    It is the share of wrong classes of a classifier, the error of a regression, or the stack's
     reconstruction error, on test examples if there are any.
     """
     right, majority = metrics.get("accuracy") or {}, metrics.get("majority") or {}
@@ -72,13 +72,13 @@ def quality_of(metrics: dict[str, Any]) -> Quality | None:
         error, mean = errors[part], (metrics.get("mean_error") or {}).get(part)
         text = f"the reconstruction error on {part} examples is {number(error)}"
         if mean:
-            text += f", {share_text(error, mean)} of that of predicting the mean"
+            text += f", {share_text(error, mean)} of the error of predicting the mean"
         return Quality(text, error, mean)
     return None
 
 
 def _part(figures: dict[str, Any]) -> str:
-    """Return the part of the data that counts most among those with a figure."""
+    """Return the part of the data that counts most, among the parts with a figure."""
     return next((part for part in reversed(PARTS) if figures.get(part) is not None), "")
 
 
@@ -88,7 +88,7 @@ def headline_of(run: RunRecord) -> Headline:
         kind, text = RUN_ENDS[run.state.name]
         return Headline(kind, text, (run.state.reason,))
     metrics = run.metrics
-    if metrics is None:  # it was removed just now
+    if metrics is None:  # the file was removed just now
         return Headline("poor", "This run is finished, and has no figures")
     reasons = tuple(metrics.get("verdict") or ())
     quality = quality_of(metrics)
@@ -105,7 +105,7 @@ def headline_of(run: RunRecord) -> Headline:
 
 
 def outcome_section(runs: Sequence[RunRecord]) -> Section:
-    """Return the verdict on each run, and the errors of a single one."""
+    """Return the section of the verdict on each run, with the errors if there is one run."""
     parts = []
     for run in runs:
         found = headline_of(run)
@@ -122,12 +122,12 @@ def outcome_section(runs: Sequence[RunRecord]) -> Section:
 
 
 def _figures(run: RunRecord) -> list[str]:
-    """Return the tables of errors of a finished run, or what there is of another."""
+    """Return the tables of errors of a finished run, or a text about an unfinished one."""
     parts = [table(("", ""), _facts(run), caption="The run", left=2)]
     if run.metrics is not None:
         parts.append(_errors(run.metrics))
     elif run.state.name != "running":
-        parts.append(paragraph(_what_is_left(run)))
+        parts.append(paragraph(_unfinished_text(run)))
     if run.problems:
         parts.append(paragraph("Not everything could be read:"))
         parts.append(unordered(run.problems))
@@ -169,7 +169,7 @@ def _errors(metrics: dict[str, Any]) -> str:
     layers, whole = metrics.get("layers") or [], metrics.get("reconstruction_error") or {}
     measured = [whole, *(row["reconstruction_error"] for row in layers)]
     parts = [part for part in PARTS if any(found.get(part) is not None for found in measured)]
-    if not parts:  # of random weights, fine-tuned to predict
+    if not parts:  # random weights, fine-tuned to predict
         return ""
     rows = []
     for row in layers:
@@ -183,7 +183,7 @@ def _errors(metrics: dict[str, Any]) -> str:
         rows.append((label, *_cells(*own, parts)))
     caption = (
         "Squared errors of reconstruction, summed over the values of an example, and their share of"
-        " that of predicting the mean"
+        " the error of predicting the mean"
     )
     return table(("", *parts), rows, caption=caption)
 
@@ -200,8 +200,8 @@ def _cells(errors: dict[str, Any], means: dict[str, Any], parts: Sequence[str]) 
     return cells
 
 
-def _what_is_left(run: RunRecord) -> str:
-    """Return what a run that did not finish left, and how to go on."""
+def _unfinished_text(run: RunRecord) -> str:
+    """Return a text about the files of an unfinished run, and how to go on."""
     done = [len(run.timeline.of_layer(n)) for n in range(1, len(run.timeline.layers))]
     text = f"Epochs finished, by layer: {', '.join(map(str, done))}. " if any(done) else ""
     if run.stack is not None:

@@ -1,4 +1,4 @@
-"""The axes that plots are drawn on, and their colours."""
+"""Axes, colours and legends of all plots, and the check that Matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from syncpretrain.runs.report.curves import check_drawing
+from syncpretrain.errors import DataError
 
 __all__ = [
     "ASLEEP",
@@ -14,25 +14,40 @@ __all__ = [
     "COLOURS_OF_SERIES",
     "MARKERS",
     "add_legend",
+    "check_drawing",
     "colour_of",
     "drawable",
     "new_axes",
     "new_panels",
-    "text_on",
+    "text_colour_on",
 ]
 
 # By Okabe and Ito (2008), without the yellow that is hard to see on white: blue, vermilion,
 # bluish green, orange, reddish purple, sky blue. Markers and styles of lines say the same.
 COLOURS_OF_SERIES = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#56b4e9")
 MARKERS = "osD^vPX*<>"
-LIGHT = {"#e69f00", "#cc79a7", "#56b4e9"}  # on which white text would be hard to read
+LIGHT = {"#e69f00", "#cc79a7", "#56b4e9"}  # white text on them would be hard to read
 ASLEEP = "#dddddd"
 PANEL = (3.6, 2.7)  # inches
 PANELS_ACROSS = 3
-# For texts of Matplotlib with a user's words in them, where $ begins no formula.
+# For Matplotlib's texts with a user's words, in which $ begins no formula.
 AS_WRITTEN: dict[str, Any] = {"parse_math": False, "usetex": False}
-# What XML cannot hold, or no font draws: control characters and halves of pairs.
+# Characters that XML cannot hold or no font draws: controls and halves of pairs.
 UNDRAWABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+def check_drawing(what: str = "a curve") -> None:
+    """Refuse to draw without Matplotlib; the message begins with ``what``.
+
+    Raises
+    ------
+    DataError
+        If Matplotlib is not installed.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401 - whether it is there
+    except ImportError:
+        raise DataError(f'{what} needs Matplotlib: pip install "syncpretrain[plot]"') from None
 
 
 def colour_of(number: int) -> str:
@@ -40,13 +55,13 @@ def colour_of(number: int) -> str:
     return COLOURS_OF_SERIES[number % len(COLOURS_OF_SERIES)]
 
 
-def text_on(number: int) -> str:
-    """Return the colour of text on the colour of a series."""
+def text_colour_on(number: int) -> str:
+    """Return the colour of text that lies on the colour of a series."""
     return "black" if colour_of(number) in LIGHT else "white"
 
 
 def drawable(text: str) -> str:
-    """Return a text on one line, with a mark in place of what cannot be drawn."""
+    """Return a text on one line, with a mark for each character that cannot be drawn."""
     return UNDRAWABLE.sub("\ufffd", " ".join(text.split()))
 
 
@@ -59,7 +74,7 @@ def add_legend(axes: Any, handles: Sequence[Any], names: Sequence[str], **style:
 
 
 def new_axes(axes: Any = None, *, size: tuple[float, float] = (6.4, 4.4)) -> Any:
-    """Return the axes that were given, or those of a new figure of ``size`` inches.
+    """Return the given axes, or axes of a new figure of ``size`` inches.
 
     Raises
     ------
@@ -75,7 +90,7 @@ def new_axes(axes: Any = None, *, size: tuple[float, float] = (6.4, 4.4)) -> Any
 
 
 def new_panels(axes: Any, count: int) -> list[Any]:
-    """Return ``count`` axes: those that were given, or those of a new figure.
+    """Return ``count`` axes: the given ones, or axes of a new figure.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Grids of images: examples, samples, filters."""
+"""Grids of images as PNG: examples, samples, and the weights of a layer."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import io
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.models.stack import Stack
 from syncpretrain.shapes import ConvolutionShape, ImageShape, LayerShape
 from syncpretrain.storage import write_atomically
 from syncpretrain.units.kinds import kind_of
 
-if TYPE_CHECKING:
-    from syncpretrain.models.stack import Stack
-
-__all__ = ["image_grid", "image_shape", "png_bytes", "save_png", "shades"]
+__all__ = ["filter_images", "image_grid", "image_shape", "png_bytes", "save_png", "shades"]
 
 COLUMNS = 10
 MARGIN = 2  # pixels between images; twice as many between pairs
@@ -29,13 +26,13 @@ COLOURS = 3
 
 
 def image_shape(read: LayerShape, text: str | None) -> ImageShape:
-    """Return the shape of an example's image, given what the lowest layer reads.
+    """Return the shape of an example's image, given the shape of the lowest layer.
 
     Raises
     ------
     SettingsError
-        If the text is not HxW or 3xHxW with as many values as an example, or there is none and
-        no convolution or square says it.
+        If the text is not HxW or 3xHxW with as many values as an example, or if it is None, the
+        layer is dense and the values make no square.
     """
     units = read.visible
     wanted = f"expected HxW with a product of {units}, or 3xHxW in colour"
@@ -54,10 +51,54 @@ def image_shape(read: LayerShape, text: str | None) -> ImageShape:
 
 
 def shades(stack: Stack, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return rows as they are drawn: as shares of their range if binary units see them so."""
+    """Return rows as they are drawn: scaled to [0, 1] if binary units read them so."""
     if stack.scaling is None or not kind_of(stack.units[0]).is_unit_interval:
         return rows
     return stack.scaling.apply(rows)
+
+
+def filter_images(
+    stack: Stack, number: int, images: ImageShape | None
+) -> tuple[list[NDArray[np.float32]], ImageShape]:
+    """Return the weights of a layer's hidden units as images, and their shape.
+
+    A weight of 0 is 0.5; the largest weight of a unit is 0 or 1.
+
+    Parameters
+    ----------
+    stack : Stack
+    number : int
+        Number of the layer, counted from 1.
+    images : ImageShape or None
+        Shape of the examples; only a dense layer needs it.
+
+    Returns
+    -------
+    list of ndarray of shape (hidden units or filters, values of an image)
+        One array; for a convolution that reads neither 1 nor 3 channels, an array a channel.
+    shape : ImageShape
+
+    Raises
+    ------
+    SettingsError
+        If there is no such layer, or its weights make no images.
+    """
+    if not 1 <= number <= len(stack.layers):
+        raise SettingsError(f"layer: got {number}, expected 1 to {len(stack.layers)}")
+    layer = stack.layers[number - 1]
+    shape, weight = layer.shape, layer.weight
+    if not isinstance(shape, ConvolutionShape):
+        if number > 1 or images is None:
+            raise SettingsError(
+                f"layer: got {number}, a dense layer that reads no pixels, expected 1 or"
+                " a convolution"
+            )
+        return [_scaled(weight.T)], images
+    size = shape.size
+    by_filter = _scaled(weight.transpose(3, 2, 0, 1).reshape(shape.filters, -1))
+    if shape.reads in (1, COLOURS):
+        return [by_filter], ImageShape(shape.reads, size, size)
+    return np.split(by_filter, shape.reads, axis=1), ImageShape(1, size, size)
 
 
 def image_grid(*images: NDArray[np.float32], shape: ImageShape) -> NDArray[np.float32]:
@@ -66,8 +107,8 @@ def image_grid(*images: NDArray[np.float32], shape: ImageShape) -> NDArray[np.fl
     Parameters
     ----------
     *images : ndarray of shape (n, channels * height * width)
-        All of one n: the upper images, then what belongs under each. Of other numbers of channels
-        than 1 and 3 the mean is drawn.
+        Arrays of one length n: the upper images, then the images under each. The mean of the
+        channels is drawn unless there are 1 or 3.
     shape : ImageShape
 
     Returns
@@ -94,15 +135,6 @@ def image_grid(*images: NDArray[np.float32], shape: ImageShape) -> NDArray[np.fl
     return grid
 
 
-def _pixels(image: NDArray[np.float32], shape: ImageShape) -> NDArray[np.float32]:
-    channels = image.reshape(shape.channels, shape.height, shape.width)
-    in_colour = shape.channels == COLOURS
-    pixels: NDArray[np.float32] = (
-        channels.transpose(1, 2, 0) if in_colour else channels.mean(axis=0)
-    )
-    return pixels
-
-
 def save_png(grid: NDArray[np.float32], path: Path, *, enlarge: int = ENLARGE) -> None:
     """Write a grid of values in [0, 1] as a PNG, grey or in colour, each pixel as a square.
 
@@ -125,3 +157,18 @@ def png_bytes(grid: NDArray[np.float32], *, enlarge: int = ENLARGE) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()
+
+
+def _pixels(image: NDArray[np.float32], shape: ImageShape) -> NDArray[np.float32]:
+    channels = image.reshape(shape.channels, shape.height, shape.width)
+    in_colour = shape.channels == COLOURS
+    pixels: NDArray[np.float32] = (
+        channels.transpose(1, 2, 0) if in_colour else channels.mean(axis=0)
+    )
+    return pixels
+
+
+def _scaled(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    scaled: NDArray[np.float32] = 0.5 + rows / (2 * np.maximum(largest, 1e-30))
+    return scaled

@@ -1,4 +1,4 @@
-"""The space-time diagram of a run: who trained on what, and when."""
+"""Section of the space-time diagram of a run: who trained on what, and when."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from functools import partial
 from html import escape
 from typing import Any
 
-from syncpretrain.runs.critical_path import critical_path, path_seconds
-from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.plots.space_time import (
+from syncpretrain.plot.space_time_diagram import (
     PIXELS_PER_INCH,
     TUNING_NAME,
     draw_space_time,
     first_second,
 )
-from syncpretrain.runs.report.sections.section import (
+from syncpretrain.runs.record import RunRecord
+from syncpretrain.runs.report.section import (
     Section,
     details,
     number,
@@ -23,8 +22,8 @@ from syncpretrain.runs.report.sections.section import (
     seconds_text,
     table,
 )
-from syncpretrain.runs.report.svg import drawn
-from syncpretrain.runs.timeline import Timeline
+from syncpretrain.runs.report.svg import draw_svg
+from syncpretrain.runs.timeline import Timeline, critical_path, path_seconds
 
 __all__ = ["course_section"]
 
@@ -59,8 +58,8 @@ def course_section(runs: Sequence[RunRecord]) -> Section:
         parts.append(_diagram(timeline, f"course{place}", name, longest))
         parts += [paragraph(sentence) for sentence in _sentences(timeline)]
         if timeline.spans:
-            parts.append(_shares(timeline, name))
-        parts.append(details("The epochs as a table", _epochs(timeline, name)))
+            parts.append(_work_table(timeline, name))
+        parts.append(details("The epochs as a table", _epoch_table(timeline, name)))
     return Section("course", "Who trained when", "".join(parts))
 
 
@@ -71,14 +70,14 @@ def _length(timeline: Timeline) -> float:
 
 
 def _diagram(timeline: Timeline, name: str, run: str, seconds: float) -> str:
-    """Return the diagram in several widths, one of which is shown; it needs no script."""
+    """Return the diagram in several widths; the page shows one of them, without a script."""
     rows = len(timeline.layers) - 1 + bool(timeline.tuning)
     buttons, drawings = [], []
     for place, (label, width) in enumerate(ZOOMS.items()):
         own = f"{name}-{place}"
         draw = partial(_draw, timeline=timeline, prefix=f"{own}-", seconds=seconds)
         what = f"{run}space-time diagram, {label}"
-        svg = drawn(draw, name=own, label=what, size=(width, 0.75 + ROW_INCHES * rows))
+        svg = draw_svg(draw, name=own, label=what, size=(width, 0.75 + ROW_INCHES * rows))
         checked = "" if place else " checked"
         buttons.append(
             f'<input type="radio" name="{name}-zoom" id="{own}-zoom"{checked}>'
@@ -98,7 +97,7 @@ def _draw(axes: Any, *, timeline: Timeline, prefix: str, seconds: float) -> Mapp
 
 
 def _sentences(timeline: Timeline) -> list[str]:
-    """Return what the diagram shows, in words."""
+    """Return sentences that say what the diagram shows."""
     if not timeline.spans or not timeline.seconds:
         return []
     work, depth = sum(timeline.busy), len(timeline.busy)
@@ -127,7 +126,7 @@ def _sentences(timeline: Timeline) -> list[str]:
     return found
 
 
-def _shares(timeline: Timeline, name: str) -> str:
+def _work_table(timeline: Timeline, name: str) -> str:
     path = path_seconds(critical_path(timeline), len(timeline.busy))
     rows = []
     for layer, (busy, on_path) in enumerate(zip(timeline.busy, path, strict=True), start=1):
@@ -143,8 +142,8 @@ def _shares(timeline: Timeline, name: str) -> str:
     return table(head, rows, caption=f"{name}Work and sleep of each layer")
 
 
-def _epochs(timeline: Timeline, name: str) -> str:
-    """Return each epoch in a row, for those who cannot point at a bar."""
+def _epoch_table(timeline: Timeline, name: str) -> str:
+    """Return a table of the epochs, for readers who cannot point at a bar."""
     rows = []
     for span in (*timeline.spans, *timeline.tuning)[:MOST_ROWS_SHOWN]:
         layer = f"layer {span.layer}" if span.layer else TUNING_NAME

@@ -1,4 +1,4 @@
-"""Learning curves of one run, or of two in the same panels."""
+"""Section of the learning curves of one run, or of two runs in the same panels."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from syncpretrain.plot.canvas import colour_of
+from syncpretrain.plot.learning import Curve, curves_of, draw_curve
 from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.plots.canvas import colour_of
-from syncpretrain.runs.report.plots.learning import Curve, curves_of, draw_curve
-from syncpretrain.runs.report.sections.section import Section, figure, paragraph, row_of
-from syncpretrain.runs.report.svg import drawn
+from syncpretrain.runs.report.section import Section, figure, paragraph, row_of_figures
+from syncpretrain.runs.report.svg import draw_svg
 
 __all__ = ["learning_section"]
 
-MARKS_OF_RUNS = ("● ■", "◆ ▲")  # of two runs, as the panels have them
-MOST_PANELS = 24  # of a deep stack the lowest layers, and fine-tuning
+MARKS_OF_RUNS = ("● ■", "◆ ▲")  # marks of two runs in the panels
+MOST_PANELS = 24  # the lowest layers of a deep stack, and fine-tuning
 
 
 def learning_section(runs: Sequence[RunRecord]) -> Section:
@@ -25,7 +25,7 @@ def learning_section(runs: Sequence[RunRecord]) -> Section:
     title = "Learning curves"
     if not titles:
         return Section("learning", title, paragraph("No epoch is finished."))
-    titles = sorted(titles, key=_place)
+    titles = sorted(titles, key=_order)
     shown = titles if len(titles) <= MOST_PANELS else [*titles[: MOST_PANELS - 1], titles[-1]]
     panels = []
     for place, name in enumerate(shown):
@@ -38,17 +38,17 @@ def learning_section(runs: Sequence[RunRecord]) -> Section:
     )
     left_out = len(titles) - len(shown)
     note = paragraph(f"Without a panel: {left_out} of the layers.") if left_out else ""
-    key = _key([run.name for run in runs]) if len(runs) > 1 else ""
-    return Section("learning", title, paragraph(text) + key + row_of(panels) + note)
+    key = _list_of_marks([run.name for run in runs]) if len(runs) > 1 else ""
+    return Section("learning", title, paragraph(text) + key + row_of_figures(panels) + note)
 
 
-def _place(title: str) -> tuple[bool, int]:
+def _order(title: str) -> tuple[bool, int]:
     number = title.removeprefix("layer ")
     return (not number.isdigit(), int(number) if number.isdigit() else 0)
 
 
-def _key(names: Sequence[str]) -> str:
-    """Return which marks are whose: names may be too long for a legend in a panel."""
+def _list_of_marks(names: Sequence[str]) -> str:
+    """Return a list of the marks of each run, since names may be too long for a panel's legend."""
     items = (
         f'<li><span style="color: {colour_of(series)}" aria-hidden="true">{marks}</span>'
         f" {escape(name)}: training, validation</li>"
@@ -58,7 +58,7 @@ def _key(names: Sequence[str]) -> str:
 
 
 def _panel(curves: Sequence[Curve | None], name: str) -> str:
-    """Return a panel with the curve of each run; those without one keep their colour."""
+    """Return a panel with the curve of each run; a run without a curve keeps its colour."""
 
     def draw(axes: Any) -> Mapping[str, str] | None:
         for series, curve in enumerate(curves):
@@ -68,4 +68,4 @@ def _panel(curves: Sequence[Curve | None], name: str) -> str:
 
     own = [curve for curve in curves if curve is not None]
     ends = (f"{len(curve.epochs)} epochs, the last {curve.train[-1]:.4g}" for curve in own)
-    return drawn(draw, name=name, label=f"Errors of {own[0].title}: {'; '.join(ends)}")
+    return draw_svg(draw, name=name, label=f"Errors of {own[0].title}: {'; '.join(ends)}")

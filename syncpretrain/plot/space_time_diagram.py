@@ -14,9 +14,14 @@ from typing import Any
 
 from syncpretrain.errors import DataError
 from syncpretrain.observers.history import History
-from syncpretrain.runs.critical_path import critical_path
-from syncpretrain.runs.report.plots.canvas import ASLEEP, colour_of, new_axes, text_on
-from syncpretrain.runs.timeline import EpochSpan, Timeline, read_timeline, timeline_of
+from syncpretrain.plot.canvas import ASLEEP, colour_of, new_axes, text_colour_on
+from syncpretrain.runs.timeline import (
+    EpochSpan,
+    Timeline,
+    critical_path,
+    read_timeline,
+    timeline_of,
+)
 
 __all__ = ["PIXELS_PER_INCH", "TUNING_NAME", "draw_space_time", "first_second", "space_time"]
 
@@ -36,8 +41,8 @@ def space_time(run: Any, *, axes: Any = None) -> Any:
 
     A bar has the number of its epoch, and in brackets the version of the layer below that it
     trained on. Its paler beginning is the time in which its input was computed. A dark frame
-    is the critical path: each of these epochs began when the one before it was done. It is
-    figure 3 of Santara et al. 2016, of a run as it was.
+    is the critical path: each of its epochs began when the one before it was done. The diagram is
+    figure 3 of Santara et al. 2016 for a run as it was.
 
     Parameters
     ----------
@@ -80,9 +85,9 @@ def space_time(run: Any, *, axes: Any = None) -> Any:
 def draw_space_time(
     axes: Any, timeline: Timeline, *, prefix: str = "", seconds: float = 0.0
 ) -> dict[str, str]:
-    """Draw a diagram; return what each bar stands for, by its id, which begins with ``prefix``.
+    """Draw a diagram; return the title of each bar by its id, which begins with ``prefix``.
 
-    The axis has at least these ``seconds``, to compare runs.
+    The axis spans at least ``seconds``, so that runs can be compared.
     """
     depth = max(len(timeline.layers) - 1, 0)
     layers = range(1, depth + 1) if timeline.spans else ()
@@ -101,7 +106,7 @@ def draw_space_time(
             titles[name] = _title(timeline, group)
             _draw_bar(axes, group, place, name)
             if len(group) == 1 and group[0].seconds - group[0].transform > numbered:
-                _number(axes, timeline, group[0], place)
+                _draw_number(axes, timeline, group[0], place)
     pixel = (end - begin) / (axes.figure.get_figwidth() * PIXELS_PER_INCH)
     path = critical_path(timeline)
     for place, layer in enumerate(rows):
@@ -167,17 +172,17 @@ def _draw_path(axes: Any, path: Sequence[EpochSpan], place: int, pixel: float) -
     axes.plot(ends, heights, color=colour, linewidth=2.2, solid_capstyle="butt")
 
 
-def _number(axes: Any, timeline: Timeline, span: EpochSpan, place: int) -> None:
+def _draw_number(axes: Any, timeline: Timeline, span: EpochSpan, place: int) -> None:
     versions = span.layer > 1 and not timeline.is_streamed
     text = f"{span.epoch}({span.reads})" if versions else f"{span.epoch}"
     middle = (span.start + span.transform + span.end) / 2
-    colour = text_on(span.layer - 1) if span.layer else "white"
+    colour = text_colour_on(span.layer - 1) if span.layer else "white"
     style = {"ha": "center", "va": "center", "color": colour, "fontsize": "x-small"}
     axes.text(middle, place, text, clip_on=True, **style)
 
 
 def _title(timeline: Timeline, group: Sequence[EpochSpan]) -> str:
-    """Return what a bar stands for, in a sentence."""
+    """Return the title of a bar: its epochs, times and errors in a sentence."""
     first, last = group[0], group[-1]
     name = f"layer {first.layer}" if first.layer else TUNING_NAME
     epochs = f"epoch {first.epoch}" if first is last else f"epochs {first.epoch} to {last.epoch}"

@@ -1,12 +1,18 @@
-"""Settings and environment of a run."""
+"""Section of the settings and the environment of a run, and settings as texts."""
 
 from __future__ import annotations
 
-from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.sections.section import Section, details, paragraph, table
-from syncpretrain.runs.report.sections.setting_texts import is_tuned, settings_of
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = ["configuration_section"]
+import msgspec
+
+from syncpretrain.runs.record import RunRecord
+from syncpretrain.runs.report.section import Section, details, paragraph, table
+from syncpretrain.settings import Settings
+
+__all__ = ["configuration_section", "is_tuned", "setting_text", "texts_of_settings"]
+
 
 SHOWN_FIRST = {
     "pretrain": (
@@ -27,8 +33,8 @@ SECTION_NAMES = {
 
 
 def configuration_section(run: RunRecord) -> Section:
-    """Return the settings that say most, then all of them, then the environment."""
-    found = settings_of(run.settings)
+    """Return the section: the settings that say most, all settings, and the environment."""
+    found = texts_of_settings(run.settings)
     parts = []
     if not found:
         parts.append(paragraph("The run has no config.toml that can be read."))
@@ -69,3 +75,31 @@ def _environment(run: RunRecord) -> list[tuple[str, str]]:
     if version:
         rows.append(("syncpretrain", str(version)))
     return rows
+
+
+def texts_of_settings(settings: Settings | None) -> dict[str, dict[str, str]]:
+    """Return settings as texts by section and name; settings without a value are left out."""
+    if settings is None:
+        return {}
+    sections: dict[str, dict[str, Any]] = msgspec.to_builtins(settings)
+    return {
+        section: {
+            name: setting_text(value) for name, value in fields.items() if value not in (None, "")
+        }
+        for section, fields in sections.items()
+    }
+
+
+def is_tuned(fields: Mapping[str, str]) -> bool:
+    """Return whether settings of fine-tuning were used."""
+    return fields.get("objective", "none") != "none"
+
+
+def setting_text(value: Any) -> str:
+    """Return a setting as the command line has it; equal values of all layers as one."""
+    if isinstance(value, (list, tuple)):
+        texts = [setting_text(part) for part in value]
+        return texts[0] if len(texts) > 1 and len(set(texts)) == 1 else ",".join(texts)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)

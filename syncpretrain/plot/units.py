@@ -14,7 +14,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.diagnosis import NEAR_LIMIT
 from syncpretrain.models.passes import up_through
 from syncpretrain.models.stack import Stack
-from syncpretrain.runs.report.plots.canvas import (
+from syncpretrain.plot.canvas import (
     COLOURS_OF_SERIES,
     MARKERS,
     add_legend,
@@ -42,8 +42,8 @@ OTHERS = "#999999"
 class Activity(NamedTuple):
     """Mean activities of one layer's hidden units.
 
-    ``values`` has a row an example, or a position of a convolution; ``dead`` and ``saturated`` are
-    the numbers of units that are off, or on, in every row, None for units without such a limit.
+    ``values`` has a row for each example, or for each position of a convolution. ``dead`` and
+    ``saturated`` count units that are off, or on, in every row; None for units without that limit.
     """
 
     layer: int
@@ -103,8 +103,8 @@ def _is_none(label: Any) -> bool:
 def principal_components(codes: Array) -> tuple[NDArray[np.float64], float]:
     """Return the first two principal components of codes, and their share of the variance.
 
-    A code of a single unit has zeros for the second one. The sign is such that the entry of the
-    greatest magnitude of each direction is positive.
+    The second component of codes of a single unit is 0. The greatest entry by magnitude of each
+    direction is positive.
     """
     centred = codes.astype(np.float64) - codes.mean(axis=0, dtype=np.float64)
     directions, lengths = np.zeros((0, codes.shape[1])), np.zeros(0)
@@ -165,8 +165,7 @@ def _scatter(axes: Any, points: NDArray[np.float64], number: int) -> Any:
 def activities(stack: Stack, X: Any, *, axes: Any = None) -> NDArray[Any]:
     """Draw histograms of the mean activities of each layer's hidden units, the code's last.
 
-    The title of a panel has the numbers of dead and of saturated units: those that are off, or on,
-    for every example.
+    The title of a panel counts dead and saturated units, which are off, or on, for every example.
 
     Parameters
     ----------
@@ -174,7 +173,7 @@ def activities(stack: Stack, X: Any, *, axes: Any = None) -> NDArray[Any]:
     X : array-like of shape (n_examples, input units)
         A thousand examples are enough.
     axes : sequence of Axes, optional
-        One a layer; default those of a new figure.
+        One a layer; default axes of a new figure.
 
     Returns
     -------

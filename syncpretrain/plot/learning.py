@@ -13,19 +13,19 @@ from syncpretrain.errors import DataError
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorCurve, ErrorHistory
 from syncpretrain.observers.history import History
-from syncpretrain.runs.report.plots.canvas import MARKERS, colour_of, new_panels
+from syncpretrain.plot.canvas import MARKERS, colour_of, new_panels
 from syncpretrain.runs.timeline import EpochSpan, Timeline, read_timeline, timeline_of
 
 __all__ = ["Curve", "curves_of", "draw_curve", "learning_curves"]
 
-FEW_EPOCHS = 40  # which have a mark each
-MARKS_OF_A_LINE = 10  # with more epochs
+FEW_EPOCHS = 40  # at most so many epochs have a mark each
+MARKS_OF_A_LINE = 10  # marks of a line with more epochs
 POINTS_OF_A_LINE = 600  # at most: it has fewer pixels, and more make a large file
 SQUARED, WRONG = "squared error", "share of wrong classes"
 
 
 class Curve(NamedTuple):
-    """Errors after each epoch of a layer, or of fine-tuning; nan where there is none."""
+    """Errors after each epoch of a layer, or of fine-tuning; nan for a missing error."""
 
     title: str
     epochs: NDArray[np.float64]
@@ -37,16 +37,16 @@ class Curve(NamedTuple):
 def learning_curves(run: Any, *, axes: Any = None) -> NDArray[Any]:
     """Draw the errors of each layer and of fine-tuning, by epoch.
 
-    Solid lines are the running errors of the training minibatches, dashed ones those of held-out
-    examples. They are squared errors, summed over the units of an example; of a classifier's
-    fine-tuning, shares of wrong classes.
+    Solid lines are the running errors of training minibatches, dashed lines the errors of held-out
+    examples: squared errors, summed over the units of an example, or for a classifier's fine-tuning
+    shares of wrong classes.
 
     Parameters
     ----------
     run : str, Path, Stack, History or ErrorHistory
-        The folder of a run, what :func:`syncpretrain.pretrain` returned, or an observer of a run.
+        The folder of a run, a result of :func:`syncpretrain.pretrain`, or an observer of a run.
     axes : sequence of Axes, optional
-        One for each layer that trained, and one for fine-tuning if there was any; default those of
+        One for each layer that trained, and one for fine-tuning if there was any; default axes of
         a new figure.
 
     Returns
@@ -80,19 +80,19 @@ def learning_curves(run: Any, *, axes: Any = None) -> NDArray[Any]:
 
 
 def curves_of(run: Any) -> list[Curve]:
-    """Return the curves of a run, a stack or a history; those without an epoch are left out."""
+    """Return the curves of a run, a stack or a history; curves without an epoch are left out."""
     is_classifier = False
     if isinstance(run, Stack):
         is_classifier = run.head is not None and run.head.kind == "classification"
         run = run.history or ErrorHistory()
     if isinstance(run, ErrorHistory):
         named = [(f"layer {n}", curve) for n, curve in enumerate(run.layers, start=1)]
-        found = [_of_errors(title, x) for title, x in (*named, ("fine-tuning", run.finetune))]
+        found = [_curve_of_errors(title, x) for title, x in (*named, ("fine-tuning", run.finetune))]
     else:
         timeline = _timeline(run)
         numbers = range(1, len(timeline.layers))
-        found = [_of_spans(f"layer {n}", timeline.of_layer(n)) for n in numbers]
-        found.append(_of_spans("fine-tuning", timeline.of_layer(0)))
+        found = [_curve_of_spans(f"layer {n}", timeline.of_layer(n)) for n in numbers]
+        found.append(_curve_of_spans("fine-tuning", timeline.of_layer(0)))
         is_classifier = timeline.objective == "classification"
     if is_classifier:
         found[-1] = found[-1]._replace(label=WRONG)
@@ -105,22 +105,22 @@ def _timeline(run: Any) -> Timeline:
     return timeline_of(run.events) if isinstance(run, History) else read_timeline(Path(run))
 
 
-def _of_errors(title: str, curve: ErrorCurve) -> Curve:
+def _curve_of_errors(title: str, curve: ErrorCurve) -> Curve:
     count = len(curve.train)
     held_out = np.full(count, np.nan)
     held_out[count - len(curve.validation) :] = curve.validation
     return Curve(title, np.arange(1.0, count + 1), np.array(curve.train, dtype=float), held_out)
 
 
-def _of_spans(title: str, spans: Sequence[EpochSpan]) -> Curve:
+def _curve_of_spans(title: str, spans: Sequence[EpochSpan]) -> Curve:
     def column(name: str) -> NDArray[np.float64]:
         return np.array([getattr(span, name) for span in spans], dtype=np.float64)
 
     return Curve(title, column("epoch"), column("train_error"), column("validation_error"))
 
 
-def _shown(errors: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the places of the points that a line has: of many the least and greatest of a few."""
+def _drawn_points(errors: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return the indices of points to draw: of many points the least and greatest of each few."""
     places = np.arange(len(errors))
     if len(places) <= POINTS_OF_A_LINE:
         return places
@@ -141,7 +141,7 @@ def draw_curve(axes: Any, curve: Curve, *, series: int = 0, legend: bool = True)
         ("validation", curve.validation, "--", marks[1]),
     ):
         if np.isfinite(errors).any():
-            shown = _shown(errors)
+            shown = _drawn_points(errors)
             every = 1 if len(shown) <= FEW_EPOCHS else len(shown) // MARKS_OF_A_LINE
             style |= {"marker": mark, "markevery": every}
             axes.plot(curve.epochs[shown], errors[shown], line, label=name, **style)

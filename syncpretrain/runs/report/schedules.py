@@ -1,4 +1,4 @@
-"""Times that other schedules would have taken, by those of the run itself."""
+"""Section of other schedules: their times, predicted from the times of the run."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import msgspec
 from syncpretrain.planning.candidates import Candidate, Task, candidates
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.sections.section import Section, paragraph, seconds_text, table
+from syncpretrain.runs.report.section import Section, paragraph, seconds_text, table
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings
 
 __all__ = ["schedules_section", "timings_of"]
 
-FORWARD_SHARE = 0.2  # of a step of CD-1, whose five products take most of its time, one upward
-MOST_SIMULATED = 600  # of all layers: more take long to simulate
+FORWARD_SHARE = 0.2  # of a step of CD-1: one of its five products goes upward
+MOST_SIMULATED = 600  # epochs of all layers; more take long to simulate
 
 
 def schedules_section(run: RunRecord) -> Section | None:
-    """Return the predicted times of all schedules, None of a run that pretrained nothing."""
+    """Return the predicted times of all schedules, None for a run without pretraining."""
     if run.settings is None or not run.timeline.spans:
         return None
     title = "What other schedules would have taken"
@@ -26,7 +26,7 @@ def schedules_section(run: RunRecord) -> Section | None:
     if reason:
         return Section("schedules", title, paragraph(reason))
     timeline, timings = run.timeline, timings_of(run)
-    # Pace free is one way to pretrain, which the others do not have.
+    # The pace free belongs to this run; other schedules may not have it.
     plain = {"runtime": "threads", "pace": "lockstep"}
     settings = msgspec.structs.replace(run.settings.pretrain, **plain)
     held_out = 0 if run.identity is None else run.identity.data.validation
@@ -34,7 +34,7 @@ def schedules_section(run: RunRecord) -> Section | None:
     text = (
         "Each schedule is simulated with this run's own times of each layer's epochs, as one worker"
         f" had them, on {timings.workers} worker{'' if timings.workers == 1 else 's'}. They are of"
-        " epochs beside which other layers were at work, so that a schedule on one core may be"
+        " epochs during which other layers were at work, so that a schedule on one core may be"
         " faster than it looks here; 'syncpretrain plan' measures each case."
     )
     if timeline.is_streamed:
@@ -65,7 +65,7 @@ def _refusal(run: RunRecord, settings: PretrainSettings) -> str:
         )
     if settings.schedule not in SCHEDULES:
         return (
-            f"The steps of schedule {settings.schedule} are not those of the others;"
+            f"The steps of schedule {settings.schedule} differ from the steps of the others;"
             " 'syncpretrain plan' measures them."
         )
     one_at_a_time = SCHEDULES[settings.schedule].one_at_a_time
@@ -78,9 +78,10 @@ def _refusal(run: RunRecord, settings: PretrainSettings) -> str:
 
 
 def timings_of(run: RunRecord) -> Timings:
-    """Return the times of a run's layers as a plan takes them.
+    """Return the times of a run's layers in the form of a plan.
 
-    A step has the part of its epoch's validation, since the run does not measure them apart.
+    The time of a step includes its part of the epoch's validation, which the run does not measure
+    apart.
     """
     timeline = run.timeline
     assert run.settings is not None

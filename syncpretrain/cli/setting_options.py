@@ -1,0 +1,492 @@
+"""Settings as options: an option for each field, and the settings that given options make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import cache, reduce
+from pathlib import Path
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
+
+import click
+import msgspec
+
+from syncpretrain.cli.help_texts import TEXTS
+from syncpretrain.cli.options import LAYERS, epoch_counts, floats, integers, momentums, words
+from syncpretrain.errors import SettingsError
+from syncpretrain.schedule.kinds import ASYNC, schedule_kind
+from syncpretrain.settings import DataSettings, FinetuneSettings, PretrainSettings, RunSettings
+from syncpretrain.settings.architecture_text import MAX_UNITS
+from syncpretrain.settings.defaults import PER_LAYER
+
+if TYPE_CHECKING:
+    from syncpretrain.data.dataset import Dataset
+    from syncpretrain.planning.choice import Plan
+    from syncpretrain.settings import Settings
+    from syncpretrain.settings.by_data import Given
+
+__all__ = [
+    "AUTO",
+    "FINETUNE",
+    "OPTIONS",
+    "complete_by_data",
+    "given_by",
+    "hidden_option",
+    "planned",
+    "setting_options",
+    "settings_from_options",
+    "source_options",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+AUTO = "auto"  # a schedule and visible units, replaced before settings are made
+FINETUNE = "finetune_"
+STRUCTS: dict[str, type[msgspec.Struct]] = {
+    "data": DataSettings,
+    "pretrain": PretrainSettings,
+    "finetune": FinetuneSettings,
+    "run": RunSettings,
+}
+RENAMED = {("data", "name"): "data", ("finetune", "objective"): "finetune"}
+
+# Parts of an option that its field does not say: letters by field, the others by option.
+LETTERS = {
+    "group_size": "G",
+    "workers": "P",
+    "replicas": "R",
+    "shards": "S",
+    "batch_size": "B",
+    "validation": "FRACTION",
+    "stall_timeout": "SECONDS",
+}
+OPPOSITES = {
+    "persistent": "--not-persistent",
+    "sample_visible": "--visible-means",
+    "tied": "--untied",
+}
+DERIVED = {"architecture", "missing", "sparse"}  # follow from the layers, and from the examples
+ALSO_OFFERED = {"schedule": (AUTO,)}
+STANDING_IN = {"columns": "pretrain"}  # options without a field, by the section that they change
+WRITTEN: dict[str, dict[str, Any]] = {
+    "layers": {"type": str, "metavar": LAYERS},
+    "columns": {"type": int, "metavar": "N"},
+    "data": {"metavar": "NAME|FILE"},
+    "target": {"metavar": "COLUMN"},
+    "drop": {"metavar": "COLUMN[,COLUMN]"},
+    "test": {"metavar": "FRACTION|FILE"},
+    "unlabelled": {"metavar": "FILE"},
+    "visible_units": {"metavar": "KIND[:N,...]"},
+    "backend": {"metavar": "auto|numpy|cupy[:N]"},
+    "finetune_precision": {"metavar": "NAME"},
+    "epochs": {"type": epoch_counts, "metavar": "N|auto[:N]"},
+    "refresh_when": {"type": words(()), "metavar": "always|drift:X"},
+    "momentum": {"type": momentums, "metavar": "V[:EPOCHS,V...]"},
+    "shuffle": {"metavar": "rows|blocks:N"},
+    "corruption": {"type": words(()), "metavar": "KIND:X[,...]"},
+    "checkpoint_every": {"metavar": "N|Ss"},
+}
+PLANNED = ("group_size", "replicas", "split", "shards")
+# Replicas are a layer's workers, or have minibatches of their own: a number for one schedule says
+# nothing about the other.
+OF_OTHER_WORKERS = (*PLANNED, "workers", "finish", "refresh_epochs", "delay", "shuffle", "exchange")
+
+
+class Option(NamedTuple):
+    """Place of an option's value: a section of the settings, and a field in it."""
+
+    section: str
+    field: str
+
+
+def _option_name(section: str, field: str) -> str:
+    """Return the name of the option that sets a field."""
+    usual = FINETUNE + field if section == "finetune" else field
+    return RENAMED.get((section, field), usual)
+
+
+OPTIONS = {
+    _option_name(section, field): Option(section, field)
+    for section, struct in STRUCTS.items()
+    for field in struct.__struct_fields__
+    if field not in DERIVED
+} | {name: Option(section, name) for name, section in STANDING_IN.items()}
+
+
+def setting_options(
+    *, only: Collection[str] = tuple(STRUCTS), without: Collection[str] = ()
+) -> Callable[[F], F]:
+    """Return a decorator that adds the options of settings, in the order of the help.
+
+    Parameters
+    ----------
+    only, without : collection of str
+        Names of options, or of sections of the settings.
+    """
+
+    def among(name: str, listed: Collection[str]) -> bool:
+        return name in listed or OPTIONS[name].section in listed
+
+    names = [name for name in TEXTS if name in OPTIONS and among(name, only)]
+    return _decorator([_option(name) for name in names if not among(name, without)])
+
+
+def source_options(command: F) -> F:
+    """Add ``--preset`` and ``--config``."""
+    config = click.Path(path_type=Path)
+    return _decorator(
+        [
+            click.option("--preset", metavar="NAME", help=TEXTS["preset"]),
+            click.option("--config", metavar="FILE.toml", type=config, help=TEXTS["config"]),
+        ]
+    )(command)
+
+
+def hidden_option(command: F) -> F:
+    """Add ``--hidden``."""
+    return click.option("--hidden", metavar="N[,N...]", help=TEXTS["hidden"])(command)
+
+
+def settings_from_options(
+    preset: str | None, config: Path | None, options: dict[str, Any], *, of_run: bool = False
+) -> Settings:
+    """Return the settings of a preset or a file, with the options on top.
+
+    :func:`planned` completes settings with the schedule ``auto``. With ``of_run`` the data of a run
+    will decide whether and for what it is fine-tuned.
+
+    Raises
+    ------
+    SettingsError
+        If settings are wrong, or do not fit each other.
+    """
+    from syncpretrain.settings import preset_path, read_settings, settings_from
+
+    if preset is not None:
+        if config is not None:
+            raise SettingsError("preset: got one beside --config, expected one of the two")
+        config = preset_path(preset)
+
+    base: dict[str, Any] = {"data": {}, "pretrain": {}, "finetune": {}, "run": {}}
+    if config is not None:
+        base = msgspec.to_builtins(read_settings(config))
+        _drop_replaced(base["pretrain"], base["finetune"], options)
+    for name, value in options.items():
+        if value is None:
+            continue
+        section, field = OPTIONS[name]
+        base[section][field] = value
+    pretrain = base["pretrain"]
+    if options.get("schedule") == AUTO:
+        _drop_planned(pretrain, options)
+    if "layers" not in pretrain:
+        raise SettingsError(
+            "layers: got nothing, expected the units of the input and of each layer, such as"
+            " --layers 784,1000,500,250,30"
+        )
+    settings = settings_from(
+        pretrain.pop("layers"),
+        data=base["data"],
+        finetune=base["finetune"],
+        run=base["run"],
+        **pretrain,
+    )
+    if not of_run:
+        _check_finetuning(settings, options)
+    return settings
+
+
+def given_by(preset: str | None, config: Path | None, options: dict[str, Any]) -> Given | None:
+    """Return the settings that options and a file name; None if nothing is left to the data.
+
+    A preset leaves nothing to the data: settings that it does not name have their defaults.
+    """
+    from syncpretrain.settings import names_in
+    from syncpretrain.settings.by_data import Given
+
+    if preset is not None:
+        return None
+    named = {} if config is None else names_in(config)
+    sections: dict[str, set[str]] = {
+        section: set(named.get(section, ())) for section in ("pretrain", "finetune")
+    }
+    for name, value in options.items():
+        if value is not None and OPTIONS[name].section in sections:
+            sections[OPTIONS[name].section].add(OPTIONS[name].field)
+    return Given(frozenset(sections["pretrain"]), frozenset(sections["finetune"]))
+
+
+def planned(
+    settings: Settings, data: Dataset, *, measure_seconds: float = 7.0
+) -> tuple[Settings, Plan]:
+    """Return settings with the schedule that is fastest here for the data, and the plan.
+
+    Raises
+    ------
+    SettingsError, DataError
+        If the run would be refused, or the stack cannot be planned for.
+    """
+    from syncpretrain.planning.candidates import Task
+    from syncpretrain.planning.choice import plan_for
+    from syncpretrain.pretraining.build_data import with_facts_of
+    from syncpretrain.pretraining.start import driver_for
+    from syncpretrain.runs.prepare import check_finetuning
+
+    # Before the seconds that measuring takes, and the memory.
+    check_finetuning(settings, data)
+    driver_for(settings.pretrain, data.train, data.validation)
+    known = with_facts_of(settings.pretrain, data.train, data.validation)
+    task = Task(known, len(data.train), len(data.validation))
+    found = plan_for(task, measure_seconds=measure_seconds)
+    return msgspec.structs.replace(settings, pretrain=found.apply(settings.pretrain)), found
+
+
+def complete_by_data(
+    make: Callable[[dict[str, Any]], Settings],
+    given: Given | None,
+    hidden: str | None,
+    options: dict[str, Any],
+) -> Dataset | None:
+    """Complete options by the data, and return the data; None if the options leave nothing open.
+
+    Parameters
+    ----------
+    make : callable
+        Makes settings of options.
+    given : Given or None
+        The settings that were given.
+    hidden : str, optional
+        The units of each layer.
+    options : dict
+        Completed in place.
+
+    Raises
+    ------
+    SettingsError, DataError
+        If an option is wrong, or the data cannot be trained on.
+    """
+    is_auto = options["visible_units"] == AUTO
+    if not is_auto and hidden is None:
+        return None
+    from syncpretrain.data.array_columns import units_of_array
+    from syncpretrain.runs.prepare import load_data
+
+    if hidden is not None and options["layers"] is not None:
+        raise SettingsError("hidden: got it beside --layers, expected one of the two")
+    if hidden is not None and not all(part.strip().isdecimal() for part in hidden.split(",")):
+        raise SettingsError(
+            f"hidden: got {hidden!r}, expected the units of each dense layer, such as 100,50;"
+            " convolutions stand in --layers, behind the shape of the images"
+        )
+    before = dict(options)
+    if is_auto:
+        before["visible_units"] = "gaussian"  # suits any values
+    if hidden is not None:
+        before["layers"] = f"{_width_of(before['visible_units'])},{hidden}"
+    data = load_data(make(before), given=given, encode=is_auto)
+    if is_auto:
+        options["visible_units"] = units_of_array(data.train, data.columns)
+    if hidden is not None:
+        options["layers"] = f"{data.width},{hidden}"
+    return data
+
+
+def _decorator(options: list[Callable[[F], F]]) -> Callable[[F], F]:
+    """Return a decorator that adds options in this order."""
+    return lambda command: reduce(lambda done, option: option(done), reversed(options), command)
+
+
+def _option(name: str) -> Callable[[F], F]:
+    """Return the option of a setting."""
+    option = OPTIONS[name]
+    if name in STANDING_IN:
+        return click.option(f"--{name}", **WRITTEN[name], help=TEXTS[name])
+    field = _fields(option.section)[option.field]
+    kind, is_list = _plain_type(field.type)
+    default = PER_LAYER.get(name) if is_list else field.default
+    flag = "--" + name.replace("_", "-")
+    if kind is bool:
+        opposite = OPPOSITES.get(name, "--no-" + flag.removeprefix("--"))
+        return click.option(f"{flag}/{opposite}", default=None, help=TEXTS[name])
+    parsed = {**_type_and_metavar(name, option.field, kind, is_list), **WRITTEN.get(name, {})}
+    return click.option(flag, **parsed, help=_with_default(TEXTS[name], default))
+
+
+@cache
+def _fields(section: str) -> dict[str, msgspec.structs.FieldInfo]:
+    return {field.name: field for field in msgspec.structs.fields(STRUCTS[section])}
+
+
+def _plain_type(kind: Any) -> tuple[Any, bool]:
+    """Return the plain type of a field, and whether the field has a value for each layer."""
+    is_list = False
+    while True:
+        origin, arguments = get_origin(kind), get_args(kind)
+        if origin in (Annotated, Union, UnionType, tuple):  # the other member of a union is None
+            is_list = is_list or origin is tuple
+            kind = arguments[0]
+        else:
+            return kind, is_list
+
+
+def _type_and_metavar(name: str, field: str, kind: Any, is_list: bool) -> dict[str, Any]:
+    """Return the type and the metavar of an option."""
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        if is_list:
+            return {"type": words(choices), "metavar": "KIND[,KIND...]"}
+        return {"type": click.Choice([*choices, *ALSO_OFFERED.get(name, ())])}
+    letter = LETTERS.get(field, "X" if kind is float else "N")
+    if is_list:
+        return {
+            "type": floats if kind is float else integers,
+            "metavar": f"{letter}[,{letter}...]",
+        }
+    return {"type": kind, "metavar": letter}
+
+
+def _with_default(text: str, default: Any) -> str:
+    """Append the default to a text that names none."""
+    if default in (None, msgspec.NODEFAULT) or "default" in text.lower():
+        return text
+    value = f"{default:g}" if isinstance(default, float) else default
+    return f"{text} Default {value}.".lstrip()
+
+
+def _drop_planned(pretrain: dict[str, Any], options: dict[str, Any]) -> None:
+    """Drop settings that the plan will choose; refuse them as options."""
+    for name in PLANNED:
+        if options.get(name) is not None:
+            raise SettingsError(
+                f"{name}: cannot be combined with --schedule auto, which chooses it"
+            )
+        pretrain.pop(name, None)
+    if not str(pretrain.get("backend")).startswith("cupy"):
+        pretrain["backend"] = "numpy"  # the plan times its cores
+    pretrain.pop("schedule")
+
+
+def _check_finetuning(settings: Settings, options: dict[str, Any]) -> None:
+    """Refuse options of fine-tuning where there is none."""
+    from syncpretrain.settings.async_pretraining import check_blas_threads
+
+    tuning = settings.finetune
+    if tuning.objective == "none" or (tuning.schedule == ASYNC and tuning.replicas):
+        check_blas_threads(settings.pretrain.schedule, options.get("blas_threads"))
+    if tuning.objective != "none":
+        return
+    for name, value in options.items():
+        if value is not None and name.startswith(FINETUNE):
+            raise SettingsError(
+                f"{name}: got {value} without fine-tuning; add --finetune reconstruction or"
+                " classification"
+            )
+
+
+def _drop_replaced(
+    pretrain: dict[str, Any], finetune: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Drop settings of a file's layers, model and schedules where options name others."""
+    _drop_costs(pretrain)
+    if options["model"] not in (None, pretrain["model"]):
+        _drop_model(pretrain)
+    if options["layers"] is not None:
+        _drop_layers(pretrain, options["layers"])
+    if options.get("epochs") and options.get("settle") is None:
+        pretrain.pop("settle")  # it went with the file's epochs
+    if options.get("schedule") not in (None, AUTO):
+        _drop_schedule(pretrain, options["schedule"])
+    elif options.get("schedule") == AUTO and pretrain["schedule"] == ASYNC:
+        _drop_schedule(pretrain, "synchronized")  # auto chooses among such
+    if options.get("handoff") not in (None, pretrain.get("handoff")):
+        _drop_handoff(pretrain)
+    if options.get("finetune_schedule") not in (None, finetune.get("schedule")):
+        _drop_tuning_schedule(finetune)
+
+
+def _drop_costs(pretrain: dict[str, Any]) -> None:
+    """Drop the sparsity costs of a file if they are the defaults for its layers."""
+    from syncpretrain.settings.convolutions import usual_costs
+
+    architecture, depth = pretrain.get("architecture"), len(pretrain["layers"]) - 1
+    if list(pretrain["sparsity_cost"]) == usual_costs(
+        architecture, pretrain["hidden_units"], depth
+    ):
+        pretrain.pop("sparsity_cost")
+
+
+def _drop_schedule(pretrain: dict[str, Any], name: str) -> None:
+    """Drop settings of a file that another schedule does not have."""
+    from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
+
+    kind = schedule_kind(name)
+    if ASYNC in (name, pretrain["schedule"]) and name != pretrain["schedule"]:
+        for other in (*OF_OTHER_WORKERS, *ASYNC_DEFAULTS):
+            pretrain.pop(other, None)
+    if not kind.has_groups:
+        pretrain.pop("group_size", None)
+    if kind.free is None:
+        pretrain.pop("pace", None)
+    if not kind.has_refreshes:
+        pretrain.pop("refresh_when", None)
+    if not kind.can_stream and pretrain["handoff"] == "minibatch":
+        pretrain.pop("handoff")
+        _drop_handoff(pretrain)
+
+
+def _drop_tuning_schedule(finetune: dict[str, Any]) -> None:
+    """Drop settings of a file's schedule of fine-tuning."""
+    from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
+
+    for name in ("runtime", "replicas", "split", "shards", *ASYNC_DEFAULTS):
+        finetune.pop(name, None)
+
+
+def _drop_handoff(pretrain: dict[str, Any]) -> None:
+    """Drop settings of a file's hand-over that the other hand-over does not have."""
+    for name in ("delay", "shuffle", "refresh_epochs", "refresh_when", "settle", "pace", "finish"):
+        pretrain.pop(name, None)
+
+
+def _drop_layers(pretrain: dict[str, Any], layers: str) -> None:
+    """Drop settings of a file's layers.
+
+    For another number of layers each list of equal values becomes one value.
+    """
+    from syncpretrain.settings.architecture import architecture_of
+    from syncpretrain.settings.defaults import PER_LAYER
+
+    pretrain.pop("architecture", None)
+    if len(architecture_of(layers)[0]) == len(pretrain["layers"]):
+        return
+    for name in PER_LAYER.keys() & pretrain.keys():
+        if len(set(pretrain[name])) == 1:
+            pretrain[name] = pretrain[name][0]
+
+
+def _drop_model(pretrain: dict[str, Any]) -> None:
+    """Drop settings that the file's model ignores, so that another model takes its own defaults."""
+    from syncpretrain.settings.defaults import MODEL_DEFAULTS, PER_LAYER
+
+    for name in {name for defaults in MODEL_DEFAULTS.values() for name in defaults}:
+        if all(value == PER_LAYER[name] for value in pretrain[name]):
+            del pretrain[name]
+
+
+def _width_of(units: str | None) -> int:
+    """Return the width of blocks that all have a number of units, else one that any data fit."""
+    from syncpretrain.units.text import read_blocks
+
+    try:
+        return read_blocks(units or "")[-1].stop
+    except ValueError:
+        return MAX_UNITS

@@ -1,1 +1,0 @@
-"""Plots of a stack and of a run, drawn by Matplotlib."""
