@@ -23,6 +23,7 @@ from syncpretrain.backends.base import TrainStep
 from syncpretrain.backends.cublas import Cublas
 from syncpretrain.backends.cuda_source import CudaSource
 from syncpretrain.backends.device_rows import DeviceRows
+from syncpretrain.kernels.arrays import ordered_sum
 
 __all__ = ["Recorder"]
 
@@ -190,7 +191,7 @@ class Recorder:
     def _sum_of(self, errors: Sequence[Any]) -> Any:
         """Return the sum of device arrays of shape () in their order."""
         if any(error.dtype != np.float64 for error in errors):
-            return sum(errors)
+            return ordered_sum(errors[1:], errors[0])
         total = self._cupy.empty((), dtype=np.float64)
         for first in range(0, len(errors), MOST_GIVEN):
             some = errors[first : first + MOST_GIVEN]

@@ -23,7 +23,7 @@ from syncpretrain.finetuning.network_program import network_program
 from syncpretrain.finetuning.trainable import Follow, Move
 from syncpretrain.finetuning.whole_steps import whole_step
 from syncpretrain.kernels.activations import affine
-from syncpretrain.kernels.arrays import Array, slices_of
+from syncpretrain.kernels.arrays import Array, ordered_sum, slices_of
 from syncpretrain.kernels.backprop import delta_below, forward, output_delta, weight_gradient
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.losses import loss_of, squared_error, wrong
@@ -166,7 +166,7 @@ class Network:
             n / (examples or n),
         )
         run(self._phases, self.shards)
-        squared, is_wrong = sum(self._squared[1:], self._squared[0]), self._wrong
+        squared, is_wrong = ordered_sum(self._squared[1:], self._squared[0]), self._wrong
         # NaN where the output is not finite, without a look at it, for which a device must wait
         return squared if is_wrong is None else is_wrong + 0 * squared
 
