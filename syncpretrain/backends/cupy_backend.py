@@ -237,9 +237,9 @@ class CupyBackend:
             DeviceLater(self.xp, number) if isinstance(number, self.xp.ndarray) else Known(number)
         )
 
-    def stream(self) -> Stream:
+    def stream(self, priority: int = 0) -> Stream:
         """Return a new non-blocking stream of the GPU."""
-        return DeviceStream(self.xp, self.device)
+        return DeviceStream(self.xp, self.device, priority)
 
     def event(self) -> Event:
         """Return a new event of the GPU."""

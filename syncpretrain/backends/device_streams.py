@@ -20,16 +20,16 @@ class _Streams:
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
-        self._free: dict[int, list[Any]] = {}
+        self._free: dict[tuple[int, int], list[Any]] = {}
 
-    def lend(self, device: int, user: object) -> Any:
+    def lend(self, device: int, priority: int, user: object) -> Any:
         """Return a non-blocking stream of a device; it comes back when its user is no more."""
-        free = self._free.setdefault(device, [])
+        free = self._free.setdefault((device, priority), [])
         try:
             stream = free.pop()
         except IndexError:
             with self._cupy.cuda.Device(device):
-                stream = self._cupy.cuda.Stream(non_blocking=True)
+                stream = self._cupy.cuda.Stream(non_blocking=True, priority=priority)
         weakref.finalize(user, free.append, stream).atexit = False
         return stream
 
@@ -38,11 +38,19 @@ _streams = cache(_Streams)  # of this process
 
 
 class DeviceStream:
-    """A non-blocking stream of one device; its block sets the device too."""
+    """A non-blocking stream of one device; its block sets the device too.
 
-    def __init__(self, cupy: Any, device: int) -> None:
+    Parameters
+    ----------
+    cupy : module
+    device : int
+    priority : int
+        As of :meth:`syncpretrain.backends.base.Backend.stream`.
+    """
+
+    def __init__(self, cupy: Any, device: int, priority: int) -> None:
         self._cupy, self._device = cupy, device
-        self._stream = _streams(cupy).lend(device, self)
+        self._stream = _streams(cupy).lend(device, priority, self)
         self._entered: list[ExitStack] = []
 
     def __enter__(self) -> DeviceStream:
