@@ -261,6 +261,8 @@ class TestTraining:
         write_finetune_state(tmp_path / "state.safetensors", states[-1], {})
         again = read_finetune_state(tmp_path / "state.safetensors")
         assert again.cursor.minibatches == 3
+        sizes = {len(array) for array in again.arrays.values() if len(array)}
+        assert sizes == {16 * 8 + 8 + 8 * 3 + 3}, "without the gaps that a device has"
         resumed = finetune(stack, bits, targets, **wanted, resume=again)
         assert resumed.parameters_sha256 == whole.parameters_sha256
 
