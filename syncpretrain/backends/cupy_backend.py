@@ -24,9 +24,8 @@ from syncpretrain.backends.cuda_kernels import CudaKernels, kernels_of
 from syncpretrain.backends.cuda_peers import PeerVectors, enable_access
 from syncpretrain.backends.cuda_tuning import CudaTuning
 from syncpretrain.backends.dealing import deal
-from syncpretrain.backends.device_events import DeviceEvent, DeviceLater
 from syncpretrain.backends.device_rows import DeviceRows
-from syncpretrain.backends.device_streams import DeviceStream
+from syncpretrain.backends.device_streams import DeviceEvent, DeviceLater, DeviceStream
 from syncpretrain.backends.fused import FusedArrays, FusedStep
 from syncpretrain.backends.fused_check import has_fused_steps
 from syncpretrain.backends.fused_tuning import FusedTuning, Rule, TunedArrays
