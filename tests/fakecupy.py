@@ -59,6 +59,7 @@ uploads: list[int] = []  # bytes of each copy from the host
 _numbers = itertools.count()
 _made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # memory, by number
 freed: list[tuple[int, str]] = []  # the device, and of what unused memory was given back
+room: dict[str, int] = {}  # bytes that are "free" for pools, "kept" in the default one, if few
 left: list[int] = []  # bytes of all arrays there were when unused memory was given back
 _pinned: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by address
 FUNCTIONS = {  # of __array_function__: the keywords of CuPy's functions
@@ -161,8 +162,10 @@ def computed(function: Callable[[], Any], inputs: list[Any]) -> Any:
 
 def allocated(array: np.ndarray) -> np.ndarray:
     """Return an array of new memory; of a recording it is others' but for a pool's."""
-    graph = recording()
-    if graph is not None and getattr(_now, "allocator", None) is None:
+    graph, allocator = recording(), getattr(_now, "allocator", None)
+    if allocator is not None and array.nbytes:
+        allocator(array.nbytes).hold(array)
+    elif graph is not None and allocator is None:
         graph.lost.append(array)
     return counted(array)
 
@@ -182,7 +185,7 @@ class Graph:
         self._origin = origin
         self._work: list[tuple[Key, str, Any]] = []  # a function, or an event's number
         self.lost: list[np.ndarray] = []
-        self.is_valid = True
+        self.is_valid = self.is_mapped = True
         # How much of each stream's work a stream comes after, and an event.
         self._after: dict[Key, dict[Key, int]] = {origin: {origin: 0}}
         self._events: list[dict[Key, int]] = []
@@ -215,6 +218,8 @@ class Graph:
     def launch(self, stream: Any = None) -> None:
         assert stream is None
         refuse_while_recording("a launch of a graph")
+        if not self.is_mapped:
+            raise CUDARuntimeError(700, "cudaErrorIllegalAddress")
         note("graph")
         Graph.launched += 1
         places = {(d, name): (d, f"{name} in graph {Graph.launched}") for d, name in self._after}
@@ -241,12 +246,74 @@ class DefaultPool:
     def free_all_blocks(self) -> None:
         freed.append((current_device(), self._what))
         if self._what == "memory":
+            if "free" in room:
+                room["free"] += room.pop("kept", 0)
             left.append(sum(array.nbytes for array in _made.values()))
 
 
+class Memory:
+    """Memory of a device, of which there is no end unless ``room`` says how much is "free"."""
+
+    def __init__(self, size: int) -> None:
+        if size > room.get("free", size):
+            raise CUDARuntimeError(2, "cudaErrorMemoryAllocation: out of memory")
+        if "free" in room:
+            room["free"] -= size
+        self.size = size
+
+
+class MemoryPointer:
+    def __init__(self, mem: Memory, offset: int, pool: MemoryPool | None = None) -> None:
+        assert offset == 0
+        self.mem, self._pool = mem, pool
+
+    def hold(self, array: np.ndarray) -> None:
+        """Stand for the memory of an array, and go back to the pool with it."""
+        if self._pool is not None:
+            weakref.finalize(array, self._pool.unused.append, self.mem).atexit = False
+
+
 class MemoryPool:
-    def malloc(self, size: int) -> Any:
-        raise AssertionError("arrays are NumPy's")
+    """Keeps memory that is free again; gives it all back where there is no other, as CuPy's does.
+
+    Graphs that were recorded with it are of no use then: they write to memory that is unmapped.
+    """
+
+    def __init__(self, allocator: Callable[[int], MemoryPointer] | None = None) -> None:
+        self._allocator = allocator or (lambda size: MemoryPointer(Memory(size), 0))
+        self.unused: list[Memory] = []
+        self._graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
+
+    def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
+        assert size == 0 and fraction is None, "no limit"
+
+    def malloc(self, size: int) -> MemoryPointer:
+        graph = recording()
+        if graph is not None:
+            self._graphs.add(graph)
+        fitting = [memory for memory in self.unused if memory.size >= size]
+        if not fitting:
+            return MemoryPointer(self._new(-(-size // 512) * 512), 0, self)
+        found = min(fitting, key=lambda memory: memory.size)
+        self.unused.remove(found)
+        return MemoryPointer(found, 0, self)
+
+    def _new(self, size: int) -> Memory:
+        for _ in range(3):
+            try:
+                return self._allocator(size).mem
+            except CUDARuntimeError as error:
+                if error.status != 2:
+                    raise
+            self.free_all_blocks()
+        raise MemoryError(f"Out of memory allocating {size:,} bytes")
+
+    def free_all_blocks(self) -> None:
+        if self.unused:
+            freed.append((current_device(), "memory of a pool"))
+            for graph in self._graphs:
+                graph.is_mapped = False
+        self.unused.clear()
 
 
 class _Block:
@@ -347,8 +414,11 @@ class Stream(_Block):
     attribute = "stream"
     made = 0
 
-    def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
+    def __init__(
+        self, null: bool = False, non_blocking: bool = False, priority: int | None = None
+    ) -> None:
         assert non_blocking, "a blocking stream waits for the default one"
+        self.priority = max(-5, min(0, priority or 0))  # what CUDA makes of it
         Stream.made += 1
         super().__init__(f"stream {Stream.made}")
         self.name, self.ptr = self._value, Stream.made
@@ -733,6 +803,8 @@ def fake_cupy(devices: int = DEVICES) -> ModuleType:
         cuda=SimpleNamespace(
             Device=Device,
             Event=Event,
+            Memory=Memory,
+            MemoryPointer=MemoryPointer,
             MemoryPool=MemoryPool,
             Stream=Stream,
             alloc_pinned_memory=alloc_pinned_memory,
@@ -760,6 +832,7 @@ def install(monkeypatch: Any, devices: int = DEVICES, *, deferred: bool = False)
     uploads.clear()
     left.clear()
     freed.clear()
+    room.clear()
     _made.clear()
     cuda_kernels.kernels_of.cache_clear()  # of the modules before
     device_streams._streams.cache_clear()

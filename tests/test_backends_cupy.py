@@ -282,6 +282,7 @@ class TestStreams:
         del first
         assert double.stream()._stream is lent
         assert double.for_layer(2).stream()._stream is not lent, "it is another device's"
+        assert double.stream(priority=-1)._stream is not lent, "it goes before others"
 
     def test_a_large_array_is_uploaded_without_pinned_memory(self, monkeypatch):
         backend = backend_of("deferred", monkeypatch)

@@ -74,9 +74,9 @@ def as_it_is(monkeypatch) -> None:
     )
 
 
-def rbm(device, **settings) -> RBM:
+def rbm(device, layer: int = 1, **settings) -> RBM:
     own = {"batch_size": 10, "learning_rate": 0.1, "momentum": MomentumSchedule("0.5")}
-    learner = RBM(1, 16, 12, RBMSettings(**(own | settings)))
+    learner = RBM(layer, 16, 12, RBMSettings(**(own | settings)))
     learner.to(device)
     return learner
 
@@ -147,6 +147,15 @@ class TestBlocks:
         finally:
             gc.enable()
         assert fakecupy.Stream.made == lent
+
+    def test_a_device_begins_with_the_work_of_layer_1(self, double):
+        learners = [rbm(double, layer) for layer in (1, 2)]
+        first, second = (learner.stream._stream for learner in learners)
+        assert (first.priority, second.priority) == (-1, 0)
+        learners.clear()
+        gc.collect()
+        lent = double.stream(), double.stream(priority=-1)
+        assert [stream._stream for stream in lent] == [second, first]
 
     def test_few_kinds_are_remembered(self, double, X):
         learner = rbm(double)
@@ -262,6 +271,7 @@ class TestWhatIsNotRecorded:
             return error
 
         expected, _ = trained(X)
+        monkeypatch.setattr(recorder, "AGAIN_AFTER", 0)
         monkeypatch.setattr(WholeStep, "train_step", looking)
         found, events = trained(X)
         assert sum("a wait" in text for text in notices_of(events)) == 3
@@ -285,6 +295,66 @@ class TestWhatIsNotRecorded:
         found = finetune(stack, X, **own)
         assert fakecupy.Graph.launched == launched
         assert found.parameters_sha256 == expected.parameters_sha256
+
+    @pytest.mark.parametrize("failures", [1, 2])
+    def test_what_cuda_refuses_is_tried_once_more_after_some_blocks(
+        self, double, X, monkeypatch, failures
+    ):
+        monkeypatch.setattr(recorder, "AGAIN_AFTER", 3)
+        real, blocks, tried = fakecupy.Stream.begin_capture, [], []
+
+        def begin(self):
+            tried.append(len(blocks))
+            if len(tried) <= failures:
+                raise fakecupy.CUDARuntimeError(901, "cudaErrorStreamCaptureInvalidated")
+            real(self)
+
+        monkeypatch.setattr(fakecupy.Stream, "begin_capture", begin)
+        learner, rows = rbm(double), double.asarray(X[:30])
+        for epoch in range(1, 9):  # of one block each
+            blocks.append(epoch)
+            epoch_of(learner, rows, epoch)
+        assert tried == [2, 6]
+        assert (learner.recorder.slow() or "").endswith("Invalidated") == (failures == 2)
+        plain = rbm(double)
+        as_it_is(monkeypatch)
+        for epoch in range(1, 9):
+            epoch_of(plain, rows, epoch)
+        np.testing.assert_array_equal(learner.weight.get(), plain.weight.get())
+
+    def test_a_recording_without_memory_is_tried_again(self, double, X, monkeypatch):
+        monkeypatch.setattr(recorder, "AGAIN_AFTER", 0)
+        real, failed, launched = fakecupy.MemoryPool.malloc, [], []
+
+        def malloc(self, size):
+            if fakecupy.recording() is not None and not failed:
+                failed.append(size)
+                raise MemoryError
+            return real(self, size)
+
+        monkeypatch.setattr(fakecupy.MemoryPool, "malloc", malloc)
+        learner, rows = rbm(double), double.asarray(X[:30])
+        for epoch in (1, 2, 3):
+            before = fakecupy.Graph.launched
+            epoch_of(learner, rows, epoch)
+            launched.append(fakecupy.Graph.launched - before)
+        assert launched == [0, 0, 1] and learner.recorder.slow() is None
+
+    def test_a_pool_without_memory_keeps_what_graphs_write_to(self, double, X):
+        learner, rows = rbm(double), double.asarray(X[:30])
+        errors = [epoch_of(learner, rows, epoch) for epoch in (1, 2)]
+        pool = learner.recorder._pool
+        with fakecupy.UsingAllocator(pool.malloc):
+            double.empty(8)  # and let go of, as what a step needs for a moment
+        assert pool.unused
+        fakecupy.room |= {"free": 0, "kept": 8192}
+        fakecupy.freed.clear()
+        with fakecupy.UsingAllocator(pool.malloc):
+            large = double.empty(2048)
+            with pytest.raises(MemoryError, match="the GPU has no 8,192 bytes left"):
+                double.empty(2048)
+        assert {what for _, what in fakecupy.freed} == {"memory"}, "of the default pool"
+        assert epoch_of(learner, rows, 3) < errors[0] and len(large) == 2048
 
     def test_an_error_in_the_step_is_raised_and_ends_the_recording(self, double, X, monkeypatch):
         learner, rows = rbm(double), double.asarray(X[:60])
@@ -458,6 +528,9 @@ def test_errors_are_added_up_in_their_order(device):
     blocks = device.recorder()
     numbers = [1e16, 1.0, -1e16, *np.random.default_rng(0).random(40)]
     errors = [device.asarray(np.float64(x)) for x in numbers]
-    assert float(blocks._sum_of(errors)) == sum(numbers)
+    expected = 0.0
+    for number in numbers:  # as the built-in sum does not from Python 3.12 on
+        expected += number
+    assert float(blocks._sum_of(errors)) == expected
     assert float(blocks._sum_of(errors[:1])) == 1e16
     assert float(blocks._sum_of([np.float32(2), np.float32(3)])) == 5

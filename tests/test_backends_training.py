@@ -261,6 +261,8 @@ class TestTraining:
         FINETUNE_STATE.write(tmp_path / "state.safetensors", states[-1], {})
         again = FINETUNE_STATE.read(tmp_path / "state.safetensors")
         assert again.cursor.minibatches == 3
+        sizes = {len(array) for array in again.arrays.values() if len(array)}
+        assert sizes == {16 * 8 + 8 + 8 * 3 + 3}, "without the gaps that a device has"
         resumed = finetune(stack, bits, targets, **wanted, resume=again)
         assert resumed.parameters_sha256 == whole.parameters_sha256
 
@@ -415,7 +417,8 @@ class TestOnADevice:
             return real(array)
 
         monkeypatch.setattr(fakecupy.ndarray, "copy", noted)
-        monkeypatch.setattr(activations, "CHUNK_ROWS", 50)
+        monkeypatch.setattr(activations, "CHUNK_ROWS", 1)
+        monkeypatch.setattr(activations, "DEVICE_ROWS", 50)
         sums = set()
         for is_whole in (True, False):
             copies.clear()
@@ -426,6 +429,19 @@ class TestOnADevice:
             rows = [shape for shape in copies if shape in ((200, 16), (50, 16))]
             assert rows == ([(200, 16)] * 2 if is_whole else [(50, 16)] * 8)
         assert len(sums) == 1
+
+    def test_a_chunk_of_rows_is_large_on_a_device_and_the_same_in_all_layers(self, double):
+        for backend in (None, NumpyBackend()):
+            assert activations.chunk_rows(backend, (4096, 1000)) == 1000
+        found = [activations.chunk_rows(double, (w, 1000)) for w in (784, 4096, 150_528)]
+        assert found == [16_384, 2**25 // 4096, 1000]
+        rows = np.zeros((2500, 16), np.float32)
+        versions = Versions(Split(rows, rows[:0]), (12,), backend=double)
+        versions.publish(1, 1, rbm().snapshot())
+        fakecupy.log.clear()
+        with double.for_layer(2).stream():
+            assert versions.activations(1, 1, 0, lambda: False).train.shape == (2500, 12)
+        assert [what for _, _, what in fakecupy.log].count("unit_means") == 1
 
     def test_everything_of_a_learner_is_on_the_device(self, double):
         learner = rbm()

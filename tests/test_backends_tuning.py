@@ -24,6 +24,7 @@ from syncpretrain.finetuning.chain import Affine, Dropout
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import Adam, GradientDescent, Optimizer
 from syncpretrain.kernels.precision import PRECISIONS
+from syncpretrain.learners.flat import Places
 
 SOURCE = cuda_source(TUNING_FILES)
 OPTIMIZERS = {
@@ -102,7 +103,10 @@ def trained(network: Network, optimizer: Optimizer, given) -> list[float]:
 
 def state_of(network: Network, optimizer: Optimizer) -> list[np.ndarray]:
     moments = [array for array in optimizer.state().values() if array.size]
-    return [network.backend.tohost(array) for array in (network.parameters, *moments)]
+    places = Places([w.size + b.size for w, b in network.chain], network.backend)
+    return [
+        places.packed(network.backend.tohost(array)) for array in (network.parameters, *moments)
+    ]
 
 
 class TestSteps:
@@ -162,6 +166,25 @@ class TestSteps:
         trained(other, second, given[2:])
         for ours, theirs in zip(state_of(one, first), state_of(other, second), strict=True):
             np.testing.assert_array_equal(ours, theirs)
+
+    @pytest.mark.parametrize("name", OPTIMIZERS)
+    def test_weights_begin_at_multiples_of_16_bytes_and_the_gaps_stay_0(self, backend, name):
+        sizes, units, loss = CHAINS["one tile"]
+        net = network(sizes, units, loss, backend=backend)
+        optimizer = OPTIMIZERS[name](net)
+        trained(net, optimizer, minibatches(sizes, units))
+        first = net.parameters.data.ptr
+        assert [weight.data.ptr - first for weight, _ in net.chain] == [0, 4 * 36, 4 * 60]
+        for vector in (net.parameters, *optimizer.state().values()):
+            if vector.size:  # 35, 24 and 30 numbers
+                assert np.flatnonzero(backend.tohost(vector) == 0).tolist() == [35, 90, 91]
+
+    def test_a_bias_that_is_not_behind_its_weight_is_not_for_them(self, double):
+        sizes, units, loss = CHAINS["one tile"]
+        net = network(sizes, units, loss, backend=double)
+        assert net.whole((), Rule("sgd")) is not None
+        net.chain[1] = net.chain[1][0], double.zeros(4)
+        assert net.whole((), Rule("sgd")) is None
 
     def test_the_order_of_threads_makes_no_difference(self, double):
         library, found = fakecuda.compiled(SOURCE), []

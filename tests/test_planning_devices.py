@@ -106,6 +106,15 @@ class TestMeasured:
         monkeypatch.setattr(gpu, "perf_counter", lambda: next(times))
         assert device_peak(backend_for("cupy:1")) == 5 * 2 * 32**3 / 2
 
+    def test_large_products_are_of_random_numbers(self, monkeypatch):
+        factors, real = [], gpu.multiply
+        monkeypatch.setattr(
+            gpu, "multiply", lambda *ab, out: (factors.extend(ab), real(*ab, out=out))
+        )
+        device_peak(backend_for("cupy"))
+        assert len(factors) == 12
+        assert all(np.unique(factor.get()).size > 900 for factor in factors), "of 1,024"
+
 
 class TestPlan:
     def plan(self, *layers: LayerTimings, gpus: int = 1, **settings):
@@ -243,4 +252,7 @@ def test_the_products_alone_are_those_of_a_step(machine):
     fakecupy.log.clear()
     with learner.stream:
         bare.train_step(None, None, epoch=1, step=0)
-    assert [what for _, _, what in fakecupy.log].count("sgemm") == 6
+        bare.train_step(None, None, epoch=1, step=1)
+    assert [what for _, _, what in fakecupy.log].count("sgemm") == 12
+    for factor in (bare._v, bare._h, bare._states, bare._weights):  # zeros would be faster
+        assert np.unique(factor.get()).size > 0.8 * factor.size

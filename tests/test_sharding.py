@@ -1,5 +1,8 @@
 """A step in shards: the same whoever works them, and the whole step's up to rounding."""
 
+import builtins
+import math
+
 import numpy as np
 import pytest
 from unitkinds import INPUT_UNITS, KINDS, RBM_UNITS
@@ -11,6 +14,7 @@ from syncpretrain.finetuning.optimizers import Adam, GradientDescent
 from syncpretrain.kernels.arrays import slices_of
 from syncpretrain.kernels.averaging import add_tree
 from syncpretrain.kernels.program import Program, in_turn
+from syncpretrain.kernels.shard_steps import sum_in_order
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_units import ByUnits
@@ -86,6 +90,17 @@ def test_the_tree_adds_all_of_them_once(count):
 def test_the_tree_adds_pairs_first():
     parts = [np.array([x], dtype=np.float32) for x in (1e8, 1, -1e8, 1)]
     assert add_tree(parts)[0] == (np.float32(1e8) + 1) + (np.float32(-1e8) + 1)
+
+
+def test_errors_of_shards_are_added_in_their_order_by_every_python(monkeypatch):
+    errors = [1e16, 1.0, -1e16]
+    step = step_for(make("rbm"), 3, "examples")
+    network = DataParallelNetwork(chain(), loss="squared", batch_size=BATCH, shards=3)
+    # From Python 3.12 on the built-in sum compensates for rounding; an exact one stands in for it.
+    monkeypatch.setattr(builtins, "sum", lambda numbers, start=0: math.fsum([start, *numbers]))
+    step.errors[:] = errors
+    found = step.train_step(examples(), np.arange(6), epoch=1, step=0, run=lambda *_: None)
+    assert [found, network.total(errors), sum_in_order(np.array(errors))] == [0.0] * 3
 
 
 @pytest.mark.parametrize("shards", [2, 3, 5])

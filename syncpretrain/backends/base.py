@@ -266,8 +266,11 @@ class Backend(Protocol):
         """Return a number of shape () as it is after what is queued now, without waiting for it."""
         ...
 
-    def stream(self) -> Stream:
-        """Return a new stream; on NumPy, whose work is done when a call returns, a null object."""
+    def stream(self, priority: int = 0) -> Stream:
+        """Return a new stream; on NumPy, whose work is done when a call returns, a null object.
+
+        A device begins the work of a stream of lower ``priority`` first, where both have some.
+        """
         ...
 
     def event(self) -> Event:

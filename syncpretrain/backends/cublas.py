@@ -1,9 +1,14 @@
-"""Products of matrices by cuBLAS, called through ctypes.
+"""Products of matrices by cuBLAS, called through ctypes, and the forms of each precision.
 
 CuPy refuses its own products while a stream is recorded (its issue 6290); cuBLAS itself may be
 recorded. A handle with a workspace of its own also has the same bits every time, whatever other
 streams do, and CuPy would set the workspace back before each product. Whether factors are rounded
 to TF32 is said with each product; ``CUPY_TF32`` makes no difference.
+
+Factors are rounded to bfloat16 by a kernel, bit for bit as the CPU rounds them, into arrays of
+float32 whose product is taken in TF32: that has three digits more and loses nothing of them,
+however cuBLAS may round. This costs two launches a product, and is no faster than TF32; for that,
+products would have to read arrays of bfloat16.
 
 It has never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
 """
@@ -12,12 +17,15 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Cublas", "CublasError", "load_library"]
+from syncpretrain.backends.cuda_source import CudaSource, layout
+
+__all__ = ["Cublas", "CublasError", "CudaProducts", "load_library"]
 
 WORKSPACE = 32 << 20  # bytes: what NVIDIA recommends for compute capability 9.0, the most of all
 TRANSPOSITIONS = {"as it is": 0, "transposed": 1}  # cublasOperation_t
@@ -169,3 +177,49 @@ def _factor(array: Any) -> tuple[str, int] | None:
         if step % 4 == 0 and step >= 4 * rows:
             return "transposed", step // 4
     return None
+
+
+class CudaProducts:
+    """The forms, of the signatures of the equations in :mod:`syncpretrain.kernels`.
+
+    Parameters
+    ----------
+    cupy : module
+        CuPy, or what stands in for it in a test.
+    source : CudaSource
+    blas : Cublas
+    """
+
+    def __init__(self, cupy: Any, source: CudaSource, blas: Cublas) -> None:
+        self._cupy, self._source, self._blas = cupy, source, blas
+
+    def forms(self) -> dict[str, Callable[..., Any]]:
+        """Return the forms by the names of their equations."""
+        return {
+            "multiply": self._blas.multiply,
+            "multiply_tf32": self.multiply_tf32,
+            "multiply_bfloat16": self.multiply_bfloat16,
+        }
+
+    def multiply_tf32(self, a: Any, b: Any, *, out: Any = None) -> Any:
+        """Return the product of two factors, which cuBLAS rounds to TF32."""
+        return self._blas.multiply(a, b, out=out, tf32=True)
+
+    def multiply_bfloat16(self, a: Any, b: Any, *, out: Any = None) -> Any:
+        """Return the product of two factors rounded to bfloat16."""
+        rounded = [self._rounded(factor) for factor in (a, b)]
+        if any(factor is None for factor in rounded):
+            return NotImplemented
+        return self._blas.multiply(*rounded, out=out, tf32=True)
+
+    def _rounded(self, factor: Any) -> Any:
+        """Return a factor rounded, transposed if it is; None for what is no matrix of float32."""
+        found, is_transposed = layout(factor), False
+        if found is None and factor.ndim == 2:
+            found, is_transposed = layout(factor.T), True
+        if found is None or not factor.size:
+            return None
+        rows, columns, step = found
+        out = self._cupy.empty((rows, columns), dtype=factor.dtype)
+        self._source.flat("round_factor", out.size, factor, step, out, rows, columns)
+        return out.T if is_transposed else out.reshape(factor.shape)

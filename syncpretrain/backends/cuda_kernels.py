@@ -1,12 +1,14 @@
-"""The fused forms of the equations on a GPU: one launch each, from the source in ``kernels.cu``.
+"""The fused forms of the equations on a GPU, one launch each, and a generator of its draws.
 
 Each form has the signature of the equation of its name in :mod:`syncpretrain.kernels`, and returns
 ``NotImplemented``, having done nothing, for arrays that its kernel does not take: others than
 float32 whose rows are contiguous. The differences: scratch that the equation overwrites is often
-left unchanged here, and errors are zero-dimensional device arrays, not synchronized. Those of
-errors, of steps and of convolutions are in modules of their own.
+left unchanged here, and errors are zero-dimensional device arrays, not synchronized. Sums are
+float64 on the device, in an order of their own, the same every time. The forms of products, of
+steps and of convolutions are in modules of their own.
 
-It has never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
+The source is in ``kernels.cu`` and ``errors.cu``. It has never run on a GPU; see
+:mod:`syncpretrain.backends.cuda_source`.
 """
 
 from __future__ import annotations
@@ -17,20 +19,190 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.cublas import Cublas
+from syncpretrain.backends.cublas import Cublas, CudaProducts
 from syncpretrain.backends.cuda_convolutions import CudaConvolutions
-from syncpretrain.backends.cuda_errors import CudaErrors
 from syncpretrain.backends.cuda_peers import CudaPeers
-from syncpretrain.backends.cuda_products import CudaProducts
-from syncpretrain.backends.cuda_source import TILE, CudaSource, grid_of, is_vector, layout
+from syncpretrain.backends.cuda_source import THREADS, TILE, CudaSource, grid_of, is_vector, layout
 from syncpretrain.backends.cuda_steps import CudaSteps
-from syncpretrain.backends.device_draws import DeviceDraws
 from syncpretrain.rng import Address
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["CudaKernels", "kernels_of"]
+__all__ = ["CudaErrors", "CudaKernels", "DeviceDraws", "kernels_of"]
 
 SOFTMAX_THREADS = 128
+SUM_BLOCKS = 256  # of a sum: as many as the threads of the block that adds up those of all
+
+
+class DeviceDraws:
+    """The numbers at an address, in float32 arrays on a device.
+
+    Uniform ones are those of NumPy's generator. Normal ones are the device's own: each pair is made
+    of one word of the generator (Box and Muller 1958), where NumPy's ziggurat takes a varying
+    number of words, one after another. See :class:`syncpretrain.backends.base.Draws`.
+
+    Parameters
+    ----------
+    cupy : module
+        CuPy, or what stands in for it in a test.
+    address : Address
+    fill : callable
+        Fills an array with the "uniform" or "normal" numbers of an address from a given one on.
+    """
+
+    def __init__(
+        self, cupy: Any, address: Address, fill: Callable[[str, Any, Address, int], None]
+    ) -> None:
+        self._cupy, self._address, self._fill = cupy, address, fill
+        self._drawn = 0  # numbers so far
+
+    def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        """Return or fill an array of uniform draws in [0, 1).
+
+        Raises
+        ------
+        TypeError
+            If they are not to be float32.
+        """
+        return self._filled("uniform", size, dtype, out)
+
+    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        """Return or fill an array of standard normal draws.
+
+        Raises
+        ------
+        TypeError
+            If they are not to be float32.
+        """
+        self._drawn += self._drawn % 2  # a pair is of one word, of which no uniform number was made
+        return self._filled("normal", size, dtype, out)
+
+    def _filled(self, kind: str, size: Any, dtype: Any, out: Any) -> Any:
+        given = np.dtype(dtype) if out is None else out.dtype
+        if np.dtype(dtype) != np.float32 or given != np.float32:
+            raise TypeError(f"dtype: got {given}, expected float32: the draws of a device are that")
+        if out is None:
+            out = self._cupy.empty(() if size is None else size, dtype=np.float32)
+        self._fill(kind, out, self._address, self._drawn)
+        self._drawn += out.size
+        return out
+
+
+class CudaErrors:
+    """The forms, of the signatures of the equations in :mod:`syncpretrain.kernels`.
+
+    An error is a device array of shape (), not synchronized; ``float()`` of it waits for the
+    device, which a training loop does once in a while only.
+
+    Parameters
+    ----------
+    cupy : module
+        CuPy, or what stands in for it in a test.
+    source : CudaSource
+    """
+
+    def __init__(self, cupy: Any, source: CudaSource) -> None:
+        self._cupy, self._source = cupy, source
+        self._rooms: dict[tuple[int, int], tuple[Any, Any]] = {}  # by device and stream
+
+    def forms(self) -> dict[str, Callable[..., Any]]:
+        """Return the forms by the names of their equations."""
+        return {
+            "squared_error": self.squared_error,
+            "means_and_error": self.means_and_error,
+            "output_delta": self.output_delta,
+            "derivative_and_sums": self.derivative_and_sums,
+            "wrong": self.wrong,
+        }
+
+    def squared_error(self, x: Any, y: Any, *, out: Any) -> Any:
+        """Return |y - x|^2; leave y - x in ``out``."""
+        found = layout(x, y, out)
+        if found is None:
+            return NotImplemented
+        rows, columns, ldx, ldy, ldo = found
+        args = (x, ldx, y, ldy, out, ldo, rows, columns)
+        return self._summed("squared_error", x.size, (THREADS,), *args)
+
+    def means_and_error(self, y: Any, bias: Any, units: str, x: Any, *, out: Any) -> Any:
+        """Replace inputs y by means, leave y - x in ``out``, and return its square."""
+        found = layout(y, x, out)
+        if found is None or units not in self._source.units or not is_vector(bias, y.shape[-1]):
+            return NotImplemented
+        rows, columns, ldy, ldx, ldo = found
+        args = (y, ldy, bias, x, ldx, out, ldo, rows, columns, self._source.units[units])
+        return self._summed("means_and_error", x.size, (THREADS,), *args)
+
+    def output_delta(
+        self,
+        x: Any,
+        y: Any,
+        units: str = "bernoulli",
+        loss: str = "squared",
+        *,
+        out: Any,
+        share: float = 1.0,
+        sums: Any = None,
+    ) -> Any:
+        """Fill ``out`` with the delta of the output and ``sums`` with its sums; y is unchanged."""
+        found, is_squared = layout(x, y, out), loss == "squared"
+        number = self._source.units.get(units if is_squared else "gaussian")  # slope 1
+        if sums is None:
+            sums = self._cupy.empty(x.shape[-1], dtype=np.float32)
+        if found is None or x.ndim != 2 or number is None or not is_vector(sums, x.shape[1]):
+            return NotImplemented
+        rows, columns, ldx, ldy, ldo = found
+        scale = np.float32((2 if is_squared else 1) / rows)
+        args = (x, ldx, y, ldy, out, ldo, rows, columns, number, scale, np.float32(share), sums)
+        return self._summed("output_delta", columns * TILE[1], TILE, *args)
+
+    def derivative_and_sums(
+        self,
+        delta: Any,
+        a: Any,
+        units: str = "bernoulli",
+        *,
+        sums: Any = None,
+        scratch: Any = None,
+    ) -> Any:
+        """Multiply ``delta`` by the derivative at the means ``a``, which are left unchanged."""
+        found = layout(delta, a)
+        if found is None or delta.ndim != 2 or units not in self._source.units:
+            return NotImplemented
+        if sums is None or not is_vector(sums, delta.shape[1]):
+            return NotImplemented
+        rows, columns, ldd, lda = found
+        args = (delta, ldd, a, lda, rows, columns, self._source.units[units], sums)
+        self._source.launch("derivative_and_sums", (-(-columns // TILE[0]),), TILE, *args)
+        return None
+
+    def wrong(self, x: Any, y: Any) -> Any:
+        """Return how many rows of y have their largest value elsewhere than those of x."""
+        found = layout(x, y)
+        if found is None or x.ndim != 2 or not x.shape[1]:
+            return NotImplemented
+        rows, columns, ldx, ldy = found
+        return self._summed("wrong", rows, (THREADS,), x, ldx, y, ldy, rows, columns)
+
+    def _summed(self, name: str, items: int, block: tuple[int, ...], *args: Any) -> Any:
+        """Launch a kernel with a thread for each item, and return the sum that it makes."""
+        if not items:
+            return self._cupy.zeros((), dtype=np.float64)
+        total = self._cupy.empty((), dtype=np.float64)
+        blocks = min(SUM_BLOCKS, -(-items // THREADS))
+        self._source.launch(name, (blocks,), block, *args, *self._room(), total)
+        return total
+
+    def _room(self) -> tuple[Any, Any]:
+        """Return room for the sums of blocks, and the counter of those that are finished.
+
+        Those of the current stream, whose launches use them one after another.
+        """
+        cuda = self._cupy.cuda
+        place = cuda.Device().id, cuda.get_current_stream().ptr
+        if place not in self._rooms:
+            partial = self._cupy.empty(SUM_BLOCKS, dtype=np.float64)
+            self._rooms[place] = partial, self._cupy.zeros(1, dtype=np.uint32)
+        return self._rooms[place]
 
 
 def _words(address: Address) -> tuple[np.uint64, ...]:
@@ -106,7 +278,7 @@ class CudaKernels:
         """Draw states into ``out`` at an address; replace inputs x without their bias by means.
 
         ``noise`` is not needed. The normal numbers of units that are not binary are the device's
-        own; see :class:`syncpretrain.backends.device_draws.DeviceDraws`.
+        own; see :class:`syncpretrain.backends.cuda_kernels.DeviceDraws`.
         """
         found, kind = layout(x, out), kind_of(units)
         known = units in self.source.units and kind.noise is not None

@@ -20,6 +20,7 @@ from syncpretrain.backends.cuda_fused import PRODUCT_TILE, tiles_of
 from syncpretrain.backends.cuda_source import THREADS, CudaSource, is_vector, layout
 from syncpretrain.backends.fused_tuning import Rule, TunedArrays
 from syncpretrain.kernels.activations import affine
+from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.kernels.backprop import output_delta
 from syncpretrain.kernels.losses import wrong
 from syncpretrain.kernels.precision import PRECISIONS
@@ -68,6 +69,8 @@ class CudaTuning:
             return False
         vectors = (arrays.parameters, *arrays.moments)
         matrices = (*(weight for weight, _ in arrays.chain), *arrays.activations, *arrays.deltas)
+        if any(bias.data.ptr != weight.data.ptr + weight.nbytes for weight, bias in arrays.chain):
+            return False
         return all(is_vector(vector, count) for vector in vectors) and all(
             matrix.flags.c_contiguous and layout(matrix) is not None for matrix in matrices
         )
@@ -144,12 +147,13 @@ class CudaTuning:
 
     def _described(self) -> tuple[Any, int]:
         """Return the table of the layers that ``move_network`` reads, and its number of tiles."""
-        arrays, rows, start, tiles = self._arrays, [], 0, 0
-        for layer, (weight, bias) in enumerate(arrays.chain):
+        arrays, rows, tiles = self._arrays, [], 0
+        first = arrays.parameters.data.ptr
+        for layer, (weight, _) in enumerate(arrays.chain):
             read = arrays.activations[layer - 1].data.ptr if layer else 0
             places = read, arrays.deltas[layer].data.ptr
+            start = (weight.data.ptr - first) // FLOAT_BYTES
             rows.append((*places, *weight.shape, start, self._sums[layer].data.ptr, tiles))
-            start += weight.size + bias.size
             tiles += tiles_of(*weight.shape)
         return self._cupy.asarray(np.array(rows, dtype=np.int64)), tiles
 

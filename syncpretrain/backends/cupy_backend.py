@@ -24,9 +24,8 @@ from syncpretrain.backends.cuda_kernels import CudaKernels, kernels_of
 from syncpretrain.backends.cuda_peers import PeerVectors, enable_access
 from syncpretrain.backends.cuda_tuning import CudaTuning
 from syncpretrain.backends.dealing import deal
-from syncpretrain.backends.device_events import DeviceEvent, DeviceLater
 from syncpretrain.backends.device_rows import DeviceRows
-from syncpretrain.backends.device_streams import DeviceStream
+from syncpretrain.backends.device_streams import DeviceEvent, DeviceLater, DeviceStream
 from syncpretrain.backends.fused import FusedArrays, FusedStep
 from syncpretrain.backends.fused_check import has_fused_steps
 from syncpretrain.backends.fused_tuning import FusedTuning, Rule, TunedArrays
@@ -237,9 +236,9 @@ class CupyBackend:
             DeviceLater(self.xp, number) if isinstance(number, self.xp.ndarray) else Known(number)
         )
 
-    def stream(self) -> Stream:
+    def stream(self, priority: int = 0) -> Stream:
         """Return a new non-blocking stream of the GPU."""
-        return DeviceStream(self.xp, self.device)
+        return DeviceStream(self.xp, self.device, priority)
 
     def event(self) -> Event:
         """Return a new event of the GPU."""

@@ -22,7 +22,7 @@ class TunedArrays(NamedTuple):
     Attributes
     ----------
     parameters : array of shape (n,)
-        Weights and bias of each layer, one after the other.
+        The weight of each layer with its bias behind it, and gaps between layers that align these.
     moments : tuple of arrays of that shape
         Of Adam both, of gradient descent the velocity, if it has momentum.
     chain : sequence of (weight, bias)

@@ -155,7 +155,7 @@ class NumpyBackend:
         """Return the number."""
         return Known(number)
 
-    def stream(self) -> Stream:
+    def stream(self, priority: int = 0) -> Stream:
         """Return a null object."""
         return _NullStream()
 

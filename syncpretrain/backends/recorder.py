@@ -5,7 +5,12 @@ from each other. A graph of 50 steps is one launch. What differs from block to b
 the device: the step and epoch that numbers are drawn at, the row numbers, and where the rows begin.
 
 The first block of a kind is worked launch by launch, so that all is compiled and allocated; the
-second is recorded. What cannot be recorded is worked launch by launch throughout.
+second is recorded. What cannot be recorded is worked launch by launch throughout; what CUDA refuses
+may be refused for a while only, and is tried once more.
+
+A graph writes to memory that its arrays had while it was recorded, long after they are gone. So
+that memory is of a pool of the recorder, which never gives it back: CuPy's pool would where the
+device has no more, but not on a MemoryError, which is what :func:`_new_memory` raises.
 
 It has never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
 """
@@ -14,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,12 +29,16 @@ from syncpretrain.backends.base import TrainStep
 from syncpretrain.backends.cublas import Cublas
 from syncpretrain.backends.cuda_source import CudaSource
 from syncpretrain.backends.device_rows import DeviceRows
+from syncpretrain.kernels.arrays import ordered_sum
 
 __all__ = ["Recorder"]
 
 MOST_GRAPHS = 4  # of a layer: whole blocks and the last one, with the old momentum and the new
 MOST_GIVEN = 16  # errors that one launch adds up, and numbers that one brings
 WORD_NUMBERS = 2**64
+OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+# Blocks, some 50 ms: by then others may have freed memory, or ended a wait for the whole device.
+AGAIN_AFTER = 10
 
 
 class _Block(NamedTuple):
@@ -84,9 +94,12 @@ class Recorder:
     def __init__(self, cupy: Any, source: CudaSource, blas: Cublas) -> None:
         self._cupy, self._source, self._blas = cupy, source, blas
         # Nothing else gets the memory that a graph computes in.
-        self._pool = cupy.cuda.MemoryPool()
+        self._pool = cupy.cuda.MemoryPool(partial(_new_memory, cupy))
+        self._pool.set_limit(size=0)  # none: at the user's it would give memory back too
         self._graphs: dict[Hashable, _Recorded | None] = {}  # None: seen once
         self._now: Any = None
+        self._blocks = 0  # that were worked
+        self._again: int | None = None  # the block at which to try once more
         self.reason: str | None = None
         self._told: str | None = None
 
@@ -117,9 +130,10 @@ class Recorder:
         The error is overwritten by the next block.
         """
         block = _Block(work, X, rows, batch_size, epoch, step, numbers)
-        key = block.key(constants)
+        key, is_due = block.key(constants), self._again is None or self._blocks >= self._again
+        self._blocks += 1
         if self.reason is None and key in self._graphs:
-            recorded = self._graphs[key] or self._record(block)
+            recorded = self._graphs[key] or (self._record(block) if is_due else None)
             if recorded is not None:
                 self._graphs[key] = recorded
                 return self._launch(recorded, block)
@@ -140,14 +154,14 @@ class Recorder:
             return self._sum_of(errors)
 
     def _record(self, block: _Block) -> _Recorded | None:
-        """Record a block without working it; None, with the reason kept, if that fails."""
+        """Record a block without working it; None if that fails."""
         own = self._with_own_arrays(block)
         stream, source = self._cupy.cuda.get_current_stream(), self._source
         failure = error = graph = None
         try:
             stream.begin_capture()
         except RuntimeError as caught:
-            self.reason = str(caught)
+            self._fail(caught)
             return None
         source.now = self._now
         try:
@@ -160,11 +174,20 @@ class Recorder:
                 graph = stream.end_capture()
             except RuntimeError as caught:  # which leaves the stream as it was before
                 failure = failure or caught
-        if failure is not None:  # CuPy's own products, without cuBLAS, are refused
-            without = "" if self._blas.is_there else "cuBLAS is not found by its usual name: "
-            self.reason = f"{without}{failure}"
+        if failure is not None:
+            self._fail(failure)
             return None
         return _Recorded(graph, own.step, own.epoch, own.rows, own.numbers, error)
+
+    def _fail(self, failure: Exception) -> None:
+        """Keep why a recording failed; of what CUDA refuses only if it does so again."""
+        may_pass = isinstance(failure, (MemoryError, self._cupy.cuda.runtime.CUDARuntimeError))
+        if may_pass and self._again is None:
+            self._again = self._blocks + AGAIN_AFTER
+            return
+        # CuPy's own products, without cuBLAS, are refused.
+        without = "" if self._blas.is_there else "cuBLAS is not found by its usual name: "
+        self.reason = f"{without}{failure}"
 
     def _with_own_arrays(self, block: _Block) -> _Block:
         """Return a block whose row numbers and numbers are in arrays that a graph can read."""
@@ -190,7 +213,7 @@ class Recorder:
     def _sum_of(self, errors: Sequence[Any]) -> Any:
         """Return the sum of device arrays of shape () in their order."""
         if any(error.dtype != np.float64 for error in errors):
-            return sum(errors)
+            return ordered_sum(errors[1:], errors[0])
         total = self._cupy.empty((), dtype=np.float64)
         for first in range(0, len(errors), MOST_GIVEN):
             some = errors[first : first + MOST_GIVEN]
@@ -211,3 +234,23 @@ class Recorder:
         self._graphs.setdefault(key, None)
         while len(self._graphs) > MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
+
+
+def _new_memory(cupy: Any, size: int) -> Any:
+    """Return new memory of the device, if need be what the default pool has unused.
+
+    Raises
+    ------
+    MemoryError
+        If there is none.
+    """
+    cuda, failure = cupy.cuda, None
+    for _ in range(2):
+        try:
+            return cuda.MemoryPointer(cuda.Memory(size), 0)
+        except cuda.runtime.CUDARuntimeError as error:
+            if error.status != OUT_OF_MEMORY:
+                raise
+            failure = error
+        cupy.get_default_memory_pool().free_all_blocks()
+    raise MemoryError(f"the GPU has no {size:,} bytes left") from failure

@@ -14,11 +14,13 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from syncpretrain.backends.base import Backend
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.kernels.lowering import scratch_size
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.precision import PRECISIONS, Precision
+from syncpretrain.learners.flat import Places
 from syncpretrain.models.convolution import ConvolutionalLayer
 from syncpretrain.models.layer import Layer
 from syncpretrain.shapes import ConvolutionShape
@@ -34,6 +36,7 @@ __all__ = [
     "Site",
     "link_down",
     "link_up",
+    "places_of",
     "tuned",
     "views",
 ]
@@ -239,13 +242,16 @@ class Dropout:
     seed: int = 0
 
 
-def views(vector: Array, chain: Sequence[Link]) -> Iterator[Pair]:
-    """Split a flat vector into a weight and a bias for each layer of a chain, as views."""
-    at = 0
-    for layer in chain:
-        middle, end = at + layer.weight.size, at + layer.weight.size + layer.bias.size
-        yield vector[at:middle].reshape(layer.weight.shape), vector[middle:end]
-        at = end
+def places_of(chain: Sequence[Link], backend: Backend) -> Places:
+    """Return the places of the layers of a chain in a flat vector: a weight, then its bias."""
+    return Places([layer.weight.size + layer.bias.size for layer in chain], backend)
+
+
+def views(vector: Array, chain: Sequence[Link], places: Places) -> Iterator[Pair]:
+    """Yield the weight and the bias of each layer of a chain, as views of a flat vector."""
+    for layer, start in zip(chain, places.starts, strict=False):
+        middle, end = start + layer.weight.size, start + layer.weight.size + layer.bias.size
+        yield vector[start:middle].reshape(layer.weight.shape), vector[middle:end]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from syncpretrain.finetuning.linked_network import LinkedNetwork
 from syncpretrain.finetuning.linked_program import shard_gradients
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.trainable import Move, Trainable
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, slices_of
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, ordered_sum, slices_of
 from syncpretrain.kernels.averaging import add_tree
 from syncpretrain.kernels.program import Phase, PhaseRunner, Program, in_turn
 
@@ -108,7 +108,7 @@ class DataParallelNetwork(Network):
 
     def total(self, errors: list[float]) -> float:
         """Return the error of a minibatch from those of all shards."""
-        return sum(errors)
+        return ordered_sum(errors, 0.0)
 
     def begin(
         self, x: Array, target: Array, *, epoch: int, step: int, examples: int | None = None

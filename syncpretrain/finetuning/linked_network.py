@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.fused_tuning import Rule
 from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.finetuning.chain import Dropout, Link, views
+from syncpretrain.finetuning.chain import Dropout, Link, places_of, views
 from syncpretrain.finetuning.linked_program import (
     Buffers,
     Section,
@@ -80,10 +79,12 @@ class LinkedNetwork:
         self.backend: Backend = backend or NumpyBackend()
         self.loss, self.shards, self._dropout = loss, shards, dropout or Dropout()
         kind = chain[0].weight.dtype
-        count = sum(link.weight.size + link.bias.size for link in chain)
-        self.parameters, self.gradients = (self.backend.zeros(count, kind) for _ in range(2))
-        self.chain = list(views(self.parameters, chain))
-        self.chain_gradients = list(views(self.gradients, chain))
+        places = places_of(chain, self.backend)
+        self.parameters, self.gradients = (
+            self.backend.zeros(places.starts[-1], kind) for _ in range(2)
+        )
+        self.chain = list(views(self.parameters, chain, places))
+        self.chain_gradients = list(views(self.gradients, chain, places))
         self._is_exclusive = kind_of(chain[-1].units).is_exclusive
         self._shares = [self._dropout.input] + [self._dropout.hidden] * (len(chain) - 1)
         self._buffers = self._allocate(chain, batch_size, sections_of(chain, split))
@@ -184,16 +185,15 @@ class LinkedNetwork:
         gradients = [self.chain_gradients]
         for _ in range(1, self.shards // columns):
             some = [chain[link] for link in own]
-            count = sum(link.weight.size + link.bias.size for link in some)
-            vector = self.backend.zeros(count, kind)
-            mine = dict(zip(own, views(vector, some), strict=True))
+            own_places = places_of(some, self.backend)
+            vector = self.backend.zeros(own_places.starts[-1], kind)
+            mine = dict(zip(own, views(vector, some, own_places), strict=True))
             gradients += [[mine.get(i, pair) for i, pair in enumerate(self.chain_gradients)]]
         gradients *= columns
-        sizes = (link.weight.size + link.bias.size for link in chain)
         return Buffers(
             chain,
             sections,
-            list(accumulate(sizes, initial=0)),
+            places_of(chain, self.backend).starts,
             self.chain,
             gradients,
             [made(width) for width in makes],

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,11 +20,11 @@ import numpy as np
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.fused_tuning import FusedTuning, Rule
 from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.finetuning.chain import Affine, Dropout, views
+from syncpretrain.finetuning.chain import Affine, Dropout, places_of, views
 from syncpretrain.finetuning.trainable import Follow, Move
 from syncpretrain.finetuning.whole_steps import whole_step
 from syncpretrain.kernels.activations import affine
-from syncpretrain.kernels.arrays import Array, slices_of
+from syncpretrain.kernels.arrays import Array, ordered_sum, slices_of
 from syncpretrain.kernels.backprop import Pair, delta_below, forward, output_delta, weight_gradient
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.losses import loss_of, squared_error, wrong
@@ -61,7 +60,8 @@ class Network:
     Attributes
     ----------
     parameters, gradients : ndarray of shape (n_parameters,)
-        In the order of the chain; weight, then bias.
+        In the order of the chain; weight, then bias. On a device with gaps of zeros, see
+        :class:`syncpretrain.learners.flat.Places`.
     chain, chain_gradients : list of (weight, bias)
         Views of ``parameters`` and of ``gradients``.
     """
@@ -81,14 +81,15 @@ class Network:
     ) -> None:
         self.backend = backend = backend or NumpyBackend()
         kind = chain[0].weight.dtype
-        count = sum(step.weight.size + step.bias.size for step in chain)
+        places = places_of(chain, backend)
+        self.starts, count = places.starts, places.starts[-1]
         self.units = [step.units for step in chain]
         self.precision = chain[0].product
         self.loss = loss
         self.parameters = backend.zeros(count, kind)
         self.gradients = backend.zeros(count, kind)
-        self.chain = list(views(self.parameters, chain))
-        self.chain_gradients = list(views(self.gradients, chain))
+        self.chain = list(views(self.parameters, chain, places))
+        self.chain_gradients = list(views(self.gradients, chain, places))
         self._dropout = dropout or Dropout()
         shapes = [(batch_size, len(step.bias)) for step in chain]
         self.activations = [backend.empty(shape, kind) for shape in shapes]
@@ -111,8 +112,6 @@ class Network:
         self._is_exclusive = kind_of(self.units[-1]).is_exclusive
         if self._is_exclusive or kind_of(self.units[-1]).blocks is not None:  # need one another
             self.owns[-1] = [slice(0, len(self.chain[-1][1])), *[slice(0, 0)] * (shards - 1)]
-        sizes = (step.weight.size + step.bias.size for step in chain)
-        self.starts = list(accumulate(sizes, initial=0))
         self._squared = [0.0] * shards
         self._wrong: float | None = None
         self._phases = self._plan()
@@ -171,7 +170,7 @@ class Network:
             n / (examples or n),
         )
         run(self._phases, self.shards)
-        squared, is_wrong = sum(self._squared[1:], self._squared[0]), self._wrong
+        squared, is_wrong = ordered_sum(self._squared[1:], self._squared[0]), self._wrong
         # NaN where the output is not finite, without a look at it, for which a device must wait
         return squared if is_wrong is None else is_wrong + 0 * squared
 

@@ -40,6 +40,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.learners.cursor import Cursor
 from syncpretrain.learners.error_sum import ErrorSum
+from syncpretrain.learners.flat import Places
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorHistory, Observed
 from syncpretrain.settings.finetuning import FinetuneSettings
@@ -183,6 +184,8 @@ class Trainer(Observed):
         own: Any = {"loss": task.loss, "backend": backend, "share": share}
         self.network = network_of(task.chain(), **own, **network_options(options))
         self.optimizer = optimizer(self.network)
+        sizes = [weight.size + bias.size for weight, bias in self.network.chain]
+        self.places = Places(sizes, backend)  # which a state has without gaps
         self.good = np.empty_like(self.network.parameters)  # at the end of the last good epoch
         self.best = self.network.parameters.copy()  # where validation was best
         self.best_error, self.best_epoch = math.inf, 0
@@ -294,7 +297,10 @@ class Trainer(Observed):
             self.first_error if math.isfinite(self.first_error) else None,
             self.best_error if math.isfinite(self.best_error) else None,
             self.best_epoch,
-            {name: self.backend.tohost(array.copy()) for name, array in arrays.items()},
+            {
+                name: self.places.packed(self.backend.tohost(array.copy()))
+                for name, array in arrays.items()
+            },
             self.history.finetune.copy(),
         )
 
@@ -306,10 +312,10 @@ class Trainer(Observed):
         CheckpointError
             If it is that of another network.
         """
-        prefix = "optimizer."
-        arrays = {name: self.backend.asarray(array) for name, array in state.arrays.items()}
-        optimizer = {n.removeprefix(prefix): x for n, x in arrays.items() if prefix in n}
+        prefix, asarray = "optimizer.", self.backend.asarray
         try:
+            arrays = {name: asarray(self.places.spread(x)) for name, x in state.arrays.items()}
+            optimizer = {n.removeprefix(prefix): x for n, x in arrays.items() if prefix in n}
             np.copyto(self.network.parameters, arrays["parameters"])
             np.copyto(self.good, arrays["good"])
             np.copyto(self.best, arrays["best"])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
 from itertools import pairwise
+from operator import add
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "FLOAT_BYTES", "LONG_BLOCK", "Array", "blocks_in", "slices_of"]
+__all__ = ["BLOCK", "FLOAT_BYTES", "LONG_BLOCK", "Array", "blocks_in", "ordered_sum", "slices_of"]
+
+T = TypeVar("T")
 
 Array = NDArray[np.float32]
 FLOAT_BYTES = 4
@@ -24,3 +30,12 @@ def slices_of(size: int, shards: int) -> list[slice]:
 def blocks_in(own: slice, size: int) -> list[slice]:
     """Return slices of at most ``size`` numbers that make up another one."""
     return [slice(at, min(at + size, own.stop)) for at in range(own.start, own.stop, size)]
+
+
+def ordered_sum(numbers: Iterable[T], first: T) -> T:
+    """Return ``first`` and all numbers, added one after another.
+
+    The built-in ``sum`` compensates for the rounding of floats since Python 3.12, so that the bits
+    of its result depend on Python's version.
+    """
+    return reduce(add, numbers, first)

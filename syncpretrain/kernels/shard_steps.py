@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.arrays import Array, ordered_sum
 from syncpretrain.kernels.averaging import add_tree
 from syncpretrain.kernels.contrastive_divergence import momentum_steps
 from syncpretrain.kernels.dispatch import accelerated
@@ -47,4 +47,4 @@ def tree_steps(
 @accelerated
 def sum_in_order(numbers: Array) -> float:
     """Return the sum of a vector of float64, added from its first number on."""
-    return float(sum(numbers.tolist()))
+    return float(ordered_sum(numbers.tolist(), 0.0))

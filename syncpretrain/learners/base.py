@@ -36,6 +36,7 @@ from syncpretrain.units.kinds import kind_of
 __all__ = ["Learner"]
 
 L = TypeVar("L", bound="Learner")
+FIRST = -1  # the priority of layer 1, for which all other layers wait
 PARAMETERS = ("weight", "visible_bias", "hidden_bias", "decoder_weight")  # in their order
 
 
@@ -85,7 +86,8 @@ class Learner(ABC):
         """Move the layer to the device that trains it, before a step of it is made."""
         if backend.name == self.backend.name:
             return
-        self.backend, self.stream = backend, backend.stream()
+        priority = FIRST if self.layer == 1 else 0
+        self.backend, self.stream = backend, backend.stream(priority)
         with self.stream:
             self.recorder = backend.recorder()
             self.flat = FlatParameters(dict(self._now.parameters()), backend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, slices_of
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, ordered_sum, slices_of
 from syncpretrain.kernels.averaging import add_tree
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
@@ -48,7 +48,7 @@ class ByExamples:
         """Train on some rows of X; return their summed squared reconstruction error."""
         self.begin(X, rows, epoch=epoch, step=step)
         run(self._phases, len(self.parts))
-        return sum(self.errors)
+        return ordered_sum(self.errors, 0.0)
 
     def begin(self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int) -> None:
         """Take a minibatch, of which :meth:`gradient` is to be called for every shard."""

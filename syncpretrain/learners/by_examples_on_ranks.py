@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from syncpretrain.cluster.group import AgreedStop
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, slices_of
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, ordered_sum, slices_of
 from syncpretrain.kernels.averaging import add_subtrees, add_tree, subtrees
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
 from syncpretrain.learners.step_on_ranks import StepOnRanks
@@ -133,7 +133,7 @@ class ByExamplesOnRanks(StepOnRanks):
 
     def total(self, errors: list[float]) -> float:
         """Return the error of a minibatch from those of all shards."""
-        return sum(errors)
+        return ordered_sum(errors, 0.0)
 
     def _plan(self, added: Sequence[int]) -> None:
         """Cut the tree over the shards that are added up into subtrees of each rank."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import means, times_derivative
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, slices_of
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, ordered_sum, slices_of
 from syncpretrain.kernels.autoencoder import corrupt
 from syncpretrain.kernels.backprop import output_delta
 from syncpretrain.kernels.contrastive_divergence import sample_states
@@ -68,7 +68,7 @@ class ByFilters(LearnerStep, ABC):
         self._X, self._rows, self._epoch, self._step = X, rows, epoch, step
         self._errors = [0.0] * len(self._errors)
         run([self._gather, *self._phases(), self._move], len(self._errors))
-        return sum(self._errors)
+        return ordered_sum(self._errors, 0.0)
 
     @abstractmethod
     def _phases(self) -> Sequence[Phase]:

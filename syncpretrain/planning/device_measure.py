@@ -23,7 +23,7 @@ from syncpretrain.planning.timings import GPU, Timings, sizes
 from syncpretrain.pretraining.build import backend_of_layers, build_learner
 from syncpretrain.pretraining.memory import check_device_memory
 from syncpretrain.settings import PretrainSettings
-from syncpretrain.workers.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
+from syncpretrain.workers.activations import CHUNKS_AT_ONCE, chunk_rows
 from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = ["measure_devices"]
@@ -108,12 +108,13 @@ class _Bench:
             if gpus <= batch:
                 probes.sharded["examples", gpus] = {1: Probe(self._step(i, gpus))}
         if i:
-            below, rows = self._learners[i - 1], CHUNK_ROWS * CHUNKS_AT_ONCE
+            below, rows = self._learners[i - 1], chunk_rows(self._backend, settings.layers)
             with below.stream:
-                some, layer = self._rows[i - 1][:rows], below.snapshot()
+                some = self._rows[i - 1][: rows * CHUNKS_AT_ONCE]
+                layer = below.snapshot()
                 below.stream.synchronize()
             probes.rows = len(some)
-            work = transforming_on_device(below, layer, some, learner.backend)
+            work = transforming_on_device(below, layer, some, learner.backend, rows)
             probes.transform[1] = Probe(work)
         return probes
 

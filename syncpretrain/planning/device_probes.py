@@ -6,6 +6,7 @@ the GPU, or of the interpreter where that is slower. It has never run on a GPU.
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -16,6 +17,7 @@ from syncpretrain.backends.base import Backend, TrainStep
 from syncpretrain.data.order import shuffled
 from syncpretrain.learners.base import Learner
 from syncpretrain.models.layer import Layer
+from syncpretrain.planning.gpu import drawn
 from syncpretrain.planning.probes import Work
 from syncpretrain.shapes import LayerShape
 from syncpretrain.workers.activations import transform
@@ -74,12 +76,13 @@ class BareProducts:
             shape.fan_in,
             shape.biases[1],
         )
-        zeros = learner.backend.zeros
+        new = partial(drawn, learner.backend)
         self._multiply, self._cd_steps, self._rows = learner.precision.multiply, cd_steps, rows
         with learner.stream:
-            self._v, self._h = zeros((2 * rows, visible)), zeros((2 * rows, hidden))
-            self._states, self._error = zeros((rows, hidden)), zeros((), np.float64)
-            self._weights, self._gradient = zeros((visible, hidden)), zeros((visible, hidden))
+            self._v, self._h = new((2 * rows, visible)), new((2 * rows, hidden))
+            self._states, self._weights = new((rows, hidden)), new((visible, hidden))
+            self._gradient = new((visible, hidden))
+            self._error = learner.backend.zeros((), np.float64)
             learner.stream.synchronize()
 
     def train_step(self, X: Any, rows: NDArray[np.intp], *, epoch: int, step: int) -> Any:
@@ -93,8 +96,13 @@ class BareProducts:
         return self._error
 
 
-def transforming_on_device(below: Learner, layer: Layer, X: Any, reader: Backend) -> Work:
-    """Return the making of a layer's activations of X, where their reader is."""
+def transforming_on_device(
+    below: Learner, layer: Layer, X: Any, reader: Backend, rows: int
+) -> Work:
+    """Return the making of a layer's activations of X, where their reader is.
+
+    ``rows`` are those of a chunk.
+    """
     stream, width = reader.stream(), layer.shape.hidden
     with stream:
         target = Split(reader.empty((len(X), width)), reader.empty((0, width)))
@@ -106,7 +114,7 @@ def transforming_on_device(below: Learner, layer: Layer, X: Any, reader: Backend
         with stream:
             started = perf_counter()
             for _ in range(times):
-                transform([layer], source, target, lambda: False, reader=reader)
+                transform([layer], source, target, lambda: False, reader=reader, rows=rows)
             stream.synchronize()
             return perf_counter() - started
 

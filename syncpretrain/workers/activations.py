@@ -20,10 +20,13 @@ __all__ = [
     "Arrays",
     "Split",
     "activations_from",
+    "chunk_rows",
     "transform",
 ]
 
 CHUNK_ROWS = 1000  # of a chunk: some ms of work
+DEVICE_ROWS = 16_384  # the same on a device, where a chunk takes the interpreter some 50 us
+DEVICE_NUMBERS = 2**25  # of a chunk's rows on a device, 128 MB: bytes become float32 in a copy
 CHUNKS_AT_ONCE = 4  # between two looks whether to stop
 
 
@@ -42,6 +45,17 @@ class ActivationSource:
     buffer_below: int = 0
 
 
+def chunk_rows(backend: Backend | None, widths: Sequence[int]) -> int:
+    """Return the rows of a chunk where a backend computes the activations; None is this machine.
+
+    ``widths`` are those of all layers of a run, with the data: activations that are computed again
+    from the data have the same bits only by the same chunks in all layers.
+    """
+    if backend is None or not backend.devices():
+        return CHUNK_ROWS
+    return max(CHUNK_ROWS, min(DEVICE_ROWS, DEVICE_NUMBERS // max(widths)))
+
+
 Arrays = Callable[[int, int], Split]  # by layer and number; those of layer 0 are the data
 
 
@@ -51,12 +65,13 @@ def activations_from(
     stop: Callable[[], bool],
     run: PhaseRunner = in_turn,
     reader: Backend | None = None,
+    rows: int = CHUNK_ROWS,
 ) -> Split | None:
     """Return the activations that a source describes, or None if ``stop`` turned true."""
     target = arrays(source.layer, source.buffer)
     if source.snapshot is not None:
         below = arrays(source.layer - 1, source.buffer_below)
-        if not transform([source.snapshot], below, target, stop, run, reader):
+        if not transform([source.snapshot], below, target, stop, run, reader, rows):
             return None
     return target
 
@@ -68,16 +83,17 @@ def transform(
     stop: Callable[[], bool],
     run: PhaseRunner = in_turn,
     reader: Backend | None = None,
+    rows: int = CHUNK_ROWS,
 ) -> bool:
     """Fill ``target`` through layers from ``source``; return False if ``stop`` turned true.
 
-    The work is done in chunks of rows; its bits do not depend on who works which chunk. ``reader``
-    is the backend of ``target``; given if the snapshots and ``source`` may be elsewhere.
+    The bits of a chunk of ``rows`` do not depend on who works it. ``reader`` is the backend where
+    ``target`` is, if the snapshots and ``source`` may be elsewhere.
     """
     if reader is not None:
         snapshots = [snapshot.to(reader.asarray) for snapshot in snapshots]
         source = Split(*map(reader.brought, source))
-    chunks = list(_chunks(source, target))
+    chunks = list(_chunks(source, target, rows))
     for start in range(0, len(chunks), CHUNKS_AT_ONCE):
         if stop():
             return False
@@ -100,8 +116,8 @@ def _fill(
     snapshots[-1].up(rows_in, out=rows_out)
 
 
-def _chunks(source: Split, target: Split) -> Iterator[tuple[Array, Array]]:
+def _chunks(source: Split, target: Split, rows: int) -> Iterator[tuple[Array, Array]]:
     for rows_in, rows_out in zip(source, target, strict=True):
-        for start in range(0, len(rows_in), CHUNK_ROWS):
-            own = slice(start, start + CHUNK_ROWS)
+        for start in range(0, len(rows_in), rows):
+            own = slice(start, start + rows)
             yield run_of(rows_in, own), rows_out[own]

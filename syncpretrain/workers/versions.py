@@ -31,6 +31,7 @@ from syncpretrain.workers.activations import (
     ActivationSource,
     Arrays,
     activations_from,
+    chunk_rows,
     transform,
 )
 from syncpretrain.workers.split import Split
@@ -85,6 +86,7 @@ class Versions:
         with (stream := self._readers[0].stream()):
             self._inputs = Split(*(self._readers[0].examples(x, beside) for x in data))
             stream.synchronize()
+        self._chunk_rows = chunk_rows(backend, (data.train.shape[1], *hidden))
         self.allocate: Arrays | None = None
         self.data = data
         self.hidden = hidden
@@ -126,7 +128,8 @@ class Versions:
             If the version, or what it is computed from, is not held.
         """
         source = self.source(layer, version, below)
-        activations = activations_from(source, self._array, stop, run, self._readers[layer])
+        reader, rows = self._readers[layer], self._chunk_rows
+        activations = activations_from(source, self._array, stop, run, reader, rows)
         if activations is not None:
             self.record_computed(layer, version)
         return activations
@@ -179,7 +182,11 @@ class Versions:
         stream = reader.stream()
         with stream:
             target = self._array(layer, self._take_buffer(layer, held))
-            transform(snapshots, self._inputs, target, lambda: False, reader=reader)
+            transform(
+                *(snapshots, self._inputs, target, lambda: False),
+                reader=reader,
+                rows=self._chunk_rows,
+            )
             stream.synchronize()
         held.computed = True
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from syncpretrain.backends.base import Later
+from syncpretrain.kernels.arrays import ordered_sum
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.cursor import Cursor, Stopped
@@ -111,7 +112,7 @@ class DeviceStreamedLayer(LearningLayer):
             self.learner.stream.synchronize()  # which fills the rings
         # Those not looked at yet stay to be looked at: a state changes nothing.
         pending = [(n, error) for n, later in self._later if math.isfinite(error := later.value())]
-        error = sum((error for _, error in pending), self._error)
+        error = ordered_sum((error for _, error in pending), self._error)
         own = replace(own, cursor=Cursor(own.cursor.minibatches, error))
         live = replace(live, state=own, examples=live.examples + sum(n for n, _ in pending))
         if self._above is None or above is None:
