@@ -203,6 +203,16 @@ class TestTools:
         assert found == status and ("1 failed" if status else "1 passed") in rows[-1][1]
         assert [row[1] for row in rows[:-1]] == ["AssertionError: a defect"] * status
 
+    def test_a_program_that_hangs_is_interrupted_before_the_limit(self, check, inner, tmp_path):
+        bench = check.bench_of(check._parser().parse_args([*SMALL, "--limit", "2"]), tmp_path)
+        code = (
+            "import time\n"
+            "try:\n    print('begun', flush=True); time.sleep(1000)\n"
+            "except KeyboardInterrupt:\n    print('found so far'); raise SystemExit(3)"
+        )
+        command = [sys.executable, "-c", code]
+        assert inner.tools.told(bench, command) == (3, ["begun", "found so far"])
+
     def test_the_profiler_is_said_to_be_missing(self, check, worked, monkeypatch, tmp_path):
         monkeypatch.setenv("PATH", str(tmp_path))
         assert worked("ncu")[2] == [["ncu is not found"]] and "ncu" not in check.USUAL

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Timer
 
 from gpu_checks import processes
 from gpu_checks.bench import Bench, Table
@@ -29,6 +31,7 @@ SMALL = ["--layers", "70,44,36", "--batch-size", "70", "--rows", "300", "--epoch
 SMALL += ["--blocks", "1", "--repeats", "1"]
 KERNELS = "regex:draw_hidden|reconstruct|find_hidden|move_parameters"
 PROFILED = ["--layers", "784,1000", "--rows", "5000", "--blocks", "1", "--repeats", "1"]
+INTERRUPTED = 0.85  # of a part's limit, after which its program has to end
 WIDTH = "200"  # columns of what is printed
 FOUND = 9  # the status of the sanitizer if it finds something
 SHOWN = re.compile(r"^ +[a-z_]+ \(|Duration|Registers Per|Achieved Occ|Theoretical Occ")
@@ -40,7 +43,7 @@ def doctor(bench: Bench) -> Table:
 
 
 def _doctor(bench: Bench) -> Iterator[Sequence[str]]:
-    status, lines = told([sys.executable, "-m", "syncpretrain", "doctor"])
+    status, lines = told(bench, [sys.executable, "-m", "syncpretrain", "doctor"])
     bench.verdict(f"status {status}", status == 0)
     yield [f"status {status}"]
     yield from ([line] for line in lines if line and not line.startswith(("ok ", "  ")))
@@ -58,7 +61,7 @@ def _sanitized(bench: Bench, tool: str) -> Iterator[Sequence[str]]:
         return
     own = ["--tool", tool, "--print-limit", "20", "--error-exitcode", str(FOUND)]
     part = [*processes.command(), *_small_part(bench, tool, "accuracy"), *SMALL]
-    status, _ = told([program, *own, "--log-file", str(log), *part])
+    status, _ = told(bench, [program, *own, "--log-file", str(log), *part])
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     bench.verdict(f"{tool}: status {status}", status == 0)
     yield tool, lines[-1].strip("= ") if lines else "it wrote nothing"
@@ -75,7 +78,8 @@ def _suite(bench: Bench) -> Iterator[Sequence[str]]:
         yield "not run", "pytest is not installed, or tests/ is not here"
         return
     shared = ["-n", str(WORKERS)] if find_spec("xdist") else []
-    status, lines = told([sys.executable, "-m", "pytest", *files, *SELECTION, *HOW, *shared])
+    command = [sys.executable, "-m", "pytest", *files, *SELECTION, *HOW, *shared]
+    status, lines = told(bench, command)
     bench.verdict(f"status {status}", status == 0)
     for line in lines:
         if line.startswith(("FAILED", "ERROR")):
@@ -96,7 +100,7 @@ def _profile(bench: Bench) -> Iterator[Sequence[str]]:
         return
     own = ["--clock-control", "none", "--set", "basic", "-k", KERNELS, "-s", "8", "-c", "8"]
     part = [*processes.command(), *_small_part(bench, "ncu", "layer"), *PROFILED]
-    status, lines = told([program, *own, *part])
+    status, lines = told(bench, [program, *own, *part])
     bench.verdict(f"status {status}", status == 0)
     yield from ([line.strip()] for line in lines if SHOWN.search(line))
 
@@ -107,8 +111,11 @@ def _small_part(bench: Bench, tool: str, part: str) -> list[str]:
     return ["--part", part, "--out", folder, "--limit", str(bench.seconds)]
 
 
-def told(command: Sequence[str]) -> tuple[int, list[str]]:
-    """Run a program and print what it prints; return its status and its lines."""
+def told(bench: Bench, command: Sequence[str]) -> tuple[int, list[str]]:
+    """Run a program and print what it prints; return its status and its lines.
+
+    Shortly before the part's limit it is interrupted, so that it can say what it has found so far.
+    """
     lines = []
     with subprocess.Popen(
         command,
@@ -119,8 +126,12 @@ def told(command: Sequence[str]) -> tuple[int, list[str]]:
         text=True,
         errors="replace",
     ) as process:
+        interrupt = Timer(INTERRUPTED * bench.seconds, process.send_signal, [signal.SIGINT])
+        interrupt.start()
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
             lines.append(line.rstrip())
+        interrupt.cancel()
+        interrupt.join()
     return process.returncode, lines
