@@ -309,15 +309,18 @@ class TestProcesses:
         sleeper = int((tmp_path / sabotagedcheck.SLEEPER).read_text())
         assert not psutil.pid_exists(sleeper) or psutil.Process(sleeper).status() == "zombie"
 
-    def test_what_is_printed_comes_at_once(self, check, inner, capsys, monkeypatch):
+    def test_what_is_printed_comes_at_once(self, check, inner, capsys, monkeypatch, tmp_path):
         seen: list[str] = []
+        out = ["--out", str(tmp_path)]
+        (tmp_path / "versions.jsonl").write_text('["What"]\n["from an earlier check"]\n')
         code = "import time; print('a row', flush=True); time.sleep(1000)"
         monkeypatch.setattr(inner.processes, "command", lambda: [sys.executable, "-c", code])
         monkeypatch.setattr(
             inner.processes, "sleep", lambda _: seen.append(capsys.readouterr().out)
         )
-        assert check.main(["--parts", "versions", "--limit", "2"]) == 1
+        assert check.main(["--parts", "versions", "--limit", "2", *out]) == 1
         assert "a row\n" in seen
+        assert "nothing was measured" in capsys.readouterr().out
 
     def test_a_machine_without_a_gpu(self, check, capsys, tmp_path):
         assert check.main(["--device", "99", "--out", str(tmp_path)]) == 2

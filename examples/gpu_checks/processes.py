@@ -97,6 +97,7 @@ def run_parts(
         name = next(iter(waiting))
         own, started = waiting.pop(name).seconds, monotonic()
         seconds = share(end - started, own, [part.seconds for part in waiting.values()])
+        (out / f"{name}.jsonl").unlink(missing_ok=True)  # of an earlier check
         say(f"\n=== {name} ({seconds:.0f} s at most)\n")
         options = ["--part", name, "--limit", str(seconds), "--out", str(out)]
         with _started([*command(), *given, *options], out / f"{name}.txt") as process:
