@@ -64,6 +64,7 @@ NOT_OURS |= {
     "--seconds",
     "--cpu",
     "--emulated",
+    "--limit",
     "--logdir",
     "--every",
     "--hosts",

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.backends import cupy_backend
+from syncpretrain.backends.choice import backend_for
+from syncpretrain.backends.fused_check import has_tensor_cores
+from syncpretrain.backends.gpu_check import missing
 from syncpretrain.backends.recorder import Recorder
 from syncpretrain.learners.fused_step import FusedDivergence
 from syncpretrain.learners.rbm import RBM, RBMSettings
@@ -18,33 +27,75 @@ from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.settings import MomentumSchedule
 
-__all__ = ["Bench", "BlocksOfSteps", "Table", "Times", "rst_table", "seconds_of"]
+__all__ = [
+    "Bench",
+    "BlocksOfSteps",
+    "NoGPUError",
+    "Table",
+    "Times",
+    "rst_table",
+    "seconds_of",
+    "whole_steps",
+]
 
 Table = tuple[Sequence[str], Iterable[Sequence[str]]]  # a head, and rows
 
 
+class NoGPUError(Exception):
+    """This machine has no GPU to check; the message says what it lacks."""
+
+
 @dataclass(frozen=True)
 class Bench:
-    """A device and the sizes that are measured.
+    """A device, the sizes that are measured, and what has failed so far.
 
     Attributes
     ----------
-    backend : CupyBackend
+    device : int
+        The number of the GPU.
     layers : tuple of int
     batch_size, rows : int
     blocks, repeats : int
         How many blocks of steps are timed together, and how often; the median counts.
     epochs : int
-        Of whole runs.
+        Epochs of whole runs.
+    seconds : float
+        Time limit of the part.
+    out : Path
+        Folder for the part's files.
+    failed : list of str
+        Names of the measurements that failed, or whose result is wrong.
     """
 
-    backend: Any
+    device: int
     layers: tuple[int, ...]
     batch_size: int
     rows: int
     blocks: int
     repeats: int
     epochs: int
+    seconds: float
+    out: Path
+    failed: list[str] = field(default_factory=list)
+
+    @cached_property
+    def backend(self) -> Any:
+        """The backend of the device, made when it is first asked for.
+
+        Raises
+        ------
+        NoGPUError
+            If CuPy cannot compute on the device.
+        """
+        lacking = missing(self.device)
+        if lacking is not None:
+            raise NoGPUError(f"GPU {self.device} cannot be checked: {lacking}")
+        return backend_for(self.backend_name)
+
+    @property
+    def backend_name(self) -> str:
+        """The backend's name in the settings of a run."""
+        return f"cupy:{self.device}"
 
     @property
     def depth(self) -> int:
@@ -52,11 +103,37 @@ class Bench:
         return len(self.layers) - 1
 
     def name(self, layer: int) -> str:
-        """Return how a layer is called, counted from 1."""
+        """Return the name of a layer, counted from 1."""
         return f"{self.layers[layer - 1]}-{self.layers[layer]}"
 
+    def cells(self, name: str, measure: Callable[[], Sequence[str]], count: int = 1) -> list[str]:
+        """Return the cells that a function measures; if it raises an error, print that."""
+        try:
+            return list(measure())
+        except Exception:
+            return [self._failure(name)] * count
+
+    def rows_of(self, name: str, rows: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
+        """Yield rows as they are measured; if that raises an error, print it and say so."""
+        try:
+            yield from rows
+        except Exception:
+            yield name, self._failure(name)
+
+    def _failure(self, name: str) -> str:
+        """Print the error that is handled, and remember what has failed by it."""
+        traceback.print_exc()
+        self.failed.append(name)
+        return "FAILED"
+
+    def verdict(self, name: str, is_right: bool) -> str:
+        """Return "yes" or "NO", and remember what is not right."""
+        if not is_right:
+            self.failed.append(name)
+        return "yes" if is_right else "NO"
+
     def examples(self, layer: int, rows: int) -> NDArray[np.float32]:
-        """Return rows that a layer could read; those of the first are bytes divided by 255."""
+        """Return rows that a layer could read; the first layer's are bytes divided by 255."""
         draws, width = np.random.default_rng(layer), self.layers[layer - 1]
         if layer > 1:
             return draws.random((rows, width), dtype=np.float32)
@@ -64,17 +141,34 @@ class Bench:
         numbers /= np.float32(255)
         return numbers
 
-    def rbm(self, layer: int) -> RBM:
+    def rbm(self, layer: int, precision: str = "float32") -> RBM:
         """Return a layer on the device."""
         settings = RBMSettings(
             batch_size=self.batch_size,
             learning_rate=0.1,
             momentum=MomentumSchedule("0.5"),
             weight_decay=2e-4,
+            precision=precision,
         )
         learner = RBM(layer, self.layers[layer - 1], self.layers[layer], settings)
         learner.to(self.backend)
         return learner
+
+
+@contextmanager
+def whole_steps(taken: bool) -> Iterator[None]:
+    """Have whole steps taken on GPUs with tensor cores, or steps in parts.
+
+    The library asks a trial first, and takes steps in parts if it fails. Here whole steps are
+    measured nevertheless: how wrong or how fast they are is what one wants to know then.
+    """
+
+    def are_there(cupy: Any, device: int, precision: str = "float32") -> bool:
+        return taken and has_tensor_cores(cupy, device)
+
+    own: dict[str, Any] = {"has_fused_steps": are_there, "has_fused_tuning": are_there}
+    with mock.patch.multiple(cupy_backend, **own):
+        yield
 
 
 class Times(NamedTuple):
@@ -95,6 +189,7 @@ class BlocksOfSteps:
         Whether steps are launched as a whole, where the device can, or in parts.
     recorded : bool
         Whether blocks are launched as graphs, or launch by launch.
+    precision : str
 
     Raises
     ------
@@ -102,9 +197,18 @@ class BlocksOfSteps:
         If the blocks cannot be recorded.
     """
 
-    def __init__(self, bench: Bench, layer: int, *, whole: bool, recorded: bool) -> None:
-        self._bench, self.rbm = bench, bench.rbm(layer)
-        self._step = step_for(self.rbm, 1, "examples") if whole else WholeStep(self.rbm)
+    def __init__(
+        self,
+        bench: Bench,
+        layer: int,
+        *,
+        whole: bool,
+        recorded: bool,
+        precision: str = "float32",
+    ) -> None:
+        self._bench, self.rbm = bench, bench.rbm(layer, precision)
+        with whole_steps(whole):
+            self._step = step_for(self.rbm, 1, "examples") if whole else WholeStep(self.rbm)
         self.is_whole = isinstance(self._step, FusedDivergence)
         assert isinstance(self.rbm.recorder, Recorder), "the backend is that of a device"
         self.recorder = self.rbm.recorder
@@ -166,9 +270,10 @@ def seconds_of(work: Callable[[], None], repeats: int) -> float:
 
 
 def rst_table(table: Table) -> str:
-    """Return a simple table of reStructuredText."""
+    """Return a simple table of reStructuredText; a row may be shorter than the head."""
     head, rows = table
-    lines = [head, *([cell or "\\" for cell in row] for row in rows)]
+    padded = ([*row, *[""] * (len(head) - len(row))] for row in rows)
+    lines = [head, *([cell or "\\" for cell in row] for row in padded)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rule = "  ".join("=" * width for width in widths)
     text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]

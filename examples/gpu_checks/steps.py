@@ -3,33 +3,51 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
 
 from gpu_checks.bench import Bench, BlocksOfSteps, Table, seconds_of
+from syncpretrain.backends.fused_check import has_tensor_cores
+from syncpretrain.kernels.precision import PRECISIONS
 
 __all__ = ["all_layers", "one_layer"]
 
 PATIENCE = 600.0  # seconds for the threads of a round
+Way = Callable[[Bench, list[BlocksOfSteps]], None]
 
 
 def one_layer(bench: Bench) -> Table:
-    """Return the microseconds of a step of each layer alone, and of those to queue it."""
-    head = ("Layer", "in parts", "queued in", "recorded", "whole", "queued in", "recorded")
-    return head, _of_layers(bench)
+    """Return the microseconds of a step of each layer alone, and of queueing it."""
+    head = ("Layer", "Products", "in parts", "queued in", "recorded")
+    return (*head, "whole", "queued in", "recorded"), _of_layers(bench)
 
 
 def _of_layers(bench: Bench) -> Iterator[list[str]]:
-    for layer in range(1, bench.depth + 1):
-        row = [bench.name(layer)]
-        for whole in (False, True):
-            eager = BlocksOfSteps(bench, layer, whole=whole, recorded=False)
-            if eager.is_whole != whole:  # a GPU without tensor cores for TF32
-                row += ["", "", ""]
-                continue
-            queued, done = eager.times()
-            graph = BlocksOfSteps(bench, layer, whole=whole, recorded=True).times()
-            row += [f"{done:.1f}", f"{queued:.1f}", f"{graph.done:.1f}"]
+    for precision, layer in product(PRECISIONS, range(1, bench.depth + 1)):
+        row = [bench.name(layer), precision]
+        for whole in _kinds(bench):
+            for recorded in (False, True):
+                own = {"whole": whole, "recorded": recorded, "precision": precision}
+                name = f"{' '.join(row[:2])}, {_way(whole, recorded)}"
+                row += bench.cells(name, partial(_times, bench, layer, **own), 2 - recorded)
         yield row
+
+
+def _times(bench: Bench, layer: int, *, recorded: bool, **own: Any) -> list[str]:
+    """Return the microseconds of a step, and of queueing it where each launch is queued."""
+    queued, done = BlocksOfSteps(bench, layer, recorded=recorded, **own).times()
+    return [f"{done:.1f}"] if recorded else [f"{done:.1f}", f"{queued:.1f}"]
+
+
+def _kinds(bench: Bench) -> tuple[bool, ...]:
+    """Return whether steps can be whole: not only in parts."""
+    return (False, True) if has_tensor_cores(bench.backend.xp, bench.device) else (False,)
+
+
+def _way(whole: bool, recorded: bool) -> str:
+    return f"{'whole' if whole else 'in parts'}, {'recorded' if recorded else 'as they are'}"
 
 
 def all_layers(bench: Bench) -> Table:
@@ -37,18 +55,26 @@ def all_layers(bench: Bench) -> Table:
     return ("Steps", "in turns", "at once", "by threads"), _of_rounds(bench)
 
 
-def _of_rounds(bench: Bench) -> Iterator[list[str]]:
-    for whole, recorded in ((False, False), (False, True), (True, False), (True, True)):
-        layers = [
-            BlocksOfSteps(bench, layer, whole=whole, recorded=recorded)
-            for layer in range(1, bench.depth + 1)
-        ]
-        if not all(layer.is_whole == whole for layer in layers):
-            continue
-        name = f"{'whole' if whole else 'in parts'}, {'recorded' if recorded else 'as they are'}"
-        ways = (_in_turns, _at_once, _by_threads)
-        times = [seconds_of(lambda way=way: way(bench, layers), bench.repeats) for way in ways]  # type: ignore[misc]  # noqa: B023
-        yield [name, *(f"{layers[0].of_a_step(seconds):.1f}" for seconds in times)]
+def _of_rounds(bench: Bench) -> Iterator[Sequence[str]]:
+    for whole, recorded in product(_kinds(bench), (False, True)):
+        name = _way(whole, recorded)
+        yield from bench.rows_of(name, _of_round(bench, name, whole=whole, recorded=recorded))
+
+
+def _of_round(bench: Bench, name: str, *, whole: bool, recorded: bool) -> Iterator[list[str]]:
+    layers = [
+        BlocksOfSteps(bench, layer, whole=whole, recorded=recorded)
+        for layer in range(1, bench.depth + 1)
+    ]
+    row = [name]
+    for way in (_in_turns, _at_once, _by_threads):
+
+        def times(way: Way = way) -> list[str]:
+            seconds = seconds_of(lambda: way(bench, layers), bench.repeats)
+            return [f"{layers[0].of_a_step(seconds):.1f}"]
+
+        row += bench.cells(f"{name}, {way.__name__}", times)
+    yield row
 
 
 def _in_turns(bench: Bench, layers: list[BlocksOfSteps]) -> None:
