@@ -1,21 +1,22 @@
 """Judge whether two versions of the library compute the same bits, by the hashes of short runs.
 
-    python examples/reference_bits.py                                       # print the hashes
-    python examples/reference_bits.py --compare examples/reference_bits.txt # name rows that differ
-    python examples/reference_bits.py --write examples/reference_bits.txt   # after an intended one
-    python examples/reference_bits.py --against 6802bb1                     # with a commit, built
+    python examples/reference_bits.py                                        # print the hashes
+    python examples/reference_bits.py --compare examples/reference_bits.txt  # name what differs
+    python examples/reference_bits.py --write examples/reference_bits.txt    # a change on purpose
+    python examples/reference_bits.py --against COMMIT                       # builds the commit
 
 A row is a short run of ``pretrain``, ``finetune`` or both; every row runs with the compiled kernels
 and with NumPy's. Its two hashes are of the parameters after pretraining and after fine-tuning. A
 row that is only executed in another way (by processes, on ranks, stopped and resumed) names the row
 that it must equal, which is checked on any machine. ``--quick`` leaves out the rows that start
-processes.
+processes. The library is the one beside this script, or that in the folder ``--library``.
 
 The bits of matrix products and of exponentials depend on the instructions that OpenBLAS and NumPy
 choose for a processor. The runs fix that choice to AVX2 and FMA, and the number of BLAS threads to
-1, so that one table holds for every x86-64 processor with AVX2, with the versions of NumPy,
-OpenBLAS, SciPy and the C library that its heading names. Elsewhere nothing can be compared with the
-table, which ``--compare`` says with status 3; ``--against`` can be used on any machine.
+1, so that one table is meant for every x86-64 processor with AVX2, with the versions of NumPy,
+OpenBLAS, SciPy, scikit-learn and the C library that its heading names. Elsewhere nothing can be
+compared with the table, which ``--compare`` says with status 3; ``--against`` can be used on any
+machine. It needs Git and the package index.
 
 Status: 0 if all bits are the same, 1 if a row differs or fails, 3 if nothing was compared.
 """
@@ -37,16 +38,16 @@ from contextlib import contextmanager
 from datetime import date
 from functools import cache
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from platform import libc_ver
 from subprocess import PIPE, Popen
 from typing import Any, NamedTuple
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-TABLE = Path(__file__).with_suffix(".txt")
+SCRIPT = Path(__file__).resolve()
+ROOT, TABLE = SCRIPT.parents[1], SCRIPT.with_suffix(".txt")
 
 KERNELS = {"compiled": "native", "numpy": "numpy"}  # name in the table, value of the variable
 # AVX2 and FMA for whatever chooses by the processor; no choice by the number of its cores.
@@ -60,9 +61,9 @@ PINNED = {
 }
 UNPINNED = ("OPENBLAS_L2_SIZE", "SYNCPRETRAIN_KERNELS")
 DIFFERS, NOT_COMPARED = 1, 3  # statuses
-NONE, NOT_RUN = "-" * 16, "not run"  # in place of a hash, and of both
-ENVIRONMENT = "environment"
-SECONDS = 600  # in which rows are executed
+NONE, NOT_RUN, FAILED = "-" * 16, "not run", "failed"  # in place of a hash, and of both
+ENVIRONMENT, LIBRARY = "environment", "library"
+SECONDS = 1800  # in which rows are executed, beside other work
 
 Options = dict[str, Any]
 
@@ -76,11 +77,13 @@ class Row(NamedTuple):
         Options of the two functions; without the second the stack is not fine-tuned.
     layers : sequence of int, or str
     data : str
-        Name of the examples, in :data:`DATA`.
+        Name of the examples: as in :func:`data`, or ``parts``, or such a name after ``sparse``.
     resumed : str
         The function that is stopped after an epoch and called again to go on, if any.
     ranks : int
         MPI ranks that execute the run; 1 for none.
+    estimator : str
+        Name of the scikit-learn estimator that is fitted instead, with the options ``pretrain``.
     same : str
         Name of the row whose hashes this row must have.
     quick : bool
@@ -93,6 +96,7 @@ class Row(NamedTuple):
     data: str = "bits"
     resumed: str = ""
     ranks: int = 1
+    estimator: str = ""
     same: str = ""
     quick: bool = True
 
@@ -106,23 +110,17 @@ TURNS: Options = {"schedule": "async", "runtime": "serial", "replicas": 2}
 RECTIFIED: Options = {"hidden_units": ("relu", "bernoulli", "gaussian"), "learning_rate": 0.005}
 RECALL: Options = {}  # fine-tuning for reconstruction
 CLASSES: Options = {"y": "classes"}
-NUMBERS: Options = {"y": "targets"}
+NUMBERS: Options = {"y": "numbers"}
 MPI: Options = {"runtime": "mpi"}
 
 ROWS: dict[str, Row] = {
     # Pretraining by epochs
-    "rbm": Row({}, finetune=RECALL),
+    "rbm": Row({}),
     "rbm, serial": Row({"runtime": "serial"}, same="rbm"),
     "rbm, processes": Row(PROCESSES, same="rbm", quick=False),
-    "rbm, resumed": Row({}, resumed="pretrain", same="rbm"),
     "rbm, greedy": Row({"schedule": "greedy"}),
     "rbm, rounds, refreshes": Row({"schedule": "rounds", "refresh_epochs": (0, 2, 1)}),
     "rbm, refreshes": Row({"epochs": (4, 2, 1), "refresh_epochs": (0, 2, 1)}),
-    "rbm, refreshes, resumed": Row(
-        {"epochs": (4, 2, 1), "refresh_epochs": (0, 2, 1)},
-        resumed="pretrain",
-        same="rbm, refreshes",
-    ),
     "rbm, free pace, replayed": Row(
         {"pace": "free", "replay": ((0, 0, 0), (1, 3, 3), (1, 1, 3)), "refresh_epochs": 0}
     ),
@@ -146,18 +144,25 @@ ROWS: dict[str, Row] = {
         {"early_stopping": "pseudo-likelihood", "patience": 1, "epochs": 8, "learning_rate": 0.5}
     ),
     "rbm, free-energy gap": Row(
-        {"early_stopping": "free-energy-gap", "patience": 1, "epochs": 8, "learning_rate": 0.5}
+        {"early_stopping": "free-energy-gap", "patience": 1, "epochs": 12, "weight_decay": 0},
+        data="noise",
+        layers=(64, 160, 32),
     ),
     "rbm, drift": Row(
-        {"epochs": (6, 1, 1), "refresh_epochs": (0, 2, 1), "refresh_when": "drift:0.05"}
+        {"epochs": (6, 1, 1), "refresh_epochs": (0, 2, 1), "refresh_when": "drift:0.2"}
     ),
-    "rbm, settling": Row({"epochs": "auto:6", "settle": 0.15, "learning_rate": 0.4}),
+    "rbm, settling": Row({"epochs": "auto:8", "settle": 0.3, "learning_rate": 0.4}),
     "rbm, bfloat16": Row({"precision": "bfloat16"}, {"precision": "bfloat16"}),
     "autoencoder, tied": Row({"model": "autoencoder"}),
     "autoencoder, tied, processes": Row(
         {"model": "autoencoder", **PROCESSES}, same="autoencoder, tied", quick=False
     ),
-    "denoising, untied, 3 shards": Row({"model": "denoising", "tied": False, "shards": 3}),
+    "denoising, untied, 3 shards": Row(
+        {"model": "denoising", "tied": False, "shards": 3, "loss": "cross-entropy"}
+    ),
+    "denoising, salt and pepper": Row(
+        {"model": "denoising", "corruption": "salt-and-pepper:0.2", "loss": "squared"}
+    ),
     "denoising, validation error": Row(
         {"model": "denoising", "early_stopping": "validation-error", "patience": 1, "epochs": 8}
         | {"learning_rate": 2.0}
@@ -166,13 +171,9 @@ ROWS: dict[str, Row] = {
     # Pretraining that hands over minibatches
     "streamed": Row(STREAM),
     "streamed, processes": Row(STREAM | PROCESSES, same="streamed", quick=False),
-    "streamed, resumed": Row(STREAM, resumed="pretrain", same="streamed"),
     "streamed, from an iterable": Row(STREAM, data="parts"),
     "streamed, blocks shuffled": Row(STREAM | {"shuffle": "blocks:100"}),
     "streamed, delayed": Row(STREAM | {"delay": 0.4, "epochs": (3, 1, 2)}),
-    "streamed, delayed, resumed": Row(
-        STREAM | {"delay": 0.4, "epochs": (3, 1, 2)}, resumed="pretrain", same="streamed, delayed"
-    ),
     "streamed, first layer shared": Row(STREAM | {"replicas": (2, 1, 1)}),
     "streamed, first layer shared, processes": Row(
         STREAM | {"replicas": (2, 1, 1)} | PROCESSES,
@@ -181,17 +182,18 @@ ROWS: dict[str, Row] = {
     ),
     "streamed, by units": Row(STREAM | {"replicas": (2, 1, 2), "split": "units"}),
     "streamed, dropout, pseudo-likelihood": Row(
-        STREAM | {"hidden_dropout": 0.3, "early_stopping": "pseudo-likelihood", "patience": 1}
+        STREAM
+        | {"hidden_dropout": 0.3, "early_stopping": "pseudo-likelihood", "patience": 1}
+        | {"epochs": 8, "learning_rate": 0.5}
     ),
     "streamed, denoising, untied": Row(STREAM | {"model": "denoising", "tied": False}),
     # Asynchronous pretraining
     "async": Row(TURNS),
-    "async, resumed": Row(TURNS, resumed="pretrain", same="async"),
     "async, stale, compensated": Row(
         TURNS | {"simulate_staleness": 3, "delay_compensation": 2.0, "momentum": "0"}
     ),
     "async, streamed, fetching seldom": Row(
-        TURNS | STREAM | {"push_every": 2, "fetch_every": 4, "model": "denoising"}
+        TURNS | STREAM | {"push_every": 2, "fetch_every": 4, "async_rate": "constant"}
     ),
     # Kinds of examples
     "sparse rows": Row({}, data="sparse bits", finetune=CLASSES),
@@ -218,6 +220,7 @@ ROWS: dict[str, Row] = {
         {}, data="pictures", layers="1x8x8,conv:6x3,pool:2:prob,conv:4x2,12"
     ),
     "conv denoising": Row({"model": "denoising"}, RECALL, **PICTURES),
+    "conv denoising, by examples": Row({"model": "denoising", "replicas": 2}, **PICTURES),
     "conv denoising, by filters": Row(
         {"model": "denoising", "replicas": 2, "split": "filters"},
         data="pictures",
@@ -227,30 +230,17 @@ ROWS: dict[str, Row] = {
     "conv rbm, streamed, hybrid": Row(STREAM | {"replicas": 2, "split": "hybrid"}, **PICTURES),
     "conv rbm, bfloat16": Row({"precision": "bfloat16"}, {"precision": "bfloat16"}, **PICTURES),
     # Fine-tuning
-    "tuning, resumed": Row({}, finetune=RECALL, resumed="finetune", same="rbm"),
-    "tuning, sgd": Row({}, finetune={"optimizer": "sgd"}),
+    "tuning": Row({}, finetune=RECALL),
+    "tuning, sgd": Row({}, finetune={"optimizer": "sgd", "loss": "squared"}),
     "tuning, sgd, nesterov, decay, cosine": Row(
         {},
         finetune={"optimizer": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
         | {"rate_schedule": "cosine"},
     ),
-    "tuning, sgd, nesterov, resumed": Row(
-        {},
-        finetune={"optimizer": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
-        | {"rate_schedule": "cosine"},
-        resumed="finetune",
-        same="tuning, sgd, nesterov, decay, cosine",
-    ),
     "tuning, cg": Row({}, layers=SMALL, finetune={"optimizer": "cg"}),
     "tuning, lbfgs": Row({}, layers=SMALL, finetune={"optimizer": "lbfgs"} | CLASSES),
-    "tuning, lbfgs, resumed": Row(
-        {},
-        layers=SMALL,
-        finetune={"optimizer": "lbfgs"} | CLASSES,
-        resumed="finetune",
-        same="tuning, lbfgs",
-    ),
     "tuning, classes": Row({}, finetune=CLASSES),
+    "tuning, classes, untrained": Row({"schedule": "none"}, CLASSES | {"rate_schedule": "linear"}),
     "tuning, numbers, weighted": Row({}, finetune=NUMBERS | {"weights": "weights"}),
     "tuning, cross-entropy, dropout": Row(
         {}, finetune={"loss": "cross-entropy", "dropout": 0.3, "input_dropout": 0.1}
@@ -266,13 +256,7 @@ ROWS: dict[str, Row] = {
     "tuning, by units, dropout": Row(
         {}, finetune={"replicas": 2, "split": "units", "dropout": 0.3, "optimizer": "sgd"}
     ),
-    "tuning, async": Row({}, finetune=TURNS | {"optimizer": "sgd"}),
-    "tuning, async, adam, resumed": Row(
-        {},
-        finetune=TURNS | {"simulate_staleness": 3, "epochs": 3},
-        resumed="finetune",
-        same="tuning, async, adam",
-    ),
+    "tuning, async": Row({}, finetune=TURNS | {"optimizer": "sgd", "async_rate": "constant"}),
     "tuning, async, adam": Row({}, finetune=TURNS | {"simulate_staleness": 3, "epochs": 3}),
     "tuning, conv, by examples": Row({}, finetune={"replicas": 2, "split": "examples"}, **PICTURES),
     "tuning, conv, by filters": Row({}, finetune={"replicas": 2, "split": "filters"}, **PICTURES),
@@ -282,13 +266,32 @@ ROWS: dict[str, Row] = {
     "tuning, conv, columns": Row(
         {}, finetune={"replicas": 2, "split": "columns"} | CLASSES, **COLUMNS
     ),
+    # Estimators of scikit-learn
+    "estimator, online": Row({"batch_size": 50}, data="parts", estimator="StackedRBM"),
+    "estimator, autoencoder": Row({"epochs": 2}, layers=SMALL, estimator="StackedAutoencoder"),
+    "estimator, classes": Row(
+        {"epochs": 2, "finetune_epochs": 2}, layers=SMALL, estimator="DBNClassifier"
+    ),
+    "estimator, numbers": Row(
+        {"epochs": 2, "finetune_epochs": 2}, layers=SMALL, data="numbers", estimator="DBNRegressor"
+    ),
     # Ranks of MPI
     "rbm, 2 ranks": Row(MPI, ranks=2, same="rbm", quick=False),
     "streamed, 2 ranks": Row(MPI | STREAM, ranks=2, same="streamed", quick=False),
+    "conv rbm, hybrid, 2 ranks": Row(
+        MPI | {"replicas": 2, "split": "hybrid"},
+        ranks=2,
+        same="conv rbm, hybrid",
+        quick=False,
+        **PICTURES,
+    ),
+    "rbm, 3 ranks": Row(MPI, ranks=3, same="rbm", quick=False),
     "rbm, by examples, 3 ranks": Row(
         MPI | {"replicas": 2}, ranks=3, same="rbm, by examples", quick=False
     ),
-    "rbm, 3 ranks, resumed": Row(MPI, ranks=3, resumed="pretrain", same="rbm", quick=False),
+    "rbm, by units, 3 ranks": Row(
+        MPI | {"replicas": (2, 1, 3), "split": "units"}, ranks=3, same="rbm, by units", quick=False
+    ),
     "streamed, first layer shared, 3 ranks": Row(
         MPI | STREAM | {"replicas": (2, 1, 1)},
         ranks=3,
@@ -310,6 +313,30 @@ ROWS: dict[str, Row] = {
         quick=False,
     ),
 }
+# Rows that are stopped after an epoch, in one of the two functions, and go on to the same bits.
+STOPPED = {
+    "pretrain": (
+        *("rbm", "rbm, refreshes", "rbm, persistent, sparse, dropout, cd-2", "rbm, by units"),
+        *("rbm, pseudo-likelihood", "rbm, drift", "rbm, settling", "rbm, 3 ranks"),
+        *("denoising, untied, 3 shards", "streamed", "streamed, delayed", "streamed, by units"),
+        *("streamed, dropout, pseudo-likelihood", "async", "async, stale, compensated"),
+        *("async, streamed, fetching seldom", "documents, streamed", "missing values"),
+        *("conv rbm, hybrid", "conv denoising", "conv denoising, streamed"),
+        *("streamed, first layer shared, 3 ranks",),
+    ),
+    "finetune": (
+        *("tuning", "tuning, sgd, nesterov, decay, cosine", "tuning, cg", "tuning, lbfgs"),
+        *("tuning, cross-entropy, dropout", "tuning, patience", "tuning, by examples"),
+        *("tuning, by units", "tuning, async", "tuning, async, adam", "tuning, conv, hybrid"),
+        *("tuning, conv, columns", "tuning, by examples, 3 ranks"),
+    ),
+}
+ROWS |= {
+    f"{name}, resumed": ROWS[name]._replace(resumed=function, same=ROWS[name].same or name)
+    for function, names in STOPPED.items()
+    for name in names
+}
+
 USUAL: Options = {"epochs": 3, "batch_size": 50, "seed": 7, "warn": False}
 USUAL_TUNING: Options = {"epochs": 2, "batch_size": 50, "seed": 7, "warn": False}
 EXAMPLES, TRAINING = 600, 500
@@ -317,7 +344,7 @@ EXAMPLES, TRAINING = 600, 500
 
 @cache
 def data() -> dict[str, Any]:
-    """Return all examples by name, and the targets; what they are follows from one seed."""
+    """Return all examples by name, drawn with one seed."""
     rng = np.random.default_rng(0)
     which = rng.integers(8, size=EXAMPLES)
     bits = np.float32((rng.random((8, 64)) < 0.3)[which] ^ (rng.random((EXAMPLES, 64)) < 0.05))
@@ -333,11 +360,20 @@ def data() -> dict[str, Any]:
         "pictures": np.clip(shade + np.float32(rng.normal(0, 0.05, shade.shape)), 0, 1),
         "documents": words,
         "mixture": np.hstack([bits[:, :20], normal[:, :20], choices, words[:, :12]]),
+        "noise": np.float32(rng.random((EXAMPLES, 64)) < 0.3),
         "missing bits": np.where(holes, np.float32(np.nan), bits),
         "missing numbers": np.where(holes, np.float32(np.nan), normal),
-        "classes": which[:TRAINING] % 3,
-        "targets": np.float32(normal[:TRAINING, :2] + bits[:TRAINING, :2]),
-        "weights": rng.random(TRAINING),
+    }
+
+
+@cache
+def targets() -> dict[str, Any]:
+    """Return the targets of the examples to train on, and their weights."""
+    bits, normal = data()["bits"][:TRAINING], data()["numbers"][:TRAINING]
+    return {
+        "classes": np.int64(bits[:, 0] + 2 * bits[:, 1]) % 3,
+        "numbers": np.float32(normal[:, :2] + bits[:, :2]),
+        "weights": 0.5 + normal[:, 3] ** 2,
     }
 
 
@@ -364,7 +400,7 @@ def pretrained(row: Row, folder: Path) -> Any:
 
     def stop(event: object) -> None:
         if isinstance(event, EpochFinished) and event.layer == 1 and event.epoch == 2:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)  # SIGINT is ignored in a shell's background
 
     X, held_out = examples(row.data)
     given = USUAL | {"layers": row.layers, "validation": held_out} | row.pretrain
@@ -387,7 +423,7 @@ def finetuned(row: Row, stack: Any) -> Any:
     given = USUAL_TUNING | {"validation": held_out} | (row.finetune or {})
     for name in ("y", "weights"):
         if name in given:
-            given[name] = data()[given[name]]
+            given[name] = targets()[given[name]]
     if "y" in given:
         del given["validation"]
         if not row.data.startswith("sparse"):
@@ -403,24 +439,37 @@ def finetuned(row: Row, stack: Any) -> Any:
                 **given,
             )
         except RunInterrupted:
-            return finetune(stack, X, resume=states[-1], **given)
+            # Rank 0 alone has a state; the others get it from there.
+            return finetune(stack, X, resume=states[-1] if states else None, **given)
         raise RuntimeError("the fine-tuning was not stopped")
     return finetune(stack, X, **given)
+
+
+def estimated(row: Row) -> Any:
+    """Return the stack of an estimator that is fitted; what comes in parts is fitted in parts."""
+    options: Options = {"hidden": row.layers[1:], "random_state": 7} | row.pretrain
+    estimator = getattr(import_module("syncpretrain.sklearn"), row.estimator)(**options)
+    X, _ = examples(row.data)
+    if row.data == "parts":
+        for part in X.source:
+            estimator.partial_fit(part)
+        return estimator.stack_
+    return estimator.fit(
+        X, targets()["numbers" if "Regressor" in row.estimator else "classes"]
+    ).stack_
 
 
 def hashes_of(name: str) -> str:
     """Return the hashes of a row, or why it failed."""
     row = ROWS[name]
-    # By ranks in a folder of all of them.
-    folder = Path(tempfile.gettempdir(), f"reference-bits-{os.getppid()}-{list(ROWS).index(name)}")
     try:
-        stack = pretrained(row, folder)
+        if row.estimator:
+            return f"{NONE}  {estimated(row).parameters_sha256[:16]}"
+        stack = pretrained(row, Path(str(list(ROWS).index(name))))
         first = stack.parameters_sha256[:16]
         second = NONE if row.finetune is None else finetuned(row, stack).parameters_sha256[:16]
     except Exception as error:
-        return f"failed: {type(error).__name__}: {' '.join(str(error).split())}"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        return f"{FAILED}: {type(error).__name__}: {' '.join(str(error).split())}"
     return f"{first}  {second}"
 
 
@@ -428,13 +477,13 @@ def environment() -> str:
     """Return all that the bits depend on, besides this library: one line."""
     from threadpoolctl import threadpool_info
 
-    if find_spec("scipy"):
+    others = [name for name in ("scipy", "sklearn") if find_spec(name)]
+    versions = [f"{name} {import_module(name).__version__}" for name in ("numpy", *others)]
+    if "scipy" in others:
         import_module("scipy.linalg")  # which has a BLAS of its own
     blas = [info for info in threadpool_info() if info["user_api"] == "blas"]
-    parts = [platform.machine(), f"NumPy {np.__version__}"]
-    parts += sorted({f"{b['internal_api']} {b['version']} {b.get('architecture')}" for b in blas})
-    parts += [f"SciPy {version('scipy')}"] if find_spec("scipy") else []
-    return ", ".join([*parts, " ".join(platform.libc_ver())])
+    kinds = {f"{one['internal_api']} {one['version']} {one.get('architecture')}" for one in blas}
+    return ", ".join([platform.machine(), *versions, *sorted(kinds), " ".join(libc_ver())])
 
 
 def run_rows(names: Sequence[str], ranks: int) -> None:
@@ -451,6 +500,7 @@ def run_rows(names: Sequence[str], ranks: int) -> None:
             print(f"{name}\t{found}", flush=True)
     if own == 0:
         print(f"{ENVIRONMENT}\t{environment()}")
+        print(f"{LIBRARY}\t{import_module('syncpretrain').__path__[0]}")
 
 
 class Table(NamedTuple):
@@ -472,72 +522,81 @@ def launcher() -> tuple[str, ...]:
     return (found, *(("--allow-run-as-root", "--oversubscribe") if is_open_mpi else ()))
 
 
-def started(kernels: str, names: Sequence[str], ranks: int, library: Path | None) -> Popen[str]:
-    """Start a process, or ranks, in which rows are executed."""
+def started(
+    kernels: str, names: Sequence[str], ranks: int, library: Path, here: Path
+) -> Popen[str]:
+    """Start a process, or ranks, that execute rows in a folder, with a library."""
     own = {name: value for name, value in os.environ.items() if name not in UNPINNED}
-    own |= PINNED | {"SYNCPRETRAIN_KERNELS": KERNELS[kernels]}
-    if library is not None:
-        own["PYTHONPATH"] = str(library)
-    command = [sys.executable, __file__, "--ranks", str(ranks), "--rows", *names]
+    own |= PINNED | {"SYNCPRETRAIN_KERNELS": KERNELS[kernels], "PYTHONPATH": str(library.resolve())}
+    command = [sys.executable, str(SCRIPT), "--ranks", str(ranks), "--rows", *names]
     if ranks > 1:
         command = [*launcher(), "-n", str(ranks), *command]
-    return Popen(command, env=own, stdout=PIPE, stderr=PIPE, text=True)
+    here.mkdir()
+    # In a folder without a library, which processes of layers would import.
+    return Popen(command, env=own, cwd=here, stdout=PIPE, stderr=PIPE, text=True)
 
 
-def finished(process: Popen[str]) -> dict[str, str]:
+def finished(process: Popen[str], library: Path) -> dict[str, str]:
     """Return what a process printed: the hashes of each row, and the environment."""
     out, err = process.communicate(timeout=SECONDS)
     if process.returncode:
         raise SystemExit(f"rows could not be executed (status {process.returncode}):\n{out}{err}")
-    return dict(line.split("\t") for line in out.splitlines())
+    found = dict(line.split("\t") for line in out.splitlines())
+    if Path(found.pop(LIBRARY)).parent.resolve() != library.resolve():
+        raise SystemExit(f"rows were executed with another library than {library}:\n{out}")
+    return found
 
 
-def table_of(names: Sequence[str], library: Path | None = None) -> Table:
-    """Return the hashes of rows with both kernels, of a library in a folder or the one here.
-
-    The two kernels take turns on ranks, and run beside each other elsewhere.
-    """
+def table_of(names: Sequence[str], library: Path) -> Table:
+    """Return the hashes of rows with both kernels, which run beside each other."""
     hashes: dict[tuple[str, str], str] = {}
-    seen = set()
     for ranks in sorted({ROWS[name].ranks for name in names}):
         own = [name for name in names if ROWS[name].ranks == ranks]
         if ranks > 1 and not launcher():
             hashes |= {(kernels, name): NOT_RUN for kernels in KERNELS for name in own}
             continue
-        jobs = {kernels: started(kernels, own, ranks, library) for kernels in KERNELS}
-        for kernels, job in jobs.items():
-            found = finished(job)
-            seen.add(found.pop(ENVIRONMENT))
-            hashes |= {(kernels, name): value for name, value in found.items()}
-    assert len(seen) == 1, seen
-    return Table(seen.pop(), hashes)
+        with tempfile.TemporaryDirectory() as folder:
+            jobs = [
+                started(kernels, own, ranks, library, Path(folder, kernels)) for kernels in KERNELS
+            ]
+            for kernels, job in zip(KERNELS, jobs, strict=True):
+                found = finished(job, library)
+                here = found.pop(ENVIRONMENT)
+                hashes |= {(kernels, name): value for name, value in found.items()}
+    return Table(here, {(k, name): hashes[k, name] for k in KERNELS for name in names})
+
+
+def agree(value: str, wanted: str) -> bool:
+    """Return whether hashes are the same, as far as there are two to compare."""
+    if NOT_RUN in (value, wanted):
+        return True
+    if value.startswith(FAILED) or wanted.startswith(FAILED):
+        return False
+    pairs = zip(value.split(), wanted.split(), strict=True)
+    return all(one == other for one, other in pairs if NONE not in (one, other))
 
 
 def unequal(table: Table) -> list[str]:
     """Return a sentence for each row that fails, or does not equal the row that it should."""
     told = []
     for (kernels, name), value in table.hashes.items():
-        same = ROWS[name].same
-        wanted = table.hashes.get((kernels, same), value) if same else value
-        if value.startswith("failed"):
-            told.append(f"{kernels}, {name}: {value}")
-        elif any(
-            len({a, b} - {NONE}) > 1 for a, b in zip(value.split(), wanted.split(), strict=True)
-        ):
-            told.append(f"{kernels}, {name}: got {value}, expected {wanted} as of row {same}")
+        same = ROWS[name].same or name
+        wanted = table.hashes.get((kernels, same), value)
+        if not agree(value, wanted):
+            told.append(f"{kernels}, {name}: got {value}, expected {wanted}, as row {same!r} has")
     return told
 
 
 def differing(table: Table, other: Table, where: str) -> list[str]:
     """Return a sentence for each row that another table has with other hashes, or has not."""
-    pairs = {
-        key: (value, other.hashes.get(key, "no such row")) for key, value in table.hashes.items()
-    }
-    return [
-        f"{kernels}, {name}: got {value}, {where} has {wanted}"
-        for (kernels, name), (value, wanted) in pairs.items()
-        if value != wanted and NOT_RUN not in (value, wanted)
-    ]
+    told = []
+    for (kernels, name), value in table.hashes.items():
+        wanted = other.hashes.get((kernels, name))
+        if wanted is None:
+            told.append(f"{kernels}, {name}: got {value}; {where} has no such row")
+        elif value != wanted and NOT_RUN not in (value, wanted):
+            told.append(f"{kernels}, {name}: got {value}; {where} has {wanted}")
+    return told
 
 
 def written(table: Table) -> str:
@@ -571,18 +630,17 @@ def processor() -> str:
 
 @contextmanager
 def built(commit: str) -> Iterator[Path]:
-    """Check a commit out into a temporary folder, and build its extension there."""
+    """Check a commit out into a temporary folder, and install its library into another one."""
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder, "library")
-        add = ["git", "-C", str(ROOT), "worktree", "add", "--quiet", "--detach", str(tree), commit]
-        subprocess.run(add, check=True)
+        tree, library = Path(folder, "tree"), Path(folder, "library")
+        worktree = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*worktree, "add", "--quiet", "--detach", str(tree), commit], check=True)
         try:
-            build = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
-            subprocess.run(build, cwd=tree, check=True, stdout=subprocess.DEVNULL)
-            yield tree
+            install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+            subprocess.run([*install, str(library), str(tree)], check=True)
+            yield library
         finally:
-            remove = ["git", "-C", str(ROOT), "worktree", "remove", "--force", str(tree)]
-            subprocess.run(remove, check=True)
+            subprocess.run([*worktree, "remove", "--force", str(tree)], check=True)
 
 
 def commit_of(path: Path) -> str:
@@ -595,21 +653,47 @@ def commit_of(path: Path) -> str:
     return told[1].stdout.strip() if told[0].stdout.strip() == "false" else ""
 
 
-def judged(table: Table, others: list[str], *, what: str) -> int:
-    """Print what does not hold; return the status."""
-    sentences = unequal(table) + others
-    for sentence in sentences:
-        print(sentence)
+def judged(table: Table, others: Sequence[str], what: str) -> int:
+    """Print what does not hold, and what was compared; return the status."""
+    sentences = [*unequal(table), *others]
     missing = sum(value == NOT_RUN for value in table.hashes.values())
-    print(f"{len(table.hashes) - missing} rows, {missing} not run (no mpiexec). {what}")
+    print(*sentences, sep="\n", end="\n" if sentences else "")
+    print(
+        f"{len(table.hashes)} rows, {missing} of them not run for want of mpiexec or mpi4py.", what
+    )
     return DIFFERS if sentences else 0
+
+
+def compared(names: Sequence[str], options: argparse.Namespace) -> int:
+    """Execute rows and compare them as the options say; return the status."""
+    commit = commit_of(TABLE) if options.against == "" else options.against
+    if commit == "":
+        print("Nothing was compared: Git knows no commit that changed the table.")
+        return NOT_COMPARED
+    table = table_of(names, options.library)
+    if commit:
+        with built(commit) as library:
+            other = table_of(names, library)
+        return judged(table, differing(table, other, commit), f"Compared with {commit}.")
+    if not options.compare:
+        print(written(table), end="")
+        return judged(table, [], "Compared with each other alone.")
+    wanted = read(options.compare)
+    if wanted.environment == table.environment:
+        told = differing(table, wanted, options.compare.name)
+        return judged(table, told, f"Compared with {options.compare}.")
+    what = (
+        f"Nothing was compared with {options.compare}: it holds for {wanted.environment}; here is"
+        f" {table.environment}. Compare --against a commit."
+    )
+    return judged(table, [], what) or NOT_COMPARED
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="leave out rows that start processes")
     parser.add_argument("--compare", type=Path, metavar="TABLE", help="name the rows that differ")
-    parser.add_argument("--write", type=Path, metavar="TABLE", help="write the table")
+    parser.add_argument("--write", type=Path, metavar="TABLE", help="write the table, of all rows")
     parser.add_argument(
         "--against",
         metavar="COMMIT",
@@ -617,41 +701,24 @@ def main() -> int:
         const="",
         help="compare with a commit, which is built; default the last that changed the table",
     )
-    parser.add_argument("--rows", nargs="*", default=list(ROWS), help="only these rows")
+    parser.add_argument(
+        "--library",
+        type=Path,
+        default=ROOT,
+        metavar="DIR",
+        help="folder of the library; default this",
+    )
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
     parser.add_argument("--ranks", type=int, help=argparse.SUPPRESS)  # execute the rows here
     options = parser.parse_args()
     if options.ranks:
         run_rows(options.rows, options.ranks)
         return 0
-    names = [name for name in options.rows if ROWS[name].quick or not options.quick]
-    return compared(names, options)
-
-
-def compared(names: Sequence[str], options: argparse.Namespace) -> int:
-    """Execute rows and compare them as the options say; return the status."""
-    commit = options.against
-    if commit == "" and not (commit := commit_of(TABLE)):
-        print("Nothing was compared: the history has no commit that changed the table.")
-        return NOT_COMPARED
-    table = table_of(names)
     if options.write:
+        table = table_of(list(ROWS), options.library)
         options.write.write_text(written(table), encoding="utf-8")
-    if commit:
-        with built(commit) as library:
-            other = table_of(names, library)
-        return judged(table, differing(table, other, commit), what=f"Compared with {commit}.")
-    if not options.compare:
-        print(written(table), end="")
-        return judged(table, [], what="Compared with each other alone.")
-    wanted = read(options.compare)
-    if wanted.environment == table.environment:
-        told = differing(table, wanted, "the table")
-        return judged(table, told, what=f"Compared with {options.compare}.")
-    what = (
-        f"Nothing was compared with {options.compare}, which holds for {wanted.environment};"
-        f" here is {table.environment}. Take --against."
-    )
-    return judged(table, [], what=what) or NOT_COMPARED
+        return judged(table, [], f"Written to {options.write}.")
+    return compared([n for n in options.rows if ROWS[n].quick or not options.quick], options)
 
 
 if __name__ == "__main__":
