@@ -57,11 +57,13 @@ LISTED = tabled(ROOT / "docs" / "architecture.rst")
 ORDER = [re.sub(r"(\.py|/)$", "", name) for name in LISTED if "/" not in name.rstrip("/")]
 OTHERS = ("keras", "onnxruntime", "skops", "torch")  # libraries that open exports
 DATA_SUFFIXES = {".npy", ".npz", ".csv"}
-# Of the benchmarks and of pip.
+# Of the benchmarks, of other examples and of pip.
 NOT_OURS = {"--batches", "--cases", "--dist", "--draws", "--editable", "--pairs", "--quiet"}
 NOT_OURS |= {
     "--sanitize",
     "--seconds",
+    "--compare",
+    "--write",
     "--cpu",
     "--emulated",
     "--limit",

@@ -4,10 +4,23 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from typing import get_args
 
+import msgspec
 import pytest
 
+from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.finetuning import FinetuneSettings
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
+# Without a row of the judge: their bits depend on timing or on a GPU; the objective follows from y.
+NOT_JUDGED = {
+    ("pretrain", "exchange"): {"windows"},
+    ("pretrain", "precision"): {"auto", "tf32"},
+    ("finetune", "precision"): {"auto", "tf32"},
+    ("finetune", "runtime"): {"processes"},
+    ("finetune", "objective"): {"classification", "reconstruction", "regression"},
+}
 
 
 def run(name: str) -> None:
@@ -99,3 +112,48 @@ class TestRandomFaults:
 
         monkeypatch.setattr(Story, "_check_end", lambda story: check(False, "other parameters"))
         assert play_one(3, tmp_path, False).complaint.startswith("other parameters; before it")
+
+
+class TestTheJudgeOfBits:
+    @pytest.fixture(autouse=True)
+    def judge(self, monkeypatch):
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        import reference_bits
+
+        self.judge = reference_bits
+
+    @pytest.mark.parametrize(
+        ("section", "options"), [(PretrainSettings, "pretrain"), (FinetuneSettings, "finetune")]
+    )
+    def test_its_rows_have_every_value_of_the_settings(self, section, options):
+        rows = [getattr(row, options) or {} for row in self.judge.ROWS.values()]
+        for field in msgspec.structs.fields(section):
+            every = {v for part in (field.type, *get_args(field.type)) for v in get_args(part)}
+            texts = {value for value in every if isinstance(value, str)}
+            found = [row.get(field.name, field.default) for row in rows]
+            each = {v for value in found for v in (value if isinstance(value, tuple) else [value])}
+            assert texts - each <= NOT_JUDGED.get((options, field.name), set()), field.name
+
+    @pytest.mark.parametrize("ranks", [1, 2, 3])
+    def test_its_rows_are_stopped_and_resumed_and_on_ranks(self, ranks):
+        rows = [row for row in self.judge.ROWS.values() if row.ranks == ranks]
+        assert {"minibatch", None} <= {row.pretrain.get("handoff") for row in rows}
+        assert any(row.finetune for row in rows)
+        assert any(row.same for row in rows)
+
+    def test_its_table_is_of_its_rows_and_agrees_with_itself(self):
+        table = self.judge.read(self.judge.TABLE)
+        rows = [(kernels, name) for kernels in self.judge.KERNELS for name in self.judge.ROWS]
+        assert list(table.hashes) == rows
+        assert self.judge.unequal(table) == []
+        assert self.judge.NOT_RUN not in table.hashes.values()
+        own = {name: row.same for name, row in self.judge.ROWS.items() if row.same}
+        assert not own.keys() & set(own.values()), "each names a row that stands for itself"
+
+    def test_it_names_a_row_that_differs_and_one_that_equals_no_longer(self):
+        table = self.judge.read(self.judge.TABLE)
+        key, other = ("numpy", "streamed"), f"{'0' * 16}  {self.judge.NONE}"
+        changed = table._replace(hashes={**table.hashes, key: other})
+        (told,) = self.judge.differing(changed, table, "the table")
+        assert told == f"numpy, streamed: got {other}; the table has {table.hashes[key]}"
+        assert self.judge.unequal(changed)[0].startswith("numpy, streamed, processes: got ")
