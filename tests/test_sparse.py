@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.data import blocks, load_dataset
-from syncpretrain.data.array_columns import units_of_array
-from syncpretrain.data.facts import look_at
+from syncpretrain.data.facts import look_at, units_of_array
 from syncpretrain.data.sparse_rows import SparseRows, joined, rows_of_matrix
 from syncpretrain.errors import (
     CheckpointError,

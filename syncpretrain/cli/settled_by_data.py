@@ -54,7 +54,7 @@ def settle(
     is_auto = options["visible_units"] == AUTO
     if not is_auto and hidden is None:
         return None
-    from syncpretrain.data.array_columns import units_of_array
+    from syncpretrain.data.facts import units_of_array
     from syncpretrain.runs.prepare import load_data
 
     if hidden is not None and options["layers"] is not None:

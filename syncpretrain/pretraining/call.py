@@ -14,10 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncpretrain.data.array_columns import units_of_array
 from syncpretrain.data.columns import Columns
 from syncpretrain.data.examples import as_examples, check_values, evenly_spaced
-from syncpretrain.data.facts import Look, look_at
+from syncpretrain.data.facts import Look, look_at, units_of_array
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.frames import check_bernoulli, encoded, is_frame
 from syncpretrain.data.meaning import Meaning, check_precision

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.data.column_files import read_columns, write_columns
+from syncpretrain.data.columns import read_columns, write_columns
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.blocks import chunks
-from syncpretrain.data.counts import look_like_counts
+from syncpretrain.data.facts import look_like_counts
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.sklearn.passes import Matrix
 

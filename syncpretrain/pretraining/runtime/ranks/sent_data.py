@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from syncpretrain.data.byte_rows import ByteRows, in_bytes
+from syncpretrain.data.blocks import ByteRows, in_bytes
 from syncpretrain.pretraining.runtime.split import Split
 
 __all__ = ["SentSplit", "received", "to_send"]

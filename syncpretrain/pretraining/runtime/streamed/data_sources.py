@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.array_passes import ArrayPasses
 from syncpretrain.data.examples import check_again
 from syncpretrain.data.file_rows import FileRows
+from syncpretrain.data.minibatches import ArrayPasses
 from syncpretrain.data.order import PassOrder
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.pretraining.runtime.split import Split
