@@ -28,7 +28,7 @@ from syncpretrain.kernels.conditions import conditions_of, draw_documents, draw_
 from syncpretrain.kernels.documents import reconstruct_documents
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.sparse_rbm import SparseRBM
-from syncpretrain.models.reconstruction import stack_error
+from syncpretrain.models.evaluation import stack_error
 from syncpretrain.models.scores import scores
 from syncpretrain.settings.momentum import MomentumSchedule
 from syncpretrain.units.kinds import kind_of

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from syncpretrain.events import Observer
-from syncpretrain.models.verdict import share_text
+from syncpretrain.models.diagnosis import share_text
 from syncpretrain.observers.progress import progress_observer
 
 __all__ = ["announce", "print_errors", "print_run"]

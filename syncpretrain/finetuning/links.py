@@ -16,8 +16,7 @@ from syncpretrain.finetuning.chain import Affine, Columns, Link, Site
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.lowering import scratch_size
 from syncpretrain.kernels.operations import Operation
-from syncpretrain.models.convolution import ConvolutionalLayer
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import ConvolutionalLayer, Layer
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = ["Convolve", "Deconvolve", "link_down", "link_up", "tuned"]

@@ -24,9 +24,9 @@ from syncpretrain.data.minibatches import Minibatches, is_iterable_of_arrays
 from syncpretrain.data.readers import ALL_ONES
 from syncpretrain.errors import PoorResultWarning, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import Notice, Observer
+from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.stack import Stack
-from syncpretrain.models.verdict import baselines, on_layers
 from syncpretrain.observers.verbose import observing
 from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.pretraining.saved import SavedCall

@@ -9,8 +9,7 @@ import msgspec
 
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.cursor import Cursor
-from syncpretrain.models.convolution import ConvolutionalLayer
-from syncpretrain.models.layer import DenseLayer, Layer
+from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Layer
 from syncpretrain.pretraining.runtime.layer_state import LayerState
 from syncpretrain.shapes import ConvolutionShape
 

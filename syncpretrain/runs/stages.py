@@ -25,10 +25,10 @@ from syncpretrain.errors import (
     WorkerError,
 )
 from syncpretrain.events import Event, Notice, Observer, RunStopped
+from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
-from syncpretrain.models.verdict import baselines, on_layers
 from syncpretrain.observers.event_log import EventLog
 from syncpretrain.observers.figures import flat
 from syncpretrain.observers.history import History

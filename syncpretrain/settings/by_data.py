@@ -24,7 +24,6 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Facts", "Given", "finetune_by_data", "in_words", "pretrain_by_data"]
 
-
 FinetuneT = TypeVar("FinetuneT", bound=FinetuneSettings)
 BATCH_SHARE = 100  # minibatches of an epoch, at least, as long as they are not too small
 SMALLEST_MINIBATCH = 10  # the gradient of fewer examples is mostly noise

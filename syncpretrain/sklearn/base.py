@@ -30,7 +30,6 @@ from syncpretrain.sklearn.passes import Matrix
 
 __all__ = ["StackEstimator", "of_numbers", "single"]
 
-
 TUNING = "finetune_"  # what settings of fine-tuning begin with
 OF_LONG_RUNS = ("stop", "save", "resume", "stall_seconds")  # other arguments of finetune()
 DECIDED = {"layers", "seed", "finetune_seed", "observers"}  # by parameters of other names

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_array, check_is_fitted
 
 from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 from syncpretrain.kernels.activations import activate
-from syncpretrain.models.log_odds import check_have_odds
+from syncpretrain.models.passes import check_have_odds
 from syncpretrain.pretraining.online import OnlineStack
 from syncpretrain.sklearn.base import StackEstimator, of_numbers, single
 from syncpretrain.sklearn.inputs import rows_for

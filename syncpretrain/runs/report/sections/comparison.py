@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from syncpretrain.models.verdict import share_text
+from syncpretrain.models.diagnosis import share_text
 from syncpretrain.runs.record import RunRecord
 from syncpretrain.runs.report.sections.section import (
     LEAST_SECONDS,
