@@ -30,7 +30,7 @@ from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.sparse_rbm import SparseRBM
 from syncpretrain.models.evaluation import stack_error
 from syncpretrain.models.scores import scores
-from syncpretrain.settings.momentum import MomentumSchedule
+from syncpretrain.settings.fields import MomentumSchedule
 from syncpretrain.units.kinds import kind_of
 
 DRAWS = np.random.default_rng(3)

@@ -137,7 +137,7 @@ def _leave_open(pretrain: dict[str, Any], options: dict[str, Any]) -> None:
 
 def _check_finetuning(settings: Settings, options: dict[str, Any]) -> None:
     """Refuse options of a fine-tuning that will not be."""
-    from syncpretrain.settings.async_pretraining import check_blas_threads
+    from syncpretrain.settings.checks import check_blas_threads
 
     tuning = settings.finetune
     if tuning.objective == "none" or (tuning.schedule == ASYNC and tuning.replicas):
@@ -173,7 +173,7 @@ def _drop(pretrain: dict[str, Any], finetune: dict[str, Any], options: dict[str,
 
 def _drop_costs(pretrain: dict[str, Any]) -> None:
     """Drop the sparsity costs of a file if they are the usual ones of its own layers."""
-    from syncpretrain.settings.convolutions import usual_costs
+    from syncpretrain.settings.defaults import usual_costs
 
     architecture, depth = pretrain.get("architecture"), len(pretrain["layers"]) - 1
     if list(pretrain["sparsity_cost"]) == usual_costs(

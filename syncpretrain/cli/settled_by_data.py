@@ -10,7 +10,7 @@ import click
 from syncpretrain.cli.help_texts import TEXTS
 from syncpretrain.cli.train_options import AUTO
 from syncpretrain.errors import SettingsError
-from syncpretrain.settings.architecture_text import MAX_UNITS
+from syncpretrain.settings.architecture import MAX_UNITS
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
@@ -79,7 +79,7 @@ def settle(
 
 def _width_of(units: str | None) -> int:
     """Return the width of blocks of units that all have a number, else one that any data fits."""
-    from syncpretrain.units.text import read_blocks
+    from syncpretrain.units.blocks import read_blocks
 
     try:
         return read_blocks(units or "")[-1].stop

@@ -30,7 +30,7 @@ from syncpretrain.data.table import (
     Mixed,
     Table,
     Values,
-    check_names,
+    check_distinct_names,
     is_missing,
     texts_of,
 )
@@ -147,7 +147,7 @@ def _names(path: Path, head: Head, width: int) -> tuple[tuple[str, ...], bool]:
             " expected a name for each column"
         )
     names = tuple(name or _number(head.names, i) for i, name in enumerate(head.names, start=1))
-    check_names(str(path), names)
+    check_distinct_names(str(path), names)
     return names, True
 
 

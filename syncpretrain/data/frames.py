@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.columns import Columns, columns_in, columns_of, takes_categories
 from syncpretrain.data.examples import check_values
 from syncpretrain.data.meaning import meaning_in
-from syncpretrain.data.table import Mixed, Table, Values, check_names, texts_of
+from syncpretrain.data.table import Mixed, Table, Values, check_distinct_names, texts_of
 from syncpretrain.errors import DataError
 from syncpretrain.units.kinds import KINDS, kind_of
 
@@ -47,7 +47,7 @@ def table_of(frame: Any, name: str = "X") -> Table:
     """
     keys = list(frame.columns)
     names = tuple(map(str, keys))
-    check_names(name, names)
+    check_distinct_names(name, names)
     found = _Columns()
     for key, text in zip(keys, names, strict=True):
         series = frame[key]
@@ -158,7 +158,7 @@ def read_parquet(path: Path) -> Table:
             written = file.read() if len(set(names)) == len(names) else None
     except Exception as error:  # pyarrow raises many kinds over damaged files
         raise DataError(f"{path}: got no Parquet file that can be read ({error})") from error
-    check_names(str(path), names)
+    check_distinct_names(str(path), names)
     assert written is not None
     index = _index_of(written.schema)
     notices = tuple(f"{path}: left out {name!r}, the index of a data frame" for name in index)

@@ -21,7 +21,7 @@ __all__ = [
     "Texts",
     "Values",
     "check_decimals",
-    "check_names",
+    "check_distinct_names",
     "is_missing",
     "nearest",
     "texts_of",
@@ -182,7 +182,7 @@ def is_missing(cell: str) -> bool:
     return cell.lower() in MISSING or ("#" in cell and ERROR.fullmatch(cell) is not None)
 
 
-def check_names(name: str, names: Sequence[str]) -> None:
+def check_distinct_names(name: str, names: Sequence[str]) -> None:
     """Refuse two columns with the same name.
 
     Raises

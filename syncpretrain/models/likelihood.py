@@ -1,6 +1,6 @@
 """Likelihood of data under an RBM: free energy, pseudo-likelihood, and the partition function.
 
-The symbols are those of Hinton 2010: v visible, h hidden, W of shape (V, H), a the visible and b
+The symbols are as in Hinton 2010: v visible, h hidden, W of shape (V, H), a the visible and b
 the hidden biases. The energy is E(v, h) = -v W h - a v - b h for binary units; a Gaussian visible
 unit has |v - a|^2 / 2 in place of -a v, a Gaussian hidden unit |h - b|^2 / 2 in place of -b h; a
 rectified unit stands for many binary units with biases b - 1/2, b - 3/2, ... (Nair and Hinton

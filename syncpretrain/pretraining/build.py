@@ -28,7 +28,7 @@ from syncpretrain.pretraining.runtime.layer_state import LayerState
 from syncpretrain.pretraining.runtime.worker import Inputs, LayerWorker, WorkerFactory
 from syncpretrain.settings.checks import parsed_corruption
 from syncpretrain.settings.drift import parsed_waking
-from syncpretrain.settings.momentum import MomentumSchedule
+from syncpretrain.settings.fields import MomentumSchedule
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.units.kinds import kind_of
 

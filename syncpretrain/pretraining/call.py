@@ -35,8 +35,8 @@ from syncpretrain.pretraining.settled import settled
 from syncpretrain.pretraining.start import Driver, driver_for
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import PretrainSettings
-from syncpretrain.settings.async_pretraining import check_blas_threads
 from syncpretrain.settings.by_data import in_words
+from syncpretrain.settings.checks import check_blas_threads
 from syncpretrain.settings.convert import check_names
 from syncpretrain.units.blocks import visible_kind
 from syncpretrain.units.kinds import kind_of

@@ -63,7 +63,7 @@ def format_for(name: str | None, path: Path) -> str:
 
 
 def check_installed(name: str) -> None:
-    """Refuse a format whose package is missing.
+    """Refuse a format if its package is missing.
 
     Raises
     ------
