@@ -42,9 +42,9 @@ def chunks(shape: tuple[int, ...]) -> Iterator[slice]:
 
 
 class StoredRows(ABC):
-    """Rows of float32 that are kept in another form, and become arrays as they are asked for.
+    """Rows of float32 that are stored in another form, and become arrays when they are read.
 
-    Slices and arrays of row numbers give arrays in memory, each made anew; ``numpy.take`` works.
+    Slices and arrays of row numbers give new arrays in memory; ``numpy.take`` works.
     """
 
     ndim = 2
@@ -91,7 +91,7 @@ class StoredRows(ABC):
 
     @abstractmethod
     def prepared_by(self, prepare: Prepare) -> StoredRows:
-        """Return the same rows, which go through ``prepare`` as they are asked for."""
+        """Return the same rows, passed through ``prepare`` at every reading."""
 
 
 def blocks_of(X: Any) -> Iterator[Any]:
@@ -174,13 +174,13 @@ def bytes_of(rows: Any) -> int:
 def in_bytes(rows: Any) -> Any:
     """Return rows as :class:`ByteRows`, or as they are if that would change a bit.
 
-    Small arrays, and what is no float32 array on the host, stay as they are too.
+    Small arrays, and rows that are no float32 array on the host, stay as they are too.
     """
     if not isinstance(rows, np.ndarray) or rows.dtype != np.float32 or rows.nbytes < LEAST_BYTES:
         return rows
     numbers: NDArray[np.uint8] = np.empty(rows.shape, dtype=np.uint8)
     step = max(1, BLOCK_VALUES // rows.shape[1])
-    with np.errstate(invalid="ignore"):  # what is not a number is found to differ
+    with np.errstate(invalid="ignore"):  # NaN is found to differ
         for start in range(0, len(rows), step):
             part, own = rows[start : start + step], numbers[start : start + step]
             if not (part.min() >= 0 and part.max() <= 1):

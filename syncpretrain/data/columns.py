@@ -75,7 +75,7 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
     ----------
     features : tuple of Column
     named : bool
-        Whether the columns have names, by which other tables are read; else they are read in order.
+        True if other tables are read by the names of the columns; else they are read in order.
     target : Target or None
     dropped : tuple of str
         Names of columns that were left out.
@@ -113,7 +113,7 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def has_categories(self) -> bool:
-        """Whether a column holds texts."""
+        """True if a column holds texts."""
         return any(column.values for column in self.features)
 
     def visible_units(self) -> str:
@@ -214,7 +214,7 @@ def columns_of(
     table : Table
         Columns of the examples, without the target.
     encode : bool
-        Whether texts may be categories; otherwise they are refused.
+        True makes categories of texts; False refuses texts.
     target : Target, optional
     dropped : sequence of str
 

@@ -491,7 +491,7 @@ class _Rows(NamedTuple):
 
 
 def _chunks(path: Path, head: Head, passed: Passed) -> Iterator[_Rows]:
-    """Yield the rows of a file, some at a time; what is passed over is counted."""
+    """Yield the rows of a file, some at a time; note the lines that are passed over."""
     with opened(path) as file:
         for _ in range(head.lines):
             file.readline()

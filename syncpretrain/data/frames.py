@@ -1,4 +1,4 @@
-"""Data frames of pandas and polars, by what they have in common, and Parquet files, as tables."""
+"""Tables from data frames (by the interface that pandas and polars share) and Parquet files."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def encoded(
     name : str
         Name of the data frame in errors.
     bounded : bool
-        Whether values outside [0, 1] are refused.
+        True refuses values outside [0, 1].
     known : Columns, optional
         Columns of an earlier data frame; the columns of this one are found by their names.
     exact : bool
@@ -108,7 +108,7 @@ def array_of(X: Any, info: Mapping[str, Any], units: str, name: str = "X", *, bo
         return X
     known = columns_in(info)
     known, meaning = known if known and known.features else None, meaning_in(info)
-    # Whole bytes are divided, and origins subtracted, before the range is looked at again.
+    # Whole bytes are divided, and origins subtracted, before the range is checked again.
     are_bytes = meaning is not None and meaning.values == "bytes"
     exact = meaning is not None and bool(meaning.origin)
     rows, columns = encoded(

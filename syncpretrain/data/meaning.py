@@ -93,7 +93,7 @@ class Meaning(msgspec.Struct, frozen=True):
         name : str
             Name of the rows in errors.
         bounded : bool
-            Whether the visible units take values in [0, 1] alone.
+            True if the visible units take only values in [0, 1].
 
         Raises
         ------
@@ -264,7 +264,7 @@ def _origin_and_losses(X: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np
         return nothing
     rows = evenly_spaced(X, SAMPLED_ROWS)
     few = rows[:: max(len(rows) // 16, 1)].astype(np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is too large is refused later
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite values are refused later
         # Two of n numbers with a range of R have a deviation of R / sqrt(2 n) at least.
         least = np.ptp(few, axis=0) / np.sqrt(2 * len(rows))
         if (_spacing(np.abs(few).max(axis=0)) <= LARGEST_LOSS * least).all():

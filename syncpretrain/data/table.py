@@ -102,7 +102,7 @@ class Table:
         Names of the columns; columns without names are counted from 1.
     columns : tuple of Values
     named : bool
-        Whether the columns have names of their own.
+        True if the columns have names of their own.
     mixed : dict of str to Mixed
         The columns that hold both numbers and texts, by name.
     notices : tuple of str

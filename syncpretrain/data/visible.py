@@ -164,7 +164,7 @@ def _place(row: int, column: int) -> str:
 
 
 def _check_nothing(X: Floats, part: Any, name: str, start: int) -> None:
-    """Permit any number: :func:`check_values` has looked at them."""
+    """Permit any number: :func:`check_values` has checked them."""
 
 
 BLOCK_CHECKS = {
