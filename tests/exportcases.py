@@ -8,8 +8,7 @@ from functools import cache
 import numpy as np
 
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.models.convolution import ConvolutionalLayer
-from syncpretrain.models.layer import DenseLayer, Head
+from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Head
 from syncpretrain.models.stack import Stack
 from syncpretrain.shapes import ConvolutionShape
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from syncpretrain import Stack
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.models.convolution import ConvolutionalLayer
-from syncpretrain.models.layer import DenseLayer, Layer
+from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Layer
 from syncpretrain.settings import settings_from
 from syncpretrain.shapes import ConvolutionShape, LayerShape
 from syncpretrain.units.kinds import kind_of

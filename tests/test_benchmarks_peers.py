@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from syncpretrain.models.reconstruction import layer_errors, stack_error
+from syncpretrain.models.evaluation import layer_errors, stack_error
 from syncpretrain.settings import settings_from
 
 BENCHMARKS = Path(__file__).parent.parent / "examples" / "benchmarks"

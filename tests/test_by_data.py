@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain import finetune, pretrain
-from syncpretrain.data.array_columns import units_of_array
 from syncpretrain.data.blocks import as_bits
 from syncpretrain.data.dataset import Dataset
-from syncpretrain.data.facts import look_at
+from syncpretrain.data.facts import look_at, units_of_array
 from syncpretrain.errors import (
     CheckpointError,
     DataError,

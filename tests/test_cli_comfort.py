@@ -14,7 +14,7 @@ from backends import backend_of
 
 from syncpretrain.backends import host_rows
 from syncpretrain.cli.program import COMMANDS
-from syncpretrain.data import byte_rows
+from syncpretrain.data import blocks
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import read_settings
 
@@ -213,7 +213,7 @@ class TestDryRun:
         found = report["gpu_bytes"]
         assert found["data"] == 60 * 6 * 4 and not found["data_on_host"]
         assert found["free"] == fakecupy.MEMORY
-        monkeypatch.setattr(byte_rows, "LEAST_BYTES", 0)
+        monkeypatch.setattr(blocks, "LEAST_BYTES", 0)
         pixels = np.arange(360, dtype=np.uint16).astype(np.uint8).reshape(60, 6)
         np.savez(folder / "x.npz", X=pixels)
         assert self.predicted(call, *own)["gpu_bytes"]["data"] == 60 * 6

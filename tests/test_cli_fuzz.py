@@ -32,7 +32,7 @@ from trialruns import library_threads
 
 from syncpretrain.settings import FinetuneSettings, PretrainSettings
 from syncpretrain.settings.fields import DataSettings
-from syncpretrain.settings.running import RunSettings
+from syncpretrain.settings.sections import RunSettings
 
 AT_ONCE = 20  # hypothesis varies what it drew, so that many short series are more unlike
 PARTS = range(-(-int(os.environ.get("SYNCPRETRAIN_DRAWS", 60)) // AT_ONCE))

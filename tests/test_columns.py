@@ -28,7 +28,7 @@ from syncpretrain.finetuning.optimizers import Adam
 from syncpretrain.kernels.program import in_turn
 from syncpretrain.pretraining.build import build_learner
 from syncpretrain.settings import read_settings, settings_from
-from syncpretrain.settings.columns import in_columns
+from syncpretrain.settings.architecture import in_columns
 from syncpretrain.shapes import ConvolutionShape
 
 TEXT = "2x8x8,conv:4x3:same,pool:2,conv:6x3/2,pool:2,8"

@@ -13,8 +13,7 @@ from randomstacks import normal_stack
 from sklearn.linear_model import LogisticRegression
 
 from syncpretrain import Minibatches, finetune, load, pretrain
-from syncpretrain.data.column_kinds import columns_of
-from syncpretrain.data.columns import Column, Columns
+from syncpretrain.data.columns import Column, Columns, columns_of
 from syncpretrain.data.scaling import Scaling, check_varies
 from syncpretrain.data.table import Table, texts_of
 from syncpretrain.errors import DataError, DivergedError, NovelValueWarning, PoorResultWarning

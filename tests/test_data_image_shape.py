@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from syncpretrain.data import load_dataset
-from syncpretrain.data.image_shape import check_image_shape
+from syncpretrain.data.images import check_image_shape
 from syncpretrain.errors import DataError
 from syncpretrain.shapes import ImageShape
 

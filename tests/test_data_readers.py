@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from syncpretrain.data import load_dataset
+from syncpretrain.data.array_formats import read_idx
 from syncpretrain.data.columns import Column, Columns, Target
 from syncpretrain.data.csv_table import read_csv_table
-from syncpretrain.data.idx import read_idx
-from syncpretrain.data.readers import load_file, read_file, read_rows
-from syncpretrain.data.table_rows import Wanted
+from syncpretrain.data.readers import Wanted, load_file, read_file, read_rows
 from syncpretrain.errors import DataError
 
 X = (np.arange(24, dtype=np.float32) / 24).reshape(6, 4)

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncpretrain.data.dataset import from_rows, hold_out
-from syncpretrain.data.split import stratified_split
+from syncpretrain.data.dataset import from_rows, hold_out, stratified_split
 from syncpretrain.errors import DataError
 
 

@@ -14,9 +14,8 @@ from syncpretrain import finetune, pretrain
 from syncpretrain.backends import host_rows
 from syncpretrain.backends.device_rows import DeviceRows
 from syncpretrain.backends.host_rows import HostRows, buffer_bytes
-from syncpretrain.data import byte_rows
-from syncpretrain.data.blocks import blocks_of
-from syncpretrain.data.byte_rows import bytes_of
+from syncpretrain.data import blocks
+from syncpretrain.data.blocks import blocks_of, bytes_of
 from syncpretrain.data.scaling import column_means
 from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.pretraining.driver import Pretraining
@@ -77,7 +76,7 @@ def numbers() -> np.ndarray:
 @pytest.fixture
 def as_bytes(monkeypatch):
     """Keep small data as bytes too."""
-    monkeypatch.setattr(byte_rows, "LEAST_BYTES", 0)
+    monkeypatch.setattr(blocks, "LEAST_BYTES", 0)
 
 
 @pytest.fixture
@@ -105,7 +104,7 @@ def both(monkeypatch, run) -> tuple[str, str]:
     """Return the checksums of a run on float32 rows, and of the same on bytes."""
     sums = []
     for least in (1 << 40, 0):
-        monkeypatch.setattr(byte_rows, "LEAST_BYTES", least)
+        monkeypatch.setattr(blocks, "LEAST_BYTES", least)
         fakecupy.log.clear()
         sums.append(run().parameters_sha256)
         assert launched("gather_bytes") == ({"gather_bytes"} if least == 0 else set())

@@ -19,7 +19,7 @@ from syncpretrain.finetuning import finetune
 from syncpretrain.finetuning.classes import objective_of
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import GradientDescent
-from syncpretrain.models.prediction import accuracies
+from syncpretrain.models.evaluation import accuracies
 from syncpretrain.models.stack import load
 
 CLASSES = np.array([3, 7, 11])

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from syncpretrain import finetune, pretrain
-from syncpretrain.data.column_kinds import columns_of
-from syncpretrain.data.columns import Column, Columns, columns_in
+from syncpretrain.data.columns import Column, Columns, columns_in, columns_of
 from syncpretrain.data.frames import is_frame, table_of
 from syncpretrain.errors import DataError
 

@@ -21,7 +21,7 @@ from disturbedsteps import before_steps
 from trialruns import library_threads, notices_of
 
 from syncpretrain import Minibatches, finetune, load, pretrain
-from syncpretrain.data import load_dataset, mapped_file
+from syncpretrain.data import load_dataset, own_data
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.order import MIXED_BLOCKS, PassOrder, minibatches
 from syncpretrain.errors import (
@@ -698,7 +698,7 @@ class TestRun:
     @pytest.fixture
     def file(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(mapped_file, "RECENT_NS", 0)  # or a new file has no stamp
+        monkeypatch.setattr(own_data, "RECENT_NS", 0)  # or a new file has no stamp
         np.save("x.npy", example_rows("float32"))
         return tmp_path / "x.npy"
 
@@ -727,10 +727,10 @@ class TestRun:
             "import os\n"
             "from pathlib import Path\n"
             "from syncpretrain.events import EpochFinished\n"
-            "from syncpretrain.data import mapped_file\n"
+            "from syncpretrain.data import own_data\n"
             "from syncpretrain.runs.run import train_run\n"
             "from syncpretrain.settings import read_settings\n"
-            "mapped_file.RECENT_NS = 0\n"
+            "own_data.RECENT_NS = 0\n"
             "def die(event):\n"
             "    if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (2, 2):\n"
             "        os.kill(os.getpid(), 9)\n"
@@ -786,7 +786,7 @@ class TestRun:
             resume_run(Path("run"))
 
     def test_a_file_that_was_just_written_is_read_again(self, file, reads, monkeypatch):
-        monkeypatch.setattr(mapped_file, "RECENT_NS", 10**12)
+        monkeypatch.setattr(own_data, "RECENT_NS", 10**12)
         train_run(self.options(), out=Path("whole"))
         assert json.loads(Path("whole/run.json").read_text())["stamp"] is None
 

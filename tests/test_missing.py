@@ -13,9 +13,9 @@ from syncpretrain.events import EpochFinished, Notice
 from syncpretrain.kernels.conditions import is_missing, known_means
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.models.evaluation import layer_errors, stack_error
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.likelihood import free_energy
-from syncpretrain.models.reconstruction import layer_errors, stack_error
 from syncpretrain.settings import MomentumSchedule
 
 UNITS = ["bernoulli", "gaussian"]

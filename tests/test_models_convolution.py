@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from syncpretrain.models.convolution import ConvolutionalLayer
+from syncpretrain.models.layer import ConvolutionalLayer
 from syncpretrain.shapes import ConvolutionShape
 
 

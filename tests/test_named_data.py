@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from syncpretrain.data import DATASETS, load_dataset
-from syncpretrain.data.named.catalogue import CATALOGUE
-from syncpretrain.data.named.fetch import fetch, folder_of, is_here, named_data
-from syncpretrain.data.named.load import vocabulary
+from syncpretrain.data.catalogue import CATALOGUE
+from syncpretrain.data.fetch import fetch, folder_of, is_here, named_data
+from syncpretrain.data.named import vocabulary
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError
 from syncpretrain.settings import read_settings
@@ -136,8 +136,8 @@ def small(monkeypatch, tmp_path):
     monkeypatch.delenv("SYNCPRETRAIN_OFFLINE", raising=False)
     for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr("syncpretrain.data.download.CONNECT_SECONDS", 2.0)
-    monkeypatch.setattr("syncpretrain.data.download.READ_SECONDS", SECONDS)
+    monkeypatch.setattr("syncpretrain.data.fetch.CONNECT_SECONDS", 2.0)
+    monkeypatch.setattr("syncpretrain.data.fetch.READ_SECONDS", SECONDS)
     return tmp_path / "data"
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from syncpretrain import Stack
 from syncpretrain.errors import DataError
-from syncpretrain.models.document_lengths import (
+from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.likelihood import free_energy
+from syncpretrain.models.partition import (
     POPULATIONS,
     Words,
     annealed_over_lengths,
     enumerated_over_lengths,
 )
-from syncpretrain.models.layer import DenseLayer
-from syncpretrain.models.likelihood import free_energy
 from syncpretrain.models.perplexity import perplexity
 
 LENGTHS = np.array([1.0, 2, 3, 7, 40])

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from syncpretrain.data import byte_rows
-from syncpretrain.data.byte_rows import ByteRows
+from syncpretrain.data import blocks
+from syncpretrain.data.blocks import ByteRows
 from syncpretrain.workers.ranks.messages import received, to_send
 from syncpretrain.workers.split import Split
 
@@ -50,8 +50,8 @@ def test_one_value_that_is_no_byte_keeps_all_as_they_are(odd, place):
 )
 def test_whatever_is_sent_arrives(rows):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(byte_rows, "LEAST_BYTES", 0)
-        patched.setattr(byte_rows, "BLOCK_VALUES", 4)  # some blocks of rows
+        patched.setattr(blocks, "LEAST_BYTES", 0)
+        patched.setattr(blocks, "BLOCK_VALUES", 4)  # some blocks of rows
         again = received(to_send(Split(rows, rows[:0])))
     assert same_bits(again.train, rows)
     assert again.validation.shape == (0, rows.shape[1])

@@ -15,8 +15,7 @@ import tomllib
 from trialruns import Abort, DieAt, died, notices_of
 
 from syncpretrain import load
-from syncpretrain.data.dataset import Dataset
-from syncpretrain.data.record import record_of
+from syncpretrain.data.dataset import Dataset, record_of
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
 from syncpretrain.events import (
     EpochFinished,

@@ -13,8 +13,7 @@ import syncpretrain
 from syncpretrain import Conv, ImageShape, Pool
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings import PretrainSettings, read_settings, settings_from, write_settings
-from syncpretrain.settings.architecture import architecture_of
-from syncpretrain.settings.architecture_text import read_architecture
+from syncpretrain.settings.architecture import architecture_of, read_architecture
 from syncpretrain.shapes import ConvolutionShape, DenseShape
 
 LENET = "1x28x28,conv:20x5,pool:2,conv:50x5,pool:2,500"

@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 
 from syncpretrain.sklearn import DBNRegressor
-from syncpretrain.sklearn import weight_decay as module
-from syncpretrain.sklearn.trials import FOLDS, trial_epochs, with_weight
-from syncpretrain.sklearn.weight_decay import DECAYS, chosen_decay, is_for_choice
+from syncpretrain.sklearn import fit_choices as module
+from syncpretrain.sklearn.fit_choices import (
+    DECAYS,
+    FOLDS,
+    chooses_decay,
+    chosen_decay,
+    trial_epochs,
+    weighted_rows,
+)
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4))
@@ -32,7 +38,7 @@ SMALL = {"hidden": (6,), "epochs": 1, "workers": 1, "random_state": 0}
     ],
 )
 def test_when_it_is_chosen(rows, targets, given, expected):
-    assert is_for_choice(rows, targets, given) is expected
+    assert chooses_decay(rows, targets, given) is expected
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(60, 167), (1000, 10), (9_999, 10)])
@@ -42,8 +48,8 @@ def test_trials_have_epochs_for_a_number_of_updates(rows, expected):
 
 def test_rows_that_count_have_a_weight():
     rows, y = np.array([3, 5, 8]), np.array([30.0, 50.0, 80.0])
-    assert with_weight(rows, y, None) == (rows, y, None)
-    found = with_weight(rows, y, np.array([0.5, 0.0, 2.0]))
+    assert weighted_rows(rows, y, None) == (rows, y, None)
+    found = weighted_rows(rows, y, np.array([0.5, 0.0, 2.0]))
     assert [part.tolist() for part in found] == [[3, 8], [30.0, 80.0], [0.5, 2.0]]
 
 

@@ -27,8 +27,8 @@ from sklearn.preprocessing import MinMaxScaler
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.models.evaluation import stack_error
 from syncpretrain.models.likelihood import free_energy
-from syncpretrain.models.reconstruction import stack_error
 from syncpretrain.sklearn.base import parallel_limits
 
 QUIET = "ignore::syncpretrain.errors.PoorResultWarning"  # two epochs learn little

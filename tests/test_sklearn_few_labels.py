@@ -13,10 +13,17 @@ from sklearn.linear_model import LogisticRegression
 
 from syncpretrain import load
 from syncpretrain.sklearn import DBNClassifier, StackedRBM
-from syncpretrain.sklearn import few_labels as module
-from syncpretrain.sklearn.few_labels import are_few, head_first, of_bits
+from syncpretrain.sklearn import fit_choices as module
+from syncpretrain.sklearn.fit_choices import (
+    _inner_ends,
+    are_bits,
+    are_few,
+    head_first,
+    in_shared_range,
+    settings_for_bits,
+    shared_range,
+)
 from syncpretrain.sklearn.passes import codes_of, outputs_of
-from syncpretrain.sklearn.ranges import _inner_ends, are_bits, in_shared_range, shared_range
 
 RNG = np.random.default_rng(0)
 SMALL = {"hidden": (12, 6), "workers": 1, "random_state": 0}
@@ -130,7 +137,9 @@ def test_when_labels_are_few(rows, labels, expected):
 def better_codes(monkeypatch):
     """Make the codes, which have fewer columns, right for every label, and the columns for none."""
     monkeypatch.setattr(
-        module, "_right", lambda X, y, *rest: np.full(len(y), float(X.shape[1] < BITS.shape[1]))
+        module,
+        "_share_right",
+        lambda X, y, *rest: np.full(len(y), float(X.shape[1] < BITS.shape[1])),
     )
 
 
@@ -208,9 +217,9 @@ class TestClassifier:
 
     @pytest.mark.parametrize("weights", [None, np.full(200, 0.5)])
     def test_labels_left_out_are_predicted(self, weights):
-        right = module._right(KINDS[:, None] - 0.5, KINDS, weights, 0)
+        right = module._share_right(KINDS[:, None] - 0.5, KINDS, weights, 0)
         np.testing.assert_allclose(right, 1 if weights is None else weights)
-        assert module._right(np.zeros((200, 1)), KINDS, None, 0).mean() < 0.7
+        assert module._share_right(np.zeros((200, 1)), KINDS, None, 0).mean() < 0.7
 
     def test_settings_of_the_user_leave_it_out(self, better_codes):
         y = some(KINDS)
@@ -237,5 +246,5 @@ class TestClassifier:
 
 
 def test_settings_have_a_value_a_layer():
-    assert of_bits(2)["weight_decay"] == [0.01, 0.0002]
-    assert {len(values) for values in of_bits(3).values()} == {3}
+    assert settings_for_bits(2)["weight_decay"] == [0.01, 0.0002]
+    assert {len(values) for values in settings_for_bits(3).values()} == {3}

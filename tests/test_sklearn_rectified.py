@@ -12,9 +12,9 @@ from sklearn import config_context
 from sklearn.datasets import make_friedman1, make_hastie_10_2, make_moons
 
 from syncpretrain.sklearn import DBNClassifier, DBNRegressor
-from syncpretrain.sklearn import rectified as module
+from syncpretrain.sklearn import fit_choices as module
 from syncpretrain.sklearn.base import single
-from syncpretrain.sklearn.rectified import are_curved, are_measurements, rectified
+from syncpretrain.sklearn.fit_choices import are_curved, are_measurements, rectified_settings
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(300, 3))
@@ -45,9 +45,9 @@ def test_measurements(table, units, expected):
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_only_layer_1_is_rectified(layers):
     units = {"hidden_units": ["relu", "bernoulli", "bernoulli"][:layers]}
-    assert rectified(layers, 2000, None) == units
-    assert rectified(layers, 2001, None) == units | {"batch_size": 20}
-    assert rectified(layers, 2001, 50) == units
+    assert rectified_settings(layers, 2000, None) == units
+    assert rectified_settings(layers, 2001, None) == units | {"batch_size": 20}
+    assert rectified_settings(layers, 2001, 50) == units
 
 
 class TestAreCurved:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.data import blocks, load_dataset
-from syncpretrain.data.array_columns import units_of_array
-from syncpretrain.data.facts import look_at
+from syncpretrain.data.facts import look_at, units_of_array
 from syncpretrain.data.sparse_rows import SparseRows, joined, rows_of_matrix
 from syncpretrain.errors import (
     CheckpointError,
@@ -29,9 +28,9 @@ from syncpretrain.kernels.conditions import conditions_of, draw_documents, draw_
 from syncpretrain.kernels.documents import reconstruct_documents
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.sparse_rbm import SparseRBM
-from syncpretrain.models.reconstruction import stack_error
+from syncpretrain.models.evaluation import stack_error
 from syncpretrain.models.scores import scores
-from syncpretrain.settings.momentum import MomentumSchedule
+from syncpretrain.settings.fields import MomentumSchedule
 from syncpretrain.units.kinds import kind_of
 
 DRAWS = np.random.default_rng(3)

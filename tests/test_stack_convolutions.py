@@ -16,8 +16,8 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.models import passes
 from syncpretrain.models.diagnosis import diagnose_layers
+from syncpretrain.models.evaluation import layer_errors, stack_error
 from syncpretrain.models.likelihood import free_energy, log_z, pseudo_likelihood
-from syncpretrain.models.reconstruction import layer_errors, stack_error
 from syncpretrain.models.stack import Head
 from syncpretrain.shapes import ConvolutionShape, DenseShape, ImageShape
 

@@ -22,7 +22,7 @@ from syncpretrain import pretrain
 from syncpretrain.backends import cublas, cupy_backend, host_rows
 from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.backends.host_rows import HostRows
-from syncpretrain.data import byte_rows
+from syncpretrain.data import blocks
 from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import EpochFinished
 from syncpretrain.learners.base import Learner
@@ -460,7 +460,7 @@ class TestData:
 
     def test_bytes(self, bits, device, monkeypatch):
         expected, _ = self.run(bits)
-        monkeypatch.setattr(byte_rows, "LEAST_BYTES", 0)
+        monkeypatch.setattr(blocks, "LEAST_BYTES", 0)
         fakecupy.log.clear()
         assert self.run(bits)[0] == expected
         names = {what for _, _, what in fakecupy.log}

@@ -12,9 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.data import load_dataset
-from syncpretrain.data.column_files import read_columns, write_columns
-from syncpretrain.data.column_kinds import columns_of
-from syncpretrain.data.columns import Column, Columns, Target, columns_in
+from syncpretrain.data.columns import (
+    Column,
+    Columns,
+    Target,
+    columns_in,
+    columns_of,
+    read_columns,
+    write_columns,
+)
 from syncpretrain.data.csv_table import read_csv_table
 from syncpretrain.data.table import Table, Texts, texts_of
 from syncpretrain.errors import DataError

@@ -20,9 +20,8 @@ from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.likelihood import free_energy, log_z, log_z_ais
 from syncpretrain.settings import MomentumSchedule, settings_from
-from syncpretrain.units.blocks import visible_kind
+from syncpretrain.units.blocks import blocks_text, visible_kind
 from syncpretrain.units.kinds import kind_of
-from syncpretrain.units.text import blocks_text
 
 MIXTURE = "bernoulli:2,gaussian:2,softmax:2x3,counts:3"
 WIDTH = 13

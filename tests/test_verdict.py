@@ -11,8 +11,8 @@ from randomstacks import normal_stack
 from syncpretrain import finetune, pretrain
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import PoorResultWarning
-from syncpretrain.models.reconstruction import layer_errors
-from syncpretrain.models.verdict import Baseline, baselines, mean_error, on_layers, on_tuning
+from syncpretrain.models.diagnosis import Baseline, baselines, mean_error, on_layers, on_tuning
+from syncpretrain.models.evaluation import layer_errors
 from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.runs.metrics import measure
 

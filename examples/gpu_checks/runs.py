@@ -14,7 +14,7 @@ from typing import Any
 from gpu_checks.bench import Bench, Table
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.cli import main
-from syncpretrain.data.mnist import check_mnist
+from syncpretrain.data.named import check_mnist
 from syncpretrain.errors import DataError
 from syncpretrain.events import EpochFinished
 

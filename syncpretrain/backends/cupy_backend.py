@@ -33,7 +33,7 @@ from syncpretrain.backends.host_rows import HostRows, OrderedRows
 from syncpretrain.backends.numpy_backend import Known
 from syncpretrain.backends.recorder import Recorder
 from syncpretrain.backends.tuning_check import has_fused_tuning
-from syncpretrain.data.byte_rows import ByteRows, bytes_of, in_bytes
+from syncpretrain.data.blocks import ByteRows, bytes_of, in_bytes
 from syncpretrain.rng import Address
 
 __all__ = ["CupyBackend"]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.data.blocks import chunks
-from syncpretrain.data.byte_rows import ByteRows
+from syncpretrain.data.blocks import ByteRows, chunks
 
 __all__ = ["DeviceRows"]
 

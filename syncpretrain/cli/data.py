@@ -14,7 +14,7 @@ from syncpretrain.cli.options import json_option
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from syncpretrain.data.named.catalogue import NamedData, RemoteFile
+    from syncpretrain.data.catalogue import NamedData, RemoteFile
 
 __all__ = ["command"]
 
@@ -41,7 +41,7 @@ def command() -> None:
 @json_option
 def list_command(as_json: bool) -> None:
     """List the data sets: size, where they are, source and licence."""
-    from syncpretrain.data.named.catalogue import CATALOGUE
+    from syncpretrain.data.catalogue import CATALOGUE
 
     rows = [_row(named) for named in CATALOGUE.values()]
     if as_json:
@@ -62,7 +62,7 @@ def fetch_command(names: tuple[str, ...], mirror: str | None, quiet: bool) -> No
 
     With --mirror URL the files come from that folder alone, and are checked against the same sums.
     """
-    from syncpretrain.data.named.fetch import check_mirror, fetch, folder_of, named_data
+    from syncpretrain.data.fetch import check_mirror, fetch, folder_of, named_data
 
     wanted = [named_data(name) for name in names]
     check_mirror(mirror)
@@ -76,7 +76,7 @@ def fetch_command(names: tuple[str, ...], mirror: str | None, quiet: bool) -> No
 
 
 def _row(named: NamedData) -> dict[str, Any]:
-    from syncpretrain.data.named.fetch import folder_of, is_here
+    from syncpretrain.data.fetch import folder_of, is_here
     from syncpretrain.errors import DataError
 
     folder = None

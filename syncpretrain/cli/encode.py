@@ -39,7 +39,7 @@ def command(
     from syncpretrain.cli.run_data import examples_of
     from syncpretrain.data.output_file import check_output, write_output
     from syncpretrain.errors import SettingsError
-    from syncpretrain.models.log_odds import with_log_odds
+    from syncpretrain.models.passes import with_log_odds
     from syncpretrain.models.stack import load
 
     check_target(out, run, data)

@@ -171,7 +171,7 @@ def _errors_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _share_of_mean(row: dict[str, Any]) -> str:
     """Return the last part's error as a share of the error of predicting the mean."""
-    from syncpretrain.models.verdict import share_text
+    from syncpretrain.models.diagnosis import share_text
 
     means = row["mean_error"]
     found = [(e, means[part]) for part, e in row["reconstruction_error"].items() if e is not None]
@@ -179,7 +179,7 @@ def _share_of_mean(row: dict[str, Any]) -> str:
 
 
 def _print_stack(console: Console, report: dict[str, Any]) -> None:
-    from syncpretrain.models.verdict import share_text
+    from syncpretrain.models.diagnosis import share_text
 
     whole = "whole stack"
     if report["accuracy"] is not None:

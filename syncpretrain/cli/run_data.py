@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 
 from syncpretrain.data import DATASETS, check_whole, load_dataset, located
 from syncpretrain.data.columns import Columns, columns_in, takes_categories
-from syncpretrain.data.dataset import Dataset, from_rows
+from syncpretrain.data.dataset import Dataset, from_rows, record_in, record_of
 from syncpretrain.data.examples import scale_examples
-from syncpretrain.data.mapped_file import is_mapped_file
-from syncpretrain.data.readers import divided, read_rows
-from syncpretrain.data.record import record_in, record_of
-from syncpretrain.data.table_rows import Rows, Wanted
+from syncpretrain.data.own_data import is_mapped_file
+from syncpretrain.data.readers import Rows, Wanted, divided, read_rows
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
 from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.model_file import MODEL_NAME

@@ -26,7 +26,7 @@ from syncpretrain.cli.options import LAYERS, epoch_counts, floats, integers, mom
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC, schedule_kind
 from syncpretrain.settings import DataSettings, FinetuneSettings, PretrainSettings, RunSettings
-from syncpretrain.settings.architecture_text import MAX_UNITS
+from syncpretrain.settings.architecture import MAX_UNITS
 from syncpretrain.settings.defaults import PER_LAYER
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ def complete_by_data(
     is_auto = options["visible_units"] == AUTO
     if not is_auto and hidden is None:
         return None
-    from syncpretrain.data.array_columns import units_of_array
+    from syncpretrain.data.facts import units_of_array
     from syncpretrain.runs.prepare import load_data
 
     if hidden is not None and options["layers"] is not None:
@@ -377,7 +377,7 @@ def _drop_planned(pretrain: dict[str, Any], options: dict[str, Any]) -> None:
 
 def _check_finetuning(settings: Settings, options: dict[str, Any]) -> None:
     """Refuse options of fine-tuning where there is none."""
-    from syncpretrain.settings.async_pretraining import check_blas_threads
+    from syncpretrain.settings.checks import check_blas_threads
 
     tuning = settings.finetune
     if tuning.objective == "none" or (tuning.schedule == ASYNC and tuning.replicas):
@@ -415,7 +415,7 @@ def _drop_replaced(
 
 def _drop_costs(pretrain: dict[str, Any]) -> None:
     """Drop the sparsity costs of a file if they are the defaults for its layers."""
-    from syncpretrain.settings.convolutions import usual_costs
+    from syncpretrain.settings.defaults import usual_costs
 
     architecture, depth = pretrain.get("architecture"), len(pretrain["layers"]) - 1
     if list(pretrain["sparsity_cost"]) == usual_costs(
@@ -484,7 +484,7 @@ def _drop_model(pretrain: dict[str, Any]) -> None:
 
 def _width_of(units: str | None) -> int:
     """Return the width of blocks that all have a number of units, else one that any data fit."""
-    from syncpretrain.units.text import read_blocks
+    from syncpretrain.units.blocks import read_blocks
 
     try:
         return read_blocks(units or "")[-1].stop

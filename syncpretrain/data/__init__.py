@@ -10,21 +10,21 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from syncpretrain.data.named.catalogue import CATALOGUE
+from syncpretrain.data.catalogue import CATALOGUE
 from syncpretrain.errors import DataError
 from syncpretrain.storage import expanded
 
 if TYPE_CHECKING:
     from syncpretrain.data.columns import Columns
     from syncpretrain.data.dataset import Dataset
-    from syncpretrain.data.mapped_file import KnownFile
     from syncpretrain.data.meaning import Meaning
+    from syncpretrain.data.own_data import KnownFile
     from syncpretrain.shapes import ImageShape
 
 __all__ = ["DATASETS", "check_whole", "load_dataset", "located"]
 
 DATASETS = ("mnist", "digits", *(name for name in CATALOGUE if name != "mnist"))
-DIGIT_AXES = (8, 8)  # of an example of digits
+DIGIT_AXES = (8, 8)  # height and width of an example
 
 
 def load_dataset(
@@ -60,15 +60,15 @@ def load_dataset(
         The fraction of the training examples to validate with, at least 0 and below 1, stratified
         where there are labels. None takes the data set's own split, or a tenth.
     seed : int
-        Which examples are held out. It is not the training seed: runs of different training seeds
-        share their split.
+        Seed of the split, not of the training: runs with different training seeds share their
+        split.
     bounded : bool
         False permits a file's values outside [0, 1], which Gaussian units take.
     mapped : bool
-        Leave the examples of a ``.npy`` file in the file, for what asks for some at a time.
+        Leave the examples of a ``.npy`` file in the file, to be read a few rows at a time.
     known : KnownFile, optional
-        Such a file that was checked before: if it has not been written to since, it is not read
-        again for that.
+        Stamp and hash of a mapped file that was checked before; while the stamp is the same, the
+        values are not checked again.
     target : str or int, optional
         The column of a table that holds the labels, by its name or its number, counted from 1, -1
         for the last one.
@@ -86,11 +86,11 @@ def load_dataset(
     encode : bool
         Make categories of columns of text, with a value of 0 or 1 for each text.
     columns : Columns, optional
-        Those of an earlier data set, by whose names tables are read.
+        Columns of an earlier data set; tables are read by their names.
     images : ImageShape, optional
-        What the layers read. Examples that have other axes are refused.
+        Shape of the images that the layers read. Examples with other axes are refused.
     meaning : Meaning, optional
-        That of the numbers of an earlier data set, such as of ``stack.meaning``: files are read so
+        Meaning of the numbers of an earlier data set, such as ``stack.meaning``: files are read so
         that the same numbers mean the same thing.
 
     Raises
@@ -105,9 +105,8 @@ def load_dataset(
         _refuse(given, f"{name}, which has labels and a test part of its own")
         data = _published(str(name), bounded, validation=validation, seed=seed, meaning=meaning)
     else:
-        from syncpretrain.data.mapped_file import is_mapped_file, load_mapped
-        from syncpretrain.data.own_data import load_own, share_of
-        from syncpretrain.data.table_rows import Wanted
+        from syncpretrain.data.own_data import is_mapped_file, load_mapped, load_own, share_of
+        from syncpretrain.data.readers import Wanted
 
         share = share_of(test)
         _check_there("data", name)
@@ -127,32 +126,32 @@ def load_dataset(
 
 
 def check_whole(name: str | None) -> None:
-    """Refuse a data set that was asked for by its name, and of which only a part is here.
+    """Refuse a data set that was asked for by its name if only a part of it is on this machine.
 
     Raises
     ------
     DataError
-        Saying how to have all of it. Other names are for :func:`load_dataset` to judge.
+        Saying how to get all of it. :func:`load_dataset` checks other names.
     """
     if name == "mnist":
-        from syncpretrain.data.mnist import check_mnist
+        from syncpretrain.data.named import check_mnist
 
         check_mnist()
 
 
 def _check_axes(name: str, images: ImageShape | None) -> None:
-    """Refuse a published data set whose examples have other axes than the images of the layers."""
-    from syncpretrain.data.image_shape import check_image_shape
+    """Refuse a published data set if its examples have other axes than the layers' images."""
+    from syncpretrain.data.images import check_image_shape
 
     axes = CATALOGUE[name].axes if name in CATALOGUE else DIGIT_AXES
     check_image_shape(axes, images, name)
 
 
 def _published(name: str, bounded: bool, **how: Any) -> Dataset:
-    from syncpretrain.data.mnist import load_digits, load_mnist
+    from syncpretrain.data.named import load_digits, load_mnist
 
     if name not in ("mnist", "digits"):
-        from syncpretrain.data.named.load import load_named
+        from syncpretrain.data.named import load_named
 
         return load_named(name, bounded=bounded, **how)
     load = load_mnist if name == "mnist" else load_digits

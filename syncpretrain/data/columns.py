@@ -1,13 +1,14 @@
-"""The columns of a table: what each of them holds, and its rows as float32 and back.
+"""Columns of a table: their kinds, found from their values, and rows as float32 and back.
 
-They are kept with the model that was trained on them, as JSON, so that other files are read by the
-names of their columns and refused where they hold something else.
+A model and a run keep the columns that they were trained on, as JSON. Other files are read by the
+names of these columns, and refused where they hold something else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -15,12 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.meaning import origin_of
-from syncpretrain.data.table import FEW_VALUES, Table, Texts, Values, nearest
+from syncpretrain.data.table import FEW_VALUES, Table, Texts, Values, check_decimals, nearest
 from syncpretrain.errors import DataError
+from syncpretrain.storage import write_atomically
 
-__all__ = ["Column", "Columns", "Target", "columns_in", "takes_categories"]
+__all__ = [
+    "Column",
+    "Columns",
+    "Target",
+    "columns_in",
+    "columns_of",
+    "read_columns",
+    "takes_categories",
+    "write_columns",
+]
 
 BLOCKS = {"binary": "bernoulli", "number": "gaussian", "category": "softmax"}
+MOST_VALUES = 10_000  # texts of a category
 
 
 class Column(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -33,7 +45,7 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True):
         ``binary`` (0 and 1), ``number``, ``category``, or ``constant``: a text that is the same in
         every row, and is left out; another one is refused.
     values : tuple of str
-        Of a category, in the order of their units.
+        Texts of a category, in the order of their units.
     """
 
     name: str
@@ -42,14 +54,14 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def width(self) -> int:
-        """The number of values of an example that stand for it."""
+        """The number of values that stand for this column in an example."""
         if self.kind == "constant":
             return 0
         return len(self.values) if self.kind == "category" else 1
 
 
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is predicted: its name, and the texts that the numbers of classes stand for, if any."""
+    """Column to predict: name, task, and the texts of the classes, if the classes are texts."""
 
     name: str
     task: Literal["classification", "regression"]
@@ -63,10 +75,10 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
     ----------
     features : tuple of Column
     named : bool
-        Whether they have names of their own, by which those of other tables are found.
+        True if other tables are read by the names of the columns; else they are read in order.
     target : Target or None
     dropped : tuple of str
-        Columns that were left out.
+        Names of columns that were left out.
     """
 
     features: tuple[Column, ...]
@@ -90,7 +102,7 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def owners(self) -> NDArray[np.intp]:
-        """For each value of an example the number of its column among those that have any."""
+        """For each value of an example the number of its column; constant columns do not count."""
         widths = [column.width for column in self.features if column.width]
         return np.repeat(np.arange(len(widths)), widths)
 
@@ -101,7 +113,7 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def has_categories(self) -> bool:
-        """Whether a column is of texts."""
+        """True if a column holds texts."""
         return any(column.values for column in self.features)
 
     def visible_units(self) -> str:
@@ -122,8 +134,8 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
     def encode(self, table: Table, *, exact: bool = False) -> NDArray[Any]:
         """Return the rows of a table as numbers of shape (n, width), by the names of its columns.
 
-        A category is one value for each text, 1 for the row's own; missing values are NaN. The
-        rows are float32, or float64 where ``exact`` asks for it or float32 would lose the
+        A category becomes one value for each text, 1 for the text of the row; missing values are
+        NaN. The rows are float32, or float64 where ``exact`` asks for it or float32 would lose the
         differences within a column.
 
         Raises
@@ -157,7 +169,7 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
         return found
 
     def _matched(self, table: Table) -> list[Values]:
-        """Return the columns of a table in the order of these."""
+        """Return the values of a table's columns in the order of ``features``."""
         wanted = [column.name for column in self.features]
         if not (self.named and table.named):
             return self._matched_by_place(table, wanted)
@@ -188,8 +200,51 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
 
+def columns_of(
+    table: Table,
+    *,
+    encode: bool,
+    target: Target | None = None,
+    dropped: Sequence[str] = (),
+) -> Columns:
+    """Find the kinds of a table's columns from their values.
+
+    Parameters
+    ----------
+    table : Table
+        Columns of the examples, without the target.
+    encode : bool
+        True makes categories of texts; False refuses texts.
+    target : Target, optional
+    dropped : sequence of str
+
+    Raises
+    ------
+    DataError
+        If there is no column, one holds no value at all, or text that is no category.
+    """
+    if not table.names:
+        raise DataError(f"{table.name}: has no column to train on; drop fewer")
+    if not len(table):
+        raise DataError(f"{table.name}: got no rows, expected one example or more")
+    features, how = [], {"encode": encode, "has_target": target is not None}
+    for name in table.names:
+        values = table.column(name)
+        if isinstance(values, Texts):
+            features.append(_category(table, name, values, **how))
+        else:
+            _check_present(table, name, np.isnan(values) if values.dtype.kind == "f" else None)
+            features.append(Column(name, "binary" if _is_binary(values) else "number"))
+    if all(column.kind == "constant" for column in features):
+        raise DataError(
+            f"{table.name}: all columns are constant, with one text each; expected rows that"
+            " differ, of which something can be learned"
+        )
+    return Columns(_settled(features, table), table.named, target, tuple(dropped))
+
+
 def takes_categories(units: str) -> bool:
-    """Return whether visible units are such that columns of text can be encoded for them."""
+    """Return whether visible units include softmax groups, which columns of text need."""
     return BLOCKS["category"] in units
 
 
@@ -205,6 +260,108 @@ def columns_in(info: Mapping[str, Any]) -> Columns | None:
         return msgspec.convert(info.get("columns"), Columns | None)
     except msgspec.ValidationError as error:
         raise DataError(f"columns: those kept with the model are damaged: {error}") from error
+
+
+def write_columns(columns: Columns, path: Path) -> None:
+    """Write columns as JSON, the file whole or not at all.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(columns), indent=2) + b"\n")
+
+
+def read_columns(path: Path) -> Columns | None:
+    """Return the columns in a file; None where there is no such file.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Columns)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path}: cannot be read ({error}); put it back, or begin a new run"
+        ) from error
+
+
+def _settled(features: list[Column], table: Table) -> tuple[Column, ...]:
+    """Return columns; if one is a number, so is every column that is always 0 or always 1."""
+    if not any(column.kind == "number" for column in features):
+        return tuple(features)
+    return tuple(
+        Column(column.name, "number")
+        if column.kind == "binary" and _is_constant(values)
+        else column
+        for column, values in zip(features, table.columns, strict=True)
+    )
+
+
+def _category(table: Table, name: str, values: Texts, *, encode: bool, has_target: bool) -> Column:
+    _check_present(table, name, values.codes < 0)
+    if name in table.mixed:
+        number, text, slip = table.mixed[name]
+        if slip:
+            raise DataError(
+                f"{table.name}: got {text[:40]!r} in {slip}; expected numbers, as in most lines of"
+                f" column {name!r}"
+            )
+        raise DataError(
+            f"{table.name}: column {name!r} holds numbers and text, such as {number[:40]!r} and"
+            f" {text[:40]!r}; write values of one type, or drop the column"
+        )
+    check_decimals(table.name, name, values, f", or leave the column out{table.by_drop(name)}")
+    if not encode:
+        raise _text_refused(table, name, values, has_target=has_target)
+    most = min(MOST_VALUES, max(FEW_VALUES, len(values) // 2))
+    if len(values.values) > most:
+        raise DataError(
+            f"{table.name}: column {name!r} holds {len(values.values):,} different texts in"
+            f" {len(values):,} rows, such as {values.values[0][:40]!r}, too many for a category;"
+            f" leave it out{table.by_drop(name)}"
+        )
+    return Column(name, "category" if len(values.values) > 1 else "constant", values.values)
+
+
+def _text_refused(table: Table, name: str, values: Texts, *, has_target: bool) -> DataError:
+    """Return the refusal of a column of text; the last one is likely to be the class."""
+    text = values.values[0][:40]
+    if name == table.names[-1] and not has_target and table.is_file:
+        return DataError(
+            f"target: got none for {table.name}, whose last column, {name!r}, holds text such as"
+            f" {text!r}; give target={name} if it is the class, drop={name} to leave it out, or"
+            " visible units auto to train on it"
+        )
+    return DataError(
+        f"visible_units: got units of numbers for {table.name}, whose column {name!r} holds text"
+        f" such as {text!r}; take auto, which makes a category of it, or leave it"
+        f" out{table.by_drop(name)}"
+    )
+
+
+def _check_present(table: Table, name: str, missing: NDArray[np.bool_] | None) -> None:
+    if missing is not None and missing.all():
+        raise DataError(
+            f"{table.name}: column {name!r} has no value in any row; leave it"
+            f" out{table.by_drop(name)}"
+        )
+
+
+def _is_constant(values: Any) -> bool:
+    return len(np.unique(values[~np.isnan(values)])) == 1
+
+
+def _is_binary(values: NDArray[Any]) -> bool:
+    """Return whether all values are 0, 1 or missing."""
+    if values.dtype.kind == "b":
+        return True
+    return bool(((values == 0) | (values == 1) | np.isnan(values)).all())
 
 
 def _fill(out: NDArray[Any], column: Column, values: Values, name: str) -> None:

@@ -1,13 +1,18 @@
-"""A data set: examples in three parts, labels where there are some, and where it came from."""
+"""A data set: examples and labels in three parts, how they are divided, and the record of it.
+
+The parts are for training, validation and test; each holds the same share of every class where
+there are labels. A model and a run keep the record: a few words, the sizes and one hash.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,13 +20,27 @@ from syncpretrain.data.columns import Columns
 from syncpretrain.data.examples import scale_examples
 from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.sparse_rows import SparseRows
-from syncpretrain.data.split import stratified_split
 from syncpretrain.errors import DataError
+from syncpretrain.rng import Purpose, generator
 
-__all__ = ["PARTS", "UNLABELLED", "Dataset", "classes_only", "from_rows", "hold_out", "is_labelled"]
+__all__ = [
+    "PARTS",
+    "UNLABELLED",
+    "DataRecord",
+    "Dataset",
+    "classes_only",
+    "from_rows",
+    "hold_out",
+    "is_labelled",
+    "record_in",
+    "record_of",
+    "stratified_split",
+]
 
 PARTS = ("train", "validation", "test")
 UNLABELLED = -1  # among labels, stands for none
+Rows = NDArray[np.intp]
+Share = Callable[[Rows, int, np.random.Generator], Rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,20 +50,20 @@ class Dataset:
     Parameters
     ----------
     name : str
-        What the user asked for: mnist, digits, or a file's path.
+        Name that the user asked for: mnist, digits, or a file's path.
     source : str
-        Where the examples came from, in plain words.
+        Origin of the examples, in plain words.
     train, validation, test : float32 arrays of shape (n_examples, width)
-        C-contiguous, values in [0, 1]; validation and test may have no rows. Of a file that is
-        too large they are ``FileRows``, of a sparse matrix ``SparseRows``, which stand for arrays.
+        C-contiguous, values in [0, 1]; validation and test may have no rows. For a mapped file
+        they are ``FileRows``, for a sparse matrix ``SparseRows``, which stand for arrays.
     train_labels, validation_labels, test_labels : int64 arrays of shape (n_examples,), or None
         Classes, with -1 for none; or float32 with NaN for none, the numbers of a regression.
     notices : tuple of str
         Messages for the user, such as that a smaller set was used.
     columns : Columns or None
-        What the values of an example are, where the data came as a table.
+        Columns of the table that the examples came from, if there was one.
     meaning : Meaning or None
-        The meaning of the numbers that the values were made of.
+        Meaning of the numbers that became the values.
     """
 
     name: str
@@ -60,16 +79,16 @@ class Dataset:
     meaning: Meaning | None = None
     full_sha256: str | None = field(
         default=None, repr=False
-    )  # of all labels, where some are left out, or of a mapped file
+    )  # hash with the labels that were left out, or hash of a mapped file
     stamp: Any = field(default=None, repr=False)  # a FileStamp, of a mapped file
 
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of every example and label: shapes, float32 values and int64 labels, by part.
 
-        Of sparse rows it is that of what is kept, in its one form without zeros.
-        It is computed once, at the speed of reading; labels that :meth:`with_labels` leaves out
-        count all the same. Classes that are texts are part of it.
+        Sparse rows are hashed in their one form without zeros. Labels that :meth:`with_labels`
+        leaves out count too, and so do the texts of classes. The hash is computed once, at the
+        speed of reading.
         """
         if self.full_sha256 is not None:
             return self.full_sha256
@@ -91,7 +110,7 @@ class Dataset:
         return int(self.train.shape[1])
 
     def targets(self, part: str) -> NDArray[Any] | None:
-        """Return the labels of a part; classes that are texts as these, with "" for none."""
+        """Return the labels of a part; classes with texts as texts, "" for no label."""
         labels: NDArray[Any] | None = getattr(self, f"{part}_labels")
         target = None if self.columns is None else self.columns.target
         if labels is None or target is None or target.classes is None:
@@ -103,7 +122,7 @@ class Dataset:
     def with_examples(self, count: int, *, seed: int = 0) -> Dataset:
         """Return the data with ``count`` of the training examples, in their order.
 
-        Each class keeps its share; fewer examples are not a part of more.
+        Each class keeps its share; a smaller choice is not part of a larger one.
 
         Raises
         ------
@@ -132,8 +151,8 @@ class Dataset:
     def with_labels(self, count: int, *, seed: int = 0) -> Dataset:
         """Return the data with ``count`` labelled training examples, as many of each class.
 
-        The labels of the others become -1, which stands for none. Fewer labelled examples are a
-        part of more, for one seed and as far as the classes' sizes permit.
+        The labels of the others become -1, which stands for none. For one seed, a smaller choice is
+        part of a larger one, as far as the sizes of the classes permit.
 
         Raises
         ------
@@ -163,6 +182,44 @@ class Dataset:
         return replace(self, train_labels=labels, full_sha256=self.sha256)
 
 
+def from_rows(
+    name: str,
+    X: NDArray[Any],
+    labels: NDArray[Any] | None,
+    *,
+    source: str,
+    parts: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]],
+    notices: Sequence[str] = (),
+    columns: Columns | None = None,
+    meaning: Meaning | None = None,
+    earlier: Meaning | None = None,
+) -> Dataset:
+    """Build a data set; ``parts`` are the numbers of its training, validation and test rows.
+
+    ``X`` holds checked examples of any numeric type; each part becomes float32 by itself, so that
+    the whole never exists twice. If ``meaning`` is given, ``X`` has been prepared by it; else ``X``
+    is prepared by the meaning of ``earlier`` examples, or has its own.
+    """
+    if meaning is None:
+        meaning = earlier or Meaning.of(X)
+        X = X if earlier is None else earlier.prepare(X, name)
+    everything = len(parts[0]) == len(X)
+    own = [None if labels is None else labels[rows] for rows in parts]
+    return Dataset(
+        name,
+        source,
+        train=scale_examples(X, rows=None if everything else parts[0]),
+        validation=scale_examples(X, rows=parts[1]),
+        test=scale_examples(X, rows=parts[2]),
+        train_labels=own[0],
+        validation_labels=own[1],
+        test_labels=own[2],
+        notices=tuple(notices),
+        columns=columns,
+        meaning=meaning,
+    )
+
+
 def is_labelled(labels: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which rows have a label."""
     if labels.dtype.kind == "f":
@@ -186,7 +243,7 @@ def hold_out(
     seed: int,
     equal_classes: bool = False,
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Divide rows into those to train on and those to validate with, each ascending.
+    """Divide rows into training and validation rows, each in ascending order.
 
     ``validation`` is the fraction held out, or None for ``default`` rows, as many of each class
     where ``equal_classes`` asks for it. A fraction keeps the classes' proportions. ``labels`` has
@@ -217,39 +274,136 @@ def hold_out(
     return rows[kept], rows[held]
 
 
-def from_rows(
-    name: str,
-    X: NDArray[Any],
+def stratified_split(
     labels: NDArray[Any] | None,
+    n: int,
     *,
-    source: str,
-    parts: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]],
-    notices: Sequence[str] = (),
-    columns: Columns | None = None,
-    meaning: Meaning | None = None,
-    earlier: Meaning | None = None,
-) -> Dataset:
-    """Build a data set of the rows ``parts``: to train, to validate and to test with.
+    held_out: int,
+    seed: int,
+    equal_classes: bool = False,
+    step: int = 0,
+) -> tuple[Rows, Rows]:
+    """Divide n rows into kept ones and ``held_out`` held ones, a function of the arguments alone.
 
-    ``X`` holds checked examples of any numeric type; each part becomes float32 by itself, so that
-    the whole never exists twice. They have been prepared by ``meaning``, or are to be by that of
-    ``earlier`` examples, or by their own.
+    Parameters
+    ----------
+    labels : array of shape (n,), or None
+        Classes; each class gives its share. Without labels the held rows are drawn uniformly.
+    n : int
+        The number of rows.
+    held_out, seed : int
+        Number of rows held out, 0 or more, and seed of the draw.
+    equal_classes : bool
+        Hold out as many rows of one class as of another, as far as the classes' sizes permit
+        (1,000 of each of MNIST's). Otherwise in proportion to their sizes, to within one row.
+    step : int
+        Number that distinguishes several splits under one seed.
+
+    Returns
+    -------
+    kept, held : arrays of row numbers, ascending
+
+    Raises
+    ------
+    DataError
+        If ``held_out`` is negative or leaves nothing, or there is not one label a row.
     """
-    if meaning is None:
-        meaning = earlier or Meaning.of(X)
-        X = X if earlier is None else earlier.prepare(X, name)
-    everything = len(parts[0]) == len(X)
-    own = [None if labels is None else labels[rows] for rows in parts]
-    return Dataset(
-        name,
-        source,
-        train=scale_examples(X, rows=None if everything else parts[0]),
-        validation=scale_examples(X, rows=parts[1]),
-        test=scale_examples(X, rows=parts[2]),
-        train_labels=own[0],
-        validation_labels=own[1],
-        test_labels=own[2],
-        notices=tuple(notices),
-        columns=columns,
-        meaning=meaning,
+    if not 0 <= held_out < max(n, 1):
+        raise DataError(
+            f"validation and test: got {held_out} of {n} examples to hold out, expected at least 0"
+            " and fewer than there are; hold out a smaller part, or give more examples"
+        )
+    if labels is not None and np.shape(labels) != (n,):
+        raise DataError(f"labels: got shape {np.shape(labels)}, expected ({n},), one an example")
+    draws = generator(seed, Purpose.SPLIT, step=step)
+    held = np.zeros(n, dtype=bool)
+    if labels is None:
+        held[draws.permutation(n)[:held_out]] = True
+    else:
+        share = _equal if equal_classes else _proportional
+        held[_draw_by_class(labels, held_out, share, draws)] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def _draw_by_class(
+    labels: NDArray[Any], held_out: int, share: Share, draws: np.random.Generator
+) -> Rows:
+    _, classes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    shares = share(sizes, held_out, draws)
+    # Rows grouped by class, each group in row order.
+    groups = np.split(np.argsort(classes, kind="stable"), np.cumsum(sizes)[:-1])
+    chosen = [draws.permutation(g)[:n] for g, n in zip(groups, shares, strict=True)]
+    return np.concatenate(chosen)
+
+
+def _proportional(sizes: Rows, held_out: int, draws: np.random.Generator) -> Rows:
+    """Return shares by the largest remainder; ties are broken by chance, for no label to win."""
+    total = int(sizes.sum())
+    shares, remainders = np.divmod(sizes * held_out, total)
+    order = np.lexsort((draws.permutation(len(sizes)), -remainders))
+    shares[order[: held_out - int(shares.sum())]] += 1
+    return shares
+
+
+def _equal(sizes: Rows, held_out: int, draws: np.random.Generator) -> Rows:
+    """Return shares that differ by one at most, except where a class has no more rows."""
+    shares = np.zeros_like(sizes)
+    order = draws.permutation(len(sizes))
+    while (left := held_out - int(shares.sum())) > 0:
+        able = order[shares[order] < sizes[order]]
+        if left < len(able):
+            shares[able[:left]] += 1
+        else:
+            shares[able] = np.minimum(sizes[able], shares[able] + left // len(able))
+    return shares
+
+
+class DataRecord(msgspec.Struct, frozen=True):
+    """Record of a data set in a run.
+
+    Attributes
+    ----------
+    name : str
+        mnist, digits, or the path of a file, as the user gave it.
+    source : str
+        Origin of the examples, in plain words.
+    train, validation, test : int
+        Number of examples in each part.
+    width : int
+        Number of values in an example.
+    sha256 : str
+        Hash of all examples and labels: :attr:`syncpretrain.data.dataset.Dataset.sha256`.
+    """
+
+    name: str
+    source: str
+    train: int
+    validation: int
+    test: int
+    width: int
+    sha256: str
+
+    def __str__(self) -> str:
+        """Return one phrase that identifies the data set."""
+        sizes = ", ".join(f"{getattr(self, part):,} {part}" for part in PARTS)
+        return f"{self.source} ({sizes}; {self.width} columns; SHA-256 {self.sha256[:12]})"
+
+
+def record_of(data: Dataset) -> DataRecord:
+    """Return the record of a data set."""
+    sizes = {part: len(getattr(data, part)) for part in PARTS}
+    return DataRecord(
+        name=data.name,
+        source=data.source,
+        width=data.width,
+        sha256=data.sha256,
+        **sizes,
     )
+
+
+def record_in(info: Mapping[str, Any]) -> DataRecord | None:
+    """Return the record in the ``info`` of a model; None if it has none."""
+    try:
+        return msgspec.convert(info.get("data"), DataRecord | None)
+    except msgspec.ValidationError:  # another program wrote the model
+        return None

@@ -1,4 +1,4 @@
-"""The examples' own checks: numbers in rows, finite, in [0, 1]; bytes are scaled by 1/255."""
+"""Checks of examples: numbers in rows, finite, in [0, 1]; bytes are scaled by 1/255."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def check_examples(X: ArrayLike, name: str = "X", *, bounded: bool = True) -> ND
     X : array-like of shape (n_examples, width)
         Real numbers or booleans in [0, 1], or bytes (uint8), which are scaled by 1/255. A
         C-contiguous float32 array is returned as it is, without a copy, and so are
-        ``FileRows``, which are checked already.
+        ``FileRows``, which were checked before.
     name : str
-        What an error calls the examples.
+        Name of the examples in errors.
     bounded : bool
         False permits values outside [0, 1], as long as they are finite.
 
@@ -74,10 +74,10 @@ def checked_rows(
     bounded: bool = True,
     seen: Callable[[NDArray[Any]], Any] | None = None,
 ) -> FileRows:
-    """Return the rows of a file, once a pass over it has checked every value, to be watched.
+    """Check every value of a file in one pass; return its rows, checked again at every reading.
 
-    ``seen`` is called with every few rows as the file has them. Without it, a file of bytes is not
-    read.
+    ``seen`` is called with each block of rows, of the file's own type. Without ``seen``, a file of
+    bytes is not read.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def checked_rows(
 
 
 def watched_rows(rows: FileRows, name: str = "X", *, bounded: bool = True) -> FileRows:
-    """Return checked rows of a file, which are looked at again whenever they are asked for."""
+    """Return checked rows of a file that are checked again at every reading."""
     if _is_sound(rows.raw_dtype):
         return rows
     known = name if name != "X" else f"X, mapped from {rows.path}"
@@ -108,7 +108,7 @@ def watched_rows(rows: FileRows, name: str = "X", *, bounded: bool = True) -> Fi
 def check_again(
     values: NDArray[np.float32], numbers: Callable[[], NDArray[Any]], *, name: str, bounded: bool
 ) -> None:
-    """Check values that were sound when the run began; ``numbers`` returns those of their rows.
+    """Check values that were sound when the run began; ``numbers`` returns their row numbers.
 
     Raises
     ------
@@ -131,14 +131,14 @@ def check_again(
 
 
 def as_examples(X: ArrayLike, name: str) -> NDArray[Any]:
-    """Return a numeric array of two dimensions, none of them 0, whose values are unchecked.
+    """Return a numeric array of two dimensions, none of them 0; its values are unchecked.
 
     A sparse matrix becomes :class:`syncpretrain.data.sparse_rows.SparseRows`.
 
     Raises
     ------
     DataError
-        If it is something else.
+        If X is something else.
     """
     if isinstance(X, SparseRows) or hasattr(X, "toarray"):
         rows: Any = X if isinstance(X, SparseRows) else rows_of_matrix(X, name)
@@ -172,7 +172,7 @@ def as_examples(X: ArrayLike, name: str) -> NDArray[Any]:
 
 
 def _of_arrays(X: Any) -> str:
-    """Return what to call a list of arrays that have rows of their own; nothing of all else."""
+    """Return a phrase for a list of arrays with two dimensions each; "" for anything else."""
     if not isinstance(X, (list, tuple)) or not X:
         return ""
     return f"a list of {len(X)} arrays" if all(getattr(x, "ndim", 0) == 2 for x in X) else ""
@@ -186,9 +186,9 @@ def check_values(
     names: Sequence[str] | None = None,
     missing: bool = False,
 ) -> None:
-    """Check that every value is finite, and if ``bounded`` in [0, 1]; any byte or boolean is.
+    """Check that every value is finite, and if ``bounded`` in [0, 1]; bytes and booleans pass.
 
-    ``names`` are those of the columns, where they have any. ``missing`` permits NaN, but not in
+    ``names`` are the names of the columns, if they have any. ``missing`` permits NaN, but not in
     sparse rows.
 
     Raises
@@ -244,7 +244,7 @@ def _is_inside(values: NDArray[np.float32], low: float, high: float) -> bool:
 
 
 def scale_examples(X: NDArray[Any], *, rows: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
-    """Return checked examples, or those of the given rows, as C-contiguous float32 in [0, 1].
+    """Return checked examples, or the given rows of them, as C-contiguous float32 in [0, 1].
 
     Bytes are scaled by 1/255. Rows are converted a chunk at a time, without a big temporary. Sparse
     rows stay sparse.

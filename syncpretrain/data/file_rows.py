@@ -1,8 +1,8 @@
-"""Examples in a file, read and converted as they are asked for, never as a whole.
+"""Examples in a file, read and converted when they are needed, never as a whole.
 
-They are read from the file instead of through its mapping: to map a page costs several times as
-much as to copy it, and mapped pages count as memory of the process, as many as there are. What was
-read stays in the system's page cache as long as nothing else needs the memory.
+They are read from the file instead of through its mapping: mapping a page costs several times as
+much as copying it, and every mapped page counts as memory of the process. Pages that were read stay
+in the system's page cache as long as nothing else needs the memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from syncpretrain.errors import DataError
 
 __all__ = ["FileRows", "rows_in_file"]
 
-# Given values, and what returns the numbers of their rows; raises an error if they are bad.
+# Called with values and a function that returns their row numbers; raises an error if one is bad.
 Check = Callable[[NDArray[np.float32], Callable[[], NDArray[Any]]], None]
 NEAR = 2  # a run of rows is read whole if it has at most this many times the rows asked for
 
@@ -36,11 +36,11 @@ class FileRows(StoredRows):
     ----------
     file : _Table
     rows : ndarray of int, optional
-        Those of its rows that count, in this order; default all.
+        Numbers of the rows in the file, in order; default all.
     prepare : callable, optional
-        What each array goes through last, such as a standardization.
+        Last step for each array that is read, such as a standardization.
     check : callable, optional
-        What looks at each array before, since something may write to the file meanwhile.
+        Check of each array before ``prepare``: something may write to the file meanwhile.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FileRows(StoredRows):
         check: Check | None = None,
     ) -> None:
         if rows is not None and file.shape[0] < 1 << 32:
-            rows = rows.astype(np.uint32)  # there is one number for each example
+            rows = rows.astype(np.uint32)  # one number for each example: half the memory
         self._file, self._rows, self._prepare, self._check = file, rows, prepare, check
 
     @property
@@ -77,12 +77,12 @@ class FileRows(StoredRows):
         return values if self._prepare is None else self._prepare(values)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return all of them, in memory."""
+        """Return all rows, in memory."""
         return self[:] if dtype is None else self[:].astype(dtype)
 
     @property
     def path(self) -> str:
-        """Where the file is."""
+        """Path of the file."""
         return self._file.path
 
     @property
@@ -91,17 +91,17 @@ class FileRows(StoredRows):
         return self._file.dtype
 
     def raw_blocks(self) -> Iterator[NDArray[Any]]:
-        """Yield all rows of the file as it has them, a few at a time."""
+        """Yield all rows of the file, of its own type, a few at a time."""
         for chunk in chunks(self._file.shape):
             yield self._file.run(chunk.start, chunk.stop)
 
     def raw_sample(self, most: int) -> NDArray[Any]:
-        """Return at most ``most`` rows of the file as it has them, evenly spaced."""
+        """Return at most ``most`` evenly spaced rows of the file, of its own type."""
         count = min(most, self._file.shape[0])
         return self._file.gathered(np.arange(count) * self._file.shape[0] // count)
 
     def subset(self, rows: NDArray[Any]) -> FileRows:
-        """Return some of the rows, in the file still."""
+        """Return some of the rows, still in the file."""
         chosen = rows if self._rows is None else self._rows[rows]
         return FileRows(self._file, chosen, self._prepare, self._check)
 
@@ -110,15 +110,15 @@ class FileRows(StoredRows):
         return FileRows(self._file, None, self._prepare, self._check)
 
     def prepared_by(self, prepare: Prepare) -> FileRows:
-        """Return the same rows, which go through ``prepare`` as they are asked for."""
+        """Return the same rows, passed through ``prepare`` at every reading."""
         return FileRows(self._file, self._rows, prepare, self._check)
 
     def checked_by(self, check: Check) -> FileRows:
-        """Return the same rows, which ``check`` looks at whenever they are asked for."""
+        """Return the same rows, passed to ``check`` at every reading."""
         return FileRows(self._file, self._rows, self._prepare, check)
 
     def will_need(self, rows: slice) -> None:
-        """Have the system read a run of rows ahead, where it can, while others are trained on."""
+        """Ask the system to read a run of rows ahead, while others are trained on."""
         first, last = rows.start, rows.stop - 1
         if self._rows is not None:
             first, last = int(self._rows[first]), int(self._rows[last])
@@ -138,7 +138,7 @@ class _Table:
     ----------
     path : str
     offset : int
-        Of its first byte.
+        Position of the first byte of the table.
     shape : tuple of int
     dtype : dtype
 
@@ -180,14 +180,14 @@ class _Table:
         return out
 
     def read_ahead(self, start: int, stop: int) -> None:
-        """Have the system read consecutive rows."""
+        """Ask the system to read consecutive rows."""
         if hasattr(os, "posix_fadvise") and stop > start:  # not on macOS
             begin = self._offset + start * self._row
             length = (stop - start) * self._row
             os.posix_fadvise(self._descriptor, begin, length, os.POSIX_FADV_WILLNEED)
 
     def _read(self, out: NDArray[np.uint8], row: int) -> None:
-        """Read bytes from the beginning of a row on.
+        """Fill ``out`` with the bytes from the beginning of a row on.
 
         Raises
         ------
@@ -216,8 +216,8 @@ class _Table:
 def rows_in_file(X: object) -> FileRows | None:
     """Return the rows of an array that is mapped from a file, such as by ``numpy.load``.
 
-    None if it is in memory, or cannot be read a row at a time: if it may be written to, is in
-    Fortran order, or its file is no longer what was mapped.
+    Return None if the array is in memory, or cannot be read row by row: if it is writable, is in
+    Fortran order, or its file is no longer the mapped one.
     """
     if not isinstance(X, np.ndarray) or X.ndim != 2 or not X.flags.c_contiguous or not X.size:
         return None

@@ -1,4 +1,4 @@
-"""Data frames of pandas and polars, by what they have in common, and Parquet files, as tables."""
+"""Tables from data frames (by the interface that pandas and polars share) and Parquet files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.column_kinds import columns_of
-from syncpretrain.data.columns import Columns, columns_in, takes_categories
+from syncpretrain.data.columns import Columns, columns_in, columns_of, takes_categories
 from syncpretrain.data.examples import check_values
 from syncpretrain.data.meaning import meaning_in
-from syncpretrain.data.table import Mixed, Table, Values, check_names, texts_of
+from syncpretrain.data.table import Mixed, Table, Values, check_distinct_names, texts_of
 from syncpretrain.errors import DataError
 from syncpretrain.units.kinds import KINDS, kind_of
 
@@ -26,12 +25,12 @@ CATEGORICAL = ("categor", "enum", "dictionary")  # how the names of such types b
 
 
 def is_frame(X: Any) -> bool:
-    """Return whether X is a data frame: it has columns, and types of these.
+    """Return whether X is a data frame: it has columns, and a type for each.
 
     Raises
     ------
     DataError
-        If it is a plan for one.
+        If X is the plan of a data frame.
     """
     if hasattr(X, "collect_schema") and hasattr(X, "collect"):
         raise DataError("X: got a LazyFrame, expected a DataFrame; pass X.collect()")
@@ -48,7 +47,7 @@ def table_of(frame: Any, name: str = "X") -> Table:
     """
     keys = list(frame.columns)
     names = tuple(map(str, keys))
-    check_names(name, names)
+    check_distinct_names(name, names)
     found = _Columns()
     for key, text in zip(keys, names, strict=True):
         series = frame[key]
@@ -65,26 +64,26 @@ def encoded(
     known: Columns | None = None,
     exact: bool = False,
 ) -> tuple[NDArray[Any], Columns]:
-    """Return the rows of a data frame as numbers, and what its columns hold.
+    """Return the rows of a data frame as numbers, and its columns.
 
     Parameters
     ----------
     X : data frame
     units : str
-        The visible units; categories are encoded for those that have softmax groups.
+        Visible units; categories are encoded if they have softmax groups.
     name : str
-        What errors call it.
+        Name of the data frame in errors.
     bounded : bool
-        Whether values outside [0, 1] are refused.
+        True refuses values outside [0, 1].
     known : Columns, optional
-        Those of an earlier data frame, by whose names the columns are found.
+        Columns of an earlier data frame; the columns of this one are found by their names.
     exact : bool
-        Whether the rows are float64 in any case; see :meth:`Columns.encode`.
+        True makes float64 rows; see :meth:`Columns.encode`.
 
     Raises
     ------
     DataError
-        Naming the column that cannot be trained on.
+        If a column cannot be trained on; the message names it.
     """
     table = table_of(X, name)
     columns = known or columns_of(table, encode=takes_categories(units))
@@ -98,18 +97,18 @@ def encoded(
 def array_of(X: Any, info: Mapping[str, Any], units: str, name: str = "X", *, bounded: bool) -> Any:
     """Return a data frame as the array that a model takes, and anything else as it is.
 
-    ``info`` and ``units`` are those of the model, whose columns are found by their names.
+    ``info`` and ``units`` are the model's; its columns are found in the data frame by their names.
 
     Raises
     ------
     DataError
-        Naming a column that is missing, or holds what the model does not know.
+        If a column is missing, or holds a value that the model does not know.
     """
     if not is_frame(X):
         return X
     known = columns_in(info)
     known, meaning = known if known and known.features else None, meaning_in(info)
-    # Whole bytes are divided, and origins subtracted, before the range is looked at again.
+    # Whole bytes are divided, and origins subtracted, before the range is checked again.
     are_bytes = meaning is not None and meaning.values == "bytes"
     exact = meaning is not None and bool(meaning.origin)
     rows, columns = encoded(
@@ -122,11 +121,12 @@ def array_of(X: Any, info: Mapping[str, Any], units: str, name: str = "X", *, bo
 def check_bernoulli(
     rows: NDArray[np.float32], units: str, columns: Columns, name: str = "X"
 ) -> None:
-    """Refuse values outside [0, 1] in blocks of binary units, naming the column.
+    """Refuse values outside [0, 1] in blocks of binary units.
 
     Raises
     ------
     DataError
+        Naming the column.
     """
     blocks = kind_of(units).blocks
     if blocks is None or blocks.width != columns.width:  # which is refused elsewhere
@@ -158,7 +158,7 @@ def read_parquet(path: Path) -> Table:
             written = file.read() if len(set(names)) == len(names) else None
     except Exception as error:  # pyarrow raises many kinds over damaged files
         raise DataError(f"{path}: got no Parquet file that can be read ({error})") from error
-    check_names(str(path), names)
+    check_distinct_names(str(path), names)
     assert written is not None
     index = _index_of(written.schema)
     notices = tuple(f"{path}: left out {name!r}, the index of a data frame" for name in index)
@@ -171,7 +171,7 @@ def read_parquet(path: Path) -> Table:
 
 
 def _index_of(schema: Any) -> list[str]:
-    """Return the columns that pandas has written for an index, which is no column of the frame."""
+    """Return the columns that pandas wrote for the index, which are no columns of the frame."""
     written = (schema.pandas_metadata or {}).get("index_columns", ())
     return [name for name in written if name in schema.names]
 
@@ -181,7 +181,7 @@ def _is_category(kind: Any) -> bool:
 
 
 class _Columns:
-    """Columns as numbers, truth values or texts, and what is found of them by their names."""
+    """Columns collected for a table: values, and by name the mixed and the refused ones."""
 
     def __init__(self) -> None:
         self._columns: list[Values] = []
@@ -189,7 +189,7 @@ class _Columns:
         self._refused: dict[str, str] = {}
 
     def add(self, name: str, array: NDArray[Any], *, is_category: bool) -> None:
-        """Add a column; what is none is NaN, and its type is kept."""
+        """Add a column; a column of another type becomes NaN, and its type is noted."""
         if is_category:
             texts = texts_of(map(_text, array.tolist()))
             self._columns.append(replace(texts, are_categories=True))

@@ -24,13 +24,13 @@ __all__ = [
 ]
 
 LARGEST_CLASS = 2**53  # above it floats are no longer all whole numbers
-MOST_ROUNDING = 0.01  # of the numbers' standard deviation
-AS_FREQUENT = 2  # times the rows of the most frequent class: -1 in no more rows may be a class
-FEW_ROWS = 20  # whose classes may all differ
+MOST_ROUNDING = 0.01  # largest rounding error, in standard deviations of the numbers
+AS_FREQUENT = 2  # -1 in at most this many times the rows of the largest class may be a class
+FEW_ROWS = 20  # so few rows may all have different classes
 
 
 def target_of(table: Table, name: str, task: str | None) -> Target:
-    """Return the target that a column is, for a task or the one that suits it.
+    """Return a column as the target of a task; without one, of the task that suits its values.
 
     Texts, truth values and whole numbers are classes unless ``task`` is regression.
 
@@ -68,12 +68,12 @@ def target_of(table: Table, name: str, task: str | None) -> Target:
 
 
 def labels_in(values: Values, target: Target, name: str) -> NDArray[Any]:
-    """Return the labels of a column: int64 with -1 for none, or float32 with NaN of a regression.
+    """Return the labels of a column: int64 with -1 for none; for a regression float32 with NaN.
 
     Raises
     ------
     DataError
-        If the column does not hold what the target is, naming the file.
+        If the column's values do not suit the target; the message names the file.
     """
     if target.task == "regression":
         if isinstance(values, Texts):
@@ -91,12 +91,12 @@ def labels_in(values: Values, target: Target, name: str) -> NDArray[Any]:
 def single_numbers(values: Any, name: str) -> NDArray[np.float32]:
     """Return numbers to predict, of shape (n,) or (n, outputs), as float32.
 
-    Those that are too large become infinite, which fine-tuning refuses.
+    Numbers that are too large become infinite, which fine-tuning refuses.
 
     Raises
     ------
     DataError
-        If they are so much alike, or so small, that rounding would make them constant.
+        If the numbers are so much alike, or so small, that rounding would make them constant.
     """
     exact = np.asarray(values, dtype=np.float64)
     if not exact.ndim or not exact.size:
@@ -122,12 +122,12 @@ def single_numbers(values: Any, name: str) -> NDArray[np.float32]:
 
 
 def whole_labels(values: NDArray[Any], name: str) -> NDArray[np.int64]:
-    """Return classes as int64, with -1 where there is NaN.
+    """Return classes as int64, with -1 in place of NaN.
 
     Raises
     ------
     DataError
-        If they are not whole numbers, or -1 seems to be a class.
+        If the classes are not whole numbers, or -1 seems to be a class.
     """
     missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(values.shape, dtype=bool)
     check_size(values, name)
@@ -148,7 +148,7 @@ def whole_labels(values: NDArray[Any], name: str) -> NDArray[np.int64]:
 
 
 def label_notices(labels: NDArray[Any], values: Values, name: str) -> tuple[str, ...]:
-    """Return notices about labels, made of the values of a file: rows without one, and doubts."""
+    """Return notices about the labels of a file: the rows without a label, and doubts."""
     known = labels[is_labelled(labels)]
     notices = rows_without(len(labels) - len(known), len(labels), name)
     if labels.dtype.kind == "f":
@@ -159,21 +159,21 @@ def label_notices(labels: NDArray[Any], values: Values, name: str) -> tuple[str,
 
 
 def rows_without(count: int, rows: int, name: str) -> tuple[str, ...]:
-    """Return a notice that rows have no label; none if all have one."""
+    """Return a notice of the rows without a label; no notice if all rows have one."""
     return (f"{name}: {count:,} of {rows:,} rows have no label",) if count else ()
 
 
 def doubts_about(known: NDArray[Any], ones: int, name: str) -> list[str]:
-    """Return sentences about labels that may be meant as something else.
+    """Return sentences about labels that may have another meaning.
 
     Parameters
     ----------
     known : array of shape (n_labelled,)
         Whole numbers or texts.
     ones : int
-        The number of other rows, with the label -1.
+        Number of other rows, with the label -1.
     name : str
-        Of the labels.
+        Name of the labels in the sentences.
     """
     found, are_texts = [], known.dtype.kind in "OU"
     classes, counts = np.unique(known, return_counts=True)
@@ -219,7 +219,7 @@ def check_size(values: NDArray[Any], name: str) -> None:
 
 
 def _numbered(values: Values, target: Target, name: str) -> NDArray[np.int64]:
-    """Return the numbers of classes that are texts."""
+    """Return classes that are texts as numbers."""
     assert target.classes is not None
     if not isinstance(values, Texts):
         if values.dtype.kind == "f" and np.isnan(values).all():

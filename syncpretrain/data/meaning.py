@@ -1,17 +1,17 @@
-"""The meaning of numbers: what the training rows of a stack were, and new rows prepared alike.
+"""The meaning of numbers: of the training rows of a stack, by which new rows are prepared.
 
-A stack keeps the meaning of its training rows. New rows are read by it, whatever their type, so
-that the same numbers mean the same thing. If the training rows were
+A stack keeps the meaning of its training rows. New rows are read by this meaning, whatever their
+type, so that the same numbers mean the same thing. If the training rows were
 
-* ``bytes`` (uint8, one above 1), every whole number is divided by 255. Where some floats are
-  fractions they can be no bytes: they were divided before.
-* ``bits`` (0 and 1 alone), bytes are taken as they are, and larger ones are refused.
-* ``shares`` (all in [0, 1]), bytes are divided by 255. They are refused if the largest is 1, which
-  may then mean 1 or 1/255.
-* ``numbers`` (all else), every number is taken as it is.
+* ``bytes`` (uint8, one above 1), every whole number is divided by 255. Floats with a fraction among
+  them are no bytes: they were divided before.
+* ``bits`` (0 and 1 alone), bytes are taken as they are, and bytes above 1 are refused.
+* ``shares`` (all in [0, 1]), bytes are divided by 255. Bytes with a maximum of 1 are refused, since
+  this 1 may mean 1 or 1/255.
+* ``numbers`` (any others), every number is taken as it is.
 
-Float32 holds 24 bits. A column that varies too little beside its mean, such as seconds since 1970
-within one day, would lose its differences. So its origin, the mean, is subtracted in float64.
+Float32 holds 24 bits. A column that varies too little compared with its mean, such as seconds since
+1970 within one day, would lose its differences. So its origin, the mean, is subtracted in float64.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.blocks import as_bits, chunks
-from syncpretrain.data.byte_rows import LARGEST_BYTE
+from syncpretrain.data.blocks import LARGEST_BYTE, as_bits, chunks
 from syncpretrain.data.examples import as_examples, evenly_spaced
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.scaling import ROUNDING, SAME
@@ -43,7 +42,7 @@ __all__ = [
 # Distance of neighbouring float32 numbers at the mean of a column, as a share of its deviation.
 LARGEST_LOSS = 1e-3
 SAMPLED_ROWS = 10_000  # evenly spaced, to find the origin
-FAR_SHARE = 2.0  # beyond which no fraction is a byte divided by 255, noise included
+FAR_SHARE = 2.0  # a larger fraction is no byte divided by 255, even with noise added
 
 
 class Meaning(msgspec.Struct, frozen=True):
@@ -64,8 +63,7 @@ class Meaning(msgspec.Struct, frozen=True):
     def of(cls, X: Any, *, bounded: bool = False) -> Meaning:
         """Return the meaning of checked training rows.
 
-        Rows in a file are not read for that: their type says it, and whether they are ``bounded``
-        by [0, 1].
+        Rows in a file are not read: their type decides, and whether they are ``bounded`` by [0, 1].
         """
         if isinstance(X, FileRows):
             if X.raw_dtype == np.uint8:
@@ -84,18 +82,18 @@ class Meaning(msgspec.Struct, frozen=True):
         return cls("bits" if are_bits else "shares", origin)
 
     def prepare(self, X: Any, name: str = "X", *, bounded: bool = False) -> Any:
-        """Return rows by the meaning of the training rows.
+        """Return rows as the training rows would be read.
 
-        Bytes that are to be divided stay bytes, which are divided as they become float32.
+        Bytes to divide are returned as bytes; they are divided when they become float32.
 
         Parameters
         ----------
         X : array-like of shape (n_examples, width), or sparse matrix
             ``FileRows`` are returned as they are.
         name : str
-            What an error calls them.
+            Name of the rows in errors.
         bounded : bool
-            Whether the visible units take values in [0, 1] alone.
+            True if the visible units take only values in [0, 1].
 
         Raises
         ------
@@ -139,19 +137,19 @@ class Meaning(msgspec.Struct, frozen=True):
         return out
 
     def divides(self, X: Any) -> bool:
-        """Return whether numbers are divided by 255, as bytes of any type are.
+        """Return whether numbers, of any type, are bytes to divide by 255.
 
         Raises
         ------
         DataError
-            If that cannot be told.
+            If the numbers may be bytes or not.
         """
         if self.values != "bytes":
             return False
         return _are_bytes(X, "X", _range(X) if X.dtype != np.uint8 else ALL_BYTES)
 
     def restored(self, X: NDArray[np.float32]) -> NDArray[Any]:
-        """Return prepared rows with their origin: float64 where there is one, else as they are."""
+        """Return prepared rows with their origin added, in float64; without one, as they are."""
         return X + np.array(self.origin) if self.origin else X
 
 
@@ -159,16 +157,16 @@ NUMBERS, SHARES = Meaning("numbers"), Meaning("shares")
 
 
 def meaning_in(info: Mapping[str, Any]) -> Meaning | None:
-    """Return the meaning in the ``info`` of a stack; None of an old one, which has none.
+    """Return the meaning in the ``info`` of a stack; None if an old stack has none.
 
-    Such a stack divides bytes by 255 and takes all else as it is.
+    A stack without a meaning divides bytes by 255 and takes other numbers as they are.
 
     Raises
     ------
     DataError
-        If it is damaged.
+        If the meaning is damaged.
     """
-    if "bytes" in info and "meaning" not in info:  # as it was kept before
+    if "bytes" in info and "meaning" not in info:  # the form of earlier versions
         return NUMBERS if info["bytes"] == "numbers" else Meaning("bits")
     try:
         return msgspec.convert(info.get("meaning"), Meaning | None)
@@ -177,7 +175,7 @@ def meaning_in(info: Mapping[str, Any]) -> Meaning | None:
 
 
 class _Range(NamedTuple):
-    """The smallest and the largest number, and whether all are whole, or 0 or 1; NaN is none."""
+    """Smallest and largest number, and whether all are whole, or all 0 or 1; NaN is left out."""
 
     low: float
     high: float
@@ -189,12 +187,12 @@ ALL_BYTES = _Range(0, 255, are_whole=True, are_bits=False)
 
 
 def _are_bytes(X: Any, name: str, found: _Range) -> bool:
-    """Return whether numbers in a range are bytes, of any type, and not bytes divided by 255.
+    """Return whether numbers, of any type, are bytes and not bytes divided by 255.
 
     Raises
     ------
     DataError
-        If they can be neither, or both.
+        If the numbers can be neither, or both.
     """
     if X.dtype.kind != "f":
         return bool(X.dtype.kind != "b")
@@ -215,7 +213,7 @@ def _are_bytes(X: Any, name: str, found: _Range) -> bool:
 
 
 def _divided(X: Any, name: str, found: _Range, *, bounded: bool) -> Any:
-    """Return bytes of any type divided by 255; uint8 as it is, which is divided later."""
+    """Return bytes of any type divided by 255; uint8 as it is, since it is divided later."""
     if X.dtype == np.uint8:
         return X
     if bounded and not 0 <= found.low <= found.high <= LARGEST_BYTE:
@@ -250,7 +248,7 @@ def _range(X: Any) -> _Range:
 
 
 def origin_of(X: NDArray[Any]) -> tuple[float, ...]:
-    """Return what to subtract from each column before it becomes float32; empty for nothing."""
+    """Return the origin to subtract from each column before it becomes float32; empty for none."""
     origin, _ = _origin_and_losses(X)
     return tuple(origin.tolist()) if origin.any() else ()
 
@@ -258,15 +256,15 @@ def origin_of(X: NDArray[Any]) -> tuple[float, ...]:
 def _origin_and_losses(X: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the origin of each column, and whether float32 would lose its differences.
 
-    A column that never varies has an origin if it is a whole number so large that float32 would
-    hide another one from it.
+    A constant column has an origin if its value is a whole number so large that float32 would take
+    a neighbouring number for it.
     """
     nothing = np.zeros(X.shape[1]), np.zeros(X.shape[1], dtype=bool)
     if X.dtype.kind not in "iuf" or np.can_cast(X.dtype, np.float32):
         return nothing
     rows = evenly_spaced(X, SAMPLED_ROWS)
     few = rows[:: max(len(rows) // 16, 1)].astype(np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is too large is refused later
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite values are refused later
         # Two of n numbers with a range of R have a deviation of R / sqrt(2 n) at least.
         least = np.ptp(few, axis=0) / np.sqrt(2 * len(rows))
         if (_spacing(np.abs(few).max(axis=0)) <= LARGEST_LOSS * least).all():

@@ -12,7 +12,7 @@ from syncpretrain.rng import Purpose, generator
 
 __all__ = ["MIXED_BLOCKS", "PassOrder", "minibatches", "shuffled", "steps_per_epoch"]
 
-MIXED_BLOCKS = 16  # whose rows are shuffled together
+MIXED_BLOCKS = 16  # blocks with their rows shuffled together
 
 
 def steps_per_epoch(examples: int, batch_size: int) -> int:
@@ -37,10 +37,10 @@ def minibatches(
     epoch: int,
     device: Callable[[Any], Any] | None = None,
 ) -> Iterator[NDArray[np.intp]]:
-    """Yield the row numbers of each minibatch of an epoch, as of :func:`shuffled`.
+    """Yield the row numbers of each minibatch of an epoch, in the order of :func:`shuffled`.
 
-    Every row comes once. ``device`` is given those of the whole epoch first, to bring them to a
-    device at once, and returns what is cut into minibatches.
+    Every row comes once. ``device``, if given, brings the row numbers of the whole epoch to a
+    device before they are cut into minibatches.
     """
     rows: Any = shuffled(examples, seed=seed, layer=layer, epoch=epoch)
     if device is not None:
@@ -52,15 +52,15 @@ def minibatches(
 class PassOrder:
     """The order of one pass of a stream over the data.
 
-    Without blocks it is that of :func:`minibatches` for layer 1. With blocks, the blocks of
-    consecutive rows are shuffled, and the rows of 16 blocks at a time among themselves, so that a
-    file is read a block after the other.
+    Without blocks it is the order of :func:`minibatches` for layer 1. With blocks, the blocks of
+    consecutive rows are shuffled, and then the rows of each 16 blocks among themselves, so that a
+    file is read block by block.
 
     Parameters
     ----------
     examples, batch_size, seed : int
     number : int
-        Of the pass, counted from 1.
+        Number of the pass, counted from 1.
     block : int
         Rows of a block; 0 shuffles all rows.
     """
@@ -75,12 +75,12 @@ class PassOrder:
         order = np.zeros(1, dtype=np.intp)
         if block:
             order = generator(seed, Purpose.ORDER, **self._address).permutation(blocks)
-        # No group is much smaller than the others, whose rows would be mixed less.
+        # Groups of equal size: the rows of a much smaller group would be mixed less.
         self._groups = np.array_split(order, -(-blocks // MIXED_BLOCKS))
         numbers = range(len(self._groups))
         sizes = [sum(run.stop - run.start for run in self.blocks(n)) for n in numbers]
         self._starts = np.concatenate([[0], np.cumsum(sizes)])
-        self._first_step = 1 if block else 0  # of the addresses where groups are drawn
+        self._first_step = 1 if block else 0  # step 0 is the address of the blocks' own order
         self._drawn: dict[int, NDArray[np.intp]] = {}
 
     def minibatch(self, step: int) -> NDArray[np.intp]:
@@ -99,7 +99,7 @@ class PassOrder:
         return self._group_at(step * self._batch_size)
 
     def blocks(self, group: int) -> list[slice]:
-        """Return the runs of rows that a group is made of; none for one beyond the last."""
+        """Return the blocks of a group as runs of rows; none for a group beyond the last."""
         if group >= len(self._groups):
             return []
         most = self._examples

@@ -1,4 +1,4 @@
-"""Results of a row each as a file in the format of its suffix: CSV, NumPy's or Parquet."""
+"""Files of results, one row an example, in the format of the suffix: CSV, NumPy's or Parquet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OUTPUT_FORMATS = ".csv, .npy, .npz or .parquet"
 
 
 def check_output(path: Path) -> None:
-    """Refuse a file of an unknown format, before there is something to write.
+    """Refuse a file of an unknown format, before the results are computed.
 
     Raises
     ------
@@ -48,11 +48,11 @@ def write_output(
     Parameters
     ----------
     path : Path
-        With one of the suffixes of :func:`check_output`.
+        Path with one of the suffixes of :func:`check_output`.
     columns : mapping of str to arrays of shape (n,)
-        What CSV and Parquet hold.
+        Columns of a CSV or Parquet file.
     arrays : mapping of str to arrays
-        What ``.npz`` holds; ``.npy`` holds the first of them.
+        Arrays of a ``.npz`` file; a ``.npy`` file holds the first one.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def write_output(
 
 
 def _cell(value: Any) -> Any:
-    """Return a number in the digits that identify it among those of its type."""
+    """Return a number with the fewest digits that identify it in its type."""
     if isinstance(value, np.floating):
         return np.format_float_positional(value, trim="-") if 1e-4 <= abs(value) < 1e15 else value
     return int(value) if isinstance(value, (bool, np.bool_)) else value

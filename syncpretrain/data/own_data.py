@@ -1,32 +1,56 @@
-"""A data set of a user's own files: training examples, others without labels, and a test part."""
+"""Data sets of a user's own files, read into memory or left in a ``.npy`` file.
+
+In memory they may have a test part and further examples without labels, each from a file of its
+own.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
+import time
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.dataset import UNLABELLED, Dataset
-from syncpretrain.data.examples import scale_examples
-from syncpretrain.data.readers import divided, read_rows
+from syncpretrain.data.dataset import UNLABELLED, Dataset, hold_out
+from syncpretrain.data.examples import as_examples, checked_rows, scale_examples, watched_rows
+from syncpretrain.data.file_rows import FileRows, rows_in_file
+from syncpretrain.data.images import check_image_shape
+from syncpretrain.data.meaning import Meaning, check_precision
+from syncpretrain.data.readers import (
+    ALL_ONES,
+    Rows,
+    Wanted,
+    check_file,
+    colours_last,
+    divided,
+    load_file,
+    map_npy,
+    read_rows,
+)
 from syncpretrain.data.sparse_rows import SparseRows, joined
-from syncpretrain.data.table_rows import Rows, Wanted
 from syncpretrain.errors import DataError
+from syncpretrain.shapes import ImageShape
+from syncpretrain.storage import expanded
 
-__all__ = ["load_own", "share_of"]
+__all__ = ["FileStamp", "KnownFile", "is_mapped_file", "load_mapped", "load_own", "share_of"]
+
+RECENT_NS = 2_000_000_000  # a file written so lately may change again within the same time stamp
 
 
 def share_of(test: str | float | os.PathLike[str] | None) -> float | None:
-    """Return the fraction that a test part is to be; None if it is a file, or there is none.
+    """Return the fraction of a test part; None if the part is a file, or there is none.
 
     Raises
     ------
     DataError
-        If it is a number that is not above 0 and below 1.
+        If the fraction is not above 0 and below 1.
     """
     try:
         share = None if test is None else float(test)  # type: ignore[arg-type]
@@ -54,15 +78,15 @@ def load_own(
     ----------
     path : str or path
     wanted : Wanted
-        How the files are read.
+        Options of reading.
     validation : float, optional
-        The fraction held out; None takes a tenth.
+        Fraction held out; None takes a tenth.
     seed : int
-        Which examples are held out.
+        Seed of the split.
     test : float, str or path, optional
-        The fraction to test with, stratified where there are labels, or a file.
+        Fraction to test with, stratified where there are labels, or a file.
     unlabelled : str or path, optional
-        More examples to train on, without labels.
+        File of more examples to train on, without labels.
 
     Raises
     ------
@@ -106,12 +130,12 @@ def load_own(
         return data
     labels = apart.labels
     if labels is None and data.train_labels is not None:
-        labels = np.full(len(apart.X), _none(data.train_labels), dtype=data.train_labels.dtype)
+        labels = np.full(len(apart.X), _no_label(data.train_labels), dtype=data.train_labels.dtype)
     return replace(data, test=scale_examples(apart.X), test_labels=labels)
 
 
 def _joined(rows: Rows, others: Rows, path: Any, unlabelled: Any) -> Rows:
-    """Return rows with others without labels behind them."""
+    """Return rows followed by others without labels."""
     if rows.labels is None:
         raise DataError(
             f"unlabelled: got {unlabelled}, but {path} has no labels either; name its target, or"
@@ -126,13 +150,13 @@ def _joined(rows: Rows, others: Rows, path: Any, unlabelled: Any) -> Rows:
             " both in one form"
         )
     X: Any = joined(both) if isinstance(both[0], SparseRows) else np.concatenate(both)
-    none = np.full(len(others.X), _none(rows.labels), dtype=rows.labels.dtype)
+    none = np.full(len(others.X), _no_label(rows.labels), dtype=rows.labels.dtype)
     labels = np.concatenate([rows.labels, none])
     return rows._replace(X=X, labels=labels)
 
 
-def _none(labels: NDArray[Any]) -> float:
-    """Return what stands for no label."""
+def _no_label(labels: NDArray[Any]) -> float:
+    """Return the number that stands for no label."""
     return math.nan if labels.dtype.kind == "f" else UNLABELLED
 
 
@@ -142,3 +166,130 @@ def _check_width(option: str, name: Any, other: Rows, rows: Rows, path: Any) -> 
         raise DataError(
             f"{option}: {name} has {got} values an example, expected {expected}, as {path} has"
         )
+
+
+class FileStamp(msgspec.Struct, frozen=True):
+    """Size, times and inode of a file: every write to the file changes one of them."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+
+class KnownFile(NamedTuple):
+    """Stamp of a file when its values were checked, and SHA-256 of the data set made of it."""
+
+    stamp: FileStamp | None
+    sha256: str
+
+
+def is_mapped_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file of this name can stay where it is."""
+    return Path(path).suffix.lower() == ".npy"
+
+
+def load_mapped(
+    path: str | os.PathLike[str],
+    *,
+    validation: float | None = None,
+    seed: int = 0,
+    bounded: bool = True,
+    known: KnownFile | None = None,
+    images: ImageShape | None = None,
+    meaning: Meaning | None = None,
+) -> Dataset:
+    """Load a file as :func:`syncpretrain.data.readers.load_file` does, but leave the rows in it.
+
+    A file in Fortran order is read into memory all the same, and so is a file with numbers of
+    another type than the ``meaning`` of an earlier data set.
+
+    One pass over the file checks every value and computes the hash of the file's values and of the
+    sizes of the parts. A file with the stamp of a ``known`` one needs no pass.
+
+    Raises
+    ------
+    DataError
+        As :func:`syncpretrain.data.readers.load_file`.
+    """
+    path = expanded(path)
+    check_file(path)
+    stamp = _stamp_of(path)
+    X = map_npy(path)
+    check_image_shape(X.shape[1:], images, str(path))
+    notices = [*colours_last(X.shape, path)]
+    if X.size and not X.flags.c_contiguous:
+        return _in_memory(path, validation=validation, seed=seed, bounded=bounded)
+    X = as_examples(X.reshape(len(X), -1) if X.ndim > 2 and X.size else X, str(path))
+    rows, n = rows_in_file(X), len(X)
+    if rows is None:
+        return _in_memory(path, validation=validation, seed=seed, bounded=bounded)
+    own = Meaning.of(rows, bounded=bounded)
+    if meaning is not None and own.values != meaning.values:
+        return load_file(path, validation=validation, seed=seed, bounded=bounded, meaning=meaning)
+    if not bounded:
+        check_precision(rows, str(path))
+    kept, held = hold_out(np.arange(n), None, validation=validation, default=n // 10, seed=seed)
+    sha256 = ""
+    if known is not None and stamp is not None and known.stamp == stamp:
+        sha256 = known.sha256
+        rows = watched_rows(rows, str(path), bounded=bounded)
+    else:
+        look = _Look(X, (len(kept), len(held)))
+        rows = checked_rows(rows, str(path), bounded=bounded, seen=look)
+        sha256 = look.sha256
+        if look.is_all_ones:
+            notices.append(ALL_ONES.format(path))
+    return Dataset(
+        str(path),
+        f"the {n:,} examples of {path}",
+        train=_part(rows, kept),
+        validation=_part(rows, held),
+        test=_part(rows, held[:0]),
+        notices=tuple(notices),
+        meaning=own,
+        full_sha256=sha256,
+        stamp=stamp,
+    )
+
+
+class _Look:
+    """Observer of one pass over a file: hash of the values, and whether all are 0 or 1."""
+
+    def __init__(self, X: NDArray[Any], parts: tuple[int, int]) -> None:
+        self._digest = hashlib.sha256(f"mapped:{X.shape}:{X.dtype.str}:{parts};".encode())
+        self._most = 0 if X.dtype == np.uint8 else 2
+
+    def __call__(self, block: NDArray[Any]) -> None:
+        self._digest.update(np.ascontiguousarray(block).data)
+        if self._most < 2:
+            self._most = max(self._most, int(block.max()))
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    @property
+    def is_all_ones(self) -> bool:
+        return self._most == 1
+
+
+def _part(rows: FileRows, chosen: NDArray[np.intp]) -> NDArray[np.float32]:
+    """Return the chosen rows of a file, typed as the array that they stand for."""
+    part = rows if len(chosen) == len(rows) else rows.subset(chosen)
+    return cast("NDArray[np.float32]", part)
+
+
+def _stamp_of(path: Path) -> FileStamp | None:
+    """Return the stamp of a file; None if a write just now might not show in it."""
+    found = path.stat()
+    if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) < RECENT_NS:
+        return None
+    return FileStamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+
+
+def _in_memory(path: Path, **options: Any) -> Dataset:
+    """Read a file in Fortran order, and add a notice."""
+    data = load_file(path, **options)
+    message = f"{path}: is in Fortran order, and was read into memory; save it again with"
+    return replace(data, notices=(*data.notices, f"{message} numpy.ascontiguousarray"))

@@ -1,7 +1,8 @@
-"""Read a file of examples. Nothing in it is ever executed, and no size it claims is believed.
+"""Read a file of examples and labels, of any format. Nothing in it is executed or believed.
 
-``.npy`` is memory-mapped; all others are read whole. Object arrays and pickles are
-refused under every name.
+``.npy`` is memory-mapped; all others are read whole. Object arrays and pickles are refused under
+every name. In a table, the target becomes the labels, some columns may be left out, and texts
+become categories.
 """
 
 from __future__ import annotations
@@ -10,33 +11,51 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.data.array_formats import (
+    GZIP_MAGIC,
+    is_idx,
+    npy_claim,
+    read_idx,
+    read_npz,
+    reason_of,
+)
 from syncpretrain.data.blocks import as_bits
-from syncpretrain.data.columns import Columns
+from syncpretrain.data.columns import Columns, Target, columns_of
 from syncpretrain.data.csv_table import read_csv_table
-from syncpretrain.data.dataset import Dataset, classes_only, from_rows, hold_out
+from syncpretrain.data.dataset import Dataset, classes_only, from_rows, hold_out, stratified_split
 from syncpretrain.data.examples import as_examples, check_examples, check_values
 from syncpretrain.data.facts import facts_of
 from syncpretrain.data.frames import read_parquet
-from syncpretrain.data.idx import GZIP_MAGIC, is_idx, read_idx
-from syncpretrain.data.image_folder import is_image_folder, read_image_folder
-from syncpretrain.data.image_shape import COLOUR_CHANNELS, check_image_shape
+from syncpretrain.data.images import (
+    COLOUR_CHANNELS,
+    check_image_shape,
+    is_image_folder,
+    read_image_folder,
+)
+from syncpretrain.data.labels import (
+    label_notices,
+    labels_in,
+    single_numbers,
+    target_of,
+    whole_labels,
+)
 from syncpretrain.data.meaning import SHARES, Meaning
-from syncpretrain.data.npy_header import npy_claim, reason_of
-from syncpretrain.data.npz_file import read_npz
-from syncpretrain.data.split import stratified_split
-from syncpretrain.data.table import Table
-from syncpretrain.data.table_rows import Rows, Wanted, array_labels, rows_of_table
+from syncpretrain.data.table import Table, texts_of
 from syncpretrain.errors import DataError
+from syncpretrain.shapes import ImageShape
 from syncpretrain.storage import expanded
 
 __all__ = [
     "ALL_ONES",
     "FORMATS",
+    "Rows",
+    "Wanted",
+    "array_labels",
     "check_examples",
     "check_file",
     "colours_last",
@@ -45,17 +64,19 @@ __all__ = [
     "map_npy",
     "read_file",
     "read_rows",
+    "rows_of_table",
 ]
 
+LIKE_A_TARGET = ("class", "label", "labels", "target")  # names of a last column
 FORMATS = ".npy, .npz, IDX or .csv (gzipped or not), or .parquet"
 CSV_SUFFIXES = (".csv", ".tsv")
-COLOURS_LAST = (  # of a path and a shape
+COLOURS_LAST = (  # format with a path and a shape
     "{}: got images of shape {} with their colours last, which pictures and convolutions read"
     " channel by channel; save X.transpose(0, 3, 1, 2)"
 )
 ARRAY_LABELS = "expected a .csv or .parquet file, or labels beside the examples (.npz with X and y)"
 FOLDER_LABELS = "its subfolders are the classes, so leave it out"
-NEW_FOLDERS = (  # of a path, a number and folders
+NEW_FOLDERS = (  # format with a path, a number and folders
     "{}: images without a label, as no class of their folder's name was trained on: {:,} (of {})"
 )
 AS_BITS = "{}: its bytes are all 0 or 1, and were not divided by 255"
@@ -63,10 +84,51 @@ AS_BYTES = (
     "{}: its bytes are all 0 or 1, and were divided by 255, as the training data was, so that no"
     " value is above 0.004; where 1 is white, multiply by 255"
 )
-ALL_ONES = (  # of a path
+ALL_ONES = (  # format with a path
     "{}: its bytes are all 0 or 1, and like all bytes of a stream they were scaled by 1/255, so"
     " that no value is above 0.004; where 1 means on, save the array as bool or float32"
 )
+
+
+class Wanted(NamedTuple):
+    """Options of reading a file of examples.
+
+    ``target`` and ``drop`` name columns, or number them from 1. ``task`` is None where the labels
+    decide it. ``encode`` permits categories, ``bounded`` refuses values outside [0, 1]. A file is
+    read by the names of the ``columns`` of an earlier run, and by the ``meaning`` of an earlier
+    file's numbers, if they are given. ``images`` is the shape of images that the layers read.
+    """
+
+    bounded: bool = True
+    target: str | None = None
+    drop: tuple[str, ...] = ()
+    task: str | None = None
+    encode: bool = False
+    columns: Columns | None = None
+    images: ImageShape | None = None
+    meaning: Meaning | None = None
+
+    @property
+    def known_names(self) -> list[str] | None:
+        """Column names of an earlier run; empty if its columns had none, None without a run."""
+        if self.columns is None or not self.columns.features:
+            return None
+        return [x.name for x in self.columns.features] if self.columns.named else []
+
+
+class Rows(NamedTuple):
+    """Examples of a file, with their labels and a test part if there are any.
+
+    ``meaning`` is the meaning of the file's numbers, or of the earlier file that they were prepared
+    by.
+    """
+
+    X: NDArray[Any]
+    labels: NDArray[Any] | None = None
+    notices: tuple[str, ...] = ()
+    columns: Columns | None = None
+    test: Rows | None = None
+    meaning: Meaning | None = None
 
 
 def read_file(
@@ -81,16 +143,16 @@ def read_file(
         examples are under ``X``, ``x``, ``data`` or ``images``, or the only array of two dimensions
         or more, and the labels under ``y``, ``labels`` or ``target``. A CSV file has commas,
         semicolons or tabs, and a line of names or none; see
-        :func:`syncpretrain.data.csvfile.read_head` for names that are numbers.
+        :func:`syncpretrain.data.csv_table.read_head` for names that are numbers.
     bounded : bool
         False permits values outside [0, 1].
 
     Returns
     -------
     X : array of shape (n_examples, width)
-        Of the file's own type, checked; bytes are still unscaled, but booleans where all are 0 or
-        1. More than two dimensions are flattened. Of a ``.npy`` file it is a read-only view of the
-        disk.
+        Checked values of the file's own type; bytes are still unscaled, but booleans where all are
+        0 or 1. More than two dimensions are flattened. A ``.npy`` file gives a read-only view of
+        the disk.
     labels : int64 array of shape (n_examples,), or None
 
     Raises
@@ -104,12 +166,12 @@ def read_file(
 
 
 def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
-    """Read the examples of a file, with all that is known of them.
+    """Read the examples of a file with labels, columns, meaning and notices.
 
     Raises
     ------
     DataError
-        As :func:`read_file`, or if the file has no columns as they are ``wanted``.
+        As :func:`read_file`, or if the file lacks the ``wanted`` columns.
     """
     path = expanded(path)
     if is_image_folder(path):
@@ -144,7 +206,7 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
 def _of_folder(path: Path, wanted: Wanted) -> Rows:
     """Return images, with the classes of an earlier run where subfolders have their names."""
     X, names, notices = read_image_folder(path)
-    own = None if X.dtype == np.uint8 else SHARES  # of white
+    own = None if X.dtype == np.uint8 else SHARES  # floats of a picture are shares of white
     known = None if wanted.columns is None else wanted.columns.target
     if names is None:
         return _checked(Rows(X, notices=notices, meaning=own), path, wanted)
@@ -172,8 +234,99 @@ def _of_table(table: Table, wanted: Wanted) -> Rows:
     return _meant(rows, as_examples(rows.X, table.name), table.name, wanted, names)
 
 
+def rows_of_table(table: Table, wanted: Wanted) -> Rows:
+    """Return the encoded rows of a table, with the labels of its target.
+
+    Raises
+    ------
+    DataError
+        If a column is missing, or has values of another kind than expected.
+    """
+    known = wanted.columns if wanted.columns and wanted.columns.features else None
+    dropped = [table.find(name, "drop") for name in wanted.drop]
+    name = None if wanted.target is None else table.find(wanted.target, "target")
+    if name in dropped:
+        raise DataError(f"drop: got {name!r}, the target; name a column once")
+    if known is not None and name in [column.name for column in known.features]:
+        raise DataError(
+            f"target: got {name!r}, which is an input of the run; expected a column that it was not"
+            " trained on"
+        )
+    target = None if name is None else target_of(table, name, wanted.task)
+    if known is None:
+        rest = table.without([*dropped, *([name] if name else [])])
+        if name is None:
+            _check_last(rest)
+        columns = columns_of(rest, encode=wanted.encode, target=target, dropped=dropped)
+        X = columns.encode(rest)
+    else:
+        exact = wanted.meaning is not None and bool(wanted.meaning.origin)
+        X = known.encode(table.without(dropped), exact=exact)
+        target = target or known.target
+        columns = Columns(known.features, known.named, target, known.dropped)
+    by_place = known is not None and not (known.named and table.named)
+    without = by_place and len(table.names) == len(columns.features)
+    labels, told = (None, ()) if without else _labels(table, target)
+    as_array = not table.named and not columns.has_categories and target is None and not dropped
+    notices = (*table.notices, *told)
+    return Rows(X, labels, notices, None if as_array and known is None else columns)
+
+
+def _labels(table: Table, target: Target | None) -> tuple[NDArray[Any] | None, tuple[str, ...]]:
+    """Return the labels of a table, if it has any, and notices about them."""
+    if target is None or target.name not in table.names:
+        return None, ()
+    values = table.column(target.name)
+    labels = labels_in(values, target, table.name)
+    return labels, label_notices(labels, values, f"{table.name}: column {target.name!r}")
+
+
+def _check_last(table: Table) -> None:
+    """Refuse to train on a last column that is likely to be the class."""
+    names: Sequence[str] = table.names
+    if table.named and len(names) > 1 and names[-1].lower() in LIKE_A_TARGET:
+        raise DataError(
+            f"target: got none for {table.name}, whose last column is named {names[-1]!r}; give"
+            f" target={names[-1]} to predict it, or drop={names[-1]} to leave it out (under another"
+            " name it is trained on)"
+        )
+
+
+def array_labels(
+    labels: NDArray[Any] | None, n: int, name: str, wanted: Wanted, *, target: str = "y"
+) -> tuple[NDArray[Any] | None, Columns | None, tuple[str, ...]]:
+    """Return the labels of n examples, the columns that name their classes, and notices.
+
+    ``target`` is the name of the target if the labels are texts that no earlier run knows.
+
+    Raises
+    ------
+    DataError
+        If there is not one label for each example, or the labels do not suit the task.
+    """
+    known = wanted.columns
+    if labels is None:
+        return None, known, ()
+    if labels.size != n or max(labels.shape, default=0) != n:
+        raise DataError(
+            f"{name}: got labels of shape {labels.shape} for {n} examples, expected one an example"
+        )
+    labels = labels.reshape(n)
+    if labels.dtype.kind == "U":
+        texts = texts_of(text or None for text in labels.tolist())
+        table = Table(name, (target,), (texts,))
+        aim = known.target if known is not None else None
+        aim = aim or target_of(table, target, wanted.task)
+        columns = known or Columns((), False, aim)
+        found: NDArray[Any] = labels_in(texts, aim, name)
+        return found, columns, label_notices(found, texts, f"{name}: labels")
+    is_regression = wanted.task == "regression"
+    found = single_numbers(labels, name) if is_regression else whole_labels(labels, name)
+    return found, known, label_notices(found, labels, f"{name}: labels")
+
+
 def _checked(rows: Rows, path: Path, wanted: Wanted) -> Rows:
-    """Return rows of two dimensions whose values can be trained on."""
+    """Return rows with two dimensions, once their shape and values are checked."""
     check_image_shape(rows.X.shape[1:], wanted.images, str(path))
     X = rows.X.reshape(len(rows.X), -1) if rows.X.ndim > 2 and rows.X.size else rows.X
     notices = (*rows.notices, *colours_last(rows.X.shape, path))
@@ -183,9 +336,9 @@ def _checked(rows: Rows, path: Path, wanted: Wanted) -> Rows:
 def _meant(
     rows: Rows, X: Any, name: str, wanted: Wanted, names: Sequence[str] | None = None
 ) -> Rows:
-    """Return rows by the meaning of the numbers in the earlier file, if there was one.
+    """Check the values of rows, and prepare them by the meaning of an earlier file, if given.
 
-    Rows that have a meaning of their own are shares of white, which need not be told from bytes.
+    Rows that come with a meaning are shares of white: they cannot be mistaken for bytes.
     """
     meaning = wanted.meaning or rows.meaning
     if meaning is not None and not (rows.meaning and meaning.values in ("bytes", "shares")):
@@ -196,7 +349,7 @@ def _meant(
     if meaning is None:
         meaning = Meaning.of(X)
         if wanted.bounded or (meaning.values == "shares" and facts_of(X).are_probabilities):
-            meaning = Meaning(meaning.values)  # of binary units, which see values as they are
+            meaning = Meaning(meaning.values)  # no origin: binary units take values as they are
         if meaning.values == "bits" and X.dtype == np.uint8:
             rows = rows._replace(notices=(*rows.notices, AS_BITS.format(name)))
         X = meaning.prepare(X, name)
@@ -204,7 +357,7 @@ def _meant(
 
 
 def colours_last(shape: tuple[int, ...], path: Path) -> tuple[str, ...]:
-    """Return a notice about images whose last axis has the colours; none of other arrays."""
+    """Return a notice about images with their colours in the last axis; none for other arrays."""
     if len(shape) != 4 or shape[-1] not in COLOUR_CHANNELS or shape[1] in (1, *COLOUR_CHANNELS):
         return ()
     return (COLOURS_LAST.format(path, shape),)
@@ -260,9 +413,9 @@ def divided(
     columns: Columns | None = None,
     meaning: Meaning | None = None,
 ) -> Dataset:
-    """Return what :func:`load_file` makes of the examples and labels that were read from a file.
+    """Divide the examples and labels of a file into the parts of a data set, for :func:`load_file`.
 
-    ``test`` is the fraction to test with, held out before that to validate with.
+    ``test`` is the fraction to test with, held out before the validation part.
 
     Raises
     ------
@@ -272,7 +425,7 @@ def divided(
     rows = np.arange(len(X))
     kept, tested = rows, rows[:0]
     if test is not None:
-        # Step 3: other draws than those of the validation examples.
+        # Step 3 makes the draws differ from the draws of the validation examples.
         kept, tested = stratified_split(
             classes_only(labels), len(X), held_out=max(round(test * len(X)), 1), seed=seed, step=3
         )
@@ -296,7 +449,7 @@ def check_file(path: Path) -> bytes:
     Raises
     ------
     DataError
-        If it is none, or cannot be read.
+        If the path is no file, or the file cannot be read.
     """
     try:
         mode = path.stat().st_mode

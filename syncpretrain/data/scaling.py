@@ -1,4 +1,4 @@
-"""Standardization of examples for Gaussian visible units, whose variance is 1."""
+"""Standardization of examples for Gaussian visible units, which have variance 1."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Scaling", "check_varies", "column_means", "same_rows", "spread", "without_novel"]
 
-SMALLEST_SHARE = 0.1  # of a column's range
-NOVEL = 1 / SMALLEST_SHARE  # deviations, beyond which no rare value of training lies either
-# Relative differences up to which two numbers are one: of float64 with sums behind it in training
-# (0.1 + 0.2 is 0.3), of float32, as which it is kept, in use.
+SMALLEST_SHARE = 0.1  # smallest scale, as a share of a column's range
+NOVEL = 1 / SMALLEST_SHARE  # deviations from the mean; no rare value of training lies further
+# Relative differences up to which two numbers are equal: in training, sums in float64 (0.1 + 0.2 is
+# 0.3); in use, float32, as which the shift is kept.
 ROUNDING, SAME = 16 * float(np.finfo(np.float64).eps), 4 * float(np.finfo(np.float32).eps)
 
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """(X - shift) / scale, a value a column each; float32 arrays of shape (width,).
+    """(X - shift) / scale, with one value a column; float32 arrays of shape (width,).
 
-    A column that never varied has the scale 0, for it has no unit: whatever it holds becomes 0, and
-    what is made of that the one value that it had. Any other value than this one becomes ``novel``.
-    Models of earlier versions have the scale 1 there, and go on as they did.
+    A constant column has the scale 0, for it has no unit: its value becomes 0, and 0 becomes this
+    value again. Any other value becomes ``novel``. Models of earlier versions have the scale 1
+    there, and behave as they did.
     """
 
     shift: NDArray[np.float32]
@@ -39,9 +39,8 @@ class Scaling:
         """Return the scaling to mean 0 and standard deviation 1 of each column of X.
 
         A column that is nearly constant is divided by a tenth of its range instead, so that no
-        rare value lies further than 10 from the mean; a constant one has the scale 0. X may be
-        anything with a shape whose ``blocks`` give some rows at a time; an array is taken in
-        blocks, too.
+        rare value lies further than 10 from the mean; a constant column has the scale 0. X is an
+        array, or an object with a shape and with ``blocks`` that yield some rows at a time.
         """
         count, mean, squares = 0, np.zeros(X.shape[1]), np.zeros(X.shape[1])
         low, high = np.full((2, X.shape[1]), [[np.inf], [-np.inf]], dtype=np.float32)
@@ -62,7 +61,7 @@ class Scaling:
 
     @classmethod
     def for_units(cls, X: Any, units: str) -> Scaling | None:
-        """Return the scaling for visible units, of Gaussian columns alone; None if none is."""
+        """Return the scaling of the Gaussian columns of visible units; None if none is Gaussian."""
         kind = kind_of(units)
         if kind.blocks is None:
             return None if kind.is_unit_interval else cls.of(X)
@@ -76,7 +75,7 @@ class Scaling:
 
     @classmethod
     def _of_known(cls, X: NDArray[np.float32]) -> Scaling:
-        """Return the scaling of an array by its numbers alone; NaN is none."""
+        """Return the scaling of an array with missing values, NaN, left out."""
         count = np.maximum((~np.isnan(X)).sum(axis=0), 1)
         mean = np.nansum(X, axis=0, dtype=np.float64) / count
         squares = np.nansum(np.square(X - mean), axis=0)
@@ -87,38 +86,38 @@ class Scaling:
     def _from(cls, mean: Any, scale: Any, low: Any, high: Any) -> Scaling:
         scale = np.maximum(scale, SMALLEST_SHARE * (high - low))
         rounded = scale.astype(np.float32)
-        rounded[rounded == 0] = 1  # of the smallest numbers there are
+        rounded[rounded == 0] = 1  # deviations below the smallest float32
         rounded[high - low <= ROUNDING * np.maximum(np.abs(low), np.abs(high))] = 0
         return cls(mean.astype(np.float32), rounded)
 
     @property
     def constant(self) -> NDArray[np.bool_]:
-        """Which columns never varied."""
+        """True for each constant column."""
         return np.equal(self.scale, 0)
 
     @property
     def divisor(self) -> NDArray[np.float32]:
-        """What is divided by: infinity where a column never varied, which makes 0 of it."""
+        """The divisor of each column: infinity for a constant column, which becomes 0."""
         divisor: NDArray[np.float32] = self.scale.copy()
         divisor[self.constant] = np.inf
         return divisor
 
     def marking(self) -> Scaling:
-        """Return the scaling that makes 10 of any other value of a column that never varied.
+        """Return the scaling that turns any new value of a constant column into 10.
 
-        As far lies the rarest value of a column that hardly varied, in whatever unit.
+        The rarest value of a nearly constant column lies as far from its mean, in any unit.
         """
         return replace(self, novel=NOVEL)
 
     def novelty(self, X: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return where rows differ from the only value of a column; a missing value does not."""
+        """Return where rows differ from the value of a constant column; NaN does not differ."""
         far = np.abs(X - self.shift) > SAME * np.abs(self.shift)
         return np.logical_and(far, self.constant)
 
     def novel_in(self, X: Any) -> tuple[int, NDArray[np.intp]]:
-        """Return how many rows are new in a column that never varied, and which columns these are.
+        """Return the number of rows with a new value in a constant column, and these columns.
 
-        X may be anything that has ``blocks``, too.
+        X is an array, or an object with ``blocks``.
         """
         places, rows = np.flatnonzero(self.constant), 0
         own, found = Scaling(self.shift[places], self.scale[places]), np.zeros(len(places), bool)
@@ -129,10 +128,10 @@ class Scaling:
         return rows, places[found]
 
     def varied_by(self, X: Any) -> Scaling:
-        """Return the scaling after more rows, in which what never varied may begin to.
+        """Return the scaling after more rows, in which a constant column may begin to vary.
 
-        Such a column was 0 to a model until now, so that any scaling suits it: that of its new
-        values and the old one. The others keep theirs, by which the model was trained.
+        Such a column was always 0 for the model, so that any scaling suits it: it takes the scaling
+        of its new values and the old one. The other columns keep the scaling of the training.
         """
         _, places = self.novel_in(X)
         if not len(places):
@@ -145,9 +144,9 @@ class Scaling:
         return Scaling(shift, scale)
 
     def apply(self, X: Any) -> NDArray[np.float32]:
-        """Return standardized examples in an array of their own.
+        """Return standardized examples in a new array.
 
-        Those that are not in memory are standardized as they are asked for.
+        Examples that are not in memory are standardized at every reading.
         """
         if not isinstance(X, np.ndarray):
             return X.prepared_by(self.apply)  # type: ignore[no-any-return]
@@ -162,14 +161,14 @@ class Scaling:
         return scaled
 
     def invert(self, X: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return examples of which X are the standardized ones, in an array of their own."""
+        """Return examples from standardized ones, in a new array."""
         original: NDArray[np.float32] = X * self.scale
         original += self.shift
         return original
 
 
 def without_novel(X: NDArray[Any], scaling: Scaling | None) -> NDArray[Any]:
-    """Return rows that ``marking`` has scaled as a layer sees them, 0 where a value is new."""
+    """Return rows scaled with ``marking``, with 0 in place of the marks, as a layer sees them."""
     if scaling is None or not scaling.novel or not scaling.constant.any():
         return X
     return np.where(scaling.constant & (scaling.novel == X), X.dtype.type(0), X)
@@ -178,7 +177,7 @@ def without_novel(X: NDArray[Any], scaling: Scaling | None) -> NDArray[Any]:
 def check_varies(X: Any, scaling: Scaling | None = None) -> None:
     """Refuse rows that are all the same, since they teach nothing; one row is permitted.
 
-    With their ``scaling`` they are not read.
+    With their ``scaling`` the rows are not read.
 
     Raises
     ------
@@ -191,7 +190,7 @@ def check_varies(X: Any, scaling: Scaling | None = None) -> None:
 
 
 def same_rows(X: Any, scaling: Scaling | None = None) -> str | None:
-    """Return a sentence about two rows or more that are all the same; None about others."""
+    """Return a sentence if there are two rows or more, all the same; else None."""
     if len(X) < 2 or (scaling is None and _vary(X)):
         return None
     which = f"all {X.shape[1]:,} columns are" if X.shape[1] > 1 else "the only column is"
@@ -212,7 +211,7 @@ def _vary(X: Any) -> bool:
 
 
 def column_means(X: Any) -> Any:
-    """Return the mean of each column of an array, or of anything that has ``blocks``; float64."""
+    """Return the mean of each column of an array, or of an object with ``blocks``, in float64."""
     total = 0.0
     for block in blocks_of(X):
         total = total + block.sum(axis=0, dtype=np.float64)
@@ -228,6 +227,6 @@ def spread(X: Any) -> float:
 
 
 def _squared_distance(block: Any, mean: Any) -> float:
-    """Return that of all rows to the mean, with one array beside the block."""
+    """Return the squared distance of all rows to the mean, with one temporary array."""
     difference = block - mean
     return float(np.square(difference, out=difference).sum())

@@ -18,11 +18,11 @@ MATRIX_EXPECTED = "expected a sparse matrix of numbers, such as scipy.sparse mak
 
 
 class SparseRows(StoredRows):
-    """Rows of which only the values that are not 0 are kept; they stand for dense float32 rows.
+    """Rows stored without their zeros; they stand for dense float32 rows.
 
     Row i has ``data[k]`` in column ``indices[k]`` for k from ``indptr[i]`` up to ``indptr[i + 1]``;
-    these columns ascend, and none is there twice. Nothing makes a dense array of all rows, but
-    :meth:`toarray`.
+    these columns ascend, and none is there twice. Only :meth:`toarray` makes a dense array of all
+    rows.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class SparseRows(StoredRows):
     width : int
         Columns of a row.
     prepare : callable, optional
-        What each array of rows goes through last, such as a standardization.
+        Last step for each array of rows, such as a standardization.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class SparseRows(StoredRows):
 
     @property
     def csr(self) -> tuple[NDArray[np.float32], NDArray[Any], NDArray[Any]]:
-        """What is kept: values, their columns, and where each row begins."""
+        """The stored arrays: values, their columns, and the beginning of each row."""
         return self.data, self.indices, self.indptr
 
     @property
     def is_plain(self) -> bool:
-        """Whether rows are as they are kept, and no standardization makes them dense."""
+        """True if no ``prepare`` makes the rows dense."""
         return self.prepare is None
 
     @property
@@ -69,14 +69,14 @@ class SparseRows(StoredRows):
 
     @property
     def are_counts(self) -> bool:
-        """Whether all values are whole numbers of 0 or more, and one is above 1."""
+        """True if all values are whole numbers of 0 or more, and one is above 1."""
         data = self.data
         if not len(data) or not (data.min() >= 0 and data.max() > 1):
             return False
         return bool((data == np.floor(data)).all())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Refuse to become a dense array unasked.
+        """Refuse to become a dense array without an explicit :meth:`toarray`.
 
         Raises
         ------
@@ -116,17 +116,17 @@ class SparseRows(StoredRows):
         return out
 
     def check(self, good: NDArray[np.bool_], judge: Callable[..., Any]) -> None:
-        """Have the first row with a value that is not ``good`` judged.
+        """Call ``judge`` with the first row that has a value that is not ``good``.
 
-        ``judge`` is called with that row as a dense array and with ``start``, its number, and
-        raises the error.
+        ``judge`` takes the row as a dense array and ``start``, the row's number; it raises the
+        error.
         """
         if not good.all():
             row = int(np.searchsorted(self.indptr, np.argmin(good), side="right")) - 1
             judge(self[row : row + 1], start=row)
 
     def run(self, rows: slice) -> SparseRows:
-        """Return consecutive rows as they are kept, without a copy of their values."""
+        """Return consecutive rows, still sparse, without a copy of their values."""
         start, stop, step = rows.indices(len(self))
         if step != 1:
             return self.subset(np.arange(start, stop, step))
@@ -136,13 +136,13 @@ class SparseRows(StoredRows):
         return self._with(self.data[own], self.indices[own], ends - ends[0])
 
     def subset(self, rows: NDArray[Any]) -> SparseRows:
-        """Return some rows, copied, as sparse as they are."""
+        """Return a copy of some rows, still sparse."""
         _, places, counts = self._places(np.asarray(rows))
         indptr = np.concatenate([[0], np.cumsum(counts)])
         return self._with(self.data[places], self.indices[places], indptr)
 
     def prepared_by(self, prepare: Prepare) -> SparseRows:
-        """Return the same rows, which go through ``prepare`` as they are asked for."""
+        """Return the same rows, passed through ``prepare`` at every reading."""
         return SparseRows(*self.csr, self._width, prepare)
 
     def toarray(self) -> NDArray[np.float32]:
@@ -158,7 +158,7 @@ class SparseRows(StoredRows):
         return SparseRows(data, indices, indptr, self._width, self.prepare)
 
     def _places(self, rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Return the owner and the place of each value of some rows, and how many each row has."""
+        """Return the row and the place of each value of some rows, and each row's count."""
         starts = self.indptr[:-1][rows]
         counts = self.indptr[1:][rows] - starts
         ends = np.cumsum(counts)
@@ -170,7 +170,7 @@ class SparseRows(StoredRows):
 def run_of(X: Any, rows: slice) -> Any:
     """Return consecutive rows of examples.
 
-    Plain sparse rows, and those that a device reads from another form, are in that form.
+    Plain sparse rows stay sparse, and rows stored as bytes stay bytes.
     """
     return X.run(rows) if hasattr(X, "run") and getattr(X, "is_plain", True) else X[rows]
 
@@ -186,12 +186,12 @@ def joined(parts: list[SparseRows]) -> SparseRows:
 def rows_of_matrix(X: Any, name: str) -> SparseRows:
     """Return the rows of a sparse matrix or array of SciPy, of any format.
 
-    Values of bytes are numbers as they are: they are not divided by 255.
+    Bytes are taken as they are, and not divided by 255.
 
     Raises
     ------
     DataError
-        If it holds no numbers, no rows or no columns.
+        If the matrix holds no numbers, no rows or no columns.
     """
     if not hasattr(X, "tocsr"):
         raise DataError(f"{name}: got a sparse array of type {type(X).__name__}, {MATRIX_EXPECTED}")
@@ -213,7 +213,7 @@ def rows_of_matrix(X: Any, name: str) -> SparseRows:
 
 
 def sparse_rows(arrays: Mapping[str, NDArray[Any]], form: str, name: str) -> SparseRows:
-    """Return the matrix that the arrays of a file are, in the format ``csr`` or ``csc``.
+    """Build a matrix from the arrays of a file in the format ``csr`` or ``csc``.
 
     Raises
     ------
@@ -242,7 +242,7 @@ def sparse_rows(arrays: Mapping[str, NDArray[Any]], form: str, name: str) -> Spa
 def _fit_each_other(
     data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], rows: int, columns: int
 ) -> bool:
-    """Return whether arrays are a matrix in the format CSR; values behind its last are left out."""
+    """Return whether arrays are a CSR matrix; unused room behind the last value is permitted."""
     flat = indices.ndim == indptr.ndim == data.ndim == 1
     whole = flat and indices.dtype.kind in "iu" and indptr.dtype.kind in "iu"
     if not whole or len(indices) != len(data) or len(indptr) != rows + 1:
@@ -256,7 +256,7 @@ def _fit_each_other(
 def _settled(
     data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], columns: int
 ) -> SparseRows:
-    """Return rows whose columns ascend: without zeros, and what is there twice added."""
+    """Return rows in their one form: ascending columns, duplicates added, zeros left out."""
     end = int(indptr[-1])  # SciPy leaves room behind it
     with np.errstate(over="ignore"):  # infinite values are refused, with their place
         values = data[:end].astype(np.float32, copy=False)

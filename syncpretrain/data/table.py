@@ -21,7 +21,7 @@ __all__ = [
     "Texts",
     "Values",
     "check_decimals",
-    "check_names",
+    "check_distinct_names",
     "is_missing",
     "nearest",
     "texts_of",
@@ -31,7 +31,7 @@ MISSING = frozenset({"", "nan", "na", "n/a", "null", "none", "<na>"})  # in lowe
 # #N/A and #DIV/0! of spreadsheets, also in other languages, and 1.#QNAN of Windows
 ERROR = re.compile(r"#(NA|N/A( N/A)?|N/D|NV|[^\sa-z]+[!?])|[+-]?1\.#(IND|QNAN|SNAN)\d*")
 LISTED = 8  # names in a message
-FEW_VALUES = 20  # of a category: shown in a message, or however few the rows
+FEW_VALUES = 20  # texts of a category: shown in a message, or permitted however few the rows
 # 1,5 and 1,234; 1,234.5 and 1,234,567; 1.234,5
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d+|\d{1,3}(,\d{3})+(\.\d+)?|\d{1,3}(\.\d{3})+,\d+)")
 BLANKS = re.compile(
@@ -45,15 +45,15 @@ WITH_UNIT = re.compile(  # -1.5 kg, 45%, $1,200, <5 m/s; neither room 12 nor 10-
     rf"(?P<after>(?:(?:[^\W\d_]|[%‰°'\"{CURRENCY}]).{{0,14}})?)"
 )
 PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
-OF_ONE_UNIT = 0.9  # of the texts of a column: the others may say that there is no value
-LOOKED_AT = 10_000  # texts
+OF_ONE_UNIT = 0.9  # smallest share of texts with a unit: the others may mean a missing value
+LOOKED_AT = 10_000  # texts searched for units
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """A column of texts: ``values[codes[i]]`` in row i, none where the code is -1.
+    """Column of texts: ``values[codes[i]]`` in row i, and no value where the code is -1.
 
-    ``are_categories`` is what the column's type says, as in a data frame.
+    ``are_categories`` says that the column's type in a data frame is categorical.
     """
 
     codes: NDArray[np.int32]
@@ -72,7 +72,7 @@ Values = NDArray[Any] | Texts
 
 
 def texts_of(cells: Iterable[str | None]) -> Texts:
-    """Return a column of texts whose values are sorted; None is a missing one."""
+    """Return a column of texts with sorted values; None is a missing value."""
     numbers: dict[str, int] = {}
     codes = [-1 if cell is None else numbers.setdefault(cell, len(numbers)) for cell in cells]
     order = sorted(numbers)
@@ -83,7 +83,7 @@ def texts_of(cells: Iterable[str | None]) -> Texts:
 
 
 class Mixed(NamedTuple):
-    """The first number and the first text of a column, and where that is if it seems a slip."""
+    """First number and first text of a column; ``slip`` is the text's place if it seems a slip."""
 
     number: str
     text: str
@@ -97,21 +97,21 @@ class Table:
     Parameters
     ----------
     name : str
-        What errors call it: a file's path, or X.
+        Name of the table in errors: a file's path, or X.
     names : tuple of str
-        Of the columns; without names of their own they are counted from 1.
+        Names of the columns; columns without names are counted from 1.
     columns : tuple of Values
     named : bool
-        Whether the columns have names of their own.
+        True if the columns have names of their own.
     mixed : dict of str to Mixed
         The columns that hold both numbers and texts, by name.
     notices : tuple of str
         Messages for the user.
     refused : dict of str to str
-        The columns that hold something else, whose numbers are NaN, and the type of that. They are
-        refused once they are used.
+        Columns with values of other types, by name, and that type. They hold NaN, and are refused
+        when they are used.
     is_file : bool
-        Whether columns can be left out by the option ``drop``.
+        True if the option ``drop`` can leave out columns.
     """
 
     name: str
@@ -142,16 +142,16 @@ class Table:
         return self.columns[self.names.index(name)]
 
     def by_drop(self, name: str) -> str:
-        """Return how a column is left out, in words behind "leave it out"."""
+        """Return the option that leaves a column out, as words that follow "leave it out"."""
         return f" with drop={name}" if self.is_file else ""
 
     def find(self, wanted: str, option: str) -> str:
-        """Return the name of a column that is named, or numbered from 1 (-1 for the last).
+        """Return the name of the column with a name, or with a number from 1 (-1 for the last).
 
         Raises
         ------
         DataError
-            If there is no such column; it names the nearest one.
+            If there is no such column; the message names the nearest one.
         """
         if wanted in self.names:
             return wanted
@@ -182,8 +182,8 @@ def is_missing(cell: str) -> bool:
     return cell.lower() in MISSING or ("#" in cell and ERROR.fullmatch(cell) is not None)
 
 
-def check_names(name: str, names: Sequence[str]) -> None:
-    """Refuse two columns of one name.
+def check_distinct_names(name: str, names: Sequence[str]) -> None:
+    """Refuse two columns with the same name.
 
     Raises
     ------
@@ -199,8 +199,8 @@ def check_names(name: str, names: Sequence[str]) -> None:
 def check_decimals(name: str, column: str, texts: Texts, otherwise: str = "") -> None:
     """Refuse a column of numbers that are written as text: with commas, blanks or a unit.
 
-    Few texts with a unit, such as 5 stars, are categories, and so is any that begins with a word,
-    such as room 12. ``otherwise`` is advice behind a comma.
+    A few texts with a unit, such as 5 stars, are categories, and so are texts that begin with a
+    word, such as room 12. ``otherwise`` is further advice for the error.
 
     Raises
     ------
@@ -236,9 +236,9 @@ def check_decimals(name: str, column: str, texts: Texts, otherwise: str = "") ->
 
 
 def _with_unit(texts: Sequence[str]) -> tuple[str, str] | None:
-    """Return a text and its unit where nearly all are numbers with the same; else None.
+    """Return a text and its unit if nearly all texts are numbers with one unit; else None.
 
-    Units are up to three, such as kg and g, where some numbers have a decimal point.
+    If some numbers have a decimal point, there may be up to three units, such as kg and g.
     """
     found = filter(None, (WITH_UNIT.fullmatch(text.strip()) for text in texts))
     units = [(x.string, x["before"].strip() or x["after"].strip()) for x in found]
@@ -250,7 +250,7 @@ def _with_unit(texts: Sequence[str]) -> tuple[str, str] | None:
 
 
 def nearest(wanted: str, names: Sequence[str]) -> str:
-    """Return advice on a name that is not among some: the nearest of them, or which there are."""
+    """Return advice on an unknown name: the nearest of ``names``, or a list of them."""
     close = difflib.get_close_matches(wanted, names, n=1) or [
         name for name in names if name.lower() == wanted.lower()
     ]

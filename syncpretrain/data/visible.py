@@ -1,7 +1,7 @@
-"""Examples as the visible units of layer 1 take them: values by their kinds, NaN for missing ones.
+"""Examples as the visible units of layer 1 take them: values by their kinds, missing values NaN.
 
-Columns of word counts hold whole numbers, those of a group of choices a one and zeros; neither is
-scaled, bytes included. The NaN of a missing value stays until the examples are standardized.
+Columns of word counts hold whole numbers; the columns of a group of choices hold a one and zeros.
+Neither is scaled, even if they are bytes. NaN stays until the examples are standardized.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ Floats = NDArray[np.float32]
 
 
 def visible_examples(X: ArrayLike, name: str, units: str, *, missing: bool = True) -> Floats:
-    """Return examples as C-contiguous float32 whose values the visible units can have.
+    """Return examples as C-contiguous float32, once every value is found to suit its unit.
 
     Parameters
     ----------
     X : array-like of shape (n_examples, width)
     name : str
-        What an error calls the examples.
+        Name of the examples in errors.
     units : str
-        The visible units: a kind, or blocks.
+        Visible units: a kind, or blocks.
     missing : bool
-        Whether NaN is permitted; it stands for a missing value.
+        True permits NaN, which stands for a missing value.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def visible_examples(X: ArrayLike, name: str, units: str, *, missing: bool = Tru
 
 
 def check_visible(X: ArrayLike, name: str, units: str, *, missing: bool = True) -> NDArray[Any]:
-    """Return examples as they are, once checked; see :func:`visible_examples`."""
+    """Check examples and return them unscaled; see :func:`visible_examples`."""
     kind, array = kind_of(units), as_examples(X, name)
     check_values(array, name, bounded=kind.is_unit_interval, missing=missing)
     if kind.blocks is None:
@@ -74,13 +74,13 @@ def check_visible(X: ArrayLike, name: str, units: str, *, missing: bool = True) 
 
 
 def _check_parts(parts: Iterable[Any], name: str, X: NDArray[Any], start: int) -> None:
-    """Check the values of some rows, the first of which has a number, block by block."""
+    """Check the values of some rows block by block; ``start`` is the first row's number."""
     for part in parts:
         BLOCK_CHECKS[part.kind](np.asarray(X, dtype=np.float32), part, name, start)
 
 
 def as_visible(X: NDArray[Any], units: str) -> Floats:
-    """Return checked examples, or some rows of them, as C-contiguous float32, or sparse still."""
+    """Return checked examples, or some rows of them, as C-contiguous float32, or still sparse."""
     if kind_of(units).blocks is None or isinstance(X, SparseRows):
         return scale_examples(X)
     return np.ascontiguousarray(X, dtype=np.float32)
@@ -102,22 +102,19 @@ def check_columns(X: Floats, name: str) -> None:
 
 
 def has_missing(X: Any) -> bool:
-    """Return whether an array has a NaN; what is not in memory has none."""
+    """Return whether an array has a NaN; examples that are not in memory have none."""
     if not isinstance(X, np.ndarray) or X.dtype.kind != "f" or not X.size:
         return False
     return any(bool(np.isnan(X[rows].min())) for rows in chunks(X.shape))
 
 
 def marked(X: Floats, scaling: Scaling | None) -> Floats:
-    """Return examples standardized, and with their missing values marked, in a new array."""
+    """Return standardized examples with their missing values marked, in a new array."""
     return mark_missing(X.copy() if scaling is None else scaling.apply(X))
 
 
 def mark_missing(X: Floats) -> Floats:
-    """Replace NaN by negative zeros, and these by zeros where they were before, in place.
-
-    ``kernels/conditions.py`` says why.
-    """
+    """Replace -0 by 0, then NaN by -0, in place; the kernels take -0 for a missing value."""
     X += 0  # -0 + 0 is 0
     np.copyto(X, X.dtype.type(-0.0), where=np.isnan(X))
     return X
@@ -167,7 +164,7 @@ def _place(row: int, column: int) -> str:
 
 
 def _check_nothing(X: Floats, part: Any, name: str, start: int) -> None:
-    """Permit any number: :func:`check_values` has looked at them."""
+    """Permit any number: :func:`check_values` has checked them."""
 
 
 BLOCK_CHECKS = {

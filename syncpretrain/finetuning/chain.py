@@ -21,8 +21,7 @@ from syncpretrain.kernels.lowering import scratch_size
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.precision import PRECISIONS, Precision
 from syncpretrain.learners.flat import Places
-from syncpretrain.models.convolution import ConvolutionalLayer
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import ConvolutionalLayer, Layer
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import kind_of
 

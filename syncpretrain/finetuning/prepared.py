@@ -56,9 +56,9 @@ from syncpretrain.kernels.arrays import BLOCK, FLOAT_BYTES
 from syncpretrain.kernels.compiled import compiled_program
 from syncpretrain.kernels.lowering import scratch_size
 from syncpretrain.learners.cursor import Cursor
+from syncpretrain.models.diagnosis import mean_error, on_tuning
 from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.stack import Stack
-from syncpretrain.models.verdict import mean_error, on_tuning
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.parallel.blas import blas_limit, usable_cores

@@ -11,7 +11,7 @@ from syncpretrain.data.scaling import column_means
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.convolution import sum_channels
 from syncpretrain.learners.first_dense import random_weights
-from syncpretrain.models.convolution import ConvolutionalLayer
+from syncpretrain.models.layer import ConvolutionalLayer
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = ["channel_means", "first_convolution"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from syncpretrain.settings.momentum import MomentumSchedule
+from syncpretrain.settings.fields import MomentumSchedule
 from syncpretrain.units.kinds import kind_of
 
 __all__ = ["LearnerSettings"]

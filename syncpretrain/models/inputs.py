@@ -1,4 +1,4 @@
-"""Examples as the lowest layer of a stack sees them."""
+"""Prepare examples for the lowest layer of a stack: check, standardize, mark missing values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
     "warn_of_novel",
 ]
 
-FEW_NAMES = 5  # of columns, in a message
+FEW_NAMES = 5  # names of columns in a message
 
 
 class _Shaped(Protocol):
@@ -58,14 +58,14 @@ def prepared_examples(
     X : array-like of shape (n_examples, input units)
         ``FileRows`` are checked already.
     name : str
-        What an error calls them.
+        Name of the examples in errors.
     lowest : Layer
         The lowest layer.
     scaling : Scaling or None
     info : mapping
-        Of the stack, with the meaning of its training rows, and the names of columns.
+        Info of the stack, with the meaning of its training rows, and the names of columns.
     missing : bool
-        Whether NaN is permitted, which no convolution can leave out.
+        True permits NaN, except for a convolution, which cannot leave out a value.
 
     Warns
     -----
@@ -75,7 +75,7 @@ def prepared_examples(
     Raises
     ------
     DataError
-        If they cannot be the layer's.
+        If the examples do not fit the layer.
     """
     width, missing = lowest.shape.visible, missing and isinstance(lowest, DenseLayer)
     if isinstance(X, FileRows):
@@ -86,7 +86,7 @@ def prepared_examples(
     if meaning is not None:
         X = meaning.prepare(X, name, bounded=is_bounded(units, scaling))
     if scaling is not None and kind_of(units).is_unit_interval:
-        units = "gaussian"  # any number, which is scaled to [0, 1]
+        units = "gaussian"  # any number is permitted: it is scaled to [0, 1]
     examples = visible_examples(X, name, units, missing=missing)
     checked_width(examples, width, name)
     warn_of_novel(examples, scaling, name, partial(names_in, info, width))
@@ -96,20 +96,20 @@ def prepared_examples(
 
 
 def names_in(info: Mapping[str, Any], width: int) -> Sequence[str]:
-    """Return the names of the values of an example, none if they have none."""
+    """Return the names of the values of an example; empty if they have none."""
     columns = columns_in(info)
     return columns.names if columns and columns.width == width else ()
 
 
 def in_columns(places: Sequence[int], names: Sequence[str]) -> str:
-    """Return the first of some columns by their names, or by their numbers if they have none."""
+    """Return a list of the first few columns, by name, or by number if they have no names."""
     shown = [repr(names[i]) if len(names) else str(i) for i in places[:FEW_NAMES]]
     shown += ["..."] if len(places) > FEW_NAMES else []
     return ", ".join(shown) + ("" if len(names) else "; counted from 0")
 
 
 def constant_columns(scaling: Scaling | None, columns: Columns | None) -> str | None:
-    """Return a notice of the columns that never varied in training; None if there is none.
+    """Return a notice of the columns that never varied in training; None without such columns.
 
     ``columns`` are the columns of a table; some may hold texts.
     """
@@ -133,7 +133,7 @@ def warn_of_novel(
 ) -> None:
     """Warn of rows with another value in a column that never varied in training.
 
-    ``names`` returns the names of the columns; without any, a message numbers them.
+    ``names`` returns the names of the columns; if it is empty, the message numbers them.
     """
     if scaling is None:
         return
@@ -149,12 +149,12 @@ def warn_of_novel(
 
 
 def is_bounded(units: str, scaling: Scaling | None) -> bool:
-    """Return whether examples have to be in [0, 1]: visible units are, and nothing is scaled."""
+    """Return whether examples must be in [0, 1]: for such visible units, without a scaling."""
     return scaling is None and kind_of(units).is_unit_interval
 
 
 def checked_width(X: S, width: int, name: str) -> S:
-    """Return an array as it is, once it has the right number of columns.
+    """Check the number of columns of an array; return the array.
 
     Raises
     ------
@@ -166,13 +166,13 @@ def checked_width(X: S, width: int, name: str) -> S:
 
 
 def checked_codes(codes: ArrayLike, width: int) -> Array:
-    """Return codes as float32, once they are finite and as wide as the top layer.
+    """Check that codes are finite and as wide as the top layer; return them as float32.
 
     Raises
     ------
     DataError
     """
-    with np.errstate(over="ignore"):  # what overflows is found below
+    with np.errstate(over="ignore"):  # infinite values are found below
         array = np.ascontiguousarray(as_examples(codes, "codes"), dtype=np.float32)
     if not np.isfinite(array).all():
         raise DataError("codes: holds NaN or infinite values")

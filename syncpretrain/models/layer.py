@@ -1,4 +1,7 @@
-"""The parts of a stack: one layer's parameters, which a learner publishes, and the head on top."""
+"""The parts of a stack: dense and convolutional layers, and the head on top.
+
+A learner publishes a layer: its parameters, the kinds of its units, and the passes up and down.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,23 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
+from syncpretrain.kernels.convolution import (
+    convolve,
+    convolve_back,
+    scratch_size,
+    visible_means,
+)
 from syncpretrain.kernels.precision import PRECISIONS
+from syncpretrain.kernels.probabilistic_pooling import block_means, block_sums
 from syncpretrain.shapes import ConvolutionShape, DenseShape, LayerShape
 
-__all__ = ["DenseLayer", "Head", "Layer", "in_float32", "parameters_sha256"]
+__all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Layer", "in_float32", "parameters_sha256"]
 
 
 class Layer(Protocol):
-    """A trained layer of any shape, with what all kinds of layers have.
+    """A trained layer of any kind: a dataclass with the attributes of a :class:`DenseLayer`.
 
-    A dataclass, whose attributes are those of a :class:`DenseLayer`; the arrays have the shapes of
-    their kind.
+    The shapes of the arrays depend on the kind.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -45,7 +54,7 @@ class Layer(Protocol):
 
     @property
     def decoder_weight(self) -> Array | None:
-        """The decoder's own weights, None as long as it uses ``weight``."""
+        """The decoder's own weights, or None if the decoder uses ``weight``."""
         ...
 
     @property
@@ -88,26 +97,26 @@ class Layer(Protocol):
     def down(self, H: Array, *, out: Array | None = None, units: str | None = None) -> Array:
         """Return the mean of the visible units for each row of H.
 
-        ``units`` stand for the layer's own visible units, if they are given.
+        ``units``, if given, replace the layer's own visible units.
         """
         ...
 
     def reconstruct(self, X: Array, H: Array | None = None) -> Array:
-        """Return what the layer makes of each row of X as it is trained, without sampling.
+        """Return the layer's reconstruction of each row of X, as in training but without sampling.
 
-        ``H`` are the means of the hidden units for X, where they are known.
+        ``H`` are the means of the hidden units for X, if they are known.
         """
         ...
 
 
-@dataclass(frozen=True, eq=False)  # of two arrays, == is no truth value
+@dataclass(frozen=True, eq=False)  # == of two arrays is no truth value
 class DenseLayer:
-    """Parameters of one layer, float32, contiguous, and what its units are.
+    """Parameters of a dense layer, float32 and contiguous, and the kinds of its units.
 
     ``weight`` has shape (visible, hidden), ``hidden_bias`` (hidden,), ``visible_bias`` (visible,).
-    ``decoder_weight`` of shape (hidden, visible) is None as long as the decoder uses the transposed
+    ``decoder_weight`` has shape (hidden, visible), or is None if the decoder uses the transposed
     ``weight``. Units are one of ``syncpretrain.units.kinds.UNITS``; ``model`` is "rbm" or
-    "autoencoder". ``precision`` is that of the products while the layer is trained.
+    "autoencoder". ``precision`` is the precision of the products while the layer is trained.
     """
 
     weight: Array
@@ -142,7 +151,7 @@ class DenseLayer:
         return replace(self, **{name: device(array) for name, array in self.parameters()})
 
     def up(self, X: Array, *, out: Array | None = None) -> Array:
-        """Return the mean of the hidden units for each row of X, p(h = 1 | v) of binary ones."""
+        """Return the mean of the hidden units for each row of X; p(h = 1 | v) for binary units."""
         multiply = PRECISIONS[self.precision].multiply
         return affine(
             X, self.weight, self.hidden_bias, self.hidden_units, out=out, multiply=multiply
@@ -160,8 +169,108 @@ class DenseLayer:
         return as_documents(Y, X, self.visible_units)
 
 
+@dataclass(frozen=True, eq=False)  # == of two arrays is no truth value
+class ConvolutionalLayer:
+    """Parameters of a convolutional layer with pooling, and the kinds of its units.
+
+    The arrays are float32 and contiguous. ``weight`` has shape (size, size, channels / groups,
+    filters), ``hidden_bias`` (filters,), and ``visible_bias`` (channels,). ``decoder_weight`` has
+    the shape of ``weight``, or is None if the decoder uses ``weight``. Units and ``model`` are as
+    for a :class:`DenseLayer`.
+
+    The hidden units read the pooled maps: f(pool(x W) + b); with probabilistic pooling a code holds
+    the probability that one unit of a block is on. The decoder spreads each number of a code evenly
+    over its block of the map: this is the expected value at each place, if the maximum is equally
+    likely at each.
+    """
+
+    weight: Array
+    hidden_bias: Array
+    visible_bias: Array
+    shape: ConvolutionShape
+    decoder_weight: Array | None = None
+    hidden_units: str = "bernoulli"
+    visible_units: str = "bernoulli"
+    model: str = "rbm"
+
+    @property
+    def decoding(self) -> Array:
+        """The decoder weights, in the shape of ``weight``."""
+        return self.weight if self.decoder_weight is None else self.decoder_weight
+
+    def parameters(self) -> Iterator[tuple[str, Array]]:
+        """Yield name and array of each parameter in their fixed order."""
+        yield "weight", self.weight
+        yield "hidden_bias", self.hidden_bias
+        if self.decoder_weight is not None:
+            yield "decoder_weight", self.decoder_weight
+        yield "visible_bias", self.visible_bias
+
+    def to(self, device: Callable[[Any], Any]) -> ConvolutionalLayer:
+        """Return the layer with every array moved by ``device``, to a device or to the host."""
+        return replace(self, **{name: device(array) for name, array in self.parameters()})
+
+    def up(self, X: Array, *, out: Array | None = None) -> Array:
+        """Return the code of each row of X, position by position, then filter by filter."""
+        shape = self.shape
+        result = self._empty(X, len(X), shape.hidden) if out is None else out
+        if shape.pooling == "prob":
+            return block_sums(self._unpooled(X), shape, out=result)
+        scratch = self._empty(X, scratch_size(shape))
+        none = self._empty(X, 0)
+        weight = self.weight.reshape(shape.fan_in, shape.filters)
+        convolve(X, weight, self.hidden_bias, result, none, scratch, shape, self.hidden_units)
+        return result
+
+    def _unpooled(self, X: Array) -> Array:
+        """Return the means of the hidden units at every position, for each row of X."""
+        shape = self.shape.unpooled
+        maps = self._empty(X, len(X), shape.hidden)
+        scratch = self._empty(X, scratch_size(shape))
+        none = self._empty(X, 0)
+        weight = self.weight.reshape(shape.fan_in, shape.filters)
+        excludes = self.shape.pooling == "prob"  # at most one unit of a block is on
+        units = "gaussian" if excludes else self.hidden_units
+        convolve(X, weight, self.hidden_bias, maps, none, scratch, shape, units)
+        return block_means(maps, self.shape) if excludes else maps
+
+    def down(self, H: Array, *, out: Array | None = None, units: str | None = None) -> Array:
+        """Return the mean of the visible units, or of ``units``, for each row of H."""
+        shape = self.shape
+        result = self._empty(H, len(H), shape.visible) if out is None else out
+        scratch = self._empty(H, scratch_size(shape))
+        none = self._empty(H, 0)
+        weight = self.decoding.reshape(shape.fan_in, shape.filters)
+        convolve_back(H, none, weight, result, scratch, shape)
+        return visible_means(result, self.visible_bias, shape, units or self.visible_units)
+
+    def reconstruct(self, X: Array, H: Array | None = None) -> Array:
+        """Return the mean of the visible units for each row of X.
+
+        The code alone is not enough: an RBM reconstructs from its maps before pooling, and an
+        autoencoder puts each number of the code back to the place of the maximum.
+        """
+        if self.model == "rbm":
+            unpooled = replace(self, shape=self.shape.unpooled)
+            return unpooled.down(self._unpooled(X))
+        shape = self.shape
+        code = self._empty(X, len(X), shape.hidden)
+        places = np.empty_like(code)
+        result = self._empty(X, len(X), shape.visible)
+        scratch = self._empty(X, scratch_size(shape))
+        weight = self.weight.reshape(shape.fan_in, shape.filters)
+        decoding = self.decoding.reshape(shape.fan_in, shape.filters)
+        convolve(X, weight, self.hidden_bias, code, places, scratch, shape, self.hidden_units)
+        convolve_back(code, places, decoding, result, scratch, shape)
+        return visible_means(result, self.visible_bias, shape, self.visible_units)
+
+    def _empty(self, like: Array, *shape: int) -> Array:
+        """Return a new array with the type of ``like``, on the device of the parameters."""
+        return np.empty_like(self.weight, dtype=like.dtype, shape=shape, order="C")
+
+
 def in_float32(layer: Layer) -> Layer:
-    """Return a layer whose products are of float32, the same one if they are."""
+    """Return a layer with products in float32: the layer itself if it has them already."""
     if isinstance(layer, DenseLayer):
         return layer if layer.precision == "float32" else replace(layer, precision="float32")
     shape = layer.shape
@@ -173,11 +282,11 @@ def in_float32(layer: Layer) -> Layer:
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """What a classifier or a regression has on top of the code: outputs = code W + b.
+    """The output layer of a classifier or a regression, on top of the code: outputs = code W + b.
 
-    ``weight`` has shape (top units, outputs), ``bias`` (outputs,); ``kind`` is "classification",
-    whose outputs are the logarithms of the classes' odds, or "regression". ``classes`` are the
-    labels that the outputs of a classifier stand for, in their order.
+    ``weight`` has shape (top units, outputs), ``bias`` (outputs,). ``kind`` is "classification" or
+    "regression"; the outputs of a classifier are logits. ``classes`` are the labels of a
+    classifier's outputs, in their order.
     """
 
     weight: Array

@@ -1,11 +1,11 @@
 """Likelihood of data under an RBM: free energy, pseudo-likelihood, and the partition function.
 
-Symbols as in Hinton 2010: v visible, h hidden, W of shape (V, H), a the visible and b the hidden
-biases. The energy is E(v, h) = -v W h - a v - b h for binary units; a Gaussian visible unit has
-|v - a|^2 / 2 in place of -a v, a Gaussian hidden one |h - b|^2 / 2 in place of -b h; a rectified
-one stands for many binary ones with biases b - 1/2, b - 3/2, ... (Nair and Hinton 2010). One choice
-in a group of softmax units, and the words of a document, have -a v. Z is the sum of exp(-E) over
-all states. All sums are taken in float64.
+The symbols are as in Hinton 2010: v visible, h hidden, W of shape (V, H), a the visible and b
+the hidden biases. The energy is E(v, h) = -v W h - a v - b h for binary units; a Gaussian visible
+unit has |v - a|^2 / 2 in place of -a v, a Gaussian hidden unit |h - b|^2 / 2 in place of -b h; a
+rectified unit stands for many binary units with biases b - 1/2, b - 3/2, ... (Nair and Hinton
+2010). One choice in a group of softmax units, and the words of a document, have -a v. Z is the sum
+of exp(-E) over all states. All sums are in float64.
 """
 
 from __future__ import annotations
@@ -21,9 +21,15 @@ from numpy.typing import NDArray
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import is_missing
-from syncpretrain.models.document_lengths import POPULATIONS, Words, annealed_over_lengths
 from syncpretrain.models.layer import DenseLayer, Layer
-from syncpretrain.models.partition import Doubles, annealed_weights, summed_over_hidden
+from syncpretrain.models.partition import (
+    POPULATIONS,
+    Doubles,
+    Words,
+    annealed_over_lengths,
+    annealed_weights,
+    summed_over_hidden,
+)
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units.kinds import kind_of
 
@@ -37,12 +43,12 @@ __all__ = [
     "pseudo_likelihood",
 ]
 
-MAX_ENUMERATED = 20  # units whose states are enumerated: 2**20 of them
+MAX_ENUMERATED = 20  # binary units: their 2**20 states are enumerated
 
 
 @dataclass(frozen=True, slots=True)
 class LogZ:
-    """Natural logarithm of Z; ``low`` and ``high`` are 3 standard errors away, or equal to it."""
+    """Natural logarithm of Z, with ``low`` and ``high`` 3 standard errors away (0 if exact)."""
 
     value: float
     low: float
@@ -53,7 +59,7 @@ def free_energy(layer: Layer, X: Array, *, missing: bool = False) -> Doubles:
     """Return F(v) = -log sum_h exp(-E(v, h)) of each row of X, in nats.
 
     F(v) = -a v - sum_j log(1 + exp(b_j + (v W)_j)) for binary units (Hinton 2010, section 16).
-    ``missing`` says that entries of X may be missing, and marked: they are left out.
+    ``missing`` says that X may have entries marked as missing, which are left out.
 
     Raises
     ------
@@ -78,10 +84,10 @@ def pseudo_likelihood(layer: Layer, X: Array, *, seed: int = 0) -> float:
     For each row one unit i is drawn, and V log p(v_i | the others) stands for the sum over units
     (Besag 1975): V log sigmoid(F(v with i flipped) - F(v)). It is 0 at best.
 
-    A value between 0 and 1 is the probability of a binary unit, as contrastive divergence takes
-    it: the other units are sampled, and unit i counts with both states in proportion, so that a
-    grey value is best explained by a model that is as unsure. Rounding, as the Deep Learning
-    Tutorials do, would favour one that is sure of 0 where v is 0.3. Binary rows stay as they are.
+    A value between 0 and 1 is taken as the probability of a binary unit, as in contrastive
+    divergence: the other units are sampled, and unit i counts with both states in proportion, so
+    that the best model of a grey value is equally unsure. Rounding, as in the Deep Learning
+    Tutorials, would favour a model that is sure of 0 where v is 0.3. Binary rows stay as they are.
 
     Raises
     ------
@@ -113,14 +119,14 @@ def log_z(
     steps: int = 1000,
     seed: int = 0,
 ) -> LogZ:
-    """Return log Z: exact where one side has at most 20 units, else estimated by annealing.
+    """Return log Z: exact if one side has at most 20 units, else estimated by annealing.
 
     Parameters
     ----------
     layer : Layer
-        Dense, with binary hidden units.
+        Dense layer with binary hidden units.
     words : int or sequence of int
-        Of a document, for each block of counts: Z is that of documents of this length.
+        Number of words of a document, for each block of counts: Z depends on it.
     chains, steps, seed : int
         See :func:`log_z_ais`.
 
@@ -152,21 +158,21 @@ def log_z_ais(
     Parameters
     ----------
     layer : Layer
-        Dense, with binary hidden units and shared weights.
+        Dense layer with binary hidden units and shared weights.
     words : int or sequence of int
-        As of :func:`log_z`.
+        As for :func:`log_z`.
     chains, steps : int
         Independent chains, and temperatures between the uniform distribution and the RBM; with
-        other than binary visible units, between independent visible units and the RBM; with counts
-        alone, lengths of documents from 0 on, as ``syncpretrain/models/document_lengths.py`` says.
+        visible units that are not binary, between independent visible units and the RBM; with
+        counts alone, lengths of documents from 0 on (:mod:`syncpretrain.models.partition`).
     seed : int
-        Of the chains.
+        Seed of the chains.
 
     Returns
     -------
     LogZ
-        With 3 standard errors of the mean weight on each side; ``low`` is -inf where these reach
-        below 0, which asks for more chains or steps.
+        Estimate with 3 standard errors of the mean weight on each side; ``low`` is -inf if they
+        reach below 0: more chains or steps are needed then.
     """
     (W, a, b), lengths = _annealed(layer, words)
     draws = generator(seed, Purpose.ANNEALING)
@@ -193,7 +199,7 @@ def _with_error_bar(base: float, weights: Doubles) -> LogZ:
 
 
 def parameters_with_log_z(layer: Layer) -> tuple[Doubles, Doubles, Doubles]:
-    """Return W, a and b in float64 of an RBM that has a log Z.
+    """Return W, a and b of an RBM in float64, once it is found to have a log Z.
 
     Raises
     ------
@@ -225,7 +231,7 @@ def _annealed(
 
 
 def _is_normal(layer: Layer) -> NDArray[np.bool_]:
-    """Return which visible units are Gaussian, whose energy is not 0 at 0."""
+    """Return which visible units are Gaussian: their energy is not 0 at 0."""
     kind, normal = kind_of(layer.visible_units), np.zeros(layer.shape.visible, dtype=bool)
     if kind.blocks is None:
         return normal | (kind.noise == "normal")

@@ -1,9 +1,9 @@
 """Model files: the layers of a stack, its scaling and its head, under a checksum.
 
-The format is a table of named float32 arrays (``layers.1.weight`` of shape (visible, hidden),
-``input.shift``, ``head.weight`` and so on) and a text table that holds ``info`` and what the units
-of each layer are as JSON, with the shape of a convolution, and the SHA-256 of the parameters and of
-both texts. Nothing in it is ever executed.
+A file is a table of named float32 arrays (``layers.1.weight`` of shape (visible, hidden),
+``input.shift``, ``head.weight`` and so on) and a table of texts: ``info`` and ``meaning`` as JSON
+(the kinds of each layer's units, and the shape of a convolution), and the SHA-256 of the parameters
+and of both texts. Nothing in it is ever executed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from syncpretrain.array_files import read_tensors, write_tensors
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import ModelFileError
-from syncpretrain.models.convolution import ConvolutionalLayer
-from syncpretrain.models.layer import DenseLayer, Head, Layer, parameters_sha256
+from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Head, Layer, parameters_sha256
 from syncpretrain.shapes import POOLINGS, ConvolutionShape, DenseShape, LayerShape
 from syncpretrain.units.blocks import visible_kind
 from syncpretrain.units.kinds import UNITS, kind_of
@@ -32,7 +31,7 @@ __all__ = ["MODEL_NAME", "Model", "read_model", "write_model"]
 
 MODEL_NAME = "model.safetensors"
 MODEL_FORMAT = "syncpretrain 2"
-ROUNDS = ("rounded", "tf32")  # of a shape, while it is trained: a stack computes in float32
+ROUNDS = ("rounded", "tf32")  # precision in training, not saved: a stack computes in float32
 
 
 class Model(NamedTuple):
@@ -45,7 +44,7 @@ class Model(NamedTuple):
 
 
 def write_model(path: Path, model: Model) -> None:
-    """Write a model; a file that was there before stays until the new one is complete."""
+    """Write a model; an earlier file stays until the new one is complete."""
     tensors = {
         f"layers.{number}.{name}": array
         for number, layer in enumerate(model.layers, start=1)
@@ -68,12 +67,12 @@ def write_model(path: Path, model: Model) -> None:
 
 
 def read_model(path: Path) -> Model:
-    """Read a model from a model file, or from the one in a run folder.
+    """Read a model from a model file, or from the model file of a run folder.
 
     Raises
     ------
     ModelFileError
-        One sentence on what is missing or wrong.
+        If the file is missing, damaged or of another format, in one sentence.
     """
     file = _model_file(path)
     metadata, tensors = read_tensors(file, MODEL_FORMAT, kind="model", error_type=ModelFileError)
@@ -105,7 +104,7 @@ def _sha256(text: str) -> str:
 
 
 def _meaning(model: Model) -> dict[str, Any]:
-    """Return what the parameters mean: the kinds of units, shapes, and the kind of the head."""
+    """Return the meaning of the parameters: kinds of units, shapes, and kind of the head."""
     names = ("hidden_units", "visible_units", "model")
     layers = [
         {name: getattr(layer, name) for name in names} | _written_shape(layer)
@@ -120,7 +119,7 @@ def _meaning(model: Model) -> dict[str, Any]:
 
 
 def _written_shape(layer: Layer) -> dict[str, Any]:
-    """Return what the arrays do not say of a layer's shape."""
+    """Return the shape of a convolution, which its arrays do not determine."""
     shape = layer.shape
     if not isinstance(shape, ConvolutionShape):
         return {}
@@ -203,7 +202,7 @@ def _layer(
     decoder: NDArray[Any] | None,
     meaning: dict[str, Any],
 ) -> Layer:
-    """Return a layer of the kind that it is said to be, whatever its arrays are."""
+    """Build a layer of the kind that ``meaning`` names; its arrays are checked later."""
     names = ("weight", "hidden_bias", "visible_bias")
     weight, hidden, visible = (tensors.pop(f"layers.{number}.{name}") for name in names)
     units = _units(meaning)
@@ -214,7 +213,7 @@ def _layer(
 
 
 def _shape(table: Any) -> ConvolutionShape:
-    """Return the shape of a convolution, once it can be one."""
+    """Return the shape of a convolution, after checking that its sizes fit."""
     shape = msgspec.convert(table, ConvolutionShape)
     sizes = (shape.channels, shape.height, shape.width, shape.filters, shape.size, shape.pool)
     fits = min(*sizes, shape.groups) > 0 <= shape.pad < shape.size and shape.pooling in POOLINGS
@@ -237,16 +236,16 @@ def _units(kinds: dict[str, str]) -> dict[str, str]:
 def _check_shapes(file: Path, layers: tuple[Layer, ...]) -> None:
     for number, layer in enumerate(layers, start=1):
         in_blocks = kind_of(layer.visible_units).blocks is not None
-        if not _fits(layer) or (number > 1 and in_blocks):
+        if not _arrays_fit(layer) or (number > 1 and in_blocks):
             raise ModelFileError(f"{file}: the arrays of layer {number} do not fit each other")
         if not all(np.isfinite(array).all() for _, array in layer.parameters()):
             raise ModelFileError(f"{file}: layer {number} holds NaN or infinite parameters")
     for number, (lower, upper) in enumerate(pairwise(layers), start=1):
-        if not _fit(lower.shape, upper.shape):
+        if not _layers_fit(lower.shape, upper.shape):
             raise ModelFileError(f"{file}: layers {number} and {number + 1} do not fit each other")
 
 
-def _fits(layer: Layer) -> bool:
+def _arrays_fit(layer: Layer) -> bool:
     """Return whether the arrays of a layer have the shapes of their kind."""
     biases = (*layer.visible_bias.shape, *layer.hidden_bias.shape)
     weight = layer.weight.shape
@@ -262,17 +261,17 @@ def _fits(layer: Layer) -> bool:
     return len(weight) == 2 and layer.decoding.shape == weight[::-1] and biases == weight
 
 
-def _fit(lower: LayerShape, upper: LayerShape) -> bool:
-    """Return whether a layer can read what the one below hands up."""
+def _layers_fit(lower: LayerShape, upper: LayerShape) -> bool:
+    """Return whether a layer can read the output of the layer below."""
     if isinstance(upper, DenseShape):
         return lower.hidden == upper.visible
     if isinstance(lower, DenseShape):
-        return False  # whose units are at no places
+        return False  # the units of a dense layer have no positions
     return lower.output == upper.images and not upper.channels_first
 
 
 def _text(file: Path, metadata: dict[str, str], name: str) -> dict[str, Any]:
-    """Return a table that is kept as JSON beside its checksum."""
+    """Return a JSON table of the file, after comparing its checksum."""
     text = metadata.get(name, "")
     if _sha256(text) != metadata.get(f"{name}_sha256"):
         raise ModelFileError(f"{file}: is damaged: its {name} does not match its checksum")

@@ -1,18 +1,31 @@
-"""The partition function of an RBM with binary hidden units and visible units of any kind.
+"""The partition function Z of an RBM with binary hidden units and visible units of any kind.
 
-Summed over the hidden units' states, Z is sum_h exp(b h) prod_i sum_v exp(-E_i(v; x_i)), where the
-visible unit i has the input x = h W^T + a; the record of its kind has the inner sum. Of counts the
-sum is over the documents of D words, in their order, so that Z depends on D. Annealing leaves the
-visible biases as they are, but those of binary units: at the highest temperature the hidden units
-say nothing.
+Z is the sum over the hidden units' states of exp(b h) prod_i sum_v exp(-E_i(v; x_i)), where x =
+h W^T + a is the input of the visible units; the record of a kind has the inner sum. For counts the
+inner sum is over the documents of D words, in their order, so that Z depends on D. Z is enumerated,
+or estimated by annealing. Annealing keeps the visible biases, except for binary units: at the
+highest temperature the visible units do not depend on the hidden ones.
+
+For a replicated softmax, Z of documents of D words is sum_h exp(b h + D f(h)), where f(h) = log
+sum_k exp(a_k + (W h)_k) is the log of the unnormalized probability of one word: the length is an
+inverse temperature. So one pass of annealed importance sampling, from length 0, where the hidden
+units are independent and Z is known, up to the longest document, gives log Z of every length on its
+way (Salakhutdinov and Hinton 2009 anneal anew for each length). The chains hold hidden units alone,
+drawn one after the other with the words summed out: chains of words and hidden units hardly move in
+long documents, since many words determine the hidden units.
+
+Chains are weighted by exp(dD f(h)) for each step dD of the length (Neal 2001). They form
+populations; when the weights of a population have become uneven, its chains are resampled by their
+weights (Del Moral, Doucet and Jasra 2006), so that the mean weight stays an unbiased estimate of Z.
+The populations are independent: the spread of their estimates is the error bar.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import product
-from typing import Any
+from itertools import pairwise, product
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +34,24 @@ from syncpretrain.kernels.conditions import Conditions, draw_words
 from syncpretrain.kernels.contrastive_divergence import draw_noise, sample
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["STATES_AT_ONCE", "Doubles", "annealed_weights", "binary_states", "summed_over_hidden"]
+__all__ = [
+    "POPULATIONS",
+    "STATES_AT_ONCE",
+    "Doubles",
+    "Words",
+    "annealed_over_lengths",
+    "annealed_weights",
+    "binary_states",
+    "enumerated_over_lengths",
+    "summed_over_hidden",
+]
 
 Doubles = NDArray[np.float64]
 RBMParameters = tuple[Doubles, Doubles, Doubles]
 STATES_AT_ONCE = 1 << 12
+POPULATIONS = 10
+EVEN_SHARE = 0.5  # effective share of the chains, below which they are resampled
+CERTAIN = 500.0  # largest log-odds: their exponential is still finite
 
 
 def binary_states(units: int) -> Iterator[Doubles]:
@@ -38,7 +64,7 @@ def binary_states(units: int) -> Iterator[Doubles]:
 def summed_over_hidden(parameters: RBMParameters, units: str, words: tuple[float, ...]) -> float:
     """Return log Z by enumeration of the hidden units.
 
-    ``words`` has the number D for each block of counts.
+    ``words`` has the number of words D for each block of counts.
     """
     W, a, b = parameters
     total = -math.inf
@@ -58,8 +84,8 @@ def annealed_weights(
 ) -> tuple[float, Doubles]:
     """Return log Z at the highest temperature, and each chain's logarithm of the ratio to it.
 
-    Annealed importance sampling (Salakhutdinov and Murray 2008; of counts Salakhutdinov and Hinton
-    2009, section 4.1).
+    This is annealed importance sampling (Salakhutdinov and Murray 2008; for counts Salakhutdinov
+    and Hinton 2009, section 4.1).
     """
     W, a, b = parameters
     if kind_of(units).is_binary:
@@ -79,7 +105,7 @@ def annealed_weights(
 def _annealed_binary(
     parameters: RBMParameters, betas: Doubles, chains: int, draws: np.random.Generator
 ) -> tuple[float, Doubles]:
-    """Return the same for binary visible units, which begin uniform: their biases are annealed."""
+    """Return the same for binary visible units: they begin uniform, with annealed biases."""
     W, a, b = parameters
     v = _draw(np.full((chains, len(a)), 0.5), draws)
     weights = np.zeros(chains)
@@ -94,7 +120,7 @@ def _annealed_binary(
 
 
 def _gained(upward: Doubles, beta: float, hotter: float) -> Doubles:
-    """Return the change of the sum of log(1 + exp) over hidden units from one to the next beta."""
+    """Return the change of the hidden units' sum of log(1 + exp) from one beta to the next."""
     gained: Doubles = (np.logaddexp(0, beta * upward) - np.logaddexp(0, hotter * upward)).sum(1)
     return gained
 
@@ -119,8 +145,119 @@ def _log_sums(x: Doubles, a: Doubles, units: str, words: tuple[float, ...]) -> D
 def _drawn(
     x: Any, units: str, conditions: Conditions | None, draws: np.random.Generator
 ) -> Doubles:
-    """Return states of units with inputs x, which are overwritten."""
+    """Draw states of units with inputs x; x is overwritten."""
     noise: Any = draw_noise(draws, units, out=np.empty(x.shape, dtype=np.float32))
     states: Any = sample(x, units, noise, out=np.empty_like(x))
     drawn: Any = draw_words(states, units, noise, conditions)
     return drawn  # type: ignore[no-any-return]
+
+
+class Words(NamedTuple):
+    """Parameters of a replicated softmax: W of shape (V, H), a (V,), b (H,)."""
+
+    W: Doubles
+    a: Doubles
+    b: Doubles
+
+    def log_sums(self, h: Doubles) -> Doubles:
+        """Return f(h) of each row of hidden states."""
+        x = h @ self.W.T + self.a
+        top = x.max(axis=1)
+        x -= top[:, None]
+        sums: Doubles = top + np.log(np.exp(x, out=x).sum(axis=1))
+        return sums
+
+
+def enumerated_over_lengths(words: Words, lengths: Doubles) -> Doubles:
+    """Return log Z for each length by enumeration of the hidden units."""
+    total = np.full(len(lengths), -np.inf)
+    for h in binary_states(len(words.b)):
+        terms = (h @ words.b)[:, None] + words.log_sums(h)[:, None] * lengths
+        total = np.logaddexp(total, np.logaddexp.reduce(terms, axis=0))
+    return total
+
+
+def annealed_over_lengths(
+    words: Words, lengths: Doubles, *, chains: int, steps: int, draws: np.random.Generator
+) -> Doubles:
+    """Estimate log Z for each length by annealed importance sampling over the length.
+
+    Parameters
+    ----------
+    words : Words
+    lengths : ndarray of shape (n,)
+        Lengths, 0 or more.
+    chains, steps : int
+        Chains of each population, and steps from length 0 to the longest; the steps become longer
+        with the length.
+    draws : Generator
+
+    Returns
+    -------
+    ndarray of shape (POPULATIONS, n)
+        Logarithms of the populations' estimates of Z, which are unbiased and independent.
+    """
+    uniform = draws.random((POPULATIONS * chains, len(words.b)))
+    h = (uniform < 1 / (1 + np.exp(-words.b))).astype(np.float64)
+    weights = np.full((POPULATIONS, chains), np.logaddexp(0, words.b).sum())
+    found = np.tile(weights[:, :1], len(lengths))  # right for length 0
+    sums = words.log_sums(h)
+    grid = np.expm1(np.linspace(0, np.log1p(lengths.max()), steps + 1))
+    grid[-1] = lengths.max()
+    for length, longer in pairwise(grid):
+        sums = sums.reshape(weights.shape)
+        own = np.flatnonzero((lengths > length) & (lengths <= longer))
+        ahead = weights[..., None] + (lengths[own] - length) * sums[..., None]
+        found[:, own] = _log_mean(ahead, axis=1)
+        weights += (longer - length) * sums
+        _resample(h, weights, draws)
+        sums = _sweep(words, h, longer, draws)
+    return found
+
+
+def _resample(h: Doubles, weights: Doubles, draws: np.random.Generator) -> None:
+    """Resample the chains of each population with uneven weights, in place."""
+    chains = weights.shape[1]
+    for number, own in enumerate(weights):
+        share = np.exp(own - own.max())
+        share /= share.sum()
+        if 1 / np.square(share).sum() >= EVEN_SHARE * chains:
+            continue
+        points = (draws.random() + np.arange(chains)) / chains  # systematic resampling
+        parents = np.minimum(np.searchsorted(np.cumsum(share), points), chains - 1)
+        rows = slice(number * chains, (number + 1) * chains)
+        h[rows] = h[rows][parents]
+        own[:] = _log_mean(own, axis=0)
+
+
+def _sweep(words: Words, h: Doubles, length: float, draws: np.random.Generator) -> Doubles:
+    """Draw each hidden unit given the others, in place, for documents of a length; return f(h).
+
+    p is proportional to the probability of each word. A unit that goes on multiplies p by exp of
+    the unit's weights, a unit that goes off divides it, so that a sweep computes the exponentials
+    of all words only once.
+    """
+    p = h @ words.W.T + words.a  # (chains, V)
+    top = p.max(axis=1)
+    p -= top[:, None]
+    total = np.exp(p, out=p).sum(axis=1)
+    uniform = draws.random(h.shape)
+    for j, column in enumerate(words.W.T):
+        on, off = np.exp(column), np.exp(-column)
+        was_on = h[:, j] > 0
+        flipped = np.where(was_on, p @ off, p @ on)
+        gain = np.where(was_on, total / flipped, flipped / total)  # p(on) over p(off)
+        odds = np.clip(words.b[j] + length * np.log(gain), -CERTAIN, CERTAIN)
+        is_on = uniform[:, j] < 1 / (1 + np.exp(-odds))
+        h[:, j] = is_on
+        p[is_on & ~was_on] *= on
+        p[was_on & ~is_on] *= off
+        total = np.where(is_on == was_on, total, flipped)
+    sums: Doubles = top + np.log(total)
+    return sums
+
+
+def _log_mean(x: Doubles, axis: int) -> Doubles:
+    top = x.max(axis=axis, keepdims=True)
+    mean: Doubles = np.log(np.exp(x - top).mean(axis=axis)) + np.squeeze(top, axis)
+    return mean

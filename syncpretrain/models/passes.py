@@ -1,21 +1,28 @@
-"""Examples through several layers, up or down, a few rows at a time."""
+"""Passes of examples through several layers, up or down, a few rows at a time.
+
+The top layer may return the log-odds of its binary units in place of their probabilities.
+Probabilities near 0 and 1 hide how sure a unit is. Log-odds are linear in the unit's input.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from syncpretrain.data.sparse_rows import run_of
+from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
+from syncpretrain.units.kinds import kind_of
 
-__all__ = ["down_through", "rows_at_once", "up_through"]
+__all__ = ["check_have_odds", "down_through", "rows_at_once", "up_through", "with_log_odds"]
 
 MOST_ROWS = 2000
-NUMBERS_AT_ONCE = 1 << 26  # of what a layer reads and makes, 256 MB
+NUMBERS_AT_ONCE = 1 << 26  # inputs and outputs of a layer, 256 MB
 
 
 class _Step(Protocol):
@@ -23,20 +30,20 @@ class _Step(Protocol):
 
 
 def rows_at_once(layers: Iterable[Layer], most: int = MOST_ROWS) -> int:
-    """Return how many rows go through layers together: ``most``, or fewer of the very wide."""
+    """Return how many rows go through layers together: ``most``, or fewer if layers are wide."""
     widest = max(layer.shape.visible + layer.shape.hidden for layer in layers)
     return max(1, min(most, NUMBERS_AT_ONCE // widest))
 
 
 def up_through(layers: Sequence[Layer], X: Array) -> Array:
-    """Return the codes that layers, from the lowest up, make of the rows of X."""
+    """Pass the rows of X up through layers, given from the lowest up; return the codes."""
     return _through([layer.up for layer in layers], X, layers, layers[-1].shape.hidden)
 
 
 def down_through(layers: Sequence[Layer], units: Sequence[str], codes: Array) -> Array:
-    """Return what layers, from the highest down, make of codes.
+    """Pass codes down through layers; return the means of the lowest visible units.
 
-    ``units`` are those that each layer's visible ones are, from the lowest up.
+    ``layers``, and ``units``, the kinds of their visible units, are given from the lowest up.
     """
     pairs = zip(reversed(layers), reversed(units), strict=True)
     steps: list[_Step] = [partial(layer.down, units=kind) for layer, kind in pairs]
@@ -53,3 +60,37 @@ def _through(steps: Sequence[_Step], X: Array, layers: Sequence[Layer], width: i
             rows = step(rows)
         steps[-1](rows, out=result[part])
     return result
+
+
+def with_log_odds(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return the layers with a top layer that returns the log-odds of its units, not their means.
+
+    Raises
+    ------
+    DataError
+        If the units of the top layer are not binary, or exclude each other.
+    """
+    *below, top = layers
+    check_have_odds(top.hidden_units)
+    shape: Any = top.shape
+    if shape.name == "convolution" and shape.pooling == "prob":
+        raise DataError(
+            "log_odds: got probabilistic pooling in the layer of the codes, expected max or mean;"
+            " leave log_odds out"
+        )
+    linear: Any = replace(top, hidden_units="gaussian")
+    return (*below, linear)
+
+
+def check_have_odds(units: str) -> None:
+    """Refuse hidden units that are not binary.
+
+    Raises
+    ------
+    DataError
+    """
+    if not kind_of(units).is_binary:
+        raise DataError(
+            f"log_odds: got {units} units in the layer of the codes, expected bernoulli; leave"
+            " log_odds out"
+        )

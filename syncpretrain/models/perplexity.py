@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain.errors import DataError
-from syncpretrain.models.document_lengths import (
+from syncpretrain.models.layer import Layer
+from syncpretrain.models.likelihood import free_energy, parameters_with_log_z
+from syncpretrain.models.partition import (
     POPULATIONS,
+    Doubles,
     Words,
     annealed_over_lengths,
     enumerated_over_lengths,
 )
-from syncpretrain.models.layer import Layer
-from syncpretrain.models.likelihood import free_energy, parameters_with_log_z
-from syncpretrain.models.partition import Doubles
 from syncpretrain.models.passes import rows_at_once
 from syncpretrain.models.stack import Stack
 from syncpretrain.rng import Purpose, generator
@@ -26,7 +26,7 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Perplexity", "perplexity"]
 
-MOST_ENUMERATED = 12  # hidden units whose states are enumerated
+MOST_ENUMERATED = 12  # with at most so many hidden units, their states are enumerated
 SMALLEST_POPULATION = 2
 
 
@@ -37,15 +37,15 @@ class Perplexity:
     Attributes
     ----------
     value : float
-        exp(-mean_n log p(v_n) / D_n), where document n has D_n words, as in the paper: every
-        document counts as much.
+        exp(-mean_n log p(v_n) / D_n), where document n has D_n words, as in the paper: all
+        documents have equal weight.
     low, high : float
-        The same 3 standard errors of log Z away; equal to it where Z is exact.
+        The value 3 standard errors of log Z away; equal to ``value`` if Z is exact.
     of_all_words : float
-        exp(-sum_n log p(v_n) / sum_n D_n), as scikit-learn's
-        ``LatentDirichletAllocation`` has it: every word counts as much.
+        exp(-sum_n log p(v_n) / sum_n D_n), as in scikit-learn's
+        ``LatentDirichletAllocation``: all words have equal weight.
     documents, words : int
-        How many there are; documents without words are left out.
+        Number of documents and words; documents without words are left out.
     """
 
     value: float
@@ -61,26 +61,26 @@ def perplexity(
 ) -> Perplexity:
     """Return the perplexity per word of documents under the first layer of a stack.
 
-    Its partition function, which depends on the length of a document, is exact with up to 12 hidden
-    units. With more it is estimated for all lengths at once: see
-    ``syncpretrain/models/document_lengths.py``.
+    The partition function depends on the length of a document. It is exact with up to 12 hidden
+    units; with more it is estimated for all lengths at once
+    (:mod:`syncpretrain.models.partition`).
 
     Parameters
     ----------
     stack : Stack
-        Whose first layer is an RBM with binary hidden units, and with counts as visible units.
+        Stack with an RBM as first layer, with binary hidden units and counts as visible units.
     X : {array-like, sparse matrix} of shape (n_documents, words)
-        How often each word is in each document.
+        Counts of each word in each document.
     chains, steps : int
-        Of the estimate: chains in all, in 10 independent populations, and steps from length 0 to
-        the longest document.
+        Chains of the estimate in all, in 10 independent populations, and steps from length 0 to the
+        longest document.
     seed : int
-        Of the chains.
+        Seed of the chains.
 
     Raises
     ------
     DataError
-        If the first layer is of other units, X does not fit or has no words, or there are too few
+        If the first layer has other units, X does not fit or has no words, or there are too few
         chains or steps.
 
     Examples
@@ -91,7 +91,7 @@ def perplexity(
     >>> X = np.random.default_rng(1).poisson(np.array([[4, 4, 0.1, 0.1], [0.1, 0.1, 4, 4]])[topic])
     >>> stack = pretrain(X, hidden=[5], visible_units="counts", epochs=100)
     >>> found = perplexity(stack, X)
-    >>> found.value < 3  # of 4 words, 2 in each topic
+    >>> found.value < 3  # 4 words, 2 in each topic
     True
     """
     least = SMALLEST_POPULATION * POPULATIONS
@@ -115,7 +115,7 @@ def perplexity(
     words = Words(*parameters_with_log_z(layer))
     each, place = np.unique(lengths, return_inverse=True)
     if len(words.b) <= MOST_ENUMERATED:
-        return _of(energies, lengths, enumerated_over_lengths(words, each)[None, place])
+        return _perplexity_of(energies, lengths, enumerated_over_lengths(words, each)[None, place])
     found = annealed_over_lengths(
         words,
         each,
@@ -123,14 +123,14 @@ def perplexity(
         steps=steps,
         draws=generator(seed, Purpose.ANNEALING),
     )
-    return _of(energies, lengths, found[:, place])
+    return _perplexity_of(energies, lengths, found[:, place])
 
 
 def _energies_and_lengths(layer: Layer, rows: Any) -> tuple[Doubles, Doubles]:
-    """Return the free energy and the words of each row that has any, a few at a time."""
+    """Return the free energy and the number of words of each row that has words."""
     count, found = rows_at_once([layer]), []
     for start in range(0, len(rows), count):
-        block = rows[start : start + count]  # dense, of sparse rows too
+        block = rows[start : start + count]  # dense, even if the rows are sparse
         lengths = block.sum(axis=1, dtype=np.float64)
         energies = free_energy(layer, block).astype(np.float64, copy=False)
         found.append(np.stack([energies, lengths])[:, lengths > 0])
@@ -138,10 +138,10 @@ def _energies_and_lengths(layer: Layer, rows: Any) -> tuple[Doubles, Doubles]:
     return energies, lengths
 
 
-def _of(energies: Doubles, lengths: Doubles, log_z: Doubles) -> Perplexity:
-    """Return the perplexity, with log Z of each document by each of some populations.
+def _perplexity_of(energies: Doubles, lengths: Doubles, log_z: Doubles) -> Perplexity:
+    """Return the perplexity; ``log_z`` has shape (populations, documents).
 
-    The standard error is that of the jackknife: of the values without one population each.
+    The standard error is the jackknife's: from the values without one population each.
     """
     whole = -energies - _log_mean(log_z)
     value = -float((whole / lengths).mean())

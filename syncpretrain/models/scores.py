@@ -1,4 +1,4 @@
-"""Scores of single examples: how unlike the training data they are."""
+"""Anomaly scores: how unlike the training data an example is."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def scores(stack: Stack, X: ArrayLike, *, by: str = "reconstruction") -> NDArray
     X : array-like of shape (n_examples, input units), or data frame
     by : str
         ``reconstruction``: the squared error of going up all layers and down again, summed over
-        the values of an example, of Gaussian units over the standardized ones. ``free-energy``:
-        that of the first layer, an RBM, in nats. Missing values, NaN, are left out of both. Another
-        value in a column that never varied in training counts as 10 deviations, in whatever unit.
+        the values of an example (standardized, for Gaussian units). ``free-energy``: the free
+        energy of the first layer, an RBM, in nats. Both leave out missing values, NaN. A new value
+        in a column that never varied in training counts as 10 deviations, in any unit.
 
     Raises
     ------
@@ -74,9 +74,9 @@ def scores(stack: Stack, X: ArrayLike, *, by: str = "reconstruction") -> NDArray
 
 
 def feature_scores(stack: Stack, X: ArrayLike) -> NDArray[np.float64]:
-    """Return the part of each column in the reconstruction score, of shape (n_examples, columns).
+    """Return each column's part of the reconstruction score, of shape (n_examples, columns).
 
-    The values of a category count together, and a missing value has no part.
+    The values of a category count together, and a missing value counts 0.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def _squares(stack: Stack, rows: Array, *, missing: bool) -> NDArray[np.float64]
 
 
 def _by_rows(stack: Stack, X: ArrayLike, score: Callable[..., Any]) -> NDArray[np.float64]:
-    """Return what ``score`` makes of prepared rows, a few at a time, new values marked in them."""
+    """Apply ``score`` to prepared rows, a few at a time, with new values of columns marked."""
     if stack.scaling is not None:
         stack = replace(stack, scaling=stack.scaling.marking())
     rows = stack.rows_of(X)

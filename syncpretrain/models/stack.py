@@ -1,8 +1,10 @@
-"""The fitted layers: encode, decode, predict, save and load."""
+"""The stack of trained layers: encode, decode, predict, sample, save and load."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +20,44 @@ from syncpretrain.errors import DataError
 from syncpretrain.kernels.activations import activate, affine
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
-from syncpretrain.models.convolution import ConvolutionalLayer
 from syncpretrain.models.export.methods import Exports
-from syncpretrain.models.imputation import imputed
+from syncpretrain.models.gibbs import imputed, sampled
 from syncpretrain.models.inputs import checked_codes, is_bounded, prepared_examples
-from syncpretrain.models.layer import DenseLayer, Head, Layer, in_float32, parameters_sha256
-from syncpretrain.models.log_odds import with_log_odds
+from syncpretrain.models.layer import (
+    ConvolutionalLayer,
+    DenseLayer,
+    Head,
+    Layer,
+    in_float32,
+    parameters_sha256,
+)
 from syncpretrain.models.model_file import Model, read_model, write_model
-from syncpretrain.models.passes import down_through, up_through
-from syncpretrain.models.sampling import sampled
-from syncpretrain.models.table import Described
+from syncpretrain.models.passes import down_through, up_through, with_log_odds
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.rng import Purpose, generator
 
-__all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Stack", "load"]
+__all__ = ["ConvolutionalLayer", "DenseLayer", "Described", "Head", "Stack", "load"]
+
+
+class Described:
+    """Display of a stack as a table, at a prompt and in a notebook: a row a layer."""
+
+    layers: tuple[Layer, ...]
+    info: dict[str, Any]
+    head: Head | None
+    history: ErrorHistory | None
+
+    def __repr__(self) -> str:
+        """Return one line a layer, without the weights."""
+        rows = (" ".join(row).rstrip() for row in self._rows())
+        return "\n".join([f"Stack of {len(self.layers)} layers", *(f"  {row}" for row in rows)])
+
+    def _repr_html_(self) -> str:
+        """Return the same lines as a table, for notebooks."""
+        return html_table(f"Stack of {len(self.layers)} layers", self._rows(), self.history)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return table_rows(self.layers, self.head, self.info.get("epochs", []))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,13 +67,13 @@ class Stack(Described, Exports):
     Attributes
     ----------
     layers : tuple of DenseLayer and ConvolutionalLayer
-        From the input up; ``layers[0].shape`` says how a layer's rows are images.
+        Layers from the input up; ``layers[0].shape`` says how the input's rows are images.
     info : dict
-        What made it (JSON values): the epochs each layer trained, the settings, the version.
+        Origin of the stack (JSON values): epochs of each layer, settings, version.
     scaling : Scaling or None
-        How visible units see an input that is not in [0, 1]; decoding takes it back.
+        Scaling of an input that is not in [0, 1] for the visible units; decoding inverts it.
     head : Head or None
-        What predicts from the code, once fine-tuning gave the stack one.
+        Output layer on top of the code, once fine-tuning gave the stack one.
     history : ErrorHistory or None
         Errors by layer and epoch of the training that returned the stack; it is not saved.
     """
@@ -59,12 +85,12 @@ class Stack(Described, Exports):
     history: ErrorHistory | None = None
 
     def __post_init__(self) -> None:
-        """Take the layers as of float32, in whatever precision they were trained."""
+        """Compute in float32, in whatever precision the layers were trained."""
         object.__setattr__(self, "layers", tuple(map(in_float32, self.layers)))
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Units of the input and of each layer, such as (784, 1000, 500, 250, 30)."""
+        """Number of units of the input and of each layer, such as (784, 1000, 500, 250, 30)."""
         return (self.layers[0].shape.visible, *(x.shape.hidden for x in self.layers))
 
     @property
@@ -74,13 +100,13 @@ class Stack(Described, Exports):
 
     @property
     def units(self) -> tuple[str, ...]:
-        """The kind of units of the input and of each layer."""
+        """Kinds of the units of the input and of each layer."""
         return (self.layers[0].visible_units, *(layer.hidden_units for layer in self.layers))
 
     def prepared(self, X: ArrayLike, name: str = "X", *, missing: bool = False) -> Array:
-        """Return examples as the lowest layer sees them: checked, and standardized if it is so.
+        """Return examples as the lowest layer sees them: checked, and standardized if need be.
 
-        Of a data frame by its columns' names. NaN is permitted and marked with ``missing``.
+        A data frame is read by its columns' names. With ``missing``, NaN is permitted and marked.
 
         Raises
         ------
@@ -93,7 +119,7 @@ class Stack(Described, Exports):
         return lowest
 
     def rows_of(self, X: ArrayLike, name: str = "X") -> Any:
-        """Return a data frame as an array of the columns trained on, and all else as it is."""
+        """Return a data frame as an array of the columns trained on, anything else as it is."""
         lowest = self.units[0]
         return array_of(X, self.info, lowest, name, bounded=is_bounded(lowest, self.scaling))
 
@@ -106,14 +132,14 @@ class Stack(Described, Exports):
             The same numbers mean what they did in training, in an array of any type (the page "Your
             own data", "What numbers mean"). NaN stands for a missing value, which is left out.
         layer : int, optional
-            Stop at this layer, counted from 1; default the top one.
+            Layer of the codes, counted from 1; default the top layer.
         log_odds : bool
-            Return the log-odds of its binary units instead of their probabilities.
+            Return the log-odds of that layer's binary units instead of their probabilities.
 
         Returns
         -------
         ndarray of shape (n_examples, units of that layer), float32
-            Of a convolution position by position, then filter by filter: with ``images =
+            The codes of a convolution are ordered by position, then by filter: with ``images =
             stack.layers[layer - 1].shape.output``, codes are maps as ``codes.reshape(-1,
             images.height, images.width, images.channels)``.
 
@@ -129,7 +155,7 @@ class Stack(Described, Exports):
         return up_through(layers, self.prepared(X, missing=True))
 
     def decode(self, codes: ArrayLike) -> Array:
-        """Return the input that each code of the top layer stands for.
+        """Decode codes of the top layer to the input.
 
         Parameters
         ----------
@@ -138,20 +164,20 @@ class Stack(Described, Exports):
         Returns
         -------
         ndarray of shape (n_examples, input units), float32
-            In [0, 1] for Bernoulli visible units, in the units of the data for Gaussian ones, where
-            bytes are shares of 255. Float64 where float32 cannot hold the differences of a column.
+            In [0, 1] for Bernoulli visible units, in the units of the data for Gaussian ones; bytes
+            are shares of 255. Float64 if float32 cannot hold the differences of a column.
 
         Raises
         ------
         DataError
-            If the width is not that of the top layer, or a value is not finite.
+            If the codes are not as wide as the top layer, or a value is not finite.
         """
         return self._unscaled(self.down(checked_codes(codes, self.widths[-1])))
 
     def down(self, codes: Array, *, layer: int | None = None) -> Array:
-        """Return what codes of a layer, default the top one, make of the lowest visible units.
+        """Return the means of the lowest visible units for codes of a layer, default the top one.
 
-        The units of each layer on the way are those of its encoder.
+        The layers on the way keep the kinds of units of their encoders.
         """
         layers = self.layers[:layer]
         return down_through(layers, self.units[: len(layers)], codes)
@@ -161,7 +187,7 @@ class Stack(Described, Exports):
         return up_through(self.layers[:layer], prepared)
 
     def predict_proba(self, X: ArrayLike) -> Array:
-        """Return the probability of each class for each row of X, in the order of the classes.
+        """Return the probability of each class for each row of X, in the head's order of classes.
 
         Raises
         ------
@@ -173,7 +199,7 @@ class Stack(Described, Exports):
         return activate(self._outputs(X, self.head), "softmax")
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """Return the most probable label of each row of X, or a regression's numbers.
+        """Return the most probable label of each row of X, or the numbers of a regression.
 
         Returns
         -------
@@ -196,7 +222,7 @@ class Stack(Described, Exports):
         return affine(self.up(self.prepared(X, missing=True)), head.weight, head.bias, "gaussian")
 
     def reconstruct(self, X: ArrayLike) -> Array:
-        """Encode and decode: the stack's reconstruction of each example, missing values too."""
+        """Encode and decode each example, with reconstructions of its missing values too."""
         below = self.prepared(X, missing=True)
         down = self.down(self.up(below))
         as_documents(down, below, self.units[0])
@@ -205,13 +231,13 @@ class Stack(Described, Exports):
     def impute(
         self, X: ArrayLike, *, steps: int = 20, samples: int = 80, seed: int = 0
     ) -> NDArray[Any]:
-        """Return a copy of X whose missing values, NaN, are the means of their units.
+        """Return a copy of X with the missing values, NaN, replaced by the means of their units.
 
         Parameters
         ----------
         X : array-like of shape (n_examples, input units)
         steps, samples, seed : int
-            Gibbs steps that are left out, those whose means are averaged, and the chains' seed.
+            Gibbs steps before the average, steps that are averaged, and seed of the chains.
 
         Returns
         -------
@@ -244,12 +270,12 @@ class Stack(Described, Exports):
         count : int
             Independent chains.
         steps : int
-            Up and down again in the top RBM, each time drawing binary states; the last time down
-            keeps the probabilities (Hinton, Osindero and Teh 2006, section 4).
+            Gibbs steps in the top RBM, up and down again with binary states; the last step keeps
+            the probabilities (Hinton, Osindero and Teh 2006, section 4).
         seed : int
         start : array-like of shape (count, input units), optional
-            Examples to start at; default noise. Documents keep their numbers of words; an RBM of
-            counts alone needs some to start at.
+            Examples at which the chains start; default noise. Documents keep their numbers of
+            words; an RBM of counts alone needs a start.
 
         Returns
         -------
@@ -268,13 +294,13 @@ class Stack(Described, Exports):
 
     @property
     def meaning(self) -> Meaning | None:
-        """The meaning of the numbers in the training rows; None of a stack that keeps none."""
+        """Meaning of the numbers in the training rows; None if the stack keeps none."""
         return meaning_in(self.info)
 
     def for_prepared_rows(self) -> Stack:
-        """Return the stack for rows that were prepared by its meaning before: shares stay shares.
+        """Return the stack for rows that its meaning has prepared before: shares stay shares.
 
-        A decoded row is then one as it was prepared.
+        Decoded rows are prepared rows too.
         """
         if self.meaning is None:
             return self
@@ -290,7 +316,7 @@ class Stack(Described, Exports):
         Raises
         ------
         OSError
-            If the file cannot be written; a file that was there before stays as it was.
+            If the file cannot be written; an earlier file stays as it was.
         """
         write_model(Path(path), Model(self.layers, self.info, self.scaling, self.head))
 
@@ -306,7 +332,43 @@ def load(path: str | Path) -> Stack:
     Raises
     ------
     ModelFileError
-        If it is missing, damaged or of another format. Nothing in it is ever executed.
+        If the file is missing, damaged or of another format. Nothing in it is ever executed.
     """
     model = read_model(Path(path))
     return Stack(model.layers, model.info, model.scaling, model.head)
+
+
+def table_rows(
+    layers: Sequence[Layer], head: Head | None, epochs: Sequence[int]
+) -> list[tuple[str, ...]]:
+    """Return the name, shape, kind of units, and model of each layer, and of the head."""
+    rows: list[tuple[str, ...]] = []
+    for number, layer in enumerate(layers, start=1):
+        trained = f"{epochs[number - 1]} epochs" if number <= len(epochs) else ""
+        units = f"{layer.visible_units} to {layer.hidden_units}"
+        rows.append((f"layer {number}:", str(layer.shape), units, layer.model, trained))
+    if head is not None:
+        inputs, outputs = head.weight.shape
+        rows.append(("head:", f"{inputs}-{outputs}", head.kind, "", ""))
+    return rows
+
+
+def html_table(
+    caption: str, rows: Sequence[Sequence[str]], history: ErrorHistory | None = None
+) -> str:
+    """Return a table with a caption, for notebooks, with the last errors if they are known."""
+    curves = [] if history is None else history.layers
+    errors = [_error_text("error", curve.last) for curve in curves]
+    if history is not None and history.finetune.last is not None:
+        caption += _error_text("; error after fine-tuning", history.finetune.last)
+    errors += [""] * (len(rows) - len(errors))
+    cells = (
+        "".join(f"<td>{escape(cell)}</td>" for cell in (*row, *([error] if any(errors) else [])))
+        for row, error in zip(rows, errors, strict=True)
+    )
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    return f"<table><caption>{caption}</caption>{body}</table>"
+
+
+def _error_text(name: str, error: float | None) -> str:
+    return "" if error is None else f"{name} {error:.4g}"

@@ -23,7 +23,7 @@ from syncpretrain.planning.exchange import exchanges, handover_seconds
 from syncpretrain.planning.task_timings import is_on_gpus, timings_of
 from syncpretrain.planning.timings import CORE, GPU, LayerTimings, Timings
 from syncpretrain.settings import PretrainSettings, settings_from
-from syncpretrain.settings.kinds import MAX_WORKERS
+from syncpretrain.settings.fields import MAX_WORKERS
 
 __all__ = ["LEARNS", "Plan", "check_workers", "limited", "option_text", "plan", "plan_for"]
 

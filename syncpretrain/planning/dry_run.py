@@ -13,7 +13,7 @@ import msgspec
 
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.host_rows import HostRows
-from syncpretrain.data.byte_rows import bytes_of
+from syncpretrain.data.blocks import bytes_of
 from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.errors import SettingsError

@@ -29,7 +29,7 @@ from syncpretrain.schedule.pace import Fixed, Pace
 from syncpretrain.schedule.reads import LayerPlan, Reads
 from syncpretrain.settings.checks import parsed_corruption
 from syncpretrain.settings.drift import parsed_waking
-from syncpretrain.settings.momentum import MomentumSchedule
+from syncpretrain.settings.fields import MomentumSchedule
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.units.kinds import kind_of
 from syncpretrain.workers.layer_state import LayerState

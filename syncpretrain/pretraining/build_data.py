@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain.backends.choice import backend_for, resolve_backend
-from syncpretrain.data.array_passes import ArrayPasses
 from syncpretrain.data.examples import as_examples, checked_rows, evenly_spaced
 from syncpretrain.data.file_rows import FileRows, rows_in_file
-from syncpretrain.data.minibatches import Minibatches, is_iterable_of_arrays
+from syncpretrain.data.minibatches import ArrayPasses, Minibatches, is_iterable_of_arrays
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.data.scaling import Scaling, check_varies
 from syncpretrain.data.sparse_rows import SparseRows

@@ -16,11 +16,10 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncpretrain.data.array_columns import units_of_array
 from syncpretrain.data.blocks import chunks
 from syncpretrain.data.columns import Columns
 from syncpretrain.data.examples import as_examples, check_values, evenly_spaced
-from syncpretrain.data.facts import Look, look_at
+from syncpretrain.data.facts import Look, look_at, units_of_array
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.frames import check_bernoulli, encoded, is_frame
 from syncpretrain.data.meaning import Meaning, check_precision
@@ -35,17 +34,17 @@ from syncpretrain.errors import (
     WorkerError,
 )
 from syncpretrain.events import Notice, Observer
+from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.stack import Stack
-from syncpretrain.models.verdict import baselines, on_layers
 from syncpretrain.observers.verbose import observing
 from syncpretrain.pretraining.settled import settled
 from syncpretrain.pretraining.start import Driver, driver_for, rows_of
 from syncpretrain.pretraining.state import State, state_file_of
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import ELSEWHERE, PretrainSettings
-from syncpretrain.settings.async_pretraining import check_blas_threads
 from syncpretrain.settings.by_data import in_words
+from syncpretrain.settings.checks import check_blas_threads
 from syncpretrain.settings.convert import check_names
 from syncpretrain.units.blocks import visible_kind
 from syncpretrain.units.kinds import kind_of

@@ -9,7 +9,7 @@ import numpy as np
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.host_rows import buffer_bytes
-from syncpretrain.data.byte_rows import bytes_of, in_bytes
+from syncpretrain.data.blocks import bytes_of, in_bytes
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.pretraining.streamed.sizes import passes_in_ring, stream_size

@@ -21,9 +21,9 @@ from syncpretrain.data.visible import check_columns, has_missing
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import diverged
+from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import in_columns
 from syncpretrain.models.stack import Stack
-from syncpretrain.models.verdict import baselines, on_layers
 from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.build import build_learners

@@ -18,8 +18,7 @@ from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.learners.first_stack import untrained_stack
-from syncpretrain.models.prediction import accuracies
-from syncpretrain.models.reconstruction import stack_error
+from syncpretrain.models.evaluation import accuracies, stack_error
 from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.schedule.kinds import SCHEDULES

@@ -14,11 +14,10 @@ import msgspec
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from syncpretrain.data.dataset import Dataset
+from syncpretrain.data.dataset import DataRecord, Dataset, record_of
 from syncpretrain.data.examples import evenly_spaced
-from syncpretrain.data.mapped_file import FileStamp, KnownFile
 from syncpretrain.data.meaning import Meaning
-from syncpretrain.data.record import DataRecord, record_of
+from syncpretrain.data.own_data import FileStamp, KnownFile
 from syncpretrain.errors import CheckpointError, SettingsError
 from syncpretrain.kernels.native import ORDER_VARIABLE, ORDERS, available, bfloat16_order
 from syncpretrain.schedule.reads import Reads

@@ -13,9 +13,8 @@ from syncpretrain.data import load_dataset, located
 from syncpretrain.data.columns import Columns, takes_categories
 from syncpretrain.data.dataset import Dataset, is_labelled
 from syncpretrain.data.facts import facts_of
-from syncpretrain.data.mapped_file import KnownFile, is_mapped_file
 from syncpretrain.data.meaning import Meaning
-from syncpretrain.data.own_data import share_of
+from syncpretrain.data.own_data import KnownFile, is_mapped_file, share_of
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options, tuning_precision
 from syncpretrain.finetuning.parts import Form, Part

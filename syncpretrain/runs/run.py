@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.data.column_files import read_columns, write_columns
+from syncpretrain.data.columns import read_columns, write_columns
 from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import (
@@ -33,10 +33,10 @@ from syncpretrain.errors import (
     WorkerError,
 )
 from syncpretrain.events import Event, Notice, Observer, RunStopped
+from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
-from syncpretrain.models.verdict import baselines, on_layers
 from syncpretrain.observers.event_log import EventLog
 from syncpretrain.observers.figures import flat_settings
 from syncpretrain.observers.history import History

@@ -2,9 +2,10 @@
 
 A setting that may differ between layers is a tuple of one value a layer here; the functions that
 build settings accept a single value for all layers. Everything is checked before any work starts,
-and every refusal says what was got, what was expected and where.
+and every refusal names the place, the value given and the value expected.
 """
 
+from syncpretrain.settings.fields import MomentumSchedule
 from syncpretrain.settings.files import (
     checked,
     names_in,
@@ -15,13 +16,15 @@ from syncpretrain.settings.files import (
     write_settings,
 )
 from syncpretrain.settings.finetuning import FinetuneSettings
-from syncpretrain.settings.momentum import MomentumSchedule
-from syncpretrain.settings.replacing import ELSEWHERE, moved_elsewhere, off_ranks, replaced
-from syncpretrain.settings.running import RunSettings
 from syncpretrain.settings.sections import (
+    ELSEWHERE,
     DataSettings,
     PretrainSettings,
+    RunSettings,
     Settings,
+    moved_elsewhere,
+    off_ranks,
+    replaced,
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Settings of asynchronous training, which pretraining and fine-tuning both have."""
+"""Settings of asynchronous training, shared by pretraining and fine-tuning."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class AsyncFields(Protocol):
     Attributes
     ----------
     push_every : int
-        Local steps after which a replica pushes the change that they made.
+        Local steps after which a replica pushes its change.
     fetch_every : int or None
-        Local steps after which it fetches the parameters; None for as often as it pushes.
+        Local steps after which a replica fetches the parameters; None for as often as it pushes.
     async_rate : str
-        ``staleness`` divides a change by its staleness, the number of changes that the server took
-        since the replica fetched (Zhang, Gupta et al. 2016); ``constant`` takes it whole.
+        ``staleness`` divides a change by its staleness, the number of changes that the server
+        applied since the replica fetched (Zhang, Gupta et al. 2016); ``constant`` applies it whole.
     delay_compensation : float
         lambda_0 of the compensation for the delay (Zheng et al. 2017), 0 for none.
     max_staleness : int or None
-        A replica whose change is staler fetches anew, and repeats its steps.
+        Largest staleness of a change; with a larger one, the replica fetches and repeats its steps.
     simulate_staleness : int or None
         With runtime ``serial``: every change is applied this number of changes late.
     trim_replicas : bool
-        Whether replicas that make the error fall no faster, as the run begins, are stopped.
+        True stops replicas that do not make the error fall faster, as the run begins.
     servers : int
         Slices of the parameters, each with a thread of the server or, with runtime ``mpi``, a rank.
     """
@@ -76,16 +76,16 @@ class AsyncFields(Protocol):
 def check_async(
     fields: AsyncFields, *, schedule: str, runtime: str, has_momentum: bool, prefix: str = ""
 ) -> None:
-    """Refuse what an asynchronous schedule does not have, and what it alone has.
+    """Refuse settings that an asynchronous schedule lacks, and settings that only it has.
 
     Parameters
     ----------
     fields : AsyncFields
     schedule, runtime : str
     has_momentum : bool
-        Whether a local step depends on others than its own gradient.
+        True if a local step depends on more than its own gradient.
     prefix : str
-        Of the names of the options.
+        Prefix of the options' names.
 
     Raises
     ------

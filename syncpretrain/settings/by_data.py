@@ -1,9 +1,9 @@
-"""Values of settings that follow from the data, where the user gave none.
+"""Settings that follow from the data, if the user gave no values.
 
-What trains a network is the number of its updates. Ten epochs are 5,000 updates with the 50,000
-digits of MNIST in minibatches of 100, and 40 with a table of 400 rows, which train nothing. So
-small data takes smaller minibatches and more epochs, until it has as many updates; data as large
-as MNIST keeps the usual values. Everything is a function of a few numbers: no arrays here.
+A network learns by its number of updates. Ten epochs are 5,000 updates with the 50,000 digits of
+MNIST in minibatches of 100, but 40 with a table of 400 rows, which train nothing. So small data
+takes smaller minibatches and more epochs, until it has as many updates; data as large as MNIST
+keeps the usual values. Everything is a function of a few numbers: no arrays here.
 """
 
 from __future__ import annotations
@@ -16,29 +16,27 @@ import msgspec
 
 from syncpretrain.settings.defaults import PER_LAYER, usual_rates
 from syncpretrain.settings.finetuning import FinetuneSettings
-from syncpretrain.settings.replacing import replaced
-from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.settings.sections import PretrainSettings, replaced
 from syncpretrain.settings.visible_units import why_not_in_blocks
 from syncpretrain.shapes import LayerShape
 from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Facts", "Given", "finetune_by_data", "in_words", "pretrain_by_data"]
 
-
 FinetuneT = TypeVar("FinetuneT", bound=FinetuneSettings)
-BATCH_SHARE = 100  # minibatches of an epoch, at least, as long as they are not too small
+BATCH_SHARE = 100  # smallest number of minibatches in an epoch, unless they become too small
 SMALLEST_MINIBATCH = 10  # the gradient of fewer examples is mostly noise
-ENOUGH_UPDATES = 5000  # as ten epochs of MNIST are
-ENOUGH_EPOCHS = 500  # whatever is in so few rows is learned by then
-MOST_WORK = 10**12  # rows times weights, of all epochs: those of MNIST in 784-1000-500-250-30
-# Sigmoids take thousands of updates at the usual rate. A higher one has to fall in the end, and few
-# rows are learned by heart without a decay.
+ENOUGH_UPDATES = 5000  # ten epochs of MNIST
+ENOUGH_EPOCHS = 500  # few rows are learned completely by then
+MOST_WORK = 10**12  # rows times weights times epochs: as for MNIST in 784-1000-500-250-30
+# Sigmoids take thousands of updates at the usual rate. A higher rate must fall in the end, and
+# without decay few rows are learned by heart.
 OF_FEW_ROWS = {"learning_rate": 0.003, "rate_schedule": "cosine", "weight_decay": 0.1}
-# A few labels are fitted by any few of the units, so no unit may be relied on: half of the hidden
-# units and a fifth of the inputs are left out (Hinton et al. 2012).
+# Any few units can fit a few labels, so no unit may be relied on: half of the hidden units and a
+# fifth of the inputs are left out (Hinton et al. 2012).
 OF_FEW_LABELS = {"dropout": 0.5, "input_dropout": 0.2}
-FEW_LABELS = 0.2  # of the rows
-# Columns whose deviations are a fifth of those of zeros and ones hardly move a binary unit.
+FEW_LABELS = 0.2  # a smaller share of labelled rows is few
+# Columns with a fifth of the deviation of zeros and ones hardly move a binary unit.
 ENOUGH_SPREAD = 0.04
 WORDED = {
     "batch_size": "batch size {}",
@@ -51,18 +49,18 @@ WORDED = {
     "visible_bias": "visible biases from the {}",
     "cd_steps": "CD-{}",
 }
-STEPPING_OPTIMIZERS = ("adam", "sgd")  # the others search along lines, on large minibatches
+STEPPING_OPTIMIZERS = ("adam", "sgd")  # other optimizers search along lines, on large minibatches
 
 
 class Given(NamedTuple):
-    """Names of the settings that the user gave, which stay as they are, by section."""
+    """Names of the settings that the user gave, by section; their values are kept."""
 
     pretrain: frozenset[str] = frozenset()
     finetune: frozenset[str] = frozenset()
 
     @property
     def leaves_units(self) -> bool:
-        """Whether the visible units may follow from the values."""
+        """True if the user gave no visible units."""
         return "visible_units" not in self.pretrain
 
 
@@ -72,17 +70,17 @@ class Facts(NamedTuple):
     Attributes
     ----------
     rows, columns : int
-        To train on; for fine-tuning only the rows that have a target.
+        Rows to train on, and their columns; for fine-tuning only the rows with a target.
     low, high : float
-        The smallest and the largest value; of bytes as they are trained on.
+        Smallest and largest value; bytes count as they are trained on.
     unlabelled : int
-        Rows beside these that have no target.
+        Number of further rows, without a target.
     are_counts : bool
-        Whether the values are how often words occur.
+        True if the values are counts of words.
     row_sum : float
-        The mean sum of a row, of documents their mean length; 0 or NaN where it is not known.
+        Mean sum of a row (for documents the mean length); 0 or NaN if unknown.
     spread : float
-        The variance of the values as a share of that of zeros and ones with the same means.
+        Variance of the values divided by the variance of bits with the same means.
     """
 
     rows: int
@@ -96,37 +94,37 @@ class Facts(NamedTuple):
 
     @property
     def is_unit_interval(self) -> bool:
-        """Whether all values can be probabilities."""
+        """True if all values can be probabilities."""
         return self.low >= 0 and self.high <= 1
 
     @property
     def are_probabilities(self) -> bool:
-        """Whether they also vary enough to move binary units."""
+        """True if the values can be probabilities, and vary enough to move binary units."""
         return self.is_unit_interval and self.spread >= ENOUGH_SPREAD
 
     @property
     def has_few_labels(self) -> bool:
-        """Whether most rows have no target."""
+        """True if most rows have no target."""
         return self.rows < FEW_LABELS * (self.rows + self.unlabelled)
 
 
 def pretrain_by_data(
     settings: PretrainSettings, given: Iterable[str], facts: Facts
 ) -> tuple[PretrainSettings, dict[str, Any]]:
-    """Return settings with the values that follow from the data, and these values.
+    """Return settings with the values that follow from the data, and these values by name.
 
     Parameters
     ----------
     settings : PretrainSettings
-        With the usual values where none were given.
+        Settings with the usual values, except for the given ones.
     given : iterable of str
-        Names of the settings that the user gave, which stay as they are.
+        Names of the settings that the user gave; their values are kept.
     facts : Facts
 
     Raises
     ------
     SettingsError
-        If they do not go together with the others.
+        If the values do not go together with the given ones.
     """
     given = set(given)
     found: dict[str, Any] = {}
@@ -156,17 +154,17 @@ def finetune_by_data(
     facts: Facts,
     shapes: Iterable[LayerShape],
 ) -> tuple[FinetuneT, dict[str, Any]]:
-    """Return settings of fine-tuning with the values that follow from the data, and these values.
+    """Return settings of fine-tuning with values that follow from the data, and these by name.
 
     Parameters
     ----------
     settings : FinetuneSettings
-        Or settings with more fields, whose type is kept.
+        Settings with the usual values; the result has the same type.
     given : iterable of str
-        Names of the settings that the user gave, which stay as they are.
+        Names of the settings that the user gave; their values are kept.
     facts : Facts
     shapes : iterable of LayerShape
-        Of the layers.
+        Shapes of the layers.
     """
     given = set(given)
     found: dict[str, Any] = {}
@@ -206,20 +204,20 @@ def in_words(facts: Facts, found: Mapping[str, Any]) -> str:
 
 
 def _batch(rows: int, usual: int, shards: int) -> int:
-    """Return the minibatch size: a hundredth of the rows, of at least 10, and the usual at most."""
+    """Return the minibatch size: a hundredth of the rows, at least 10, at most the usual size."""
     wanted = min(usual, max(SMALLEST_MINIBATCH, rows // BATCH_SHARE))
     return max(min(wanted, rows), shards, 1)
 
 
 def _epochs(rows: int, batch: int, usual: int, shapes: Iterable[LayerShape]) -> int:
-    """Return the epochs that make enough updates, but no more work than large data is."""
+    """Return the epochs for enough updates, but with no more work than for large data."""
     steps = max(math.ceil(rows / batch), 1)
     work = max(rows, 1) * sum(shape.products for shape in shapes)
     return max(usual, min(math.ceil(ENOUGH_UPDATES / steps), ENOUGH_EPOCHS, MOST_WORK // work))
 
 
 def _changes(settings: msgspec.Struct, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the values that are others than the settings have."""
+    """Return the values that differ from the settings."""
     plain = msgspec.to_builtins(settings)
     return {name: value for name, value in found.items() if _listed(plain[name]) != _listed(value)}
 
@@ -228,8 +226,8 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-# A gradient of documents is a sum over their words, so that the rate is divided by the mean number
-# of words. The biases begin with the words' shares, which are known before training.
+# The gradient of documents is a sum over their words, so the rate is divided by the mean number of
+# words. The biases begin with the words' shares, which are known before training.
 RATE_OF_A_WORD = 0.3
 DOCUMENT_CD_STEPS = 5
 
@@ -237,18 +235,18 @@ DOCUMENT_CD_STEPS = 5
 def of_documents(
     settings: PretrainSettings, units: str, given: Container[str], words: float
 ) -> dict[str, Any]:
-    """Return settings of documents by name; none where no visible units are counts.
+    """Return settings for documents by name; none if no visible units are counts.
 
     Parameters
     ----------
     settings : PretrainSettings
-        With the usual values where none were given.
+        Settings with the usual values, except for the given ones.
     units : str
-        The visible units.
+        Visible units.
     given : container of str
-        Names of the settings that the user gave, which stay as they are.
+        Names of the settings that the user gave; their values are kept.
     words : float
-        The mean number of words of a document; 0 or NaN where it is not known.
+        Mean number of words in a document; 0 or NaN if unknown.
     """
     blocks = kind_of(units).blocks
     if blocks is None or not blocks.counts:

@@ -1,27 +1,34 @@
-"""Checks of settings whose values depend on each other."""
+"""Checks of pretraining settings that depend on each other: which values go together.
+
+The refusals of the models, of sharing a minibatch, of early stopping, of streamed and asynchronous
+runs, and of convolutional layers. Devices, drift and visible units have modules of their own.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, schedule_kind
 from syncpretrain.schedule.reads import MAX_EPOCHS
-from syncpretrain.settings.architecture_text import MAX_UNITS
-from syncpretrain.settings.async_pretraining import check_async_pretraining
-from syncpretrain.settings.convolutions import check_convolutions
+from syncpretrain.settings.architecture import MAX_UNITS, layer_text
+from syncpretrain.settings.asynchronous import check_async
 from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.devices import check_pretraining_backend
 from syncpretrain.settings.drift import ALWAYS, check_drift
-from syncpretrain.settings.fields import PretrainFields
+from syncpretrain.settings.fields import MAX_WORKERS, PretrainFields
 from syncpretrain.settings.visible_units import check_visible_units
+from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import KINDS, kind_of
 
 __all__ = [
     "WHOLE_ONLY",
+    "check_async_pretraining",
+    "check_blas_threads",
+    "check_convolutions",
     "check_layers",
     "check_per_layer",
     "check_pretraining",
@@ -30,52 +37,9 @@ __all__ = [
     "parsed_shuffle",
 ]
 
-WHOLE_ONLY = ("persistent", "sparsity_cost", "hidden_dropout")  # of RBMs, not split by units
+WHOLE_ONLY = ("persistent", "sparsity_cost", "hidden_dropout")  # RBMs split by units lack these
 RBM_ONLY = ("cd_steps", "sparsity_target", *WHOLE_ONLY)
 CORRUPTIONS = ("masking", "salt-and-pepper", "gaussian")
-
-
-def parsed_corruption(text: str) -> tuple[str, float] | None:
-    """Return the kind and the amount of noise that ``masking:0.25`` asks for, None for ``none``.
-
-    Raises
-    ------
-    SettingsError
-        If the text has another form, or the amount is out of range.
-    """
-    if text == "none":
-        return None
-    kind, _, number = text.partition(":")
-    try:
-        amount = float(number)
-    except ValueError:
-        amount = math.nan
-    most = math.inf if kind == "gaussian" else 1
-    if kind not in CORRUPTIONS or not 0 < amount < most:
-        raise SettingsError(
-            f"corruption: got {text!r}, expected none, masking:SHARE, salt-and-pepper:SHARE with a"
-            " share above 0 and below 1, or gaussian:DEVIATION"
-        )
-    return kind, amount
-
-
-def parsed_shuffle(text: str) -> int:
-    """Return the rows of the blocks that ``blocks:1000`` asks for, 0 for ``rows``.
-
-    Raises
-    ------
-    SettingsError
-        If the text has another form, or the number is below 1.
-    """
-    kind, _, number = text.partition(":")
-    if text == "rows":
-        return 0
-    if kind != "blocks" or not re.fullmatch(r"0*[1-9][0-9]{0,17}", number):
-        raise SettingsError(
-            f"shuffle: got {text!r}, expected rows, or blocks:N with the rows of a block, such as"
-            " blocks:1000"
-        )
-    return int(number)
 
 
 def check_pretraining(settings: PretrainFields) -> None:
@@ -100,8 +64,93 @@ def check_pretraining(settings: PretrainFields) -> None:
     check_pretraining_backend(settings)
 
 
+def check_schedule(settings: PretrainFields) -> None:
+    """Raise SettingsError if the schedule does not have the pace or the groups asked for."""
+    kind = schedule_kind(settings.schedule)
+    if settings.pace == "free" and kind.free is None:
+        raise SettingsError(
+            f"pace: got free with schedule {settings.schedule}, where layers wait for the finished"
+            " layer below; use pace lockstep, or schedule"
+            f" {_names(name for name, other in SCHEDULES.items() if other.free is not None)}"
+        )
+    if settings.group_size is not None and not kind.has_groups:
+        raise SettingsError(
+            f"group_size: got {settings.group_size} with schedule {settings.schedule}, expected"
+            f" none; only {_names(name for name, other in SCHEDULES.items() if other.has_groups)}"
+            " train groups of layers"
+        )
+
+
+def check_layers(layers: tuple[int, ...]) -> None:
+    """Raise SettingsError unless a stack can have these widths."""
+    if len(layers) < 2:
+        raise SettingsError(
+            f"layers: got {','.join(map(str, layers)) or 'nothing'}, expected two numbers or more:"
+            " the input's width, then the units of each layer, such as 784,1000,500,250,30"
+        )
+    for units in layers:
+        if units > MAX_UNITS:
+            raise SettingsError(f"layers: got {units} units, expected at most {MAX_UNITS} a layer")
+
+
+def check_per_layer(name: str, values: tuple[Any, ...], depth: int) -> None:
+    """Raise SettingsError unless there is one number in range for each of ``depth`` layers."""
+    if len(values) != depth:
+        raise SettingsError(
+            f"{name}: got {len(values)} values, expected one for all layers or {depth}, one a layer"
+        )
+    for value in values:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SettingsError(f"{name}: got {value}, expected a finite number")
+        if isinstance(value, int) and value > MAX_EPOCHS:
+            raise SettingsError(f"{name}: got {value}, expected at most {MAX_EPOCHS}")
+
+
+def parsed_corruption(text: str) -> tuple[str, float] | None:
+    """Return the kind and the amount of noise in a text such as ``masking:0.25``; None: ``none``.
+
+    Raises
+    ------
+    SettingsError
+        If the text has another form, or the amount is out of range.
+    """
+    if text == "none":
+        return None
+    kind, _, number = text.partition(":")
+    try:
+        amount = float(number)
+    except ValueError:
+        amount = math.nan
+    most = math.inf if kind == "gaussian" else 1
+    if kind not in CORRUPTIONS or not 0 < amount < most:
+        raise SettingsError(
+            f"corruption: got {text!r}, expected none, masking:SHARE, salt-and-pepper:SHARE with a"
+            " share above 0 and below 1, or gaussian:DEVIATION"
+        )
+    return kind, amount
+
+
+def parsed_shuffle(text: str) -> int:
+    """Return the rows of a block in a text such as ``blocks:1000``, 0 for ``rows``.
+
+    Raises
+    ------
+    SettingsError
+        If the text has another form, or the number is below 1.
+    """
+    kind, _, number = text.partition(":")
+    if text == "rows":
+        return 0
+    if kind != "blocks" or not re.fullmatch(r"0*[1-9][0-9]{0,17}", number):
+        raise SettingsError(
+            f"shuffle: got {text!r}, expected rows, or blocks:N with the rows of a block, such as"
+            " blocks:1000"
+        )
+    return int(number)
+
+
 def _check_model(settings: PretrainFields) -> None:
-    """Refuse what the model has no use for."""
+    """Refuse settings that the model does not use."""
     model = settings.model
     visible = kind_of(settings.visible_units)
     for units in settings.hidden_units:
@@ -212,29 +261,8 @@ def _check_early_stopping(settings: PretrainFields) -> None:
         )
 
 
-def check_schedule(settings: PretrainFields) -> None:
-    """Raise SettingsError if the schedule does not have the pace or the groups asked for."""
-    kind = schedule_kind(settings.schedule)
-    if settings.pace == "free" and kind.free is None:
-        raise SettingsError(
-            f"pace: got free with schedule {settings.schedule}, where layers wait for the finished"
-            " layer below; use pace lockstep, or schedule"
-            f" {_names(name for name, other in SCHEDULES.items() if other.free is not None)}"
-        )
-    if settings.group_size is not None and not kind.has_groups:
-        raise SettingsError(
-            f"group_size: got {settings.group_size} with schedule {settings.schedule}, expected"
-            f" none; only {_names(name for name, other in SCHEDULES.items() if other.has_groups)}"
-            " train groups of layers"
-        )
-
-
-def _names(names: Iterable[str]) -> str:
-    return " or ".join(names)
-
-
 def _check_handoff(settings: PretrainFields) -> None:
-    """Refuse what a streamed run does not have, and what only a streamed run has."""
+    """Refuse settings that a streamed run lacks, and settings that only a streamed run has."""
     if settings.handoff == "epoch":
         if settings.shuffle != "rows":
             raise SettingsError(
@@ -272,26 +300,188 @@ def _check_handoff(settings: PretrainFields) -> None:
                 )
 
 
-def check_layers(layers: tuple[int, ...]) -> None:
-    """Raise SettingsError unless these can be the widths of a stack."""
-    if len(layers) < 2:
-        raise SettingsError(
-            f"layers: got {','.join(map(str, layers)) or 'nothing'}, expected two numbers or more:"
-            " the input's width, then the units of each layer, such as 784,1000,500,250,30"
-        )
-    for units in layers:
-        if units > MAX_UNITS:
-            raise SettingsError(f"layers: got {units} units, expected at most {MAX_UNITS} a layer")
+def _names(names: Iterable[str]) -> str:
+    return " or ".join(names)
 
 
-def check_per_layer(name: str, values: tuple[Any, ...], depth: int) -> None:
-    """Raise SettingsError unless there is one number in range for each of ``depth`` layers."""
-    if len(values) != depth:
+MESSAGES = "messages"
+NOT_SUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {  # permitted values, and the reason
+    "split": (("examples",), "replicas share no minibatch"),
+    "shards": ((0,), "replicas share no minibatch"),
+    "workers": ((None,), "replicas are its workers"),
+    "early_stopping": (("none",), "every layer trains its epochs"),
+    "settle": ((0,), "every layer trains its epochs"),
+    "refresh_epochs": ((1, 0), "no version wakes a layer"),  # the default, and none
+    "finish": (("drain",), "no version wakes a layer"),
+    "shuffle": (("rows",), "its examples are in memory"),
+    "delay": ((0,), "replicas train all layers of a minibatch"),
+}
+
+
+def check_blas_threads(schedule: str, requested: int | None) -> None:
+    """Refuse a number of BLAS threads that the user gave for an asynchronous pretraining alone.
+
+    A run records a number in its settings in any case, for its other stages.
+
+    Raises
+    ------
+    SettingsError
+    """
+    if schedule == ASYNC and requested is not None:
         raise SettingsError(
-            f"{name}: got {len(values)} values, expected one for all layers or {depth}, one a layer"
+            f"blas_threads: got {requested} with schedule {ASYNC}, where each replica takes one;"
+            " leave it out"
         )
-    for value in values:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise SettingsError(f"{name}: got {value}, expected a finite number")
-        if isinstance(value, int) and value > MAX_EPOCHS:
-            raise SettingsError(f"{name}: got {value}, expected at most {MAX_EPOCHS}")
+
+
+def check_async_pretraining(settings: PretrainFields) -> None:
+    """Refuse settings that an asynchronous run lacks, and settings that only such a run has.
+
+    Raises
+    ------
+    SettingsError
+        Naming the setting.
+    """
+    check_async(
+        settings,
+        schedule=settings.schedule,
+        runtime=settings.runtime,
+        has_momentum=any(text.strip("0.") for text in settings.momentum),
+    )
+    _check_exchange(settings)
+    if settings.schedule != ASYNC:
+        return
+    if max(settings.replicas) > MAX_WORKERS:
+        raise SettingsError(
+            f"replicas: got {max(settings.replicas)}, expected at most {MAX_WORKERS}"
+        )
+    for name, (usual, why) in NOT_SUPPORTED.items():
+        found = getattr(settings, name)
+        for value in found if isinstance(found, tuple) else (found,):
+            if value not in usual:
+                raise SettingsError(
+                    f"{name}: got {value} with schedule {ASYNC}, where {why}; leave it out"
+                )
+    if settings.handoff == "minibatch" and len(set(settings.replicas)) > 1:
+        raise SettingsError(
+            f"replicas: got {','.join(map(str, settings.replicas))} with schedule {ASYNC} and"
+            " handoff minibatch, whose replicas train all layers, expected one number"
+        )
+
+
+def _check_exchange(settings: PretrainFields) -> None:
+    """Refuse windows without ranks, or with a delay compensation: windows only add changes."""
+    if settings.exchange == MESSAGES:
+        return
+    if settings.schedule != ASYNC or settings.runtime != "mpi":
+        name = "schedule" if settings.schedule != ASYNC else "runtime"
+        raise SettingsError(
+            f"exchange: got {settings.exchange} with {name} {getattr(settings, name)}, expected"
+            f" {MESSAGES}; windows are memory of ranks that replicas share: take schedule {ASYNC}"
+            " and runtime mpi"
+        )
+    if settings.delay_compensation:
+        raise SettingsError(
+            f"exchange: got {settings.exchange} with delay_compensation"
+            f" {settings.delay_compensation:g}, expected {MESSAGES}; MPI only adds to a window, and"
+            " a compensation needs the parameters at that moment"
+        )
+
+
+OF_ENERGIES = ("free-energy-gap", "pseudo-likelihood")
+
+
+class Refusal(NamedTuple):
+    """A setting, its value if a layer cannot have it (else None), and the expected value."""
+
+    setting: str
+    value: Callable[[PretrainFields, int], Any]  # called with the layer's number, from 0
+    instead: str
+
+
+REFUSALS = (
+    Refusal(
+        "layers",
+        lambda s, i: layer_text(s.shapes[i]) if _excludes(s, i) and s.model != "rbm" else None,
+        "pooling by max or mean; only RBMs pool by probabilities",
+    ),
+    Refusal(
+        "hidden_units",
+        lambda s, i: s.hidden_units[i] if _excludes(s, i) and not _is_binary(s, i) else None,
+        "bernoulli with pooling by probabilities; or pool by max or mean",
+    ),
+    Refusal(
+        "hidden_dropout",
+        lambda s, i: s.hidden_dropout[i] if _excludes(s, i) and s.hidden_dropout[i] else None,
+        "0 with pooling by probabilities; or pool by max or mean",
+    ),
+    Refusal(
+        "split",
+        lambda s, i: s.split if s.split == "units" and s.shards_of(i + 1) > 1 else None,
+        "filters, or examples; only dense layers are split by units",
+    ),
+    Refusal(
+        "split",
+        lambda s, i: s.split if _excludes(s, i) and _is_by_filters(s, i) else None,
+        "examples with pooling by probabilities; or pool by max or mean",
+    ),
+    Refusal(
+        "persistent",
+        lambda s, i: "it" if s.persistent[i] and _is_by_filters(s, i) else None,
+        "split examples with it; chains are not split by filters",
+    ),
+    Refusal(
+        "hidden_dropout",
+        lambda s, i: s.hidden_dropout[i] if _is_by_filters(s, i) and s.hidden_dropout[i] else None,
+        "split examples with it; what is left out is not split by filters",
+    ),
+    Refusal(
+        "sample_visible",
+        lambda s, i: "it" if s.sample_visible and not i and _is_by_filters(s, i) else None,
+        "split examples with it; filters reconstruct by means",
+    ),
+    Refusal(
+        "contraction",
+        lambda s, i: s.contraction[i] or None,
+        "0; the penalty is known for dense layers alone. Take model denoising, or one value a"
+        " layer",
+    ),
+    Refusal(
+        "early_stopping",
+        lambda s, i: s.early_stopping if s.early_stopping in OF_ENERGIES else None,
+        "none; convolutions have no free energy here. Autoencoders stop by validation-error",
+    ),
+)
+
+
+def check_convolutions(settings: PretrainFields) -> None:
+    """Refuse settings that a convolutional layer cannot have.
+
+    Raises
+    ------
+    SettingsError
+        Naming the setting and the layer.
+    """
+    for i, shape in enumerate(settings.shapes):
+        if not isinstance(shape, ConvolutionShape):
+            continue
+        for setting, value, instead in REFUSALS:
+            found = value(settings, i)
+            if found is not None:
+                raise SettingsError(
+                    f"{setting}: got {found} for layer {i + 1}, a convolution, expected {instead}"
+                )
+
+
+def _excludes(settings: PretrainFields, i: int) -> bool:
+    """Return whether the units of a block exclude each other."""
+    shape = settings.shapes[i]
+    return isinstance(shape, ConvolutionShape) and shape.pooling == "prob"
+
+
+def _is_by_filters(settings: PretrainFields, i: int) -> bool:
+    return settings.split_of(i + 1) == "filters" and settings.shards_of(i + 1) > 1
+
+
+def _is_binary(settings: PretrainFields, i: int) -> bool:
+    return kind_of(settings.hidden_units[i]).is_binary

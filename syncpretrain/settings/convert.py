@@ -22,7 +22,7 @@ TYPE_WORDS = {
     "array": "a list",
     "object": "a table",
 }
-UNNAMED = ("pretrain", "data", "run")  # sections whose settings are called by their own names
+UNNAMED = ("pretrain", "data", "run")  # messages leave out the names of these sections
 USUAL_ELSEWHERE = {  # names that other libraries have for a setting
     "lr": "learning_rate",
     "max_iter": "epochs",
@@ -39,7 +39,7 @@ def checked(values: dict[str, Any], kind: type[SettingsT]) -> SettingsT:
     Raises
     ------
     SettingsError
-        Naming the setting, what was got and what was expected.
+        Naming the setting, the value given and the value expected.
     """
     values = plain(values)
     try:
@@ -51,7 +51,7 @@ def checked(values: dict[str, Any], kind: type[SettingsT]) -> SettingsT:
 
 
 def plain(value: Any) -> Any:
-    """Return lists, dictionaries and numbers of Python for those of NumPy."""
+    """Return NumPy's numbers and arrays as lists, dictionaries and numbers of Python."""
     if isinstance(value, dict):
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -65,9 +65,9 @@ def explained(message: str, values: dict[str, Any], kind: type[msgspec.Struct]) 
     Parameters
     ----------
     message : str
-        Of a ``msgspec.ValidationError``.
+        Message of a ``msgspec.ValidationError``.
     values : dict
-        What was to become settings of this ``kind``.
+        Values that could not become settings of this ``kind``.
     """
     found = re.fullmatch(r"(.*?)(?: - at `\$((?:\.\w+)+)(?:\[(\d+|\.\.\.)\])?`)?", message)
     if found is None:
@@ -85,7 +85,7 @@ def explained(message: str, values: dict[str, Any], kind: type[msgspec.Struct]) 
     if index is not None and index.isdigit():
         got = got[int(index)]
     if index is not None:
-        expected = get_args(expected)[0]  # of a list, what an entry may be
+        expected = get_args(expected)[0]  # type of a list's entries
     return f"{setting}: got {got!r}, expected {_expected(problem, expected)}"
 
 
@@ -98,12 +98,12 @@ def _about_fields(problem: str, names: list[str], kind: type[msgspec.Struct]) ->
 
 
 def check_names(names: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse a keyword that is none of those known.
+    """Refuse an unknown keyword.
 
     Raises
     ------
     SettingsError
-        Naming the nearest one.
+        Naming the nearest known keyword.
     """
     for name in names:
         if name not in known:
@@ -111,7 +111,7 @@ def check_names(names: Iterable[str], known: Sequence[str]) -> None:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """Return what to write instead of a wrong name: the one like it, or a list of all."""
+    """Return advice on a wrong name: the most similar known name, or a list of all."""
     usual = [USUAL_ELSEWHERE[name]] if USUAL_ELSEWHERE.get(name) in known else []
     like = usual or get_close_matches(name, known, n=1)
     return f"; did you mean {like[0]}?" if like else f", expected one of {', '.join(known)}"
@@ -119,7 +119,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 def _expected(problem: str, kind: Any) -> str:
     if problem.startswith("Invalid enum value"):
-        values = [get_args(choice) or choice for choice in get_args(kind)]  # of an optional one
+        values = [get_args(choice) or choice for choice in get_args(kind)]  # nested if optional
         names = values if isinstance(values[0], str) else values[0]
         return " or ".join(map(str, names))
     found = re.match(r"Expected `(\w+)[^`]*`(?: ([<>]=?) ([\d.]+))?", problem)

@@ -26,7 +26,7 @@ MOST_COUNTED = 2**31 - 1  # numbers of a convolution for one example
 
 
 def check_backend(name: str) -> bool:
-    """Return whether a backend is a device for certain, that is "cupy" and not "auto".
+    """Return whether a backend is certainly a device: "cupy", not "auto".
 
     Raises
     ------
@@ -39,7 +39,7 @@ def check_backend(name: str) -> bool:
 
 
 def check_precision(precision: str, backend: str, setting: str = "precision") -> None:
-    """Refuse the precision of GPUs where a backend is the CPU for certain.
+    """Refuse the precision of GPUs if the backend is certainly the CPU.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def check_precision(precision: str, backend: str, setting: str = "precision") ->
 
 
 def check_pretraining_backend(settings: PretrainFields) -> None:
-    """Refuse a pretraining on a device that is done on the CPU alone, and the other way round.
+    """Refuse settings of pretraining that the backend does not support.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def check_pretraining_backend(settings: PretrainFields) -> None:
 
 
 def check_tuning_backend(name: str, settings: FinetuneSettings) -> None:
-    """Refuse a fine-tuning on a device that is done on the CPU alone, and the other way round.
+    """Refuse settings of fine-tuning that the backend does not support.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def check_tuning_backend(name: str, settings: FinetuneSettings) -> None:
 
 
 def why_not_on_a_device(settings: PretrainFields) -> str | None:
-    """Return why this pretraining is done on the CPU alone, None if it is not."""
+    """Return why only the CPU supports this pretraining; None if devices do too."""
     too_large = too_large_for_a_device(settings.shapes)
     if too_large is not None:
         return too_large
@@ -114,7 +114,7 @@ def why_not_on_a_device(settings: PretrainFields) -> str | None:
 
 
 def too_large_for_a_device(shapes: Iterable[LayerShape]) -> str | None:
-    """Return that a layer is too large for a device's kernels, which count in 32 bits, or None."""
+    """Return a phrase if a layer is too large for a device's kernels, which count in 32 bits."""
     for shape in shapes:
         most = max(shape.lowered, shape.units)
         if most > MOST_COUNTED:
@@ -126,7 +126,7 @@ def too_large_for_a_device(shapes: Iterable[LayerShape]) -> str | None:
 
 
 def why_not_tuned_on_a_device(settings: FinetuneSettings) -> str | None:
-    """Return why this fine-tuning is done on the CPU alone, None if it is not."""
+    """Return why only the CPU supports this fine-tuning; None if devices do too."""
     if settings.objective == "none":
         return None
     if settings.optimizer not in ("adam", "sgd"):

@@ -1,4 +1,4 @@
-"""Settings by which drift wakes layers and ends their epochs."""
+"""Settings of drift: changes of a layer's input that wake it, and of its output that end it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from syncpretrain.settings.fields import PretrainFields
 __all__ = ["ALWAYS", "check_drift", "parsed_waking", "settled_epochs"]
 
 ALWAYS = "always"
-AUTO_EPOCHS = 100  # of a layer, at most
+AUTO_EPOCHS = 100  # most epochs of a layer
 SETTLE = 0.15  # relative root mean square, without another number
 
 
 def parsed_waking(text: str) -> float | None:
-    """Return the drift that ``drift:0.05`` asks for, None for ``always``.
+    """Return the drift in a text such as ``drift:0.05``, None for ``always``.
 
     Raises
     ------
@@ -46,14 +46,14 @@ def settled_epochs(epochs: Sequence[Any], settle: Any, waking: Sequence[Any]) ->
     Parameters
     ----------
     epochs, settle : sequence
-        One value a layer; ``settle`` is None where none was given.
+        One value a layer; ``settle`` is None if the user gave none.
     waking : sequence of str
-        The values of ``refresh_when``, whose drift is the default.
+        Values of ``refresh_when``; their drift is the default of ``settle``.
 
     Raises
     ------
     SettingsError
-        If an entry begins like these and has another form, or its layer shall never settle.
+        If an entry begins with ``auto`` and has another form, or its layer can never settle.
     """
     limits, found = list(epochs), list(settle or [0.0] * len(epochs))
     for i, text in enumerate(limits):
@@ -78,7 +78,7 @@ def settled_epochs(epochs: Sequence[Any], settle: Any, waking: Sequence[Any]) ->
 
 
 def check_drift(settings: PretrainFields) -> None:
-    """Refuse drift where no version wakes a layer, and where what follows would not be certain.
+    """Refuse drift where no version wakes a layer, or where the result would depend on timing.
 
     Raises
     ------

@@ -1,4 +1,8 @@
-"""The fields of the data and pretraining settings, without the checks that combine them."""
+"""The fields of the data and pretraining settings, and the types of their values.
+
+A field is checked by its type here; :mod:`syncpretrain.settings.checks` has the checks that combine
+several fields.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +10,69 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
+from syncpretrain.errors import SettingsError
+from syncpretrain.schedule.reads import MAX_EPOCHS
 from syncpretrain.settings.architecture import shapes_of
 from syncpretrain.settings.asynchronous import AsyncRate, Staleness, Steps
-from syncpretrain.settings.kinds import (
-    Count,
-    Fraction,
-    Frozen,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    Precision,
-    Workers,
-)
 from syncpretrain.shapes import ConvolutionShape, LayerShape
 from syncpretrain.units.kinds import UNITS, kind_of
-
-__all__ = ["MODELS", "DataSettings", "PretrainFields", "Units"]
 
 if TYPE_CHECKING:
     Units = str
 else:
     Units = Literal[UNITS]
 
+__all__ = [
+    "MAX_WORKERS",
+    "MODELS",
+    "Count",
+    "DataSettings",
+    "Epochs",
+    "Fraction",
+    "Frozen",
+    "MomentumSchedule",
+    "NonNegativeFloat",
+    "NonNegativeInt",
+    "PositiveFloat",
+    "Precision",
+    "PretrainFields",
+    "Shards",
+    "Units",
+    "Workers",
+]
+
+# Larger numbers are slips of the keyboard: a run without end, or a machine busy with threads alone.
+MAX_WORKERS = 1024
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Epochs = Annotated[int, msgspec.Meta(ge=1, le=MAX_EPOCHS)]
+Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)]
+Shards = Annotated[int, msgspec.Meta(ge=0, le=MAX_WORKERS)]  # 0 for as many as replicas
+NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
+PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+Precision = Literal["float32", "tf32", "bfloat16", "auto"]  # precision of products
 MODELS = ("rbm", "autoencoder", "denoising", "contractive")
 MAX_DELAY = 1000.0  # epochs
 MAX_CD_STEPS = 1000  # a minibatch cannot be interrupted
 
 
+class Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the settings: immutable, keyword-only, unknown names refused."""
+
+
 class DataSettings(Frozen, frozen=True, kw_only=True):
-    """Which data is trained on and how it is split.
+    """Data to train on, and their split.
 
     ``validation`` is the fraction of the training examples held out; None takes the data set's
-    own split (10,000 of MNIST's 60,000), or a tenth. ``labels`` is how many training examples
-    keep their labels, as many of each class as far as there are; None keeps all. ``examples`` is
-    how many training examples there are to be, None for all.
+    own split (10,000 of MNIST's 60,000), or a tenth. ``labels`` is the number of training examples
+    that keep their labels, as many of each class as far as there are; None keeps all. ``examples``
+    is the number of training examples, None for all.
 
-    Of tables, ``target`` names the column of the labels and ``drop`` those that are left out, with
-    commas between; ``task`` is what the labels are for, None for what suits them. ``test`` is a
-    part to test with, a fraction or a file, and ``unlabelled`` a file of more examples to train on.
+    In a table, ``target`` names the column of the labels, and ``drop`` the columns to leave out,
+    separated by commas. ``task`` is the task of the labels, None for the one that suits them.
+    ``test`` is a part to test with, a fraction or a file, and ``unlabelled`` a file of more
+    examples to train on.
     """
 
     name: str = "mnist"
@@ -58,65 +87,67 @@ class DataSettings(Frozen, frozen=True, kw_only=True):
 
 
 class PretrainFields(Frozen, frozen=True, kw_only=True):
-    """How a stack is pretrained. A tuple has one value a layer.
+    """Settings of a stack's pretraining. A tuple has one value a layer.
 
     Attributes
     ----------
     layers : tuple of int
         Values of an example, then the units of each layer.
     architecture : str
-        The convolutions among the layers, such as ``1x28x28,conv:20x5,pool:2,500``; empty without.
+        Text of layers with convolutions, such as ``1x28x28,conv:20x5,pool:2,500``; else empty.
     model : str
         ``rbm``, ``autoencoder``, ``denoising`` or ``contractive``.
     visible_units, hidden_units : str, tuple of str
-        Of the input, and of each layer: see ``syncpretrain/units/kinds.py``. Those of the input
-        may be blocks, such as ``bernoulli:20,softmax:3x7``: see ``syncpretrain/units/blocks.py``.
+        Kinds of units of the input, and of each layer: see ``syncpretrain/units/kinds.py``. The
+        input may have blocks, such as ``bernoulli:20,softmax:3x7``: see
+        ``syncpretrain/units/blocks.py``.
     missing, sparse : bool
-        Whether values of the input may be missing, and whether it is sparse rows; follow from the
-        examples.
+        True if values of the input may be missing, and if the input is sparse rows; both follow
+        from the examples.
     schedule, group_size, pace, handoff, delay, refresh_epochs, refresh_when, finish
-        Which layer trains when, on which version (docs/schedules.rst).
+        Times at which layers train, and the versions that they train on (docs/schedules.rst).
     shuffle : str
-        The order of a streamed run's examples: ``rows``, or ``blocks:1000`` for a file that does
-        not fit the memory (docs/schedules.rst).
+        Order of a streamed run's examples: ``rows``, or ``blocks:1000`` for a file that does not
+        fit the memory (docs/schedules.rst).
     runtime, workers, blas_threads, replicas
-        What executes it; only ``blas_threads`` can change the last bits, and of greedy alone.
+        Execution; only ``blas_threads`` can change the last bits, and only with schedule greedy.
     backend : str
-        What computes: ``numpy``, ``cupy`` with the layers dealt to all GPUs, ``cupy:1`` for that
-        GPU alone, or ``auto``, CuPy where it can compute and is asked for nothing that only the CPU
-        does. The last bits depend on it.
+        Array library: ``numpy``, ``cupy`` with the layers dealt to all GPUs, ``cupy:1`` for that
+        GPU alone, or ``auto``: CuPy, if there is a GPU and no setting that only the CPU supports.
+        The last bits depend on it.
     precision : str
-        Of products: ``float32``; ``bfloat16``, to which their factors are rounded; ``tf32``, on a
-        GPU; or ``auto``, bfloat16 where it was measured to be faster, on the CPU.
+        Precision of products: ``float32``; ``bfloat16``, to which the factors are rounded;
+        ``tf32``, on a GPU; or ``auto``, bfloat16 on a CPU on which it was measured to be faster.
     split, shards
-        How each minibatch of a layer is cut for its replicas: by ``examples``; by ``units``; by the
+        Division of a layer's minibatch among its replicas: by ``examples``; by ``units``; by the
         ``filters`` of convolutions and the units of dense layers; or ``hybrid``, convolutions by
-        examples and dense layers by units. Into this number of shards, on which the result depends;
-        0 for as many as the layer has replicas.
+        examples and dense layers by units. The result depends on the number of shards; 0 takes the
+        number of the layer's replicas.
     epochs, batch_size, learning_rate, momentum, weight_decay, l1
-        Of each layer's gradient steps; momentum as in
+        Gradient steps of each layer; momentum as in
         :class:`syncpretrain.settings.MomentumSchedule`.
     settle : tuple of float
-        A layer's own epochs end once another one changes its outputs by less; 0 for never.
+        A layer's own epochs end once another epoch changes its outputs by less; 0 for never.
     visible_bias : str
         Visible biases start from ``zero`` or the ``log-odds`` of the units' means.
     sample_visible : bool
-        Whether contrastive divergence reconstructs the input by sampled states instead of means.
+        True makes contrastive divergence reconstruct the input by sampled states, not by means.
     cd_steps, persistent, sparsity_target, sparsity_cost, hidden_dropout
-        Of RBMs: see :class:`syncpretrain.learners.rbm.RBMSettings`.
+        Settings of RBMs: see :class:`syncpretrain.learners.rbm.RBMSettings`.
     tied, loss, corruption, contraction
-        Of autoencoders: see :class:`syncpretrain.learners.autoencoder.AutoencoderSettings`.
+        Settings of autoencoders: see
+        :class:`syncpretrain.learners.autoencoder.AutoencoderSettings`.
     early_stopping, patience : str, int
-        What ends a layer's own epochs: see
+        Criterion that ends a layer's own epochs: see
         :class:`syncpretrain.learners.early_stopping.EarlyStopping`.
     push_every, fetch_every, async_rate, delay_compensation, max_staleness, simulate_staleness
-        Of schedule ``async``, as are ``trim_replicas`` and ``servers``: see
+        Settings of schedule ``async``, as are ``trim_replicas`` and ``servers``: see
         :class:`syncpretrain.settings.asynchronous.AsyncFields`.
     exchange : str
-        Of schedule ``async`` on ranks, how replicas get parameters and give back changes: in
-        ``messages`` from and to servers, or through ``windows``, memory of other ranks.
+        Exchange of parameters and changes with schedule ``async`` on ranks: in ``messages`` from
+        and to servers, or through ``windows``, memory of other ranks.
     seed : int
-        Of everything that is drawn.
+        Seed of all random numbers.
     """
 
     layers: tuple[Count, ...]
@@ -182,13 +213,13 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
         return shapes_of(self.layers, self.architecture)
 
     def shards_of(self, layer: int) -> int:
-        """Return into how many shards the minibatches of a layer, counted from 1, are cut."""
+        """Return the number of shards in a minibatch of a layer, counted from 1."""
         return self.shards[layer - 1] or self.replicas[layer - 1]
 
     def split_of(self, layer: int) -> str:
-        """Return how the minibatches of a layer, counted from 1, are cut.
+        """Return how the minibatches of a layer, counted from 1, are divided.
 
-        By ``examples``, ``units`` or ``filters``.
+        The result is ``examples``, ``units`` or ``filters``.
         """
         if self.split not in ("filters", "hybrid"):
             return self.split
@@ -199,20 +230,65 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     def visible_units_of(self, layer: int) -> str:
         """Return the visible units of a layer, counted from 1.
 
-        Those of the input, or what suits the hidden units below.
+        Layer 1 has the units of the input; others have units that suit the hidden units below.
         """
         if layer == 1:
             return self.visible_units
         return kind_of(self.hidden_units[layer - 2]).above
 
     def passes_up_again(self, layer: int) -> bool:
-        """Whether a streamed layer, counted from 1, makes a forward pass beside each of its steps.
+        """Return whether a streamed layer, counted from 1, makes a forward pass after each step.
 
-        It does where the hidden means of its step are not those of the plain input: with dropout,
-        with noise on the input, or where an RBM pools by the mean.
+        It does if the hidden means of its step do not belong to the plain input: with dropout, with
+        noise on the input, or if an RBM pools by the mean.
         """
         if self.model == "rbm":
             shape = self.shapes[layer - 1]
             pools_by_mean = isinstance(shape, ConvolutionShape) and shape.pooling == "mean"
             return self.hidden_dropout[layer - 1] > 0 or pools_by_mean
         return self.corruption[layer - 1] != "none"
+
+
+class MomentumSchedule:
+    """Momentum by epoch, as text such as ``0.5:5,0.9``: 0.5 for 5 epochs, then 0.9.
+
+    Parameters
+    ----------
+    text : str
+        Stages separated by commas; every stage but the last ends with ``:EPOCHS``.
+
+    Raises
+    ------
+    SettingsError
+        If the text has another form, or a momentum is not in [0, 1).
+    """
+
+    def __init__(self, text: str) -> None:
+        *stages, last = text.split(",")
+        try:
+            pairs = [stage.split(":") for stage in stages]
+            self._stages = [(float(value), int(epochs)) for value, epochs in pairs]
+            self._last = float(last)
+        except ValueError:
+            raise SettingsError(
+                f"momentum: got {text!r}, expected a number, or stages such as 0.5:5,0.9"
+                " (0.5 for 5 epochs, then 0.9)"
+            ) from None
+        for value in (*(value for value, _ in self._stages), self._last):
+            if not 0 <= value < 1:
+                raise SettingsError(f"momentum: got {value:g}, expected at least 0 and below 1")
+        if any(epochs < 1 for _, epochs in self._stages):
+            raise SettingsError(f"momentum: got {text!r}, every stage needs 1 epoch or more")
+
+    @property
+    def last_begins(self) -> int:
+        """The first epoch with the last momentum."""
+        return 1 + sum(epochs for _, epochs in self._stages)
+
+    def at(self, epoch: int) -> float:
+        """Return the momentum of an epoch, counted from 1."""
+        for value, epochs in self._stages:
+            if epoch <= epochs:
+                return value
+            epoch -= epochs
+        return self._last

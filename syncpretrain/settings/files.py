@@ -10,15 +10,14 @@ from typing import Any
 import msgspec
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.settings.architecture import architecture_of
-from syncpretrain.settings.columns import in_columns
+from syncpretrain.settings.architecture import architecture_of, in_columns
 from syncpretrain.settings.convert import checked, plain
-from syncpretrain.settings.convolutions import usual_costs
 from syncpretrain.settings.defaults import (
     HANDOFF_DEFAULTS,
     MODEL_DEFAULTS,
     PER_LAYER,
     SCHEDULE_DEFAULTS,
+    usual_costs,
     usual_rates,
 )
 from syncpretrain.settings.drift import settled_epochs
@@ -56,7 +55,7 @@ def preset_path(name: str) -> Path:
     Raises
     ------
     SettingsError
-        If there is none of that name; it lists those there are.
+        If there is no such preset; the message lists the presets.
     """
     if name not in preset_names():
         raise SettingsError(f"preset: got {name!r}, expected one of {', '.join(preset_names())}")
@@ -76,18 +75,18 @@ def settings_from(
     Parameters
     ----------
     layers : str, or sequence of int, str, ImageShape, Conv and Pool
-        Units of each layer, the input's first: 784, 1000, 500, 250, 30; with convolutions as
-        :func:`syncpretrain.settings.architecture.architecture_of` takes them.
+        Units of each layer, the input's first: 784, 1000, 500, 250, 30; or layers with
+        convolutions, as :func:`syncpretrain.settings.architecture.architecture_of` takes them.
     data, finetune, run : dict, optional
         Fields of :class:`DataSettings`, :class:`FinetuneSettings` and :class:`RunSettings`.
     **pretrain
         Fields of :class:`PretrainSettings`; None takes the default. ``columns`` puts the
-        convolutions of the layers in columns: see :mod:`syncpretrain.settings.columns`.
+        convolutions of the layers in columns: see :mod:`syncpretrain.settings.architecture`.
 
     Raises
     ------
     SettingsError
-        Naming the setting, what was got and what was expected.
+        Naming the setting, the value given and the value expected.
     """
     pretrain = {name: value for name, value in pretrain.items() if value is not None}
     return _from_sections(
@@ -96,12 +95,12 @@ def settings_from(
 
 
 def read_settings(path: Path) -> Settings:
-    """Read a TOML file that :func:`write_settings` wrote, or one with fewer settings.
+    """Read settings from a TOML file of :func:`write_settings`, or one with fewer settings.
 
     Raises
     ------
     SettingsError
-        If the file cannot be read, is no TOML, or holds a wrong value; it names the file.
+        If the file cannot be read, is no TOML, or holds a wrong value; the message names the file.
     """
     try:
         with path.open("rb") as file:
@@ -186,7 +185,7 @@ def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, An
 
 
 def _agreed(architecture: str, pretrain: dict[str, Any]) -> str:
-    """Return the text that the layers have, and no other."""
+    """Return the text of the layers, after comparing it with the text given, if any."""
     given = pretrain.get("architecture") or architecture
     if given != architecture:
         raise SettingsError(

@@ -8,7 +8,7 @@ from typing import Literal
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings.asynchronous import AsyncRate, Staleness, Steps, check_async
-from syncpretrain.settings.kinds import (
+from syncpretrain.settings.fields import (
     Count,
     Epochs,
     Fraction,
@@ -24,7 +24,7 @@ __all__ = ["FinetuneSettings"]
 
 
 class FinetuneSettings(Frozen, frozen=True, kw_only=True):
-    """How the pretrained stack is fine-tuned by backpropagation.
+    """Settings of fine-tuning the pretrained stack by backpropagation.
 
     Attributes
     ----------
@@ -37,35 +37,34 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
     learning_rate : float or None
         None takes 0.001 for adam and 0.1 for sgd.
     rate_schedule : str
-        How the rate falls to 0 by the end: not (``constant``), in a ``linear`` way, or as a
-        ``cosine``.
+        Fall of the rate to 0 by the end: none (``constant``), ``linear``, or as a ``cosine``.
     momentum, nesterov : float, bool
-        Of sgd.
+        Momentum of sgd.
     weight_decay : float
-        Decoupled from the gradient (Loshchilov and Hutter 2019).
+        Decay of the weights, decoupled from the gradient (Loshchilov and Hutter 2019).
     loss : str or None
-        Of reconstruction: ``squared`` (None), or ``cross-entropy`` for binary visible units.
+        Loss of reconstruction: ``squared`` (None), or ``cross-entropy`` for binary visible units.
     dropout, input_dropout : float
         Shares of the hidden units and of the inputs left out of an example.
     precision : str
-        Of products, as in pretraining; of cg and lbfgs ``float32`` alone.
+        Precision of products, as in pretraining; cg and lbfgs permit ``float32`` alone.
     replicas : int or None
-        Workers that share every minibatch; None takes one for each usable core where the network
-        is large enough. Of adam and sgd.
+        Workers that share every minibatch, with adam and sgd; None takes one for each usable core
+        if the network is large enough.
     split, shards
-        How a minibatch is cut for them: by ``units`` of every layer or by ``examples``, into
-        this number of shards, on which the last bits depend; 0 for as many as there are replicas.
-        ``filters`` are the units of convolutions, and ``hybrid`` splits these by examples and
-        dense layers by units (Krizhevsky 2014); ``columns`` does so with the columns of the
-        convolutions dealt out too. None takes hybrid with convolutions, else units; with
-        runtime ``mpi`` it takes examples, the only split of ranks.
+        Division of a minibatch among replicas: by ``units`` of every layer or by ``examples``. The
+        last bits depend on the number of shards; 0 takes the number of replicas. ``filters`` are
+        the units of convolutions, and ``hybrid`` divides convolutions by examples and dense layers
+        by units (Krizhevsky 2014); ``columns`` also deals out the columns of the convolutions.
+        None takes hybrid with convolutions, else units; with runtime ``mpi`` it takes examples, the
+        only split of ranks.
     schedule, runtime : str
         ``synchronous``, or ``async``: each replica trains on minibatches of its own, and a server
-        adds up their changes. Where its replicas are: in ``threads``, ``processes`` or turns
-        (``serial``). With ``mpi`` they are on the ranks of a job, on either schedule;
+        adds up their changes. The replicas of ``async`` run in ``threads``, ``processes`` or in
+        turns (``serial``). With ``mpi`` the replicas of either schedule are on the ranks of a job;
         ranks share minibatches by examples.
     push_every, fetch_every, async_rate, delay_compensation, max_staleness, simulate_staleness
-        Of schedule ``async``, as are ``trim_replicas`` and ``servers``: see
+        Settings of schedule ``async``, as are ``trim_replicas`` and ``servers``: see
         :class:`syncpretrain.settings.asynchronous.AsyncFields`.
     patience : int or None
         Stop after this number of epochs without a better validation error; keep the best weights.
@@ -141,7 +140,7 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
             raise SettingsError("finetune_loss: got cross-entropy for numbers, expected squared")
 
     def _check_schedule(self) -> None:
-        """Refuse what an asynchronous fine-tuning does not have, and what it alone has."""
+        """Refuse settings that asynchronous fine-tuning lacks, and settings that only it has."""
         check_async(
             self,
             schedule=self.schedule,
@@ -166,7 +165,7 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
                 )
 
     def _check_synchronous(self) -> None:
-        """Refuse runtimes that share no minibatch, and what ranks do not share."""
+        """Refuse runtimes that share no minibatch, and splits that ranks do not support."""
         if self.runtime not in ("threads", "mpi"):
             raise SettingsError(
                 f"finetune_runtime: got {self.runtime} with schedule {self.schedule}, expected"

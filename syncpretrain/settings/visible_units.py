@@ -1,13 +1,12 @@
-"""Checks of the visible units of layer 1, which may be of several kinds in blocks of columns."""
+"""Checks of the visible units of layer 1: one kind, or blocks of columns of several kinds."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.units.blocks import visible_kind
+from syncpretrain.units.blocks import fitted_units, visible_kind
 from syncpretrain.units.kinds import INPUT_UNITS, KINDS
-from syncpretrain.units.text import fitted_units
 
 __all__ = [
     "check_missing",
@@ -24,12 +23,12 @@ EXPECTED = (
 
 
 def kept_units(text: Any, layers: Any) -> Any:
-    """Return the text of visible units in the form that is kept.
+    """Return the text of visible units in its standard form.
 
     Raises
     ------
     SettingsError
-        If it is one of blocks, and these do not fit the values of an example.
+        If the blocks do not fit the values of an example.
     """
     width = layers[0] if isinstance(layers, (list, tuple)) and layers else None
     try:
@@ -93,7 +92,7 @@ def check_sparse(settings: Any) -> None:
 
 
 def why_not_in_blocks(settings: Any) -> str | None:
-    """Return why layer 1 can have neither blocks of units nor missing values, None if it can."""
+    """Return why layer 1 cannot have blocks of units or missing values; None if it can."""
     if settings.architecture:
         return "with convolutions, whose units are of one kind; take dense layers"
     if settings.split == "units" and settings.shards_of(1) > 1:

@@ -1,8 +1,8 @@
 """Estimators for scikit-learn: stacks as transformers, classifiers, regressors and detectors.
 
-They need scikit-learn 1.6 or newer, ``pip install "syncpretrain[sklearn]"``; no other module of the
-library imports this one. They call :func:`syncpretrain.pretrain` and :func:`syncpretrain.finetune`
-and keep the resulting :class:`syncpretrain.Stack` as ``stack_``.
+The estimators need scikit-learn 1.6 or newer, ``pip install "syncpretrain[sklearn]"``; no other
+module of the library imports this one. They call :func:`syncpretrain.pretrain` and
+:func:`syncpretrain.finetune`, and keep the resulting :class:`syncpretrain.Stack` as ``stack_``.
 """
 
 from __future__ import annotations

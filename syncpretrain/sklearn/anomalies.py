@@ -1,4 +1,4 @@
-"""Detection of outliers by a stack."""
+"""Detector of outliers by reconstruction errors or free energies of a stack."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from syncpretrain.sklearn.passes import Matrix, Usual, energies
 
 __all__ = ["StackAnomalyDetector"]
 
-WIDER, WIDEST = 4, 512  # times the columns, and units
+WIDER, WIDEST = 4, 512  # units of the wide layer: this many times the columns, and at most
 NARROWER, SMALLEST_CODE, LARGEST_CODE = 4, 2, 64
-MODEL_OF_SCORE = {"reconstruction": "denoising", "free-energy": "rbm"}  # each with its model
+MODEL_OF_SCORE = {"reconstruction": "denoising", "free-energy": "rbm"}
 
 
 class StackAnomalyDetector(OutlierMixin, StackEstimator):
@@ -27,38 +27,38 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
     Parameters
     ----------
     hidden : sequence of int, optional
-        Units of each layer. None takes a wide layer and, for ``reconstruction``, a code of a
-        quarter of the columns, of linear units: what fits through it is what rows have in common.
+        Units of each layer. None takes a wide layer and, for ``reconstruction``, a code of linear
+        units, a quarter as many as the columns: it holds only the common structure of the rows.
     epochs, batch_size, learning_rate, visible_units, workers, random_state, verbose
-        As of :class:`StackedRBM`.
+        As for :class:`StackedRBM`.
     by : str
-        ``reconstruction``: by a stack of denoising autoencoders, fine-tuned as a whole, the squared
-        errors of the columns, each as a multiple of its usual one, and the distance of the code
-        from the usual ones (Mahalanobis'): a row may be far from all others along what the code
-        holds, and then it is reconstructed well. ``free-energy``: that of layer 1 of a stack of
-        RBMs.
+        ``reconstruction``: a stack of denoising autoencoders, fine-tuned as a whole. The score
+        combines the squared errors of the columns, each as a multiple of its usual error, and the
+        Mahalanobis distance of the code from the usual codes: a row far from all others in the
+        directions of the code is reconstructed well. ``free-energy``: the free energy under layer 1
+        of a stack of RBMs.
     contamination : float
-        The share of outliers among the rows to fit, above 0 and at most 0.5.
+        Share of outliers among the rows to fit, above 0 and at most 0.5.
     finetune_epochs : int, optional
-        As of :class:`StackedAutoencoder`.
+        As for :class:`StackedAutoencoder`.
     settings : dict, optional
-        As of :class:`StackedAutoencoder`.
+        As for :class:`StackedAutoencoder`.
 
     Attributes
     ----------
     stack_ : Stack
     offset_ : float
-        The score below which a row is an outlier.
+        Score below which a row is an outlier.
     decision_scores_ : ndarray of shape (n_examples,)
-        Minus the scores of the rows to fit: the larger, the more of an outlier, as PyOD has it.
+        Minus the scores of the rows to fit: outliers have larger ones, as in PyOD.
     threshold_ : float
-        Minus ``offset_``, as PyOD has it.
+        Minus ``offset_``, as in PyOD.
     labels_ : ndarray of shape (n_examples,)
-        1 for the outliers among the rows to fit, else 0, as PyOD has it.
+        1 for the outliers among the rows to fit, else 0, as in PyOD.
     n_features_in_ : int
-        The number of columns.
+        Number of columns.
     feature_names_in_ : ndarray of str
-        Where X has names of columns.
+        Names of the columns, if X has any.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
         return MODEL_OF_SCORE[self.by]
 
     def _widths(self, columns: int) -> list[int]:
-        """Return the units of each layer; a free energy needs the first one only."""
+        """Return the units of each layer; a free energy needs only layer 1."""
         if self.hidden is None:
             wide, code = min(WIDER * columns, WIDEST), max(SMALLEST_CODE, columns // NARROWER)
             widths = [wide, min(code, LARGEST_CODE)]
@@ -104,14 +104,14 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
         return widths[:1] if self.by == "free-energy" else widths
 
     def _pretraining(self, X: Matrix, seed: int) -> dict[str, Any]:
-        """Return the settings of pretraining, with a linear code if the layers are left open."""
+        """Return the settings of pretraining, with a linear code if the user gave no layers."""
         options = super()._pretraining(X, seed)
         if self.hidden is None and len(options["layers"]) > 2:
             options.setdefault("hidden_units", ["bernoulli", "gaussian"])
         return options
 
     def fit(self, X: Any, y: Any = None) -> StackAnomalyDetector:
-        """Train a stack on the rows of X, outliers among them, and find the threshold.
+        """Train a stack on the rows of X, which may contain outliers, and find the threshold.
 
         Parameters
         ----------
@@ -149,7 +149,7 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
         return self
 
     def score_samples(self, X: Any) -> NDArray[np.float64]:
-        """Return the score of each row: the lower, the more of an outlier."""
+        """Return the score of each row: outliers have lower scores."""
         check_is_fitted(self)
         return self._scores(self._rows(X, reset=False))
 

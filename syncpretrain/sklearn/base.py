@@ -1,4 +1,4 @@
-"""Common part of the estimators: parameters, inputs, seeds, and the two calls that train."""
+"""Common part of the estimators: parameters, checked inputs, seeds, pretraining and fine-tuning."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
+from sklearn.utils.validation import validate_data
 
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.data.examples import as_examples
+from syncpretrain.data.frames import is_frame
 from syncpretrain.data.meaning import Meaning, origin_of
+from syncpretrain.data.table import check_distinct_names
 from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer
@@ -25,29 +28,29 @@ from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tun
 from syncpretrain.models.inputs import warn_of_novel
 from syncpretrain.observers.progress import PlainProgress
 from syncpretrain.settings.convert import check_names
-from syncpretrain.sklearn.inputs import rows_for
 from syncpretrain.sklearn.passes import Matrix
 
-__all__ = ["StackEstimator", "of_numbers", "single"]
+__all__ = ["StackEstimator", "of_numbers", "rows_for", "single"]
 
-
-TUNING = "finetune_"  # what settings of fine-tuning begin with
+TUNING = "finetune_"  # prefix of the settings of fine-tuning
 OF_LONG_RUNS = ("stop", "save", "resume", "stall_seconds")  # other arguments of finetune()
-DECIDED = {"layers", "seed", "finetune_seed", "observers"}  # by parameters of other names
-FIXED = {"finetune_objective", "warn"}  # by the estimator, whatever its parameters
+DECIDED = {"layers", "seed", "finetune_seed", "observers"}  # parameters of other names set these
+FIXED = {"finetune_objective", "warn"}  # the estimator sets these, whatever its parameters
+BY_ENCODING = "encode it as numbers before, such as with OneHotEncoder, or drop the column"
+FROM_DATES = "take numbers made of it before, such as years or days, or drop the column"
 
 
 class StackEstimator(BaseEstimator):
-    """Base of the estimators; subclasses have the parameters that are read here.
+    """Base of the estimators; subclasses define the parameters.
 
     Attributes
     ----------
     stack_ : Stack
-        What was trained.
+        The trained stack.
     n_features_in_ : int
-        The number of columns.
+        Number of columns.
     feature_names_in_ : ndarray of str
-        Of a DataFrame's columns.
+        Names of a DataFrame's columns.
     """
 
     _model: ClassVar[str] = "rbm"
@@ -71,9 +74,9 @@ class StackEstimator(BaseEstimator):
         return tags
 
     def _rows(self, X: Any, *, reset: bool) -> Matrix:
-        """Return examples as an array, in which NaN is missing, or as a matrix in CSR format.
+        """Return examples as an array, with NaN for missing values, or as a matrix in CSR format.
 
-        Those that a fitted stack is to read are compared with what never varied in training.
+        If a fitted stack reads them, warn of new values in columns that never varied in training.
         """
         rows: Matrix = rows_for(self, X, reset=reset)
         scaling = None if reset else self.stack_.scaling
@@ -88,7 +91,7 @@ class StackEstimator(BaseEstimator):
     def _pretrained_on(self, X: Matrix, seed: int, **suited: Any) -> Stack:
         """Return a stack pretrained on examples; without epochs its weights are random.
 
-        ``suited`` are settings that the estimator chose.
+        ``suited`` are settings chosen by the estimator.
         """
         options = {"observers": self._observers()} | self._pretraining(X, seed) | suited
         if not self._trains(self.epochs):
@@ -96,7 +99,7 @@ class StackEstimator(BaseEstimator):
         return of_numbers(pretrain(single(X), warn=False, **options))
 
     def _pretraining(self, X: Matrix, seed: int) -> dict[str, Any]:
-        """Return the settings of pretraining on examples; None follows from the data."""
+        """Return the settings of pretraining on examples; None lets the data decide."""
         return {
             "layers": [X.shape[1], *self._widths(X.shape[1])],
             "model": self._model,
@@ -117,7 +120,7 @@ class StackEstimator(BaseEstimator):
     ) -> Stack:
         """Return a stack fine-tuned on examples, for targets or else for reconstruction.
 
-        What is missing can be no target of a reconstruction: the stack fills it in before.
+        A missing value cannot be a target of a reconstruction: the stack fills it in before.
         """
         if y is None and has_missing(X):
             X = stack.impute(X)
@@ -135,7 +138,7 @@ class StackEstimator(BaseEstimator):
         )
 
     def _widths(self, columns: int) -> list[int]:
-        """Return the units of each layer, of a stack for a number of columns."""
+        """Return the units of each layer of a stack for a number of columns."""
         hidden: list[Any] = [self.hidden] if np.ndim(self.hidden) == 0 else list(self.hidden)
         for units in hidden:
             if not isinstance(units, (int, np.integer)) or isinstance(units, bool) or units < 1:
@@ -148,7 +151,7 @@ class StackEstimator(BaseEstimator):
         return [int(units) for units in hidden]
 
     def _others(self, *, tuning: bool) -> dict[str, Any]:
-        """Return the settings one level down, of fine-tuning or of pretraining."""
+        """Return the settings of fine-tuning, or of pretraining, in the parameter ``settings``."""
         given = {} if self.settings is None else self.settings
         if not isinstance(given, Mapping):
             raise SettingsError(
@@ -173,7 +176,7 @@ class StackEstimator(BaseEstimator):
         }
 
     def _check_tuning(self, objective: str, epochs: int | None) -> None:
-        """Refuse settings of fine-tuning that are wrong, before anything is trained."""
+        """Refuse wrong settings of fine-tuning before anything is trained."""
         given = self._others(tuning=True)
         options = TuningOptions.__struct_fields__
         check_names(given, (*options, *TUNING_ARGUMENTS, *OF_LONG_RUNS))
@@ -199,7 +202,7 @@ class StackEstimator(BaseEstimator):
         Raises
         ------
         SettingsError
-            If some layers have none, and others have some.
+            If some layers have no epoch, and others have some.
         """
         none = np.atleast_1d(np.asarray(epochs, dtype=object) == 0)
         if none.any() and not none.all():
@@ -211,17 +214,20 @@ class StackEstimator(BaseEstimator):
 
 
 def of_numbers(stack: Stack) -> Stack:
-    """Return a stack that takes bytes as the numbers they are, as scikit-learn's estimators do."""
+    """Return a stack that takes bytes as plain numbers, as scikit-learn's estimators do."""
     origin = () if stack.meaning is None else stack.meaning.origin
     return replace(stack, info=stack.info | {"meaning": to_builtins(Meaning("numbers", origin))})
 
 
 def single(X: Matrix, stack: Stack | None = None) -> NDArray[Any]:
-    """Return examples as they are trained on, by a stack of earlier ones; sparse stay sparse."""
+    """Return examples in float32, or as they are if the data or the stack has an origin.
+
+    Sparse examples stay sparse.
+    """
     if hasattr(X, "toarray"):
         return as_examples(X, "X")
     if origin_of(X) or (stack is not None and stack.meaning is not None and stack.meaning.origin):
-        return X  # for float32 would lose the differences within a column
+        return X  # float32 would lose the differences within a column
     with np.errstate(over="ignore"):  # infinite values are refused, with their place
         return np.ascontiguousarray(X, dtype=np.float32)
 
@@ -229,8 +235,8 @@ def single(X: Matrix, stack: Stack | None = None) -> NDArray[Any]:
 def parallel_limits(workers: int | None) -> dict[str, Any]:
     """Return the settings of pretraining and of fine-tuning that limit cores.
 
-    None takes all usable cores, but one core inside a job of joblib, which has given the others to
-    its other jobs. One BLAS thread there too: jobs in threads share the limit of their process.
+    None takes all usable cores. Inside a job of joblib it takes one core, since the other jobs have
+    the others, and one BLAS thread, since jobs in threads share the limit of their process.
     """
     if workers is None and _is_inside_a_job():
         workers = 1
@@ -240,3 +246,101 @@ def parallel_limits(workers: int | None) -> dict[str, Any]:
 def _is_inside_a_job() -> bool:
     backend, _ = get_active_backend()
     return bool(backend.nesting_level)
+
+
+def rows_for(estimator: Any, X: Any, *, reset: bool) -> Any:
+    """Return examples as an array, with NaN for missing values, or as a matrix in CSR format.
+
+    Parameters
+    ----------
+    estimator : BaseEstimator
+        Estimator that keeps the number and the names of columns, with ``reset``; without it they
+        are compared.
+    X : {array-like, sparse matrix, DataFrame} of shape (n_examples, n_features)
+    reset : bool
+
+    Raises
+    ------
+    DataError
+        If a column of a data frame holds no numbers, or no value at all, or has the name of
+        another column (the message names it); if an array holds dates, or a sparse matrix NaN.
+    ValueError
+        If X has another shape or type.
+    """
+    is_named = is_frame(X)
+    if is_named:
+        check_distinct_names("X", [str(name) for name in X.columns])
+        _check_no_times(X)
+    elif isinstance(X, np.ndarray) and X.dtype.kind in "mM":
+        raise DataError(f"X: got values of type {X.dtype}, expected numbers; {FROM_DATES}")
+    try:
+        rows = validate_data(
+            estimator,
+            X,
+            reset=reset,
+            accept_sparse="csr",
+            dtype=(np.float64, np.float32),
+            ensure_all_finite="allow-nan",
+        )
+    except (TypeError, ValueError) as error:
+        if is_named:
+            _check_cells(X, error)
+        raise
+    if hasattr(rows, "toarray"):
+        _check_sparse(rows)
+        return rows
+    array = np.asarray(rows)
+    if is_named and reset:
+        _check_present(array, X)
+    return array
+
+
+def _check_no_times(frame: Any) -> None:
+    """Refuse dates, which a frame of dates alone would turn into nanoseconds."""
+    for name in frame.columns:
+        kind = str(frame[name].dtype)
+        if kind.lower().startswith(("date", "time", "duration", "period")):
+            raise DataError(f"X: column {str(name)!r} holds {kind}, expected numbers; {FROM_DATES}")
+
+
+def _check_cells(frame: Any, cause: Exception) -> None:
+    """Refuse the first cell that is no finite number; it was the ``cause`` of another error."""
+    for name in frame.columns:
+        for row, cell in enumerate(np.asarray(frame[name]).tolist()):
+            found, expected = _of_cell(cell)
+            if expected is not None:
+                raise DataError(
+                    f"X: column {str(name)!r} holds {found} at row {row} (counted from 0), expected"
+                    f" {expected}"
+                ) from cause
+
+
+def _of_cell(cell: Any) -> tuple[str, str | None]:
+    """Return a cell in words, and the expected value; None if it is a number or missing."""
+    if cell is None or type(cell).__name__ == "NAType":
+        return "nothing", None
+    try:
+        return "infinity", "finite numbers; drop such rows" if np.isinf(float(cell)) else None
+    except (TypeError, ValueError):
+        return repr(cell)[:40], f"numbers; {BY_ENCODING}"
+
+
+def _check_present(rows: NDArray[Any], frame: Any) -> None:
+    empty = np.isnan(rows).all(axis=0)
+    if empty.any():
+        name = str(list(frame.columns)[int(empty.argmax())])
+        raise DataError(
+            f"X: got NaN in every row of column {name!r}, expected a number in one at least; drop"
+            " the column"
+        )
+
+
+def _check_sparse(rows: Any) -> None:
+    missing = np.isnan(rows.data)
+    if missing.any():
+        cells, first = rows.tocoo(), missing.argmax()
+        row, column = cells.row[first], cells.col[first]
+        raise DataError(
+            f"X: got NaN at row {row}, column {column} (counted from 0) of a sparse matrix,"
+            " expected numbers; fill it in, or pass X.toarray(), in which NaN is a missing value"
+        )

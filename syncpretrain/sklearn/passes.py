@@ -1,9 +1,9 @@
 """Passes of examples through a stack: the result for a row does not depend on the other rows.
 
 BLAS adds up in an order that depends on the number of rows, and in float32 on the place of a row
-among them. So each part has the same number of rows, the last one filled up, and all products are
-taken in float64. The parameters are float32, and so is all training; results are rounded to the
-precision of the examples.
+among them. So each block has the same number of rows (the last block is filled up), and all
+products are in float64. The parameters are float32, and so is all training; results are rounded to
+the precision of the examples.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from syncpretrain.data.visible import has_missing, marked
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.likelihood import free_energy
-from syncpretrain.models.log_odds import with_log_odds
-from syncpretrain.models.passes import rows_at_once
+from syncpretrain.models.passes import rows_at_once, with_log_odds
 from syncpretrain.models.stack import Stack
 
 __all__ = [
@@ -35,11 +34,11 @@ __all__ = [
     "reconstruction_errors",
 ]
 
-Matrix = NDArray[Any]  # of float32 or float64
-ROWS_TOGETHER = 96  # divisible by the usual numbers of threads, among which BLAS divides rows
-NARROW, MOST_TIMES = 512, 16  # units, up to which parts are so many times as large
+Matrix = NDArray[Any]  # float32 or float64
+ROWS_TOGETHER = 96  # divisible by the usual numbers of threads: BLAS divides rows among threads
+NARROW, MOST_TIMES = 512, 16  # stacks narrower than 512 units take up to 16 times as many rows
 DOUBLE = np.dtype(np.float64)
-LEAST_VARIANCE = 0.01  # as a share of the mean one
+LEAST_VARIANCE = 0.01  # smallest variance, as a share of the mean variance
 
 
 def codes_of(stack: Stack, X: Matrix, *, log_odds: bool = False) -> Matrix:
@@ -51,7 +50,7 @@ def codes_of(stack: Stack, X: Matrix, *, log_odds: bool = False) -> Matrix:
 
 
 def outputs_of(stack: Stack, X: Matrix) -> Matrix:
-    """Return what the head makes of examples, of shape (n_examples, outputs)."""
+    """Return the outputs of the head for examples, of shape (n_examples, outputs)."""
 
     def outputs(own: Stack, rows: Matrix) -> Matrix:
         return _head(own, _up(own, _prepared(own, rows)))
@@ -60,7 +59,7 @@ def outputs_of(stack: Stack, X: Matrix) -> Matrix:
 
 
 def decoded(stack: Stack, codes: Matrix) -> Matrix:
-    """Return the examples that codes stand for, of shape (n_examples, input units)."""
+    """Decode codes to examples of shape (n_examples, input units)."""
 
     def decode(own: Stack, rows: Matrix) -> Matrix:
         down = _down(own, rows)
@@ -73,7 +72,7 @@ def decoded(stack: Stack, codes: Matrix) -> Matrix:
 def reconstruction_errors(stack: Stack, X: Matrix) -> NDArray[np.float64]:
     """Return the squared error of each example, as layer 1 sees it, averaged over its values.
 
-    Those that are missing are left out.
+    Missing values are left out.
     """
 
     def errors(own: Stack, rows: Matrix) -> Matrix:
@@ -86,16 +85,16 @@ def reconstruction_errors(stack: Stack, X: Matrix) -> NDArray[np.float64]:
 
 
 class Usual(NamedTuple):
-    """What is usual among the rows that a stack was trained on.
+    """Usual errors and codes of the rows that a stack was trained on.
 
     Attributes
     ----------
     errors : ndarray of shape (n_features,)
         Mean squared error of each column.
     mean : ndarray of shape (top units,)
-        Of the codes.
+        Mean of the codes.
     whitening : ndarray of shape (top units, top units)
-        Makes the codes' covariance the identity.
+        Matrix that makes the codes' covariance the identity.
     """
 
     errors: NDArray[np.float64]
@@ -104,17 +103,17 @@ class Usual(NamedTuple):
 
     @classmethod
     def of(cls, stack: Stack, X: Matrix) -> Usual:
-        """Return what is usual among examples.
+        """Measure the usual errors and codes of examples.
 
-        No variance is less than a hundredth of the mean one: what never varied would count
-        without bound.
+        No variance is below a hundredth of the mean variance: deviations in a direction that never
+        varied would count without bound.
         """
 
         def squares(own: Stack, rows: Matrix) -> Matrix:
             _, residuals, _ = _code_and_residuals(own, rows)
             return np.square(residuals)
 
-        lost = np.isnan(X).sum(axis=0) if isinstance(X, np.ndarray) else 0  # of sparse rows none
+        lost = np.isnan(X).sum(axis=0) if isinstance(X, np.ndarray) else 0  # sparse rows have none
         known = np.maximum(X.shape[0] - lost, 1)
         read = _as_meant(stack, X)
         errors = sum(part.sum(axis=0) for part in _parts(read, stack, squares)) / known
@@ -125,10 +124,10 @@ class Usual(NamedTuple):
         return cls(_bounded(errors), mean, axes / np.sqrt(_bounded(variances)))
 
     def strangeness(self, stack: Stack, X: Matrix) -> NDArray[np.float64]:
-        """Return how far each example is from what is usual, 1 on average where it is none.
+        """Return the distance of each example from the usual: 1 on average for usual examples.
 
-        Minus twice the log density of its code and of its residuals, both Gaussian, without the
-        constant, for each number of them. Missing values are left out.
+        The distance is minus twice the Gaussian log density of the code and of the residuals,
+        without the constant, divided by the number of their values. Missing values are left out.
         """
 
         def squares(own: Stack, rows: Matrix) -> Matrix:
@@ -147,7 +146,7 @@ def _bounded(variances: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _code_and_residuals(stack: Stack, X: Matrix) -> tuple[Matrix, Matrix, NDArray[np.bool_]]:
-    """Return codes, what the reconstruction leaves, 0 where a value is missing, and where not."""
+    """Return codes, residuals of the reconstruction (0 for missing values), and known values."""
     rows, seen = _with_novel(stack, X)
     known = ~np.isnan(X)
     code = _up(stack, seen)
@@ -179,12 +178,12 @@ def _by_rows(
 
 
 def _as_meant(stack: Stack, X: Matrix) -> Matrix:
-    """Return examples by the meaning of the stack's numbers; as they are where that changes none.
+    """Prepare examples by the meaning of the stack's numbers, if it is bytes or has an origin.
 
     Raises
     ------
     DataError
-        As of :meth:`syncpretrain.data.meaning.Meaning.prepare`.
+        As for :meth:`syncpretrain.data.meaning.Meaning.prepare`.
     """
     meaning = stack.meaning
     if meaning is None or not (meaning.values == "bytes" or meaning.origin):
@@ -197,7 +196,7 @@ def _as_meant(stack: Stack, X: Matrix) -> Matrix:
 def _parts(
     X: Matrix, stack: Stack, function: Callable[[Stack, Matrix], Matrix]
 ) -> Iterator[Matrix]:
-    """Yield what a function makes of a few rows at a time, in float64."""
+    """Apply a function to a few rows at a time, in float64; yield its results."""
     own = _in_doubles(stack)
     widest = max(stack.widths)
     count = rows_at_once(stack.layers, ROWS_TOGETHER * min(max(NARROW // widest, 1), MOST_TIMES))
@@ -210,7 +209,7 @@ def _parts(
 
 
 def _in_doubles(stack: Stack) -> Stack:
-    """Return a stack whose parameters are float64."""
+    """Return a stack with float64 parameters."""
 
     def cast(array: Matrix) -> Matrix:
         return array.astype(np.float64)
@@ -225,9 +224,9 @@ def _in_doubles(stack: Stack) -> Stack:
 
 
 def _with_novel(stack: Stack, X: Matrix) -> tuple[Matrix, Matrix]:
-    """Return prepared rows with the values marked that are new where nothing varied, and without.
+    """Return prepared rows with new values of constant columns marked, and without the marks.
 
-    The latter are what the layers see.
+    The layers see the rows without marks.
     """
     if stack.scaling is not None:
         stack = replace(stack, scaling=stack.scaling.marking())
@@ -256,7 +255,7 @@ def _down(stack: Stack, codes: Matrix) -> Matrix:
 def _head(stack: Stack, codes: Matrix) -> Matrix:
     assert stack.head is not None
     weight, bias = stack.head.weight, stack.head.bias
-    if len(bias) == 1:  # of one column BLAS adds up four rows at a time
+    if len(bias) == 1:  # for one column, BLAS adds up four rows at a time
         products: Matrix = (codes * weight[:, 0]).sum(axis=1, keepdims=True)
         return products + bias
     return codes @ weight + bias

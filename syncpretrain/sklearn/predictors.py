@@ -1,7 +1,11 @@
-"""Predictors: a deep belief network with a head for classes or for numbers."""
+"""Predictors: a deep belief network with a head for classes or for numbers.
+
+A predictor pretrains on all rows, then fine-tunes on the rows with a target.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,19 +13,32 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.base import ClassifierMixin, RegressorMixin, clone
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.extmath import softmax
 from sklearn.utils.validation import check_is_fitted
 
 from syncpretrain import Stack
 from syncpretrain.data.scaling import Scaling
+from syncpretrain.errors import PoorResultWarning, SettingsError
 from syncpretrain.finetuning.classes import Classes
 from syncpretrain.models.stack import Head
-from syncpretrain.sklearn.few_labels import are_few, head_first, of_bits
+from syncpretrain.sklearn.base import StackEstimator, single
+from syncpretrain.sklearn.fit_choices import (
+    are_bits,
+    are_curved,
+    are_few,
+    are_measurements,
+    chooses_decay,
+    chosen_decay,
+    head_first,
+    in_shared_range,
+    rectified_settings,
+    settings_for_bits,
+    shared_range,
+    weighted_rows,
+)
 from syncpretrain.sklearn.passes import Matrix, outputs_of
-from syncpretrain.sklearn.ranges import are_bits, in_shared_range, shared_range
-from syncpretrain.sklearn.stack_predictor import StackPredictor
 from syncpretrain.sklearn.targets import (
     classes_of,
     mean_and_spread,
@@ -29,49 +46,157 @@ from syncpretrain.sklearn.targets import (
     relative,
     weights_of,
 )
-from syncpretrain.sklearn.trials import with_weight
-from syncpretrain.sklearn.weight_decay import chosen_decay, is_for_choice
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DBNClassifier", "DBNRegressor"]
+__all__ = ["DBNClassifier", "DBNRegressor", "StackPredictor"]
 
 MANY_UNITS, FEW_UNITS = 256, 64
 FEW_CLASSES = 20
 
 
+class StackPredictor(StackEstimator):
+    """Base of the predictors: pretraining on all rows, fine-tuning on the rows with a target."""
+
+    pretrained: Any
+    finetune_epochs: int | None
+    n_unlabelled_: int
+
+    def _start(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
+        """Return the stack to fine-tune: the one given, or one pretrained on all rows."""
+        given = self.pretrained
+        if given is None:
+            return self._pretrained_for(X, targets, seed, **suited)
+        if not isinstance(given, (Stack, StackEstimator)) and not hasattr(given, "stack_"):
+            raise SettingsError(
+                f"pretrained: got a {type(given).__name__}, expected a Stack, a StackedRBM, a"
+                " StackedAutoencoder or a fitted predictor"
+            )
+        if isinstance(given, StackPredictor) and not hasattr(given, "stack_"):
+            raise SettingsError(
+                f"pretrained: got a {type(given).__name__} that is not fitted, expected a fitted"
+                " one, or a transformer, which is fitted on X"
+            )
+        if not isinstance(given, Stack):
+            given = given if hasattr(given, "stack_") else clone(given).fit(X)
+        stack: Stack = given if isinstance(given, Stack) else given.stack_
+        self._check_width(stack, X, "pretrained")
+        return stack
+
+    def _pretrained_for(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
+        """Return a stack pretrained on examples; ``targets`` of them have a target."""
+        return self._pretrained_on(X, seed, **suited)
+
+    def _for_curves(
+        self,
+        X: Matrix,
+        rows: NDArray[np.intp],
+        y: Matrix,
+        weights: Matrix | None,
+        seed: int,
+        objective: str,
+    ) -> dict[str, Any]:
+        """Return settings of pretraining for targets that no linear model predicts.
+
+        Return none for other targets, and none if the user gave settings: these may not go together
+        with the settings chosen here.
+        """
+        rows, y, weights = weighted_rows(rows, y, weights)
+        is_free = self.learning_rate is None and not (self.settings or self._given_tuning())
+        if not is_free or not chooses_decay(X.shape[0], len(rows), {}):
+            return {}
+        if not are_measurements(single(X), self.visible_units) or self._scaling(X) is not None:
+            return {}
+        layers = len(self._widths(X.shape[1]))
+        suited = rectified_settings(layers, X.shape[0], self.batch_size)
+        untrained = {"epochs": None, "schedule": "none", "observers": ()}
+        stack = self._pretrained_on(X, seed, **suited, **untrained)
+        finetuned = partial(self._finetuned, stack, seed=seed, objective=objective)
+        are_classes = objective == "classification"
+        found = are_curved(finetuned, X[rows], y, weights, seed, are_classes=are_classes)
+        return suited if found else {}
+
+    def _scaling(self, X: Matrix) -> Scaling | None:
+        """Return the scaling of columns to [0, 1] for binary units, if there is one."""
+        return None
+
+    def _train(
+        self, X: Matrix, rows: NDArray[np.intp], y: Matrix, weights: Matrix | None, objective: str
+    ) -> None:
+        """Train on examples; ``rows`` have the targets y, and ``weights``."""
+        self._check_tuning(objective, self.finetune_epochs)
+        seed, self.n_unlabelled_ = self._seed(), X.shape[0] - len(rows)
+        suited = {}
+        if self.pretrained is None:
+            suited = self._for_curves(X, rows, y, weights, seed, objective)
+        stack = self._to_train(self._start(X, len(rows), seed, **suited))
+        stack, options = self._chosen(stack, X, rows, y, weights, seed)
+        options["objective"] = objective
+        if self.batch_size is not None:
+            options["batch_size"] = min(self.batch_size, len(rows))
+        if len(rows) < X.shape[0]:  # settings for few targets depend on the number of all rows
+            y = _spread_out(y.astype(np.float64), rows, X.shape[0], np.nan)
+            weights = None if weights is None else _spread_out(weights, rows, X.shape[0], 0)
+        options |= {"weights": weights, "warn": False}
+        epochs = options.pop("epochs", self.finetune_epochs)
+        self.stack_ = self._finetuned(stack, X, y, seed, epochs, **options)
+        for sentence in self.stack_.info.get("verdict", ()):
+            warnings.warn(sentence, PoorResultWarning, stacklevel=3)
+
+    def _to_train(self, stack: Stack) -> Stack:
+        """Return a stack with its head, if any, converted to the targets of the training."""
+        raise NotImplementedError
+
+    def _chosen(
+        self,
+        stack: Stack,
+        X: Matrix,
+        rows: NDArray[np.intp],
+        y: Matrix,
+        weights: Matrix | None,
+        seed: int,
+    ) -> tuple[Stack, dict[str, Any]]:
+        """Return the stack to fine-tune, and settings of fine-tuning; data as for ``_train``."""
+        return stack, {}
+
+    def _given_tuning(self) -> dict[str, Any]:
+        """Return the settings of fine-tuning that the user gave."""
+        epochs = {} if self.finetune_epochs is None else {"epochs": self.finetune_epochs}
+        return self._others(tuning=True) | epochs
+
+
 class DBNClassifier(ClassifierMixin, StackPredictor):
-    """Classifier: a stack of RBMs pretrained on all rows, fine-tuned on the labelled ones.
+    """Classifier: a stack of RBMs, pretrained on all rows and fine-tuned on the labelled rows.
 
     Parameters
     ----------
     hidden : sequence of int, optional
         Units of each layer. None takes (256, 64), and (256, 256) for more than 20 classes.
     epochs, batch_size, learning_rate, visible_units, workers, random_state, verbose
-        As of :class:`StackedRBM`; ``epochs=0`` leaves out pretraining.
+        As for :class:`StackedRBM`; ``epochs=0`` leaves out pretraining.
     finetune_epochs : int, optional
-        Passes over the labelled rows; None takes what suits their number.
+        Passes over the labelled rows; None takes a number that suits their number.
     pretrained : Stack, StackedRBM, StackedAutoencoder or fitted predictor, optional
-        What to begin with; a transformer that is not fitted is fitted on X. In a search give the
-        ``stack_``, for copies of a transformer are not fitted. A head that has all classes of y
-        goes on.
+        Stack to begin with; a transformer that is not fitted is fitted on X. In a search give the
+        ``stack_``, since copies of a transformer are not fitted. A head with all classes of y is
+        trained further.
     class_weight : dict or "balanced", optional
-        How much the rows of each class count; ``balanced`` gives all classes the same weight.
+        Weight of the rows of each class; ``balanced`` gives all classes the same total weight.
     settings : dict, optional
-        Any other setting of :func:`syncpretrain.pretrain`, and with ``finetune_`` before their
-        names those of :func:`syncpretrain.finetune`, such as ``{"finetune_dropout": 0.3}``.
+        Any other setting of :func:`syncpretrain.pretrain`, and with the prefix ``finetune_`` any
+        other setting of :func:`syncpretrain.finetune`, such as ``{"finetune_dropout": 0.3}``.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
     n_unlabelled_ : int
-        The number of rows without a label.
+        Number of rows without a label.
     stack_ : Stack
     n_features_in_ : int
-        The number of columns.
+        Number of columns.
     feature_names_in_ : ndarray of str
-        Where X has names of columns.
+        Names of the columns, if X has any.
     """
 
     def __init__(
@@ -104,17 +229,17 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         self.settings = settings
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Pretrain on all rows, then fine-tune on those with a label.
+        """Pretrain on all rows, then fine-tune on the rows with a label.
 
         Parameters
         ----------
         X : {array-like, sparse matrix, DataFrame} of shape (n_examples, n_features)
         y : array-like of shape (n_examples,)
-            Labels: numbers, text or booleans. None, NaN and -1 stand for none, but -1 is a class
-            where there is one other number.
+            Labels: numbers, text or booleans. None, NaN and -1 stand for no label, but -1 is a
+            class if there is only one other number.
         sample_weight : array-like of shape (n_examples,), optional
-            How much the loss of each labelled row counts in fine-tuning; pretraining reads all rows
-            alike.
+            Weight of each labelled row's loss in fine-tuning; in pretraining all rows have equal
+            weight.
         """
         rows = self._rows(X, reset=True)
         classes = classes_of(y, rows)
@@ -129,7 +254,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         return self
 
     def _widths(self, columns: int) -> list[int]:
-        """Return the units of each layer: codes of few units do not keep many classes apart."""
+        """Return the units of each layer: codes of few units do not separate many classes."""
         if self.hidden is not None:
             return super()._widths(columns)
         few = len(self.classes_) <= FEW_CLASSES
@@ -144,11 +269,11 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
     def _pretrained_for(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
         scaling = self._scaling(X)
         seen = X if scaling is None else in_shared_range(X, scaling)
-        # Settings of the user may not go together with those that suit zeros and ones.
+        # The user's settings may not go together with the settings for zeros and ones.
         is_free = self.learning_rate is None and not self._others(tuning=False)
         is_binary = self.visible_units in ("auto", "bernoulli")
         if is_free and is_binary and are_few(X.shape[0], targets) and are_bits(seen):
-            suited |= of_bits(len(self._widths(X.shape[1])))
+            suited |= settings_for_bits(len(self._widths(X.shape[1])))
         stack = self._pretrained_on(seen, seed, **suited)
         return stack if scaling is None else replace(stack, scaling=scaling)
 
@@ -164,8 +289,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         is_trained = self.pretrained is not None or self._trains(self.epochs)
         if self._given_tuning() or not is_trained or not are_few(X.shape[0], len(rows)):
             return stack, {}
-        rows, y, weights = with_weight(rows, y, weights)
-        if len(np.unique(y)) < len(self.classes_):  # the labels of a class do not count
+        rows, y, weights = weighted_rows(rows, y, weights)
+        if len(np.unique(y)) < len(self.classes_):  # all rows of a class have weight 0
             return stack, {}
         return head_first(stack, X[rows], y, weights, seed)
 
@@ -186,32 +311,32 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
 
 
 class DBNRegressor(RegressorMixin, StackPredictor):
-    """Regressor: a stack of RBMs pretrained on all rows, fine-tuned on those with numbers.
+    """Regressor: a stack of RBMs, pretrained on all rows and fine-tuned on rows with numbers.
 
-    Targets are standardized to train, and predictions are in their units again.
+    Targets are standardized for training, and predictions are in the units of the targets.
 
     Parameters
     ----------
     hidden : sequence of int
         Units of each layer.
     epochs, finetune_epochs, batch_size, learning_rate, visible_units, pretrained
-        As of :class:`DBNClassifier`.
+        As for :class:`DBNClassifier`.
     workers, random_state, verbose, settings
-        As of :class:`DBNClassifier`.
+        As for :class:`DBNClassifier`.
 
     Attributes
     ----------
     stack_ : Stack
     target_mean_, target_scale_ : ndarray of shape (outputs,)
     n_unlabelled_ : int
-        The number of rows without numbers.
+        Number of rows without numbers.
     weight_decay_ : float, optional
-        Where it was chosen by cross-validation, as with 50 to 10,000 rows with numbers, a fifth of
-        all rows at least; ``finetune_epochs`` or a setting that decides it leave it out.
+        Weight decay, if it was chosen by cross-validation: with 50 to 10,000 rows with numbers, at
+        least a fifth of all rows, and neither ``finetune_epochs`` nor a setting that decides it.
     n_features_in_ : int
-        The number of columns.
+        Number of columns.
     feature_names_in_ : ndarray of str
-        Where X has names of columns.
+        Names of the columns, if X has any.
     """
 
     def __init__(
@@ -247,7 +372,7 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         return tags
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Pretrain on all rows, then fine-tune on those with numbers.
+        """Pretrain on all rows, then fine-tune on the rows with numbers.
 
         Parameters
         ----------
@@ -255,7 +380,7 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         y : array-like of shape (n_examples,) or (n_examples, outputs)
             Rows with a NaN have no target.
         sample_weight : array-like of shape (n_examples,), optional
-            As of :class:`DBNClassifier`.
+            As for :class:`DBNClassifier`.
         """
         rows = self._rows(X, reset=True)
         targets = numbers_of_rows(y, rows)
@@ -280,8 +405,8 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         weights: Matrix | None,
         seed: int,
     ) -> tuple[Stack, dict[str, Any]]:
-        rows, y, weights = with_weight(rows, y, weights)
-        if not is_for_choice(X.shape[0], len(rows), self._given_tuning()):
+        rows, y, weights = weighted_rows(rows, y, weights)
+        if not chooses_decay(X.shape[0], len(rows), self._given_tuning()):
             self.weight_decay_ = None
             return stack, {}
         finetuned = partial(self._finetuned, stack, seed=seed, objective="regression")
@@ -291,7 +416,7 @@ class DBNRegressor(RegressorMixin, StackPredictor):
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Return the numbers of each row, of the shape of y."""
         check_is_fitted(self)
-        rows = self._rows(X, reset=False)  # with the precision of these, not that of the head
+        rows = self._rows(X, reset=False)  # outputs get the precision of these rows
         outputs = outputs_of(replace(self.stack_, head=self._head), rows)
         numbers: NDArray[np.float64] = outputs * self.target_scale_ + self.target_mean_
         return numbers[:, 0] if self._one_dimensional else numbers
@@ -302,7 +427,7 @@ class DBNRegressor(RegressorMixin, StackPredictor):
 
 
 def for_places(stack: Stack, labels: NDArray[np.generic]) -> Stack:
-    """Return a stack whose head is for the places of labels; without it if a label is new to it."""
+    """Return a stack with its head for the places of labels, or without it if a label is new."""
     head, names = stack.head, _names(labels)
     if head is None:
         return stack
@@ -314,13 +439,13 @@ def for_places(stack: Stack, labels: NDArray[np.generic]) -> Stack:
 
 
 def for_labels(stack: Stack, labels: NDArray[np.generic]) -> Stack:
-    """Return a stack whose head, one for places, is for the labels themselves."""
+    """Return a stack with its head converted from the places of labels to the labels."""
     assert stack.head is not None
     return replace(stack, head=replace(stack.head, classes=_names(labels)))
 
 
 def for_standardized(stack: Stack, mean: Matrix, scale: Matrix) -> Stack:
-    """Return a stack whose head is for standardized numbers, without one if it is for others."""
+    """Return a stack with its head for standardized numbers, or without it if it does not fit."""
     head = stack.head
     if head is None:
         return stack
@@ -330,7 +455,7 @@ def for_standardized(stack: Stack, mean: Matrix, scale: Matrix) -> Stack:
 
 
 def for_numbers(stack: Stack, mean: Matrix, scale: Matrix) -> Stack:
-    """Return a stack whose head, one for standardized numbers, is for these as they were."""
+    """Return a stack with its head converted from standardized numbers to the original ones."""
     head = stack.head
     assert head is not None
     return replace(stack, head=_affine(head, head.weight * scale, head.bias * scale + mean))
@@ -342,7 +467,14 @@ def _affine(head: Head, weight: Matrix, bias: Matrix) -> Head:
 
 
 def _names(labels: NDArray[np.generic]) -> Classes:
-    """Return labels as a head has them: texts, or whole numbers, of truth values too."""
+    """Return labels as a head has them: texts or whole numbers; truth values become numbers."""
     values: Any = labels.tolist()
     names: tuple[Any, ...] = tuple(x if isinstance(x, str) else int(x) for x in values)
     return names
+
+
+def _spread_out(values: Matrix, rows: NDArray[np.intp], length: int, fill: float) -> Matrix:
+    """Return an array for all rows, with values at ``rows`` and ``fill`` at the others."""
+    spread: Matrix = np.full((length, *values.shape[1:]), fill, dtype=values.dtype)
+    spread[rows] = values
+    return spread

@@ -1,4 +1,4 @@
-"""Targets of the predictors: classes as numbers, and the rows that have a target."""
+"""Targets of the predictors: classes as numbers, weights, and the rows that have a target."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ __all__ = [
     "weights_of",
 ]
 
-LEAST_SQUARE = 1e-305  # smaller ones lose digits
+LEAST_SQUARE = 1e-305  # smaller squares lose digits
 
 
 class Classes(NamedTuple):
-    """Labels, sorted; the rows that have one, and the place of each one's label among them."""
+    """Sorted labels, the rows that have a label, and the place of each row's label among them."""
 
     labels: NDArray[Any]
     rows: NDArray[np.intp]
@@ -41,7 +41,7 @@ class Classes(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Numbers of shape (n_targets, outputs), the rows that have them, and y's dimensions."""
+    """Numbers of shape (n_targets, outputs), the rows that have them, and dimensions of y."""
 
     rows: NDArray[np.intp]
     values: NDArray[np.float64]
@@ -51,19 +51,19 @@ class Numbers(NamedTuple):
 def classes_of(y: Any, X: NDArray[Any]) -> Classes:
     """Return the classes of rows: -1, None and NaN stand for no label.
 
-    Beside one other number, -1 is a class, as in y of -1 and 1.
+    If there is only one other number, -1 is a class, as in y of -1 and 1.
 
     Warns
     -----
     PoorResultWarning
-        If labels may be meant as something else.
+        If labels may have another meaning.
 
     Raises
     ------
     DataError
-        If there is no y, or one class only.
+        If there is no y, or only one class.
     ValueError
-        If y is of another length or holds no classes.
+        If y has another length or holds no classes.
     """
     if y is None:
         raise DataError(
@@ -87,7 +87,7 @@ def classes_of(y: Any, X: NDArray[Any]) -> Classes:
     if not len(known):
         raise DataError("y: got no label, expected one for some rows")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of many classes, which a doubt is about
+        warnings.simplefilter("ignore", UserWarning)  # many classes: doubts_about warns of them
         check_classification_targets(known)
     labels, places = np.unique(known, return_inverse=True)
     if len(labels) < 2:
@@ -101,16 +101,16 @@ def classes_of(y: Any, X: NDArray[Any]) -> Classes:
 
 
 def numbers_of_rows(y: Any, X: NDArray[Any]) -> Numbers:
-    """Return the numbers of rows, of shape (n_examples,) or (n_examples, outputs).
+    """Return the numbers to predict; y has shape (n_examples,) or (n_examples, outputs).
 
-    Rows with a NaN have none.
+    Rows with a NaN have no target.
 
     Raises
     ------
     DataError
         If there is no y, or no row has a number.
     ValueError
-        If y is of another length or shape, or infinite.
+        If y has another length or shape, or is infinite.
     """
     if y is None:
         raise DataError(
@@ -133,12 +133,12 @@ def numbers_of_rows(y: Any, X: NDArray[Any]) -> Numbers:
 def weights_of(
     sample_weight: Any, X: NDArray[Any], rows: NDArray[np.intp]
 ) -> NDArray[np.float64] | None:
-    """Return the weights of some rows, at most 1, or None if there are none.
+    """Return the weights of some rows, at most 1, or None without weights.
 
     Raises
     ------
     ValueError
-        If they are not one number of at least 0 a row, or all 0.
+        If there is not one number of at least 0 for each row, or all are 0.
     """
     if sample_weight is None:
         return None
@@ -151,12 +151,12 @@ def weights_of(
 def relative(weights: NDArray[np.float64], name: str) -> NDArray[np.float64]:
     """Return weights divided by a power of two, so that the largest is at most 1.
 
-    Their sums and products stay finite, and their ratios stay the same to the last bit.
+    Sums and products of the weights stay finite, and ratios stay the same to the last bit.
 
     Raises
     ------
     DataError
-        If one is negative or not finite, or all are 0.
+        If a weight is negative or not finite, or all are 0.
     """
     if not np.isfinite(weights).all() or (weights < 0).any():
         raise DataError(f"{name}: got one that is negative or not finite, expected 0 or more")
@@ -201,8 +201,8 @@ def mean_and_spread(
 
 
 def _one_column(y: Any) -> NDArray[Any]:
-    """Return labels as an array of one dimension; those of a table's column keep their type."""
-    if str(getattr(y, "dtype", "")) == "boolean":  # of pandas, which would become 1.0, 0.0 and NaN
+    """Return labels as an array of one dimension; labels of a table's column keep their type."""
+    if str(getattr(y, "dtype", "")) == "boolean":  # pandas' type would become 1.0, 0.0 and NaN
         y = np.asarray(y, dtype=object)
     if isinstance(y, (list, tuple)) and not all(isinstance(label, str) for label in y):
         y = _of_cells(y)
@@ -215,12 +215,12 @@ def _one_column(y: Any) -> NDArray[Any]:
 
 
 def _of_cells(y: Any) -> Any:
-    """Return a list, of which NumPy would make texts, as an array in which numbers stay numbers."""
+    """Return a list of texts and numbers as an array of objects: NumPy would make texts of all."""
     return np.asarray(y, dtype=object) if np.asarray(y).dtype.kind == "U" else y
 
 
 def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return where there is None or NaN; only these differ from themselves."""
+    """Return where there is None or NaN; only NaN differs from itself."""
     if values.dtype.kind == "f":
         nan: NDArray[np.bool_] = np.isnan(values)
         return nan
@@ -231,12 +231,12 @@ def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _of_one_type(values: NDArray[Any]) -> NDArray[Any]:
-    """Return labels of Python's types as an array of theirs.
+    """Return labels of one type of Python as an array of this type.
 
     Raises
     ------
     DataError
-        If they are of several types, such as texts and numbers.
+        If there are several types, such as texts and numbers.
     """
     cells = values.tolist()
     kinds = sorted({"str" if isinstance(x, str) else type(x).__name__ for x in cells})

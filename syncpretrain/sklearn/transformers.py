@@ -13,10 +13,9 @@ from sklearn.utils.validation import check_array, check_is_fitted
 
 from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 from syncpretrain.kernels.activations import activate
-from syncpretrain.models.log_odds import check_have_odds
+from syncpretrain.models.passes import check_have_odds
 from syncpretrain.pretraining.online import OnlineStack
-from syncpretrain.sklearn.base import StackEstimator, of_numbers, single
-from syncpretrain.sklearn.inputs import rows_for
+from syncpretrain.sklearn.base import StackEstimator, of_numbers, rows_for, single
 from syncpretrain.sklearn.passes import Matrix, codes_of, decoded, energies, reconstruction_errors
 from syncpretrain.units.kinds import UNITS
 
@@ -27,7 +26,7 @@ __all__ = ["StackTransformer", "StackedAutoencoder", "StackedRBM"]
 
 
 class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackEstimator):
-    """Base of the transformers: codes of the top layer, and the way back."""
+    """Base of the transformers: codes of the top layer, and their decoding."""
 
     log_odds: bool
     _online: OnlineStack | None
@@ -48,13 +47,13 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         return self
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
-        """Train once more on rows, from where the last call, or :meth:`fit`, has left the stack.
+        """Train the stack of the last call, or of :meth:`fit`, once more on rows.
 
-        Each minibatch trains all layers, one above the other. Visible units, and how columns are
-        standardized, are those of the first rows; a column that was constant in these is
-        standardized by the first rows in which it varies. A fine-tuned stack becomes a pretrained
-        one. Each call warns of columns that lie far from the first rows, and, after 100 rows or
-        more, of layers that are spoiled or have learned nothing yet.
+        Each minibatch trains all layers, one above the other. The first rows decide the visible
+        units and the standardization of columns; a column that was constant in them is standardized
+        by the first rows in which it varies. A fine-tuned stack becomes a pretrained one. Each call
+        warns of columns that lie far from the first rows, and, after 100 rows or more, of layers
+        that diverged or have learned nothing yet.
 
         Parameters
         ----------
@@ -82,10 +81,10 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
             warnings.warn(sentence, PoorResultWarning, stacklevel=4)
 
     def _check_odds(self) -> None:
-        """Refuse, before anything is trained, log-odds of units that have none."""
+        """Refuse log-odds of units that have none, before anything is trained."""
         units = self._others(tuning=False).get("hidden_units") or "bernoulli"
         top = units if isinstance(units, str) else units[-1]
-        if self.log_odds and top in UNITS:  # another is refused as a setting
+        if self.log_odds and top in UNITS:  # unknown units are refused as a setting
             check_have_odds(top)
 
     def transform(self, X: Any) -> Matrix:
@@ -94,14 +93,14 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         Returns
         -------
         ndarray of shape (n_examples, top units)
-            Of the type of X, float32 or float64. With ``log_odds`` the log-odds of binary units,
-            not their probabilities.
+            Codes in the type of X, float32 or float64. With ``log_odds`` they are the log-odds of
+            binary units, not their probabilities.
         """
         check_is_fitted(self)
         return codes_of(self.stack_, self._rows(X, reset=False), log_odds=self.log_odds)
 
     def inverse_transform(self, X: Any) -> Matrix:
-        """Return the examples that codes of shape (n_examples, top units) stand for."""
+        """Decode codes of shape (n_examples, top units) to examples."""
         check_is_fitted(self)
         codes = check_array(X, dtype=(np.float64, np.float32))
         width = self.stack_.widths[-1]
@@ -131,14 +130,15 @@ class StackedRBM(StackTransformer):
     hidden : sequence of int
         Units of each layer.
     epochs : int or sequence of int, optional
-        Of each layer, or 0 for no pretraining of any; None takes what suits the number of rows.
+        Epochs of each layer, or 0 for no pretraining; None takes a number that suits the number of
+        rows.
     batch_size : int, optional
-        Rows of a minibatch, at most all; None takes what suits the number of rows.
+        Rows of a minibatch, at most all; None takes a number that suits the number of rows.
     learning_rate : float or sequence of float, optional
-        Of each layer; None takes what suits its units.
+        Rate of each layer; None takes a rate that suits its units.
     visible_units : str
-        ``auto`` takes ``bernoulli`` where all values are in [0, 1], with deviations of at least a
-        fifth of those of zeros and ones, else ``gaussian``, for which columns are standardized.
+        ``auto`` takes ``bernoulli`` if all values are in [0, 1] and have at least a fifth of the
+        deviations of zeros and ones, else ``gaussian``, for which columns are standardized.
     workers : int, optional
         Layers trained at the same time; None takes all usable cores, and one inside a parallel job
         of joblib. The result does not depend on it.
@@ -146,7 +146,7 @@ class StackedRBM(StackTransformer):
     verbose : int
         1 prints a line after each epoch.
     log_odds : bool
-        Whether codes are the log-odds of binary units, instead of their probabilities.
+        True makes codes the log-odds of binary units instead of their probabilities.
     settings : dict, optional
         Any other setting of :func:`syncpretrain.pretrain`, such as ``{"cd_steps": 5}``.
 
@@ -154,9 +154,9 @@ class StackedRBM(StackTransformer):
     ----------
     stack_ : Stack
     n_features_in_ : int
-        The number of columns.
+        Number of columns.
     feature_names_in_ : ndarray of str
-        Where X has names of columns.
+        Names of the columns, if X has any.
 
     Examples
     --------
@@ -195,7 +195,7 @@ class StackedRBM(StackTransformer):
     def score_samples(self, X: Any) -> NDArray[np.float64]:
         """Return minus the free energy of each row under layer 1, in nats.
 
-        That is its log-likelihood but for a constant: the layers above have no part in it.
+        It is the log-likelihood except for a constant; the layers above have no part in it.
         """
         check_is_fitted(self)
         return -energies(self.stack_, self._rows(X, reset=False))
@@ -207,25 +207,25 @@ class StackedAutoencoder(StackTransformer):
     Parameters
     ----------
     hidden, epochs, batch_size, learning_rate, visible_units, workers, random_state
-        As of :class:`StackedRBM`.
+        As for :class:`StackedRBM`.
     verbose, log_odds
-        As of :class:`StackedRBM`.
+        As for :class:`StackedRBM`.
     model : str
         ``denoising``, ``autoencoder`` or ``contractive``.
     finetune_epochs : int, optional
-        Of the unrolled stack; 0 leaves it as it was pretrained, None takes what suits the number
-        of rows.
+        Epochs of the unrolled stack; 0 leaves it as it was pretrained, None takes a number that
+        suits the number of rows.
     settings : dict, optional
-        Any other setting of :func:`syncpretrain.pretrain`, and with ``finetune_`` before their
-        names those of :func:`syncpretrain.finetune`.
+        Any other setting of :func:`syncpretrain.pretrain`, and with the prefix ``finetune_`` any
+        other setting of :func:`syncpretrain.finetune`.
 
     Attributes
     ----------
     stack_ : Stack
     n_features_in_ : int
-        The number of columns.
+        Number of columns.
     feature_names_in_ : ndarray of str
-        Where X has names of columns.
+        Names of the columns, if X has any.
     """
 
     _models: ClassVar[tuple[str, ...]] = ("denoising", "autoencoder", "contractive")
@@ -279,7 +279,7 @@ class StackedAutoencoder(StackTransformer):
     def score_samples(self, X: Any) -> NDArray[np.float64]:
         """Return minus the reconstruction error of each row.
 
-        Squared, as layer 1 sees the row, averaged over its values that are not missing.
+        It is squared, as layer 1 sees the row, and averaged over the values that are not missing.
         """
         check_is_fitted(self)
         return -reconstruction_errors(self.stack_, self._rows(X, reset=False))

@@ -1,9 +1,9 @@
 """The kinds of units of a layer, and visible units in blocks of several kinds.
 
-``kinds`` has a record of equations and properties for each kind, ``text`` the text of blocks such
-as ``bernoulli:20,softmax:3x7``, and ``blocks`` their record.
+``kinds`` has a record of equations and properties for each kind, ``blocks`` the text and the record
+of blocks such as ``bernoulli:20,softmax:3x7``.
 """
 
 from syncpretrain.units import blocks
 
-__all__ = ["blocks"]  # imported wherever kinds are, so that kind_of() reads the texts of blocks
+__all__ = ["blocks"]  # importing the package is enough for kind_of() to read texts of blocks

@@ -1,11 +1,11 @@
 """The kinds of units: their equations, and the properties that follow from them.
 
-Each kind is one record of the table below; whatever differs between kinds is asked of its record.
+Each kind is one record of the table below; the record has everything that differs between kinds.
 
 * ``bernoulli``: mean sigmoid(x); the units of a binary RBM, and the sigmoid of a network;
 * ``gaussian``: mean x, variance 1; the linear units of a network (Hinton and Salakhutdinov 2006);
 * ``relu``: mean max(0, x); rectified linear units (Nair and Hinton 2010);
-* ``tanh``: mean tanh(x); of autoencoders and networks, for there are no states to sample;
+* ``tanh``: mean tanh(x); for autoencoders and networks alone, since it has no states to sample;
 * ``softmax``: one unit is on; only the last units of a classifier;
 * blocks of columns, such as ``gaussian:5,softmax:3x7``: :mod:`syncpretrain.units.blocks` has them.
 
@@ -35,10 +35,10 @@ __all__ = [
 
 Equation = Callable[..., Any]
 UNBOUNDED_RATE = 0.001  # without a limit a lower rate is needed (Hinton 2010, section 13.2)
-MOST_CERTAIN = 0.01  # a mean below it, or as near to 1, starts no larger bias than its log-odds
+MOST_CERTAIN = 0.01  # smallest distance of a mean from 0 and 1 for the first biases
 
 
-# Of the equations: x are inputs, a are means, and a result goes into the array that is named last.
+# In the equations x are inputs, a are means, and the array that is named last gets the result.
 
 
 def unchanged(np: Any, *arrays: Any) -> None:
@@ -104,8 +104,8 @@ def sample_rectified(np: Any, x: Any, noise: Any, out: Any) -> None:
 def log_sum_stepped(np: Any, x: Any, b: Any) -> Any:
     """Return sum_i log(1 + exp(x - i + 1/2)) for i = 1, 2, ...
 
-    By the midpoint rule that is the integral of softplus up to x, -Li2(-exp(x)), minus
-    sigmoid(x) / 24; its error is below 0.0003.
+    By the midpoint rule the sum is the integral of softplus up to x, -Li2(-exp(x)), minus
+    sigmoid(x) / 24; the error is below 0.0003.
     """
     u = -np.logaddexp(0, -np.abs(x))  # Li2(1 - exp(-u)) by its Bernoulli series, |u| <= log 2
     near = -(u - u**2 / 4 + u**3 / 36 - u**5 / 3600 + u**7 / 211680)
@@ -141,34 +141,36 @@ class Kind:
     curvature : callable (np, a) or None
         The second derivative over the first at the means; None if it is 0.
     noise : str or None
-        The random numbers that ``sample`` needs: ``uniform`` or ``normal``.
+        Distribution of the random numbers that ``sample`` needs: ``uniform`` or ``normal``.
     sample : callable (np, x, noise, out) or None
         Draws states into ``out`` and replaces inputs by means; ``noise`` is overwritten. None if
         the kind has no states: then it is not supported in RBMs.
     log_sum : callable (np, x, b) or None
-        log sum_h exp(-E) of each hidden unit with input x and bias b, in float64.
+        Returns log sum_h exp(-E) of each hidden unit with input x and bias b, in float64.
     energy : callable (np, v, a) or None
-        The energy of each row of visible states v that depends on their biases a alone.
+        Returns the part of the energy of each row of visible states v that depends on their biases
+        a alone.
     bias_of : callable (np, mean) or None
-        The bias with which a visible unit has a mean; of kinds that can be visible.
+        Returns the bias that gives a visible unit a mean; None for kinds that cannot be visible.
     weight_variance : callable (fan_in, fan_out)
-        Of random first weights below such units.
+        Returns the variance of random first weights below such units.
     lower, upper : float
-        The range of the means.
+        Range of the means.
     loss : str
-        The loss with the delta y - x at the output: ``squared`` or ``cross-entropy``.
+        Loss with the delta y - x at the output: ``squared`` or ``cross-entropy``.
     learning_rate : float
-        The default of autoencoders and RBMs with such units; the lower one of both sides counts.
+        Default of autoencoders and RBMs with such units; a layer takes the lower one of its two
+        sides.
     above : str
-        The visible units of a layer that reads units of this kind.
+        Visible units of a layer that reads units of this kind.
     is_input : bool
-        Whether the visible units of the lowest layer can be of this kind.
+        True if the visible units of the lowest layer can be of this kind.
     is_binary : bool
-        Whether states are 0 or 1.
+        True if states are 0 or 1.
     is_exclusive : bool
-        Whether one unit of all is on: means depend on each other, and errors are wrong classes.
+        True if one unit of all is on: means depend on each other, and errors are wrong classes.
     blocks : Blocks or None
-        Where each of several kinds stands; see :class:`syncpretrain.units.blocks.Blocks`.
+        Columns of each kind, if there are several; see :class:`syncpretrain.units.blocks.Blocks`.
     """
 
     name: str
@@ -193,17 +195,17 @@ class Kind:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether means have a lower and an upper limit."""
+        """True if means have a lower and an upper limit."""
         return math.isfinite(self.upper - self.lower)
 
     @property
     def is_unit_interval(self) -> bool:
-        """Whether all means are in [0, 1], and examples are neither standardized nor counts."""
+        """True if all means are in [0, 1], and examples are neither standardized nor counts."""
         return (self.lower, self.upper) == (0, 1) and self.blocks is None
 
     @property
     def is_linear(self) -> bool:
-        """Whether the derivative is 1 everywhere."""
+        """True if the derivative is 1 everywhere."""
         return self.times_derivative is unchanged
 
 
@@ -276,10 +278,10 @@ KINDS = {
         ),
     )
 }
-UNITS = tuple(name for name, kind in KINDS.items() if not kind.is_exclusive)  # of a layer
+UNITS = tuple(name for name, kind in KINDS.items() if not kind.is_exclusive)  # units of a layer
 INPUT_UNITS = tuple(name for name, kind in KINDS.items() if kind.is_input)
 
-BLOCK_READERS: list[Callable[[str], Kind]] = []  # of texts: see blocks.py
+BLOCK_READERS: list[Callable[[str], Kind]] = []  # blocks.py puts its reader here
 
 
 def kind_of(name: str) -> Kind:
@@ -288,7 +290,7 @@ def kind_of(name: str) -> Kind:
     Raises
     ------
     ValueError
-        If there is none of that name.
+        If there is no kind of that name.
     """
     kind = KINDS.get(name)
     if kind is None and ":" in name and BLOCK_READERS:

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.cursor import Cursor
-from syncpretrain.models.convolution import ConvolutionalLayer
-from syncpretrain.models.layer import DenseLayer, Layer
+from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Layer
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = [

@@ -1,7 +1,6 @@
-"""A part of a stack as a list of steps, from raw rows to what the part returns.
+"""Describe a part of a stack as a list of steps, from raw rows to the part's outputs.
 
-Every format is made from this list (:mod:`syncpretrain.models.export.steps`), and from the names
-that stand beside it.
+Every format is made from this list (:mod:`syncpretrain.models.export.steps`) and its names.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.formats import EXPORT_PARTS
-from syncpretrain.models.export.network import FUNCTIONS, Network
+from syncpretrain.models.export.steps import FUNCTIONS, Network
 from syncpretrain.models.layer import Head, Layer
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Trained", "default_part", "describe"]
 
-OF_HEADS = {"classification": "classifier", "regression": "regressor"}
+PARTS_OF_HEADS = {"classification": "classifier", "regression": "regressor"}
 
 
 class Trained(Protocol):
-    """What is asked of a stack."""
+    """The attributes of a stack that an export reads."""
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -38,7 +37,7 @@ class Trained(Protocol):
 
     @property
     def info(self) -> dict[str, Any]:
-        """What made it; the columns of a table among it."""
+        """The origin of the stack, with the columns of a table."""
         ...
 
     @property
@@ -48,13 +47,13 @@ class Trained(Protocol):
 
     @property
     def head(self) -> Head | None:
-        """What predicts from the code."""
+        """The output layer on top of the code, if there is one."""
         ...
 
 
 def default_part(stack: Trained) -> str:
-    """Return the part that a stack was trained for: what its head predicts, or its encoder."""
-    return "encoder" if stack.head is None else OF_HEADS[stack.head.kind]
+    """Return the part that a stack was trained for: by its head, or the encoder."""
+    return "encoder" if stack.head is None else PARTS_OF_HEADS[stack.head.kind]
 
 
 def describe(stack: Trained, part: str | None = None) -> Network:
@@ -66,7 +65,7 @@ def describe(stack: Trained, part: str | None = None) -> Network:
     part : str, optional
         ``encoder`` (rows to codes), ``decoder`` (codes to rows), ``autoencoder`` (rows to their
         reconstructions), ``classifier`` (rows to the probabilities of the classes), ``regressor``
-        (rows to numbers); default what the stack was trained for.
+        (rows to numbers); default the part that the stack was trained for.
 
     Raises
     ------
@@ -114,9 +113,9 @@ def _check_part(stack: Trained, part: str) -> None:
     """Refuse a part that a stack does not have."""
     if part not in EXPORT_PARTS:
         raise SettingsError(f"part: got {part}, expected {', '.join(EXPORT_PARTS)}")
-    own = None if stack.head is None else OF_HEADS[stack.head.kind]
-    if part in OF_HEADS.values() and part != own:
-        task = next(kind for kind, name in OF_HEADS.items() if name == part)
+    own = None if stack.head is None else PARTS_OF_HEADS[stack.head.kind]
+    if part in PARTS_OF_HEADS.values() and part != own:
+        task = next(kind for kind, name in PARTS_OF_HEADS.items() if name == part)
         raise SettingsError(
             f"part: got {part}, but the stack is no {part}; fine-tune it for {task}, or take"
             f" {own or 'encoder'}"
@@ -155,7 +154,7 @@ def _input_of(stack: Trained) -> tuple[list[kinds.Step], tuple[kinds.ColumnChoic
 
 def _encoder(layers: Sequence[Layer]) -> Iterator[kinds.Step]:
     """Yield the steps from prepared values to codes."""
-    maps: ConvolutionShape | None = None  # of what the last step returned, None for rows
+    maps: ConvolutionShape | None = None  # shape of the last step's maps, None for rows
     for layer in layers:
         shape, weight, bias = layer.shape, _plain(layer.weight), _plain(layer.hidden_bias)
         if not isinstance(shape, ConvolutionShape):
@@ -204,17 +203,17 @@ def _decoder(stack: Trained) -> Iterator[kinds.Step]:
 
 
 def _activation(units: str) -> Iterator[kinds.Step]:
-    """Yield the function of units, none if they are linear."""
+    """Yield the function of units; nothing if they are linear."""
     kind = kind_of(units)
     if kind.blocks is not None:
-        blocks = tuple(_of_blocks(kind.blocks.parts))
+        blocks = tuple(_block_functions(kind.blocks.parts))
         is_whole = len(blocks) == 1 and blocks[0].groups == 1
         yield kinds.Activate(blocks[0].function) if is_whole else kinds.ActivateBlocks(blocks)
     elif not kind.is_linear:
         yield kinds.Activate(_function(units))
 
 
-def _of_blocks(parts: Sequence[Any]) -> Iterator[kinds.BlockFunction]:
+def _block_functions(parts: Sequence[Any]) -> Iterator[kinds.BlockFunction]:
     for part in parts:
         function = "softmax" if part.groups else "linear"
         if not part.groups and not kind_of(part.kind).is_linear:

@@ -1,4 +1,4 @@
-"""Stacks of the dense layers of a network that PyTorch or Keras trained."""
+"""Read the dense layers of a network that PyTorch or Keras trained, as layers of a stack."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import numpy as np
 
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.models.export.network import FUNCTIONS
+from syncpretrain.models.export.steps import FUNCTIONS
 from syncpretrain.models.layer import DenseLayer, Head
 from syncpretrain.units.kinds import kind_of
 
 __all__ = ["Dense", "layers_of_keras", "layers_of_torch", "parts_of"]
 
 LINEAR = "linear"
-OF_TORCH = {"Sigmoid": "sigmoid", "ReLU": "relu", "Tanh": "tanh", "Identity": LINEAR}
-OF_TORCH |= {"Softmax": "softmax"}
+TORCH_FUNCTIONS = {"Sigmoid": "sigmoid", "ReLU": "relu", "Tanh": "tanh", "Identity": LINEAR}
+TORCH_FUNCTIONS |= {"Softmax": "softmax"}
 UNITS_OF = {function: units for units, function in FUNCTIONS.items()} | {LINEAR: "gaussian"}
-WITHOUT_EFFECT = ("Dropout", "Flatten", "InputLayer")  # on rows, once trained
+WITHOUT_EFFECT = ("Dropout", "Flatten", "InputLayer")  # they leave rows as they are, once trained
 WANTED = "dense layers with sigmoid, ReLU, tanh or no function behind each"
 
 
 class Dense(NamedTuple):
-    """A dense layer that was read: weights of shape (inputs, outputs), and its function."""
+    """A dense layer of the network: weights of shape (inputs, outputs), bias, and function."""
 
     weight: Array
     bias: Array
@@ -37,9 +37,11 @@ def layers_of_torch(network: Any) -> list[Dense]:
     Raises
     ------
     DataError
-        Naming the first module that is something else.
+        Naming the first module that is no dense layer or function.
     """
-    return _read(network, _modules, _linear, lambda module: OF_TORCH.get(type(module).__name__))
+    return _read(
+        network, _modules, _linear, lambda module: TORCH_FUNCTIONS.get(type(module).__name__)
+    )
 
 
 def layers_of_keras(network: Any) -> list[Dense]:
@@ -48,7 +50,7 @@ def layers_of_keras(network: Any) -> list[Dense]:
     Raises
     ------
     DataError
-        Naming the first layer that is something else.
+        Naming the first layer that is no dense layer or function.
     """
     if len(getattr(network, "inputs", None) or ()) > 1:
         raise DataError(f"network: got a model of {len(network.inputs)} inputs, expected one")
@@ -68,20 +70,21 @@ def parts_of(
     Parameters
     ----------
     encoder : sequence of Dense
-        From the input up.
+        Layers from the input up.
     decoder : sequence of Dense, optional
-        From the code down, of the same widths; default the transposed weights, and biases of 0.
+        Layers from the code down, of the same widths; default the transposed weights, and biases
+        of 0.
     classes : sequence of int or of str, optional
-        The labels of the last layer's outputs, which make it the head of a classifier.
+        Labels of the last layer's outputs; they make it the head of a classifier.
     regression : bool
-        Whether the last layer is the head of a regression.
+        True makes the last layer the head of a regression.
     visible_units : str
-        The kind of the input.
+        Kind of the input.
 
     Raises
     ------
     DataError
-        If they do not fit each other.
+        If the layers do not fit each other.
     """
     own, head = list(encoder), None
     if classes is not None or regression:
@@ -142,7 +145,7 @@ def _read(
 ) -> list[Dense]:
     """Return the dense layers of a network, each with the function behind it."""
     found: list[Dense] = []
-    behind = False  # whether the last layer may still get a function
+    behind = False  # True while the last layer may still get a function
     for place, module in enumerate(modules(network)):
         layer, own = dense(module), function(module)
         if layer is not None:

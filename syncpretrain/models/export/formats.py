@@ -22,7 +22,7 @@ EXPORT_PARTS = ("encoder", "decoder", "autoencoder", "classifier", "regressor")
 
 
 class Format(NamedTuple):
-    """A format: its suffix, the module that writes it, and the package that this needs, if any."""
+    """A format: its suffix, the module that writes it, and the package needed, if any."""
 
     suffix: str
     module: str
@@ -42,12 +42,12 @@ EXPORT_FORMATS = {
 
 
 def format_for(name: str | None, path: Path) -> str:
-    """Return a format's name, by the suffix of the file if it is None.
+    """Return the name of a format; if it is None, find it by the suffix of the file.
 
     Raises
     ------
     SettingsError
-        If the suffix is another, or unknown.
+        If the suffix is unknown, or belongs to another format.
     """
     suffix = path.suffix.lower()
     known = {kind.suffix: found for found, kind in EXPORT_FORMATS.items()}
@@ -63,7 +63,7 @@ def format_for(name: str | None, path: Path) -> str:
 
 
 def check_installed(name: str) -> None:
-    """Refuse a format whose package is missing.
+    """Refuse a format if its package is missing.
 
     Raises
     ------
@@ -83,9 +83,9 @@ def write_export(path: Path, name: str, network: Any) -> list[Path]:
     Raises
     ------
     SettingsError
-        If the format cannot hold it, or its package is missing.
+        If the format cannot hold the network, or its package is missing.
     OSError
-        If it cannot be written.
+        If a file cannot be written.
     """
     check_installed(name)
     module = import_module(f"syncpretrain.models.export.{EXPORT_FORMATS[name].module}")

@@ -1,7 +1,7 @@
-"""Networks for Keras 3, of its own layers and operations alone, with any backend.
+"""Networks for Keras 3, made of its own layers and operations alone, with any backend.
 
-A ``.keras`` file is an archive of JSON and arrays, which Keras loads in its safe mode. What the
-arrays do not say is one more member of it, ``syncpretrain.json``.
+A ``.keras`` file is an archive of JSON and arrays, which Keras loads in its safe mode. One more
+member of it, ``syncpretrain.json``, holds the names and classes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.export import steps as kinds
-from syncpretrain.models.export.network import Network
+from syncpretrain.models.export.steps import Network
 from syncpretrain.storage import write_atomically
 
 __all__ = ["ABOUT", "build", "write"]
@@ -36,7 +36,7 @@ def build(network: Network) -> Any:
     """
     try:
         import keras
-    except (ImportError, ValueError) as error:  # the second of a backend that it does not know
+    except (ImportError, ValueError) as error:  # ValueError: an unknown backend
         raise SettingsError(
             f"format: got keras, which cannot be imported ({error}); install keras and one of jax,"
             " torch and tensorflow, and name that in KERAS_BACKEND, or export to npz"
@@ -68,8 +68,8 @@ def write(path: Path, network: Network) -> list[Path]:
 
 
 def _weighted(layer: Any, x: Any, *arrays: Array) -> Any:
-    """Return the output of a layer, once it has its arrays."""
-    found = layer(x)  # which makes its variables
+    """Return the output of a layer after setting its arrays."""
+    found = layer(x)  # the call makes the layer's variables
     layer.set_weights(list(arrays))
     return found
 
@@ -78,7 +78,7 @@ def _one_hot(keras: Any, x: Any, step: kinds.OneHot) -> Any:
     parts = []
     for place, (_, choices) in enumerate(step.columns):
         own = keras.ops.take(x, [place], axis=1)
-        if choices:  # NaN is equal to none
+        if choices:  # NaN equals no choice, and becomes zeros
             numbers = np.arange(len(choices), dtype=np.float32)
             own = keras.ops.cast(keras.ops.equal(own, numbers), "float32")
         parts.append(own)
@@ -146,7 +146,7 @@ def _convolve_back(keras: Any, x: Any, step: kinds.ConvolveBack) -> Any:
 
 
 def _ungrouped(step: kinds.ConvolveBack) -> Array:
-    """Return filters over all channels, zeros for those that their group does not read."""
+    """Return filters over all channels, with zeros for channels outside of their group."""
     size, _, reads, filters = step.weight.shape
     whole = np.zeros((size, size, len(step.bias), filters), dtype=np.float32)
     share = filters // step.groups

@@ -1,4 +1,4 @@
-"""The methods of a stack that make models of other libraries, and stacks of such models."""
+"""The methods of a stack that export it to other libraries, and that import their networks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ S = TypeVar("S", bound="Exports")
 
 
 class Exports:
-    """Models for other libraries, and stacks of such models; the libraries are imported on use.
+    """Exports to other libraries, and imports from them; the libraries are imported on use.
 
     ``part`` is ``encoder`` (rows to codes), ``decoder`` (codes to rows), ``autoencoder`` (rows to
     reconstructions), ``classifier`` (rows to probabilities), ``regressor`` (rows to numbers), or
-    None for what the stack was trained for. Raw rows go in, as they go into
-    :meth:`Stack.encode`: standardization is part of the network, and so are the categories of
-    a table. Bytes are divided by 255 beforehand.
+    None for the part that the stack was trained for. The network takes raw rows, as
+    :meth:`Stack.encode` does: it contains the standardization and the categories of a table.
+    Bytes are divided by 255 beforehand.
     """
 
     def export(
@@ -33,7 +33,7 @@ class Exports:
         Parameters
         ----------
         path : str or Path
-            PyTorch's parameters have a Python file of the same name beside them.
+            Path of the file; PyTorch's parameters get a Python file of the same name too.
         part : str, optional
         file_format : str, optional
             ``onnx``, ``torch``, ``keras``, ``sklearn`` or ``npz``; default by the suffix,
@@ -53,8 +53,8 @@ class Exports:
     def to_torch(self: Trained, part: str | None = None) -> Any:
         """Return a part as an ``nn.Sequential`` of PyTorch, float32, on the CPU.
 
-        Of a table with categories, a row has a number for each column: a category is its place
-        among the texts in ``stack.info["columns"]``, NaN if it is missing.
+        For a table with categories, a row has a number for each column: a category is given by its
+        place among the texts in ``stack.info["columns"]``, or NaN if it is missing.
 
         Raises
         ------
@@ -68,7 +68,7 @@ class Exports:
     def to_onnx(self: Trained, part: str | None = None) -> Any:
         """Return a part as an ``onnx.ModelProto``, of operator set 17.
 
-        Of a table with categories, each column is an input of shape (n, 1), texts as texts. A
+        For a table with categories, each column is an input of shape (n, 1), texts as texts. A
         classifier has a second output, ``label``.
 
         Raises
@@ -81,7 +81,7 @@ class Exports:
         return build(describe(self, part))
 
     def to_keras(self: Trained, part: str | None = None) -> Any:
-        """Return a part as a ``keras.Model`` of Keras 3; rows are those of :meth:`to_torch`.
+        """Return a part as a ``keras.Model`` of Keras 3; rows are as for :meth:`to_torch`.
 
         Raises
         ------
@@ -95,14 +95,14 @@ class Exports:
     def to_sklearn(self: Trained, part: str | None = None) -> Any:
         """Return a part as a fitted ``MLPClassifier`` or ``MLPRegressor`` of scikit-learn.
 
-        ``predict`` of an encoder returns codes. A table with categories is a ``Pipeline``, whose
-        rows are arrays of objects with the texts in them.
+        ``predict`` of an encoder returns codes. For a table with categories the result is a
+        ``Pipeline``; its rows are arrays of objects with the texts in them.
 
         Raises
         ------
         SettingsError
-            If the stack has no such part, no perceptron can be this part, or scikit-learn is not
-            installed.
+            If the stack has no such part, the part does not fit a perceptron, or scikit-learn is
+            not installed.
         """
         from syncpretrain.models.export.sklearn_model import build
 
@@ -115,20 +115,20 @@ class Exports:
         Parameters
         ----------
         network : nn.Sequential
-            ``nn.Linear``, each with Sigmoid, ReLU, Tanh or nothing behind it.
+            Modules ``nn.Linear``, each followed by Sigmoid, ReLU, Tanh or nothing.
         decoder : nn.Sequential, optional
-            Its mirror image; default the transposed weights, and biases of 0.
+            Mirror image of the network; default the transposed weights, and biases of 0.
         classes : sequence of int or of str, optional
-            The labels of the outputs of the last layer, which is the head of a classifier then.
+            Labels of the last layer's outputs; they make it the head of a classifier.
         regression : bool
-            Whether the last layer is the head of a regression.
+            True makes the last layer the head of a regression.
         visible_units : str
             ``gaussian`` (default), or ``bernoulli`` for values in [0, 1].
 
         Raises
         ------
         DataError
-            Naming what is no plain stack of dense layers.
+            If the network is no plain stack of dense layers.
         """
         return _stack(cls, layers_of_torch, network, decoder, **options)
 

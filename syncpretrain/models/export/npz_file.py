@@ -1,8 +1,8 @@
-"""Networks as plain arrays in an ``.npz`` file, which NumPy alone reads.
+"""Networks as plain arrays in an ``.npz`` file; NumPy alone can read it.
 
-``steps`` has the name of each step, in order, and ``about`` JSON. The arrays of step 0 are
-``0.weight``, ``0.bias`` and so on, sizes are whole numbers, and names are texts: no array needs a
-pickle. ``docs/exports.rst`` has the steps and a reader.
+``steps`` has the name of each step, in order, and ``about`` the JSON of the names. The arrays of
+step 0 are ``0.weight``, ``0.bias`` and so on, sizes are whole numbers, and names are texts: no
+array needs a pickle. ``docs/exports.rst`` has the steps and a reader.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.models.export import steps as kinds
-from syncpretrain.models.export.network import Network
+from syncpretrain.models.export.steps import Network
 from syncpretrain.storage import write_atomically
 
 __all__ = ["arrays_of", "write"]
@@ -50,12 +50,12 @@ def arrays_of(network: Network) -> dict[str, NDArray[Any]]:
 
 
 def _name(step: kinds.Step) -> str:
-    """Return ``mean_pool`` of a MeanPool."""
+    """Return the name of a step in the file, such as ``mean_pool`` for MeanPool."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(step).__name__).lower()
 
 
 def _values(step: kinds.Step) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of what a step has."""
+    """Yield the names and values of a step's fields."""
     if isinstance(step, kinds.OneHot):
         yield "columns", [column.name for column in step.columns]
         yield "choices", [len(column.choices) for column in step.columns]

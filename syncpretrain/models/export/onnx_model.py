@@ -1,9 +1,9 @@
 """Networks as ONNX graphs, for ONNX Runtime and others.
 
-Operator set 17 and version 8 of the format are read by ONNX Runtime from 1.12 on (2022); nothing
-here needs a newer one. One input of shape (n, values); for a table with categories an input a
-column, texts as texts. A classifier has a second output, the labels. What the arrays do not say is
-JSON in the metadata, under ``syncpretrain``.
+ONNX Runtime reads operator set 17 and version 8 of the format from 1.12 on (2022); nothing here
+needs a newer one. A graph has one input of shape (n, values); for a table with categories it has an
+input a column, texts as texts. A classifier has a second output, the labels. The metadata hold the
+names as JSON, under ``syncpretrain``.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from numpy.typing import ArrayLike
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.models.export import steps as kinds
-from syncpretrain.models.export.network import Network
+from syncpretrain.models.export.steps import Network
 from syncpretrain.storage import write_atomically
 
 __all__ = ["build", "write"]
 
 OPERATORS, ML_OPERATORS, IR_VERSION = 17, 3, 8
 ML_DOMAIN = "ai.onnx.ml"
-MOST_BYTES = 2**31 - 2**20  # of a file, by the limit of its encoding
+MOST_BYTES = 2**31 - 2**20  # the encoding limits a file to 2 GB
 FUNCTION_OPERATORS = {"sigmoid": "Sigmoid", "relu": "Relu", "tanh": "Tanh"}
 N = "n"  # the name of the number of rows
 
 
 class _Graph:
-    """Nodes and constants of a graph, under names of their own."""
+    """Nodes and constants of a graph, under unique names."""
 
     def __init__(self, onnx: Any) -> None:
         self.onnx, self.helper = onnx, onnx.helper
@@ -57,14 +57,14 @@ class _Graph:
         return name
 
     def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """Add a node with one output; return the name of that."""
+        """Add a node with one output; return the output's name."""
         name = self.name(f"{operator.lower()}_{len(self.nodes)}")
         node = self.helper.make_node(operator, inputs, [name], domain=domain, **attributes)
         self.nodes.append(node)
         return name
 
     def reshape(self, x: str, *shape: int) -> str:
-        """Add a node that gives a value another shape; 0 stands for a size that stays."""
+        """Add a node that reshapes a value; 0 keeps a size."""
         return self.add("Reshape", x, self.constant("shape", np.array(shape, dtype=np.int64)))
 
     def value(self, name: str, kind: str, *shape: int | str) -> Any:
@@ -164,7 +164,7 @@ def _outputs(graph: _Graph, network: Network, x: str) -> list[Any]:
 def _one_hot(graph: _Graph, names: list[str], step: kinds.OneHot) -> str:
     parts = []
     for name, (_, choices) in zip(names, step.columns, strict=True):
-        if choices:  # a text that is none of them is zeros, as a missing one
+        if choices:  # an unknown text becomes zeros, as a missing one does
             options = {"cats_strings": list(choices), "zeros": 1}
             ones = graph.add("OneHotEncoder", name, domain=ML_DOMAIN, **options)
             name = graph.reshape(ones, -1, len(choices))

@@ -1,12 +1,12 @@
 """Networks as scikit-learn's multilayer perceptrons.
 
-``MLPRegressor`` and ``MLPClassifier`` have dense layers and one function for all hidden units; that
-of the last units is ``out_activation_``. Standardization becomes part of the first weights, and of
-the last ones on the way back. Linear units between two layers are no layer of their own: the
-products of the weights are. A table with categories is a pipeline, with scikit-learn's one-hot
-encoder in front. Missing values are refused by scikit-learn.
+``MLPRegressor`` and ``MLPClassifier`` have dense layers and one function for all hidden units; the
+function of the last units is ``out_activation_``. Standardization becomes part of the first
+weights, and its inverse part of the last ones. A layer with linear units is multiplied into the
+layer above. A table with categories becomes a pipeline, with scikit-learn's one-hot encoder in
+front. Scikit-learn refuses missing values.
 
-The file is one of skops, which holds no pickle.
+The file is a skops file, which holds no pickle.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.models.export import steps as kinds
-from syncpretrain.models.export.network import Network
+from syncpretrain.models.export.steps import Network
 from syncpretrain.storage import write_atomically
 
 __all__ = ["build", "write"]
 
-# What a step of training leaves, as large as the weights; scikit-learn makes it anew on demand.
-OF_TRAINING = ("_optimizer", "_best_coefs", "_best_intercepts")
+# Attributes left by a step of training, as large as the weights; scikit-learn makes them on demand.
+TRAINING_ATTRIBUTES = ("_optimizer", "_best_coefs", "_best_intercepts")
 MLP_FUNCTIONS = {
     "linear": "identity",
     "sigmoid": "logistic",
@@ -52,7 +52,7 @@ def build(network: Network) -> Any:
     Raises
     ------
     SettingsError
-        If scikit-learn's perceptrons cannot be this network, or it is not installed.
+        If the network does not fit scikit-learn's perceptrons, or scikit-learn is not installed.
     """
     layers = _merged(list(_layers(network)))
     hidden = {layer.function for layer in layers[:-1]}
@@ -79,12 +79,12 @@ def build(network: Network) -> Any:
         rows, outputs = np.zeros((2, len(layers[0].weight))), len(layers[-1].bias)
         model = MLPRegressor(**options)
         model.partial_fit(rows, np.zeros((2, outputs)) if outputs > 1 else np.zeros(2))
-    # A step of training has set what a fitted model has; here are its own numbers. In float64
-    # a shift that is large beside the scale loses nothing.
+    # A step of training has set the attributes of a fitted model; these are the network's numbers.
+    # In float64 a shift that is large compared with the scale loses nothing.
     model.coefs_ = [layer.weight for layer in layers]
     model.intercepts_ = [layer.bias for layer in layers]
     model.out_activation_ = MLP_FUNCTIONS[layers[-1].function]
-    for name in OF_TRAINING:
+    for name in TRAINING_ATTRIBUTES:
         vars(model).pop(name, None)
     return _with_categories(network, model) if network.table else model
 
@@ -112,7 +112,7 @@ def write(path: Path, network: Network) -> list[Path]:
 
 
 def _layers(network: Network) -> Iterator[_Layer]:
-    """Yield a layer for each product, with what stands around it in its numbers.
+    """Yield a layer for each product, with the linear steps around it merged into its numbers.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def _layers(network: Network) -> Iterator[_Layer]:
 
 
 def _why_not(network: Network, step: kinds.Step) -> str:
-    """Return why a step cannot be part of a perceptron, and what to take."""
+    """Return why a step cannot be part of a perceptron, and the formats to take instead."""
     others = "take onnx, torch, keras or npz"
     if isinstance(step, kinds.Restore) and isinstance(network.steps[-2], kinds.Activate):
         return f"whose MLP cannot take probabilities back to the range of the columns; {others}"
@@ -159,7 +159,7 @@ def _why_not(network: Network, step: kinds.Step) -> str:
 
 
 def _merged(layers: list[_Layer]) -> list[_Layer]:
-    """Return layers without linear ones below others: W1 W2, b1 W2 + b2."""
+    """Multiply linear layers into the layers above them: W1 W2, b1 W2 + b2."""
     found = layers[:1]
     for layer in layers[1:]:
         if found[-1].function == "linear":
@@ -173,7 +173,7 @@ def _merged(layers: list[_Layer]) -> list[_Layer]:
 def _for_classes(
     layers: list[_Layer], classes: tuple[Any, ...]
 ) -> tuple[list[_Layer], NDArray[Any]]:
-    """Return layers whose outputs are in the order of scikit-learn, one output for two classes."""
+    """Return layers with outputs in scikit-learn's order, and one output for two classes."""
     if len(classes) < 2:
         raise SettingsError(
             "format: got sklearn, whose classifiers have two classes or more, and the stack has"

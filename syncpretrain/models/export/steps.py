@@ -1,18 +1,22 @@
-"""Steps of an exported network: what is done with a row of numbers, in order, without a library.
+"""An exported network: the steps of a row of numbers, in order, and the names of both ends.
 
-Rows are arrays of shape (n, width), images of shape (n, height, width, channels) here; a format
-may keep them in another order. Arrays are float32 and contiguous.
+A step belongs to no library; each format turns it into its own. Rows are arrays of shape (n,
+width), images have shape (n, height, width, channels) here; a format may keep them in another
+order. Arrays are float32 and contiguous.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import NamedTuple
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
 
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.shapes import ImageShape
 
 __all__ = [
+    "FUNCTIONS",
     "Activate",
     "ActivateBlocks",
     "BlockFunction",
@@ -23,6 +27,7 @@ __all__ = [
     "FillMissing",
     "MaxPool",
     "MeanPool",
+    "Network",
     "OneHot",
     "ProbabilisticPool",
     "Restore",
@@ -33,18 +38,29 @@ __all__ = [
     "ToRows",
 ]
 
+# Functions of the kinds of units that are not linear.
+FUNCTIONS = {"bernoulli": "sigmoid", "relu": "relu", "tanh": "tanh", "softmax": "softmax"}
+ENDS = {  # names of the input and of the output
+    "encoder": ("rows", "codes"),
+    "decoder": ("codes", "rows"),
+    "autoencoder": ("rows", "reconstructions"),
+    "classifier": ("rows", "probabilities"),
+    "regressor": ("rows", "predictions"),
+}
+
 
 class ColumnChoices(NamedTuple):
-    """A column of a table: its name, and the texts of a category; a number has none."""
+    """A column of a table: its name, and the texts of a category; none for a number."""
 
     name: str
     choices: tuple[str, ...] = ()
 
 
 class BlockFunction(NamedTuple):
-    """A function on columns ``start`` to ``stop``, of each of ``groups`` of them if it is softmax.
+    """A function of the columns from ``start`` to ``stop``.
 
-    ``function`` is one of those of :class:`Activate`, or ``linear``.
+    ``function`` is a function of :class:`Activate`, or ``linear``. Softmax is applied to each of
+    ``groups`` groups of the columns.
     """
 
     function: str
@@ -60,9 +76,9 @@ class BlockFunction(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class OneHot:
-    """Columns of a table to values of an example: a category becomes a one among zeros.
+    """Columns of a table become values of an example: a category becomes a one among zeros.
 
-    A missing category is zeros, which a product leaves out.
+    A missing category becomes zeros, which a product leaves out.
     """
 
     columns: tuple[ColumnChoices, ...]
@@ -70,7 +86,7 @@ class OneHot:
 
 @dataclass(frozen=True, eq=False)
 class Standardize:
-    """(x - shift) / scale, arrays of shape (width,); infinity makes 0 of what never varied."""
+    """(x - shift) / scale, arrays of shape (width,); constant columns have scale infinity."""
 
     shift: Array
     scale: Array
@@ -86,7 +102,7 @@ class Restore:
 
 @dataclass(frozen=True, eq=False)
 class FillMissing:
-    """0 in place of NaN, which a product leaves out."""
+    """0 in place of NaN: a product leaves the value out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +158,7 @@ class Convolve:
 
 @dataclass(frozen=True, eq=False)
 class ConvolveBack:
-    """The transposed of :class:`Convolve`, with a bias of each channel; pads are cut off."""
+    """The transpose of :class:`Convolve`, with a bias for each channel; pads are cut off."""
 
     weight: Array
     bias: Array
@@ -199,3 +215,53 @@ Step = (
     | ProbabilisticPool
     | Spread
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A part of a stack, ready to be exported.
+
+    Attributes
+    ----------
+    part : str
+    steps : tuple of Step
+    width, outputs : int
+        Number of values in an input row, and in an output row.
+    inputs : tuple of str
+        Names of the inputs: the columns of a table, else empty.
+    names : tuple of str
+        Names of the outputs, if they are columns of a table.
+    classes : tuple of int or of str
+        Labels of the outputs of a classifier.
+    """
+
+    part: str
+    steps: tuple[Step, ...]
+    width: int
+    outputs: int
+    inputs: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    classes: tuple[int, ...] | tuple[str, ...] = ()
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Names of the input and of the output."""
+        return ENDS[self.part]
+
+    @property
+    def table(self) -> tuple[ColumnChoices, ...]:
+        """Columns of a table with categories; empty for other inputs."""
+        first = self.steps[0] if self.steps else None
+        return first.columns if isinstance(first, OneHot) else ()
+
+    @property
+    def about(self) -> str:
+        """Everything but the arrays, as JSON."""
+        try:
+            made_by = f"syncpretrain {version('syncpretrain')}"
+        except PackageNotFoundError:
+            made_by = "syncpretrain"
+        table: dict[str, Any] = {"made_by": made_by, "part": self.part}
+        table |= {"inputs": self.inputs, "outputs": self.names, "classes": self.classes}
+        table["categories"] = {name: choices for name, choices in self.table if choices}
+        return json.dumps(table)

@@ -1,8 +1,8 @@
 """Networks for PyTorch: an ``nn.Sequential``, or its parameters and the text that rebuilds it.
 
 A file of :func:`torch.save` is a pickle, and so are parts of ``.pt2`` archives; TorchScript is
-deprecated. So the parameters are written as safetensors, and beside them a Python file that has the
-modules in plain text and loads them. PyTorch is not needed to write either.
+deprecated. So the parameters are written as safetensors, with a Python file that has the modules in
+plain text and loads the parameters. Neither needs PyTorch to be written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import safetensors.numpy
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.export import steps as kinds
-from syncpretrain.models.export.network import Network
+from syncpretrain.models.export.steps import Network
 from syncpretrain.storage import write_atomically
 
 __all__ = ["build", "write"]
@@ -57,7 +57,7 @@ class _Module:
 
     @property
     def is_own(self) -> bool:
-        """Whether the class is one of :mod:`syncpretrain.models.export.torch_modules`."""
+        """True for a class of :mod:`syncpretrain.models.export.torch_modules`."""
         return self.name in OWN
 
 
@@ -91,12 +91,12 @@ def build(network: Network) -> Any:
 
 
 def write(path: Path, network: Network) -> list[Path]:
-    """Write the parameters, and beside them the Python file that loads them; return both.
+    """Write the parameters, and the Python file that loads them; return both paths.
 
     Raises
     ------
     SettingsError
-        If the Python file could not be imported by its name, or is another one.
+        If the name is no name of a Python module, or another Python file has it.
     OSError
         If a file cannot be written.
     """
@@ -138,7 +138,7 @@ def _state(modules: list[_Module]) -> dict[str, Array]:
 
 
 def _call(module: _Module) -> str:
-    """Return the text that makes a module."""
+    """Return the Python expression that makes a module."""
     arguments = ", ".join(f"{name}={value!r}" for name, value in module.arguments.items())
     return f"{'' if module.is_own else 'nn.'}{module.name}({arguments})"
 

@@ -10,7 +10,7 @@ import msgspec
 
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.planning.scaling.network import Network
-from syncpretrain.settings.kinds import Count
+from syncpretrain.settings.fields import Count
 
 __all__ = ["SPLITS", "GroupWork", "LayerWork", "PartCost", "Seconds", "SharedCost", "SplitName"]
 

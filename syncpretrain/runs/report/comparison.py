@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.models.diagnosis import share_text
 from syncpretrain.models.stack import Stack
-from syncpretrain.models.verdict import share_text
 from syncpretrain.plot.examples import (
     MOST_BARS_SHOWN,
     check_decoder,

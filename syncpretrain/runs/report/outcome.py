@@ -7,7 +7,7 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from syncpretrain.data.dataset import PARTS
-from syncpretrain.models.verdict import share_text
+from syncpretrain.models.diagnosis import share_text
 from syncpretrain.runs.record import RunRecord
 from syncpretrain.runs.report.section import (
     LEAST_SECONDS,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from syncpretrain.cluster.transport import Port
-from syncpretrain.data.byte_rows import ByteRows, in_bytes
+from syncpretrain.data.blocks import ByteRows, in_bytes
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.replicas.rules import AsyncRules

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.array_passes import ArrayPasses
 from syncpretrain.data.examples import check_again
 from syncpretrain.data.file_rows import FileRows
+from syncpretrain.data.minibatches import ArrayPasses
 from syncpretrain.data.order import PassOrder, steps_per_epoch
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.settings.checks import parsed_shuffle

@@ -1,36 +1,42 @@
-"""A folder of images of one size; its subfolders are classes."""
+"""Images: a folder of them, with subfolders as classes, and the check of examples' shape.
+
+A convolution reads images of one shape, channel by channel. Examples with other axes are refused.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.idx import check_memory
-from syncpretrain.data.npy_header import reason_of
+from syncpretrain.data.array_formats import check_memory, reason_of
 from syncpretrain.errors import DataError
+from syncpretrain.shapes import ImageShape
 
-__all__ = ["Folder", "is_image_folder", "read_image_folder"]
+__all__ = ["COLOUR_CHANNELS", "Folder", "check_image_shape", "is_image_folder", "read_image_folder"]
 
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
-WHITE = 65_535  # of 16 bits
-DIM_BITS = 15  # pixels of 16 bits that fit into as many are likely to be of a camera with fewer
-OF_16_BITS = ("PNG", "PPM")  # formats of which Pillow keeps 16 bits in a mode of 32
+WHITE = 65_535  # largest pixel of 16 bits
+DIM_BITS = 15  # if all pixels of 16 bits fit into these, the camera is likely to have had fewer
+OF_16_BITS = ("PNG", "PPM")  # Pillow keeps their 16 bits in a mode of 32
 ORIENTATION = 274  # the number of this entry in EXIF
 LISTED = 8  # classes in a notice
 TRANSPARENCY = ("LA", "La", "PA", "RGBA", "RGBa")
+COLOUR_CHANNELS = (3, 4)  # channels of an image in colour
 
 
 class Folder(NamedTuple):
-    """Images of shape (n, channels, height, width), the class of each if there are any."""
+    """Images of shape (n, channels, height, width), and the class of each if there are classes."""
 
     X: NDArray[Any]
     classes: NDArray[np.str_] | None
@@ -38,10 +44,10 @@ class Folder(NamedTuple):
 
 
 class _Picture(NamedTuple):
-    """Pixels of shape (height, width), or with colours (..., 3), and what their file says of them.
+    """Pixels of shape (height, width), or with colours (..., 3), and the properties of their file.
 
-    Grey pixels of 16 bits are uint16, all others uint8. ``narrowed`` are colours of 16 bits, of
-    which Pillow reads 8.
+    Grey pixels of 16 bits are uint16, all others uint8. ``narrowed`` says that the file has colours
+    of 16 bits: Pillow reads 8 of them.
     """
 
     pixels: NDArray[Any]
@@ -70,13 +76,14 @@ def read_image_folder(path: Path) -> Folder:
     """Read the images of a folder, in the order of their names.
 
     An image is turned as its EXIF says, and transparent pixels are read as on white. One channel
-    where all images are grey, else red, green and blue. Bytes, unless a grey image has 16 bits:
-    then all are float32, shares of white. So a picture means the same beside any others.
+    where all images are grey, else red, green and blue. The values are bytes; if a grey image has
+    16 bits, they are float32, shares of white. So the other images do not change a picture's
+    meaning.
 
     Returns
     -------
     Folder
-        With notices of the shape, the classes, and what was left out.
+        With notices of the shape, the classes, and the files that were left out.
 
     Raises
     ------
@@ -108,6 +115,55 @@ def read_image_folder(path: Path) -> Folder:
             f"{path}: got images beside subfolders of images; put each into the folder of its class"
         )
     return Folder(X, np.array(within), (f"{notice} in {_counted(within)}", *said))
+
+
+def check_image_shape(shape: Sequence[int], images: ImageShape | None, name: str) -> None:
+    """Refuse examples if their axes differ from the axes of the images that the layers read.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Shape of one example. Axes of length 1 do not count, and neighbouring axes may be joined:
+        flat examples fit all images of as many values.
+    images : ImageShape or None
+        Images that the layers read; None for layers that read no images, which take all examples.
+    name : str
+        Name of the examples in errors.
+
+    Raises
+    ------
+    DataError
+        Not for flat examples: the layers refuse a wrong number of values themselves.
+    """
+    axes = [number for number in shape if number != 1]
+    if images is None or len(axes) < 2 or 0 in axes:
+        return
+    fits = math.prod(axes) == images.values
+    if fits and _ends(axes) <= _ends((images.channels, images.height, images.width)):
+        return
+    anyway = ", or save X.reshape(len(X), -1) if its rows are such images all the same"
+    raise DataError(
+        f"{name}: got examples of {'x'.join(map(str, shape))}, expected images of {images}, as the"
+        f" layers read them; {_advice(shape, axes, images)}{anyway if fits else ''}"
+    )
+
+
+def _advice(shape: Sequence[int], axes: Sequence[int], images: ImageShape) -> str:
+    """Return advice for the user; ``axes`` leaves out axes of length 1."""
+    if len(axes) > 3:
+        return "save one image a row"
+    if len(shape) == 3:
+        turned = ImageShape(shape[2], *shape[:2])
+        if turned == images:
+            return "save X.transpose(0, 3, 1, 2)"
+        if shape[2] in COLOUR_CHANNELS and shape[0] not in (1, *COLOUR_CHANNELS):
+            return f"save X.transpose(0, 3, 1, 2), for layers that begin with {turned}"
+    return f"layers of these begin with {ImageShape(*(1,) * (3 - len(axes)), *axes)}"
+
+
+def _ends(axes: Sequence[int]) -> set[int]:
+    """Return the numbers of values, counted from the last one, at which an axis ends."""
+    return set(accumulate(reversed(axes), lambda a, b: a * b, initial=1))
 
 
 def _counted(classes: Sequence[str]) -> str:
@@ -148,7 +204,7 @@ def _survey(path: Path, files: Sequence[Path]) -> tuple[tuple[int, int, int], bo
 
 
 def _dim(path: Path, brightest: int) -> list[str]:
-    """Return a notice of images that use but the lowest part of 16 bits."""
+    """Return a notice about images that use only the lower part of 16 bits."""
     bits = max(brightest.bit_length(), 1)
     if bits > DIM_BITS:
         return []
@@ -160,13 +216,13 @@ def _dim(path: Path, brightest: int) -> list[str]:
 
 
 def _number_of(found: Sequence[Path], path: Path, what: str, kind: str) -> str:
-    """Return how many files or folders are of a kind, with the first of them."""
+    """Return a phrase with the number of files or folders of a kind, and the first of them."""
     plural = "" if len(found) == 1 else "s"
     return f"{len(found):,} {what}{plural}{kind}, such as {found[0].relative_to(path)}"
 
 
 def _left_out(path: Path, files: Sequence[Path]) -> list[str]:
-    """Return notices of what a folder holds beside the images that are read."""
+    """Return notices of the files and folders that are not read."""
     read = set(files)
     hidden: list[Path] = []
     deeper: list[Path] = []
@@ -194,15 +250,15 @@ def _left_out(path: Path, files: Sequence[Path]) -> list[str]:
 
 
 def _everything(path: Path) -> Iterable[Path]:
-    """Yield what is in a folder and in its subfolders, however deep these are."""
+    """Yield all files and folders below a folder, however deep."""
     for entry in path.iterdir():
         yield entry
-        for folder, _, names in os.walk(entry):  # of a file nothing
+        for folder, _, names in os.walk(entry):  # yields nothing for a file
             yield from (Path(folder, name) for name in names)
 
 
 def _images(path: Path) -> list[Path]:
-    """Return the images in a folder and in its subfolders, sorted; none with a dot before."""
+    """Return the images in a folder and its subfolders, sorted; hidden ones are left out."""
     inside = _shown(path)
     found = [*inside, *(file for folder in inside if folder.is_dir() for file in _shown(folder))]
     return sorted(file for file in found if file.suffix.lower() in SUFFIXES and file.is_file())
@@ -218,7 +274,7 @@ def _read(file: Path) -> _Picture:
     Raises
     ------
     DataError
-        If it is damaged, or the range of its pixels is not known.
+        If the image is damaged, or the range of its pixels is not known.
     """
     from PIL import Image
 

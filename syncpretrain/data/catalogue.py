@@ -1,7 +1,7 @@
 """Catalogue of the published data sets: files, checksums, sources and licences.
 
 The SHA-256 sums are those that TensorFlow Datasets (``url_checksums/``) and scikit-learn
-(``fetch_20newsgroups``) publish; those of MNIST are of the unpacked files.
+(``fetch_20newsgroups``) publish; MNIST's sums are of the unpacked files.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ class RemoteFile:
     Attributes
     ----------
     name : str
-        In the folder of the data set, and on a mirror.
+        Name in the folder of the data set, and on a mirror.
     sha256 : str
-        Of the file; with ``unpacked`` of what is in it, since copies are packed differently.
+        Sum of the file, or with ``unpacked`` of its unpacked bytes, since mirrors pack them
+        differently.
     bytes : int
-        Its size, about: for the progress, and as a limit.
+        Approximate size, for the progress and as a limit.
     url : str
-        Its address, where that does not end in its name.
+        Address, if it does not end in the name.
     """
 
     name: str
@@ -41,21 +42,21 @@ class NamedData:
     Attributes
     ----------
     name : str
-        As ``--data`` takes it.
+        Name that ``--data`` takes.
     kind : str
-        The form of the files: ``idx``, ``cifar`` or ``newsgroups``.
+        Form of the files: ``idx``, ``cifar`` or ``newsgroups``.
     title : str
-        A few words on its contents.
+        A few words on the contents.
     files : tuple of RemoteFile
         For ``idx`` images and labels to train on, then images and labels to test with.
     addresses : tuple of str
         Folders on the network that have these files, each tried once.
     source, licence : str
-        Where it is described, and under which terms it is published.
+        Address of the description, and terms of publication.
     held_out : int
         One of this number of training examples is held out for validation.
     axes : tuple of int
-        Of an example that is an image.
+        Axes of an example that is an image.
     """
 
     name: str
@@ -74,7 +75,7 @@ class NamedData:
         return sum(file.bytes for file in self.files)
 
     def urls(self, file: RemoteFile, mirror: str | None = None) -> list[str]:
-        """Return the addresses of a file; of a ``mirror`` alone, if one is given."""
+        """Return the addresses of a file; if a ``mirror`` is given, its address there alone."""
         if mirror is not None:
             return [f"{mirror.rstrip('/')}/{file.name}"]
         return [file.url] if file.url else [f"{folder}{file.name}" for folder in self.addresses]

@@ -1,0 +1,117 @@
+"""Errors of a stack on examples: reconstruction, as in the papers, classification and regression.
+
+The reconstruction error, of each layer or of the whole stack, is the squared error summed over the
+units of an example and averaged over examples, without sampling. For Gaussian visible units it is
+measured on the standardized examples. A missing value has no error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from syncpretrain.data.dataset import PARTS, Dataset, is_labelled
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.conditions import as_documents
+from syncpretrain.kernels.losses import squared_error
+from syncpretrain.models.passes import rows_at_once
+from syncpretrain.models.stack import Stack
+
+__all__ = ["accuracies", "layer_errors", "regression_errors", "stack_error"]
+
+Errors = dict[str, dict[str, float | None] | None]  # by part
+ROWS_AT_ONCE = 1000
+
+
+def layer_errors(stack: Stack, X: Array) -> tuple[float, ...] | None:
+    """Return each layer's own error: up this layer and down again, from the layer's input.
+
+    Parameters
+    ----------
+    stack : Stack
+    X : ndarray of shape (n_examples, input units), float32
+
+    Returns
+    -------
+    tuple of float, one a layer, or None without examples
+    """
+    if not len(X):
+        return None
+    sums = [0.0] * len(stack.layers)
+    for rows in _chunks(stack, X):
+        below = stack.prepared(rows, missing=True)
+        lost = np.isnan(rows)
+        for i, layer in enumerate(stack.layers):
+            above = layer.up(below)
+            down = layer.reconstruct(below, above)
+            if i == 0:
+                down[lost] = 0
+            sums[i] += squared_error(below, down, out=down)
+            below = above
+    return tuple(total / len(X) for total in sums)
+
+
+def stack_error(stack: Stack, X: Array) -> float | None:
+    """Return the error of going up all layers and down again (Santara et al. 2016, table 2).
+
+    Return None without examples.
+    """
+    if not len(X):
+        return None
+    total = 0.0
+    for rows in _chunks(stack, X):
+        lost, rows = np.isnan(rows), stack.prepared(rows, missing=True)
+        down = stack.down(stack.up(rows))
+        as_documents(down, rows, stack.units[0])
+        down[lost] = 0
+        total += squared_error(rows, down, out=down)
+    return total / len(X)
+
+
+def accuracies(stack: Stack, data: Dataset) -> dict[str, float | None] | None:
+    """Return a classifier's share of right classes on each part's labelled rows, else None.
+
+    A part without labelled rows has None. A class that the stack does not know counts as wrong.
+    """
+    if stack.head is None or stack.head.kind != "classification":
+        return None
+    found: dict[str, float | None] = {}
+    for part in PARTS:
+        X, labels = getattr(data, part), data.targets(part)
+        found[part] = None
+        if labels is not None and is_labelled(labels).any():
+            rows = is_labelled(labels)
+            found[part] = float((stack.predict(X[rows]) == labels[rows]).mean())
+    return found
+
+
+def regression_errors(stack: Stack, data: Dataset) -> Errors | None:
+    """Return a regression's error on each part's rows with a target, else None.
+
+    ``rmse`` is the root of the mean squared error, ``r2`` the predicted share of the targets'
+    variance: 0 for a constant guess, 1 at best, None if all targets are equal. A part without
+    targets has None.
+    """
+    if stack.head is None or stack.head.kind != "regression":
+        return None
+    found: Errors = {}
+    for part in PARTS:
+        X, labels = getattr(data, part), data.targets(part)
+        found[part] = None
+        if labels is None or not is_labelled(labels).any():
+            continue
+        rows = is_labelled(labels)
+        y = labels[rows].astype(np.float64)
+        error = float(np.square(stack.predict(X[rows]) - y).mean())
+        spread = float(y.var())
+        r2 = 1 - error / spread if spread else None
+        found[part] = {"rmse": math.sqrt(error), "r2": r2}
+    return found
+
+
+def _chunks(stack: Stack, X: Array) -> Iterator[Array]:
+    count = rows_at_once(stack.layers, ROWS_AT_ONCE)
+    for start in range(0, len(X), count):
+        yield X[start : start + count]

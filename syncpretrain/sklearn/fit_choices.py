@@ -1,0 +1,451 @@
+"""Choices that ``fit`` of a predictor makes from the data, if the user left them open.
+
+* Columns that share one range, such as pixels, are scaled to it: shares of a range are
+  probabilities. Standardized, a pixel that is hardly ever on would count as much as one that
+  separates digits; as a share of the common range, each pixel keeps the weight of its values.
+* A few labels get a head before fine-tuning. If the code separates classes better than the columns
+  do, it is worth keeping, and long fine-tuning with a random head moves the weights below further
+  than a few labels justify (Kumar et al. 2022, arXiv:2202.10054). Then a logistic regression on the
+  codes is the first head, and fine-tuning is slow and short. Otherwise all layers are fine-tuned as
+  usual.
+* Layer 1 gets rectified units for classes with curved boundaries and for curved numbers. Sigmoids
+  that see standardized columns through the small weights of pretraining stay in their linear part,
+  which bends few boundaries. Rectified units bend them, and learn noise by heart sooner. So they
+  are taken only if a briefly trained network of them is clearly better, on rows left out, than
+  linear models with little and with much regularization.
+* The weight decay of a regression on few rows is chosen by cross-validation. The right decay
+  depends on the noise of the targets, which no number about the table shows: with little decay
+  noisy numbers are learned by heart, with much decay curved numbers are not learned.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import KFold, StratifiedKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from syncpretrain import Stack
+from syncpretrain.data.blocks import chunks
+from syncpretrain.data.facts import facts_of, look_like_counts
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.data.visible import has_missing
+from syncpretrain.models.stack import Head
+from syncpretrain.settings.by_data import (
+    BATCH_SHARE,
+    FEW_LABELS,
+    OF_FEW_LABELS,
+    OF_FEW_ROWS,
+    SMALLEST_MINIBATCH,
+)
+from syncpretrain.settings.defaults import PER_LAYER
+from syncpretrain.settings.finetuning import FinetuneSettings
+from syncpretrain.sklearn.passes import Matrix, codes_of, outputs_of
+from syncpretrain.units.kinds import kind_of
+
+__all__ = [
+    "FEWEST_COLUMNS",
+    "FOLDS",
+    "MOST_ITERATIONS",
+    "are_bits",
+    "are_curved",
+    "are_few",
+    "are_measurements",
+    "chooses_decay",
+    "chosen_decay",
+    "head_first",
+    "in_shared_range",
+    "rectified_settings",
+    "settings_for_bits",
+    "shared_range",
+    "trial_epochs",
+    "weighted_rows",
+]
+
+SHARING = 0.5  # smallest share of the varying columns that reach both ends
+FEWEST_COLUMNS = 25  # fewer are no picture
+END_SHARE = 0.1  # width of either end, as a share of the range
+# Smallest variance as a share of the variance of bits with the same means: uniform values have 1/12
+# against 1/4, Gaussian values less than a tenth, since only the outermost reach the ends.
+LEAST_SPREAD = 0.25
+OUTLIERS = 10_000  # one in so many values may lie beyond either end, as by an error of a sensor
+MOST_RANGE = float(np.finfo(np.float32).max)
+
+
+def shared_range(X: Any) -> Scaling | None:
+    """Return the scaling to [0, 1] of columns that share one range, else None.
+
+    Columns share a range if half of the varying columns reach both of its ends, and their values
+    lie towards the ends. A few far values in an array are left out if they are the only obstacle.
+    NaN is left out. The range of a sparse matrix must begin at 0. Columns in [0, 1] need no
+    scaling.
+
+    Parameters
+    ----------
+    X : array or sparse matrix of shape (n_examples, n_features)
+    """
+    low, high = _ends(X)
+    if not (np.isfinite(low) & np.isfinite(high)).all():
+        return None
+    least, most = float(low.min()), float(high.max())
+    if least == most or (least >= 0 and most <= 1) or X.shape[1] < FEWEST_COLUMNS:
+        return None
+    if hasattr(X, "toarray"):
+        return None if least else _shared_scaling(X, low, high, least, most)  # zeros stay zeros
+    found = _shared_scaling(X, low, high, least, most)
+    if found is not None or (least == 0 and look_like_counts(X)):
+        return found
+    inner = _inner_ends(X)
+    if inner == (least, most) or inner[0] >= inner[1]:
+        return None
+    return _shared_scaling(X, np.clip(low, *inner), np.clip(high, *inner), *inner)
+
+
+def _shared_scaling(
+    X: Any, low: NDArray[Any], high: NDArray[Any], least: float, most: float
+) -> Scaling | None:
+    """Return the scaling of columns with smallest values low and largest values high, or None."""
+    if most - least > MOST_RANGE:
+        return None
+    varying, near = low < high, END_SHARE * (most - least)
+    shares = (low <= least + near) & (high >= most - near)
+    if shares.sum() < SHARING * varying.sum():
+        return None
+    means, squares = _moments(X, least, most - least)
+    if (squares - means**2).sum() < LEAST_SPREAD * (means - means**2).sum():
+        return None
+    shift, scale = np.full((2, X.shape[1]), [[least], [most - least]], dtype=np.float32)
+    return Scaling(shift, scale)
+
+
+def in_shared_range(X: Any, scaling: Scaling) -> Any:
+    """Return examples scaled to [0, 1], in float32; a sparse matrix stays sparse."""
+    if hasattr(X, "toarray"):
+        sparse = X.astype(np.float32)
+        sparse.data = np.clip(sparse.data / scaling.scale[0], 0, 1)
+        return sparse
+    scaled: Matrix = np.clip(scaling.apply(X.astype(np.float32, copy=False)), 0, 1)
+    return scaled
+
+
+def are_bits(X: Any) -> bool:
+    """Return whether all values of an array or a sparse matrix are 0 or 1."""
+    parts = [X.data] if hasattr(X, "toarray") else _parts(X)
+    return all(bool(((part == 0) | (part == 1)).all()) for part in parts)
+
+
+def _parts(X: Matrix) -> Iterator[Matrix]:
+    return (X[rows] for rows in chunks(X.shape))
+
+
+def _ends(X: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the smallest and the largest value of each column."""
+    if hasattr(X, "toarray"):
+        return X.min(axis=0).toarray().ravel(), X.max(axis=0).toarray().ravel()
+    ends = [(np.fmin.reduce(part, axis=0), np.fmax.reduce(part, axis=0)) for part in _parts(X)]
+    lows, highs = zip(*ends, strict=True)
+    return np.fmin.reduce(lows, axis=0), np.fmax.reduce(highs, axis=0)
+
+
+def _inner_ends(X: Matrix) -> tuple[float, float]:
+    """Return the smallest and the largest value after leaving out the few outermost ones."""
+    count = max(X.size // OUTLIERS, 1) + 1
+    low = high = np.empty(0, dtype=X.dtype)
+    for part in _parts(X):
+        known = part[~np.isnan(part)]
+        low = -_largest(-np.concatenate([low, known]), count)
+        high = _largest(np.concatenate([high, known]), count)
+    return float(low.max()), float(high.min())
+
+
+def _largest(values: Matrix, count: int) -> Matrix:
+    """Return the ``count`` largest values, in any order."""
+    return values if len(values) <= count else np.partition(values, -count)[-count:]
+
+
+def _moments(X: Any, shift: float, scale: float) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the means of scaled columns, and the means of their squares."""
+    if hasattr(X, "toarray"):  # its shift is 0
+        means = X.mean(axis=0), X.multiply(X).mean(axis=0)
+        mean, square = (np.asarray(row).ravel() for row in means)  # a matrix of one row, or a row
+        return mean / scale, square / scale**2
+    known, sums, squares = np.zeros((3, X.shape[1]))
+    for part in _parts(X):
+        scaled = np.clip((part - shift) / scale, 0, 1)
+        known += (~np.isnan(scaled)).sum(axis=0)
+        sums += np.nansum(scaled, axis=0)
+        squares += np.nansum(scaled * scaled, axis=0)
+    known = np.maximum(known, 1)
+    return sums / known, squares / known
+
+
+# With contrastive divergence, layer 1 learns the noise of zeros and ones by heart. With persistent
+# chains (Tieleman 2008), which need a lower rate, and more weight decay it learns their structure.
+OF_BITS = {"persistent": True, "learning_rate": 0.01, "weight_decay": 0.01}
+SLOW = 0.001  # learning rate of fine-tuning with a first head
+UPDATES_WITH_A_HEAD = 1000
+EPOCHS_WITH_A_HEAD = 100
+LABEL_PARTS, TURNS = 5, 3
+MOST_ITERATIONS = 1000
+
+
+def are_few(rows: int, labels: int) -> bool:
+    """Return whether labels are few, in number and as a share of the rows."""
+    return labels < min(FEW_LABELS * rows, BATCH_SHARE * FinetuneSettings().batch_size)
+
+
+def settings_for_bits(layers: int) -> dict[str, list[Any]]:
+    """Return settings of pretraining on zeros and ones; only layer 1 differs from the defaults."""
+    return {name: [value] + [PER_LAYER[name]] * (layers - 1) for name, value in OF_BITS.items()}
+
+
+def head_first(
+    stack: Stack, X: Matrix, y: NDArray[Any], weights: Matrix | None, seed: int
+) -> tuple[Stack, dict[str, Any]]:
+    """Return a stack with a head for its codes, and settings of a short fine-tuning.
+
+    The stack gets the head if it has none, its visible units are in [0, 1] (the codes of others
+    need the usual fine-tuning), and a logistic regression on the codes predicts more labels left
+    out than one on the columns, by more than a standard error. Otherwise the stack is returned as
+    it is, without settings.
+
+    Parameters
+    ----------
+    stack : Stack
+    X, y, weights : array of shape (n_labelled, n_features), and of shape (n_labelled,)
+        Examples, classes counted from 0, and weights.
+    seed : int
+        Seed of the cross-validation.
+    """
+    if stack.head is not None or not kind_of(stack.units[0]).is_unit_interval:
+        return stack, {}
+    columns = X.astype(np.float32, copy=False)  # float64 examples choose as float32 ones do
+    codes = codes_of(stack, columns).astype(np.float64)
+    if stack.scaling is not None:
+        columns = in_shared_range(columns, stack.scaling)
+    if has_missing(columns):
+        columns = np.nan_to_num(columns)
+    apart = _share_right(codes, y, weights, seed) - _share_right(columns, y, weights, seed)
+    if apart.sum() <= math.sqrt((apart**2).sum()):  # a standard error
+        return stack, {}
+    own = _regression(codes, y, weights)
+    steps = max(min(len(y) // SMALLEST_MINIBATCH, BATCH_SHARE), 1)
+    epochs = min(math.ceil(UPDATES_WITH_A_HEAD / steps), EPOCHS_WITH_A_HEAD)
+    settings = {**OF_FEW_ROWS, **OF_FEW_LABELS, "learning_rate": SLOW, "epochs": epochs}
+    return replace(stack, head=_head_of_regression(own)), settings
+
+
+def _regression(inputs: Any, y: NDArray[Any], weights: Matrix | None) -> LogisticRegression:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fine-tuning goes on from here
+        return LogisticRegression(max_iter=MOST_ITERATIONS).fit(inputs, y, sample_weight=weights)
+
+
+def _share_right(
+    inputs: Any, y: NDArray[Any], weights: Matrix | None, seed: int
+) -> NDArray[np.float64]:
+    """Return each label's share of right predictions by regressions on other rows, times weight."""
+    right = np.zeros(len(y))
+    parts = min(LABEL_PARTS, int(np.bincount(y).min()))
+    for turn in range(TURNS if parts > 1 else 0):
+        split = StratifiedKFold(parts, shuffle=True, random_state=(seed + turn) % 2**32)
+        for trained, held_out in split.split(inputs, y):
+            own = None if weights is None else weights[trained]
+            predicted = _regression(inputs[trained], y[trained], own).predict(inputs[held_out])
+            right[held_out] += (predicted == y[held_out]) / TURNS
+    return right if weights is None else right * weights
+
+
+def _head_of_regression(own: LogisticRegression) -> Head:
+    """Return a logistic regression as a head; with two classes it gets one output a class too."""
+    weight, bias = own.coef_.T, own.intercept_
+    if weight.shape[1] == 1:
+        weight, bias = np.hstack([-weight, weight]) / 2, np.hstack([-bias, bias]) / 2
+    weight, bias = (np.ascontiguousarray(x, dtype=np.float32) for x in (weight, bias))
+    return Head(weight, bias, "classification", tuple(own.classes_.tolist()))
+
+
+TRIAL_UPDATES = 700  # updates of each short training
+TRIAL_DECAY = 1.0  # weight decay of the short trainings: they find curves among noise sooner
+CLEARLY = 2  # standard errors by which the network must be better
+LARGEST_MINIBATCH = 20
+PENALTIES = (1.0, 100.0)  # regularization of the linear models; few rows of many columns need much
+
+
+def are_measurements(examples: Any, visible_units: str) -> bool:
+    """Return whether examples are measured numbers: no bits, no counts, no pictures."""
+    if visible_units != "auto":
+        return visible_units == "gaussian"
+    facts = facts_of(examples)
+    if facts.are_probabilities:
+        return facts.columns < FEWEST_COLUMNS and not are_bits(examples)
+    return not facts.are_counts
+
+
+def rectified_settings(layers: int, rows: int, batch_size: int | None) -> dict[str, Any]:
+    """Return settings of pretraining with rectified units in layer 1.
+
+    Binary units in the layers above keep codes within limits, and train in half the time. Most of
+    the time goes into samples of rectified units, so minibatches are small unless a size is given.
+    """
+    units = ["relu"] + [PER_LAYER["hidden_units"]] * (layers - 1)
+    is_large = batch_size is None and rows > BATCH_SHARE * LARGEST_MINIBATCH
+    return {"hidden_units": units} | ({"batch_size": LARGEST_MINIBATCH} if is_large else {})
+
+
+def are_curved(
+    finetuned: Callable[..., Stack],
+    X: Matrix,
+    y: Matrix,
+    weights: Matrix | None,
+    seed: int,
+    *,
+    are_classes: bool,
+) -> bool:
+    """Return whether a network is clearly better than linear models on rows left out.
+
+    Parameters
+    ----------
+    finetuned : callable
+        Called with rows, targets, epochs and settings; returns a stack.
+    X : array or sparse matrix of shape (n_examples, n_features)
+    y : array of shape (n_examples,) or (n_examples, outputs)
+        Classes counted from 0, or standardized numbers.
+    weights : array of shape (n_examples,), optional
+        Weights above 0.
+    seed : int
+        Seed of the folds.
+    are_classes : bool
+        True if the targets are classes.
+    """
+    if are_classes and np.bincount(y, minlength=2).min() < FOLDS:
+        return False
+    losses = _misses if are_classes else _squared_errors
+    split = (StratifiedKFold if are_classes else KFold)(FOLDS, shuffle=True, random_state=seed)
+    epochs = trial_epochs(len(y), TRIAL_UPDATES)
+    gains = np.zeros((len(PENALTIES), len(y)))
+    for trained, held_out in split.split(np.empty((len(y), 0)), y):
+        own = None if weights is None else weights[trained]
+        options = {**OF_FEW_ROWS, "weight_decay": TRIAL_DECAY, "weights": own}
+        options |= {"warn": False, "observers": ()}
+        stack = finetuned(X[trained], y[trained], epochs=epochs, **options)
+        lost = losses(outputs_of(stack, X[held_out]), y[held_out])
+        linear = _linear_predictions(
+            X[trained], y[trained], own, X[held_out], are_classes=are_classes
+        )
+        for gain, outputs in zip(gains, linear, strict=True):
+            gain[held_out] = losses(outputs, y[held_out]) - lost
+    if weights is not None:
+        gains *= weights
+    return bool((gains.sum(axis=1) > CLEARLY * np.sqrt(np.square(gains).sum(axis=1))).all())
+
+
+def _linear_predictions(
+    trained: Matrix, y: Matrix, weights: Matrix | None, held_out: Matrix, *, are_classes: bool
+) -> Iterator[Matrix]:
+    """Train linear models of standardized columns on some rows; yield predictions for others."""
+    is_dense = not hasattr(trained, "toarray")
+    columns = make_pipeline(
+        SimpleImputer(keep_empty_features=True), StandardScaler(with_mean=is_dense)
+    ).set_output(transform="default")  # sparse rows permit no other, whatever the user has set
+    rows, others = columns.fit_transform(trained), columns.transform(held_out)
+    for penalty in PENALTIES:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            if are_classes:
+                model = LogisticRegression(C=1 / penalty, max_iter=MOST_ITERATIONS)
+                yield model.fit(rows, y, sample_weight=weights).predict_proba(others)
+            else:
+                numbers = Ridge(penalty).fit(rows, y, sample_weight=weights).predict(others)
+                yield np.reshape(numbers, (len(numbers), -1))
+
+
+def _misses(outputs: Matrix, y: NDArray[Any]) -> NDArray[np.float64]:
+    misses: NDArray[np.float64] = (outputs.argmax(axis=1) != y).astype(np.float64)
+    return misses
+
+
+def _squared_errors(outputs: Matrix, y: Matrix) -> NDArray[np.float64]:
+    squares: NDArray[np.float64] = np.square(outputs - y).sum(axis=1, dtype=np.float64)
+    return squares
+
+
+DECAYS = (0.1, 1.0)
+DECAY_UPDATES = 1000  # updates of each short training
+FEWEST_DECAY_ROWS = 50  # fewer rows predict little about each other
+DECIDED_BY = {"optimizer", "weight_decay", "dropout", "input_dropout"}  # the user's choice stands
+
+
+def chooses_decay(rows: int, targets: int, given: Mapping[str, Any]) -> bool:
+    """Return whether to choose the decay: for 50 to 10,000 targets, at least a fifth of the rows.
+
+    Parameters
+    ----------
+    rows, targets : int
+        Number of rows, and of rows with a target.
+    given : mapping of str
+        Settings of fine-tuning that the user gave, ``epochs`` included.
+    """
+    few = FEWEST_DECAY_ROWS <= targets < BATCH_SHARE * FinetuneSettings().batch_size
+    return few and targets >= FEW_LABELS * rows and not given.keys() & (DECIDED_BY | {"epochs"})
+
+
+def chosen_decay(
+    finetuned: Callable[..., Stack], X: Matrix, y: Matrix, weights: Matrix | None, seed: int
+) -> float:
+    """Return the weight decay with the smallest squared error on rows left out.
+
+    Parameters
+    ----------
+    finetuned : callable
+        Called with rows, targets, epochs and settings; returns a stack.
+    X, y : array of shape (n_examples, n_features), and of shape (n_examples, outputs)
+    weights : array of shape (n_examples,), optional
+        Weights above 0: a fold with only weights of 0 cannot be trained on.
+    seed : int
+        Seed of the folds.
+    """
+    epochs = trial_epochs(len(y), DECAY_UPDATES)
+    usual = {name: value for name, value in OF_FEW_ROWS.items() if name != "weight_decay"}
+    errors = dict.fromkeys(DECAYS, 0.0)
+    for trained, held_out in KFold(FOLDS, shuffle=True, random_state=seed).split(y):
+        own = None if weights is None else weights[trained]
+        for decay in DECAYS:
+            options = {**usual, "weights": own, "weight_decay": decay, "warn": False}
+            stack = finetuned(X[trained], y[trained], epochs=epochs, observers=(), **options)
+            squares = np.square(outputs_of(stack, X[held_out]) - y[held_out]).sum(axis=1)
+            errors[decay] += float(_times_weights(squares, weights, held_out).sum())
+    return min(DECAYS, key=errors.__getitem__)
+
+
+def _times_weights(errors: Matrix, weights: Matrix | None, rows: NDArray[np.intp]) -> Matrix:
+    return errors if weights is None else errors * weights[rows]
+
+
+FOLDS = 3
+
+
+def weighted_rows(
+    rows: NDArray[np.intp], y: Matrix, weights: Matrix | None
+) -> tuple[NDArray[np.intp], Matrix, Matrix | None]:
+    """Return the rows with a weight above 0, their targets and weights; others train nothing."""
+    if weights is None:
+        return rows, y, None
+    counts = weights > 0
+    return rows[counts], y[counts], weights[counts]
+
+
+def trial_epochs(rows: int, updates: int) -> int:
+    """Return the epochs of a short training on most of the rows, for a number of updates."""
+    steps = min(rows // SMALLEST_MINIBATCH, BATCH_SHARE)
+    return math.ceil(updates / steps)
