@@ -94,8 +94,8 @@ __device__ static __forceinline__ uint32 nearest_tf32(float x)
 #define HAS_LOW (PRECISION == PRECISION_FLOAT32)
 
 // The parts of a factor, both TF32: high is x rounded as PRECISION says, and where that is float32,
-// low is the rest, of which tensor cores leave out the last bits, else 0. A NaN is one in high or low, and so is what
-// overflows.
+// low is the rest, of which tensor cores leave out the last bits, else 0. A NaN is one in high or
+// low, and so is what overflows.
 __device__ static __forceinline__ void split(float x, uint32 *high, uint32 *low)
 {
     *low = 0;
@@ -165,10 +165,10 @@ struct Factor {
     int first;     // of this tile
 };
 
-// What a thread copies of a factor's tiles: four numbers side by side, of 32 outputs, and of 32 more.
+// What a thread copies of a factor's tiles: four numbers side by side, and four 32 outputs further.
 // All that stays the same from tile to tile is found once, before the sums begin.
 struct Pieces {
-    const float *from[MOST_PIECES];  // in the next tile; where terms are rows, only the first is used
+    const float *from[MOST_PIECES];  // in the next tile; where terms are rows, the first alone
     int left[MOST_PIECES];           // numbers of the row from there on; below 1 there are none
     int term;                        // where terms are rows: that of the row
 };
