@@ -22,6 +22,7 @@ static dim3 threadIdx, blockIdx, blockDim, gridDim;
 #define __global__
 #define __device__
 #define __forceinline__ inline
+#define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __shared__ static
 
@@ -153,6 +154,35 @@ static unsigned int nearest_tf32(float x)
     return x != x ? 0x7fffffffu : (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
 }
 
+static const int SUM_BITS = 24, EXTRA_BITS = 2;
+
+// A sum of tensor cores, which round it toward zero, unlike a processor. They align the terms and
+// the sum so far to the largest of them, cut each off EXTRA_BITS below the last bit that a float
+// has there, add them exactly, and cut the sum off to a float.
+static float truncated_sum(float sum, const double *terms, int count)
+{
+    double largest = fabs((double)sum), plain = sum;
+    for (int i = 0; i < count; i++) {
+        largest = fmax(largest, fabs(terms[i]));
+        plain += terms[i];
+    }
+    if (largest == 0.0 || !isfinite((float)plain)) return (float)plain;
+    int exponent;
+    frexp(largest, &exponent);
+    double scale = ldexp(1.0, SUM_BITS + EXTRA_BITS - exponent);
+    long long total = (long long)(sum * scale);
+    for (int i = 0; i < count; i++) total += (long long)(terms[i] * scale);
+    double whole = (double)total;
+    frexp(whole, &exponent);
+    long long unit = exponent > SUM_BITS ? 1ll << (exponent - SUM_BITS) : 1;
+    return (float)((double)(total / unit * unit) / scale);
+}
+
+extern "C" float shim_truncated_sum(float sum, const double *terms, int count)
+{
+    return truncated_sum(sum, terms, count);
+}
+
 static void multiply_add(float c[4], const unsigned int a[4], const unsigned int b[2])
 {
     size_t own = running;
@@ -162,10 +192,12 @@ static void multiply_add(float c[4], const unsigned int a[4], const unsigned int
     __syncwarp();
     for (size_t e = 0; e < 4; e++) {
         size_t row = own % WARP / 4 + 8 * (e / 2), column = own % 4 * 2 + e % 2;
+        double terms[8];
         for (size_t k = 0; k < 8; k++) {
             unsigned int x = given[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2];
-            c[e] += tf32(x) * tf32(given[column * 4 + k % 4][4 + k / 4]);
+            terms[k] = (double)tf32(x) * (double)tf32(given[column * 4 + k % 4][4 + k / 4]);
         }
+        c[e] = truncated_sum(c[e], terms, 8);
     }
 }
 

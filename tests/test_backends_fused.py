@@ -8,6 +8,7 @@ with NumPy's could differ where a draw is within 1e-7 of a mean. For these seeds
 
 from __future__ import annotations
 
+import ctypes
 import re
 
 import fakecuda
@@ -77,6 +78,21 @@ def without_others(source: str, name: str) -> str:
     return re.sub(others, "", source, flags=re.MULTILINE | re.DOTALL)
 
 
+def with_whole_sums(source: str) -> str:
+    """Return a source that leaves float32's sums to tensor cores, however long they are."""
+    assert source.count("multiply_add(of_few[i],") == 2
+    whole = source.replace("multiply_add(of_few[i],", "multiply_add(c[i][j],")
+    assert whole.count("HAS_LOW ? of_few[i] : c[i][j]") == 1
+    return whole.replace("HAS_LOW ? of_few[i] : c[i][j]", "c[i][j]")
+
+
+def truncated(before: float, terms: list[float]) -> float:
+    """Return a sum of the stand-in's tensor cores."""
+    total = fakecuda.compiled(SOURCE).shim_truncated_sum
+    total.restype, given = ctypes.c_float, (ctypes.c_double * len(terms))(*terms)
+    return total(ctypes.c_float(before), given, len(terms))
+
+
 def reconstructed(backend, h, W, source=None, precision="float32"):
     """Return h W^T, by the kernel that makes linear visible units of states."""
     (n, hidden), visible = h.shape, len(W)
@@ -106,7 +122,49 @@ def drawn(backend, v, rows, W, b, now=None):
     return backend.tohost(means), backend.tohost(states)
 
 
+class TestSumsOfTensorCores:
+    """What the stand-in takes them for: rounded toward zero, with two bits more until then."""
+
+    @pytest.mark.parametrize(
+        ("before", "terms", "expected"),
+        [
+            (0.0, [1.5, -0.25, 3.0], 4.25),
+            (0.0, [0.0, 0.0], 0.0),
+            (1.0, [2.0**-23], 1 + 2.0**-23),
+            (1.0, [2.0**-24], 1.0),
+            (1.0, [1.9 * 2.0**-24], 1.0),  # to nearest it were the float beside
+            (-1.0, [-1.9 * 2.0**-24], -1.0),
+            (1.0, [2.0**-24, 2.0**-24], 1 + 2.0**-23),
+            (1.0, [2.0**-25] * 4, 1 + 2.0**-23),  # of the two bits more
+            (1.0, [2.0**-26] * 8, 1.0),  # below these
+            (-1.0, [2.0**-26] * 8, -1.0),
+            (2.0**24, [1.0, 1.0, -(2.0**24)], 2.0),
+            (1.0, [2.0**-25, -1.0], 2.0**-25),
+            (1.0, [float("inf")], float("inf")),
+            (0.0, [3e38, 3e38], float("inf")),
+        ],
+    )
+    def test_known_answers(self, before, terms, expected):
+        assert truncated(before, terms) == expected
+
+    def test_what_is_no_number_stays_so(self):
+        assert np.isnan(truncated(1.0, [float("nan"), 2.0]))
+        assert np.isnan(truncated(float("inf"), [-float("inf")]))
+
+
 class TestProducts:
+    @pytest.mark.parametrize("terms", [784, 2000])
+    def test_long_sums_against_float64(self, backend, terms):
+        """Terms of one sign; in one sum of tensor cores they lose more than a float rounds."""
+        h, W = np.abs(normal(5, terms)), np.abs(normal(4, terms, seed=1))
+        expected = h.astype(np.float64) @ W.T
+        assert relative(reconstructed(backend, h, W)[0], expected) < 4e-7
+
+    def test_the_stand_in_tells_sums_that_tensor_cores_take_whole(self, double):
+        h, W = np.abs(normal(5, 784)), np.abs(normal(4, 784, seed=1))
+        out, _, _ = reconstructed(double, h, W, with_whole_sums(SOURCE))
+        assert 1e-6 < relative(out, h.astype(np.float64) @ W.T) < 1e-5
+
     @pytest.mark.parametrize(("n", "visible", "hidden"), SIZES)
     def test_down_against_float64(self, backend, n, visible, hidden):
         h, W = normal(n, hidden), normal(visible, hidden, seed=1)
@@ -187,7 +245,7 @@ class TestProducts:
     @pytest.mark.parametrize(
         ("right", "wrong"),
         [
-            ("*low = __float_as_uint(x - __uint_as_float(*high)) & TF32_BITS;", "*low = 0;"),
+            ("*low = __float_as_uint(x - __uint_as_float(*high));", "*low = 0;"),
             ("tile + ROW_FLOATS, b, 8 * j + g, term + 4 * e", "tile + ROW_FLOATS, b, 8 * j + t, g"),
             ("__syncthreads();  // this tile is there", "//"),
             ("await_copies();\n", "\n"),
@@ -206,7 +264,7 @@ class TestProducts:
             reconstructed(double, normal(3, 5), normal(4, 5), source)
 
     def test_a_part_of_a_warp_at_a_product_is_refused(self, double):
-        source = SOURCE.replace("if (now >= 0) add_products", "if (threadIdx.x) add_products")
+        source = SOURCE.replace("if (is_there) add_products", "if (threadIdx.x) add_products")
         with pytest.raises(AssertionError, match="a barrier that the rest never reaches"):
             reconstructed(double, normal(3, 5), normal(4, 5), source)
 
@@ -566,17 +624,24 @@ class TestChoice:
         self, double, monkeypatch, bits, precision, right, wrong
     ):
         assert self.notices(bits, precision=precision) == []
+        code = cuda_source(FUSED_FILES, precision)
+        assert code.count(right) == 1
+        self.check_trial(monkeypatch, bits, code.replace(right, wrong), precision)
+
+    def test_the_trial_tells_sums_that_tensor_cores_take_whole(self, double, monkeypatch, bits):
+        assert self.notices(bits) == []
+        self.check_trial(monkeypatch, bits, with_whole_sums(SOURCE), "float32")
+
+    def check_trial(self, monkeypatch, bits, code, precision) -> None:
+        """Check that whole steps of a source are left out, since they are wrong."""
+        double = backend_of("double", monkeypatch)
 
         def source(*given):
             found = CudaSource(*given)
-            code = cuda_source(*given[1:])
-            assert code.count(right) == 1
-            options = ("--fmad=false",)
-            found._module = double.xp.RawModule(code=code.replace(right, wrong), options=options)
+            found._module = double.xp.RawModule(code=code, options=("--fmad=false",))
             return found
 
         monkeypatch.setattr(cuda_fused, "_source", source)
-        double = backend_of("double", monkeypatch)
         (notice,) = self.notices(bits, precision=precision)
         assert notice.startswith("GPU 0 makes its steps in parts, since whole ones are off by ")
 

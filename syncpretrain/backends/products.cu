@@ -8,7 +8,11 @@
 // - PRECISION_TF32: it is rounded to 11 bits, and there is one product.
 // - PRECISION_BFLOAT16: it is rounded to the 8 bits of a bfloat16 (nearest_bfloat16 in kernels.cu),
 //   of which TF32 loses none, and there is one product.
-// Sums are of float32. Every one has an order of its own, the same every time.
+// Tensor cores round sums toward zero, so that a long one loses up to a last bit of a float with
+// each product, always to the same side. PRECISION_FLOAT32 therefore adds up 8 terms there and those
+// sums outside, where they are rounded to nearest. The others leave whole sums to tensor cores: for
+// 784 terms that makes 5e-7, or 1e-6 if all have one sign, beside 3e-4 and 2e-5 by rounded factors.
+// Every sum has an order of its own, the same every time.
 //
 // A block of 256 threads makes a tile of 64 x 32 of a product. Its 8 warps have 32 rows each, and
 // of every 32 terms that are loaded, 8; the four parts of each sum are added at the end. Loads are
@@ -31,6 +35,7 @@
 #define ROWS_EACH 8
 #define FAST 36     // floats from row to row of a tile whose terms are side by side: no two threads
 #define SUM_ROW 33  // of a warp want the same bank; and from row to row of a tile of sums
+#define MOST_PIECES (PRODUCT_ROWS / 32)  // of a tile of a factor, by a thread
 #define ROW_FLOATS (DEPTH * (PRODUCT_ROWS + 8))
 #define STAGE_FLOATS (ROW_FLOATS + DEPTH * (PRODUCT_COLUMNS + 8))
 
@@ -89,8 +94,8 @@ __device__ static __forceinline__ uint32 nearest_tf32(float x)
 #define HAS_LOW (PRECISION == PRECISION_FLOAT32)
 
 // The parts of a factor, both TF32: high is x rounded as PRECISION says, and where that is float32,
-// low is the rest but for the last bit, else 0. A NaN is one in high or low, and so is what
-// overflows.
+// low is the rest, of which tensor cores leave out the last bits, else 0. A NaN is one in high or
+// low, and so is what overflows.
 __device__ static __forceinline__ void split(float x, uint32 *high, uint32 *low)
 {
     *low = 0;
@@ -100,7 +105,7 @@ __device__ static __forceinline__ void split(float x, uint32 *high, uint32 *low)
         *high = nearest_bfloat16(x);
     } else {
         *high = (__float_as_uint(x) + 0x1000u) & TF32_BITS;
-        *low = __float_as_uint(x - __uint_as_float(*high)) & TF32_BITS;
+        *low = __float_as_uint(x - __uint_as_float(*high));
     }
 }
 
@@ -114,6 +119,7 @@ struct Rows {
     long long last;                    // a number outside is that of the nearest row
     int split, count, width;           // rows above, all of them, and their numbers
     bool is_wide;                      // every row begins at a multiple of 16 bytes
+    bool is_plain;                     // one after another, all of them
 };
 
 __device__ static __forceinline__ bool begins_wide(const float *first, long long step)
@@ -125,7 +131,7 @@ __device__ static __forceinline__ bool begins_wide(const float *first, long long
 __device__ static __forceinline__ struct Rows rows_of(
     const float *first, long long step, int count, int width)
 {
-    return {first, first, step, step, 0, 0, count, count, width, begins_wide(first, step)};
+    return {first, first, step, step, 0, 0, count, count, width, begins_wide(first, step), true};
 }
 
 // Rows of the data by their numbers, or one after another, then those below. What is gathered from
@@ -136,7 +142,7 @@ __device__ static __forceinline__ struct Rows gathered(
 {
     if (numbers && now && now[2]) x = (const float *)now[2];
     bool is_wide = begins_wide(x, ldx) && begins_wide(below, step);
-    return {x, below, ldx, step, numbers, last, split, count, width, is_wide};
+    return {x, below, ldx, step, numbers, last, split, count, width, is_wide, false};
 }
 
 __device__ static __forceinline__ const float *row_of(const struct Rows &rows, int i)
@@ -150,24 +156,6 @@ __device__ static __forceinline__ const float *row_of(const struct Rows &rows, i
     return rows.above + row * rows.step_above;
 }
 
-// Loads `many` rows of 4 `fours` numbers from (row, column) on; zeros where there are none.
-__device__ static __forceinline__ void load_rows(
-    float *to, int step, int many, int fours, const struct Rows &rows, int row, int column)
-{
-    for (int piece = threadIdx.x; piece < many * fours; piece += FUSED_THREADS) {
-        int i = row + piece / fours, j = column + piece % fours * 4, left = rows.width - j;
-        if (i >= rows.count || left < 0) left = 0;
-        const float *from = left ? row_of(rows, i) + j : rows.above;
-        float *place = to + piece / fours * step + piece % fours * 4;
-        if (rows.is_wide) {
-            copy_four(place, from, left < 4 ? 4 * left : 16);
-        } else {
-            for (int e = 0; e < 4; e++)
-                copy_one(place + e, e < left ? from + e : rows.above, e < left ? 4 : 0);
-        }
-    }
-}
-
 // ---------------------------------------------------------------- products
 // A factor of a product: rows that are outputs with their terms side by side, or the other way.
 struct Factor {
@@ -177,12 +165,74 @@ struct Factor {
     int first;     // of this tile
 };
 
-__device__ static __forceinline__ void load_factor(float *to, const struct Factor &from, int term)
+// What a thread copies of a factor's tiles: four numbers side by side, and four 32 outputs further.
+// All that stays the same from tile to tile is found once, before the sums begin.
+struct Pieces {
+    const float *from[MOST_PIECES];  // in the next tile; where terms are rows, the first alone
+    int left[MOST_PIECES];           // numbers of the row from there on; below 1 there are none
+    int term;                        // where terms are rows: that of the row
+};
+
+// Where a row begins; of one that there is not, which is never read, any place.
+__device__ static __forceinline__ const float *row_or_any(const struct Rows &rows, int i)
 {
-    if (from.is_fast)
-        load_rows(to, FAST, from.outputs, DEPTH / 4, from.rows, from.first, term);
-    else
-        load_rows(to, from.outputs + 8, DEPTH, from.outputs / 4, from.rows, term, from.first);
+    return i < rows.count ? row_of(rows, i) : rows.above;
+}
+
+__device__ static __forceinline__ struct Pieces pieces_of(const struct Factor &factor)
+{
+    const struct Rows &rows = factor.rows;
+    struct Pieces pieces;
+    int row = threadIdx.x / 8, column = threadIdx.x % 8 * 4;
+    pieces.term = row;
+#pragma unroll
+    for (int e = 0; e < factor.outputs / 32; e++) {
+        int i = row + (factor.is_fast ? factor.first + 32 * e : 0);
+        int j = column + (factor.is_fast ? 0 : factor.first);
+        pieces.from[e] = row_or_any(rows, i) + j;
+        pieces.left[e] = factor.is_fast && i >= rows.count ? 0 : rows.width - j;
+    }
+    return pieces;
+}
+
+// Copies four numbers, or as many as are left, and zeros for the others.
+__device__ static __forceinline__ void copy_piece(
+    float *to, const float *from, int left, bool is_wide)
+{
+    if (is_wide) {
+        copy_four(to, from, left >= 4 ? 16 : left > 0 ? 4 * left : 0);
+    } else {
+#pragma unroll
+        for (int k = 0; k < 4; k++) copy_one(to + k, from + k, k < left ? 4 : 0);
+    }
+}
+
+// Copies the pieces of a tile, and moves on to the next one.
+__device__ static __forceinline__ void load_pieces(
+    float *tile, struct Pieces *pieces, const struct Factor &factor, bool is_wide)
+{
+    const struct Rows &rows = factor.rows;
+    int row = threadIdx.x / 8, column = threadIdx.x % 8 * 4;
+    if (factor.is_fast) {
+        float *to = tile + row * FAST + column;
+#pragma unroll
+        for (int e = 0; e < factor.outputs / 32; e++) {
+            copy_piece(to + 32 * e * FAST, pieces->from[e], pieces->left[e], is_wide);
+            pieces->from[e] += DEPTH;
+            pieces->left[e] -= DEPTH;
+        }
+        return;
+    }
+    float *to = tile + row * (factor.outputs + 8) + column;
+    int left = pieces->term < rows.count ? pieces->left[0] : 0;
+#pragma unroll
+    for (int e = 0; e < factor.outputs / 32; e++)
+        copy_piece(to + 32 * e, pieces->from[0] + 32 * e, left - 32 * e, is_wide);
+    pieces->term += DEPTH;
+    if (rows.is_plain)
+        pieces->from[0] += DEPTH * rows.step_above;
+    else if (pieces->term < rows.count)  // looked up a tile ahead: no copy waits for its number
+        pieces->from[0] = row_of(rows, pieces->term) + factor.first + column;
 }
 
 __device__ static __forceinline__ float factor_at(
@@ -214,12 +264,43 @@ __device__ static __forceinline__ void add_products(
             float x = factor_at(tile + ROW_FLOATS, b, 8 * j + g, term + 4 * e);
             split(x, &b_high[e], &b_low[e]);
         }
+        float of_few[2][4] = {};  // sums of 8 terms, before tensor cores lose more of them
 #pragma unroll
-        for (int i = 0; i < 2 * HAS_LOW; i++) multiply_add(c[i][j], a_low[i], b_high);
+        for (int i = 0; i < 2 * HAS_LOW; i++) multiply_add(of_few[i], a_low[i], b_high);
 #pragma unroll
-        for (int i = 0; i < 2 * HAS_LOW; i++) multiply_add(c[i][j], a_high[i], b_low);
+        for (int i = 0; i < 2 * HAS_LOW; i++) multiply_add(of_few[i], a_high[i], b_low);
 #pragma unroll
-        for (int i = 0; i < 2; i++) multiply_add(c[i][j], a_high[i], b_high);
+        for (int i = 0; i < 2; i++) multiply_add(HAS_LOW ? of_few[i] : c[i][j], a_high[i], b_high);
+#pragma unroll
+        for (int i = 0; i < 2 * HAS_LOW; i++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) c[i][j][e] += of_few[i][e];
+        }
+    }
+}
+
+// Adds up this warp's sums of a tile, with loads two tiles of terms ahead.
+__device__ static __forceinline__ void add_up(
+    float c[2][4][4], float *memory, const struct Factor &a, const struct Factor &b, int terms,
+    bool is_wide)
+{
+    struct Pieces of_a = pieces_of(a), of_b = pieces_of(b);
+    int tiles = (terms + DEPTH - 1) / DEPTH, stage = 0;
+    for (int tile = 0; tile < STAGES - 1 + tiles; tile++) {
+        bool is_there = tile >= STAGES - 1;
+        if (is_there) {
+            await_copies();
+            __syncthreads();  // this tile is there, and nobody multiplies the one before
+        }
+        if (tile < tiles) {
+            float *to = memory + stage * STAGE_FLOATS;
+            load_pieces(to, &of_a, a, is_wide);
+            load_pieces(to + ROW_FLOATS, &of_b, b, is_wide);
+        }
+        end_copies();
+        __syncwarp();  // tensor cores want all threads of a warp at once
+        stage = stage + 1 < STAGES ? stage + 1 : 0;
+        if (is_there) add_products(c, memory + stage * STAGE_FLOATS, a, b);
     }
 }
 
@@ -229,22 +310,10 @@ __device__ static __forceinline__ float *product(
 {
     __shared__ __align__(16) float memory[STAGES * STAGE_FLOATS];
     float c[2][4][4] = {};
-    int tiles = (terms + DEPTH - 1) / DEPTH;
-    for (int tile = 0; tile < STAGES - 1 + tiles; tile++) {
-        int now = tile - (STAGES - 1);
-        if (now >= 0) {
-            await_copies();
-            __syncthreads();  // this tile is there, and nobody multiplies the one before
-        }
-        if (tile < tiles) {
-            float *to = memory + tile % STAGES * STAGE_FLOATS;
-            load_factor(to, a, tile * DEPTH);
-            load_factor(to + ROW_FLOATS, b, tile * DEPTH);
-        }
-        end_copies();
-        __syncwarp();  // tensor cores want all threads of a warp at once
-        if (now >= 0) add_products(c, memory + now % STAGES * STAGE_FLOATS, a, b);
-    }
+    if (a.rows.is_wide && b.rows.is_wide)
+        add_up(c, memory, a, b, terms, true);
+    else
+        add_up(c, memory, a, b, terms, false);
     __syncthreads();  // nobody multiplies any more
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     float *part = memory + (warp / 2 * PRODUCT_ROWS + warp % 2 * 32 + g) * SUM_ROW + 2 * t;
