@@ -19,8 +19,7 @@ from syncpretrain.cluster.mpi import MPIEngine
 from syncpretrain.cluster.peers import last_beat
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import SettingsError, StalledError, WorkerError
-from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import ParameterServer, Push
+from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer, Push
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.pretraining.runtime.ranks.parameter_windows import (

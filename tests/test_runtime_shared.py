@@ -11,7 +11,7 @@ from namedmemory import named_memory
 
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
-from syncpretrain.parallel.gradient_memory import PAGE
+from syncpretrain.parallel.descriptors import PAGE
 from syncpretrain.pretraining.runtime.shared_activations import SharedNumbers, SharedSplits
 from syncpretrain.pretraining.runtime.split import Split
 

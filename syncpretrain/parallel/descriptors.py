@@ -13,8 +13,16 @@ import subprocess
 
 from syncpretrain.errors import SettingsError
 
-__all__ = ["above_standard", "closed_first", "nameless_memory", "size_memory", "standard_stream"]
+__all__ = [
+    "PAGE",
+    "above_standard",
+    "closed_first",
+    "nameless_memory",
+    "size_memory",
+    "standard_stream",
+]
 
+PAGE = 4096  # bytes, at a multiple of which each array in shared memory begins
 FIRST_FREE = 3  # behind stdin, stdout and stderr
 HIGH, BELOW_LIMIT = 1000, 16  # select() takes none from 1024 on; some stay free below the limit
 

@@ -4,7 +4,7 @@ Pure: no threads, clocks or arrays. R replicas share the cores; each fetches, tr
 the server, one thread, copies parameters and adds changes for one of them at a time. So a task
 takes as long as all of it does one after the other, over R, or as long as the server takes for it,
 if that is more. What a change is worth is what the rules leave of it, as in
-``parallel/replicas/paying.py``.
+``parallel/replicas/replica_count.py``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.parallel.replicas.paying import WORTH
-from syncpretrain.parallel.replicas.rules import AsyncRules
+from syncpretrain.parallel.replicas.replica_count import WORTH
+from syncpretrain.parallel.replicas.server import AsyncRules
 from syncpretrain.planning.timings import Exchange, sizes
 from syncpretrain.pretraining.schedule.names import ASYNC
 from syncpretrain.settings.asynchronous import AsyncFields

@@ -9,8 +9,7 @@ from time import perf_counter
 import numpy as np
 
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import ParameterServer
+from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
 from syncpretrain.parallel.replicas.steps import LocalSteps, Task
 from syncpretrain.planning.timings import Exchange
 from syncpretrain.settings import PretrainSettings

@@ -13,11 +13,19 @@ Guarantees:
 * A replica that dies leaves no lock and no half of an update behind; its task is given to another
   one, and the others go on.
 * A failure of a replica is raised by :meth:`ReplicaPool.train`.
+
+Replicas that are started and ended together, wherever they are.
+
+Threads that are replicas, each at the other end of a pipe.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import queue
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,22 +34,24 @@ from typing import Any, Protocol
 
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.replicas.paying import Trained, Trial
-from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import SERVER_STATE, Server
+from syncpretrain.parallel.replicas.replica_count import Trained, Trial
+from syncpretrain.parallel.replicas.server import SERVER_STATE, AsyncRules, ParameterServer, Server
 from syncpretrain.parallel.replicas.steps import (
     Each,
     Load,
+    LocalSteps,
+    ReplicaFactory,
     Save,
     Saved,
     Task,
     Work,
     Worked,
+    answer,
     part_of,
 )
 from syncpretrain.parallel.timeouts import Timeouts
 
-__all__ = ["Channel", "Failed", "ReplicaPool"]
+__all__ = ["Channel", "Failed", "ReplicaPool", "ReplicaThread", "Started", "StartedReplicas"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,3 +303,129 @@ class ReplicaPool:
             raise WorkerError(text) from error
         answer: Worked | Saved = found
         return answer
+
+
+Started = Sequence[tuple[Channel, Any, Any]]  # of each: its channel, and its two vectors
+
+
+class StartedReplicas(ABC):
+    """Replicas of one fleet.
+
+    Parameters
+    ----------
+    server : ParameterServer
+    factory : callable
+        Returns a replica, given the data.
+    data : sequence of ndarray of shape (rows, width)
+    replicas : int
+    times : Timeouts
+    """
+
+    def __init__(
+        self,
+        server: ParameterServer,
+        factory: ReplicaFactory,
+        data: Sequence[Array],
+        replicas: int,
+        times: Timeouts,
+    ) -> None:
+        self._parameters, self._size = server, len(server.parameters)
+        self._factory, self._data = factory, tuple(data)
+        self._replicas, self._times = replicas, times
+
+    @property
+    def server(self) -> Server[Any]:
+        """The server that their vectors are for."""
+        return self._parameters
+
+    @abstractmethod
+    def start(self) -> Started:
+        """Start them; return channel and vectors of each."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """End them.
+
+        Raises
+        ------
+        StalledError
+            If one does not end in time.
+        """
+
+
+SOMETHING = b"."
+
+
+class ReplicaThread:
+    """A thread that does what it is asked until its channel is closed.
+
+    What is sent goes by reference; the pipe only says that there is something, so that many
+    replicas can be waited for together.
+
+    Parameters
+    ----------
+    name : str
+    build : callable
+        Returns the replica at work; called in the thread.
+    """
+
+    def __init__(self, name: str, build: Callable[[], LocalSteps]) -> None:
+        ours, self._theirs = multiprocessing.Pipe()
+        self.channel: Connection | None = ours
+        self._build = build
+        self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name)
+        self._thread.start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread is over."""
+        return not self._thread.is_alive()
+
+    def send(self, thing: Any) -> None:
+        """Send the thread an order."""
+        self._orders.put(thing)
+
+    def receive(self) -> Any:
+        """Return its next answer; None if there is none, and never will be."""
+        if self.channel is None or (self.has_ended and not self.channel.poll()):
+            return None
+        try:
+            self.channel.recv_bytes()
+        except (EOFError, OSError):
+            return None
+        return self._answers.get()
+
+    def ending(self) -> str:
+        """Return how it ended."""
+        self.close()
+        return "its thread ended"
+
+    def close(self) -> None:
+        """Ask the thread to end, which it does after its task."""
+        self._orders.put(None)
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the end of the thread; return whether it came."""
+        self._thread.join(seconds)
+        return self.has_ended
+
+    def _run(self) -> None:
+        with self._theirs:
+            try:
+                steps = self._build()
+                while (order := self._orders.get()) is not None:
+                    self._answer(answer(steps, order))
+            except BaseException as error:  # the server's thread raises it
+                self._answer(Failed(error))
+
+    def _answer(self, thing: Any) -> None:
+        self._answers.put(thing)
+        try:
+            self._theirs.send_bytes(SOMETHING)
+        except OSError:  # the pool is closed, and nothing waits for it any more
+            self._answers.get()

@@ -17,8 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import LATE_CHANGE, SERVER_STATE, ParameterServer
+from syncpretrain.parallel.replicas.server import (
+    LATE_CHANGE,
+    SERVER_STATE,
+    AsyncRules,
+    ParameterServer,
+)
 from syncpretrain.parallel.replicas.steps import Each, LocalSteps, Replica, Task, part_of
 
 __all__ = ["ReplicaTurns"]

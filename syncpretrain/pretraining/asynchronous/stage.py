@@ -9,8 +9,7 @@ import numpy as np
 from syncpretrain.errors import CheckpointError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
-from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import ParameterServer
+from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
 from syncpretrain.parallel.replicas.steps import ReplicaFactory, part_of
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.asynchronous.state import AsyncState

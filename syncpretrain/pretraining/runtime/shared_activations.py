@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
-from syncpretrain.parallel.descriptors import nameless_memory, size_memory
-from syncpretrain.parallel.gradient_memory import PAGE
+from syncpretrain.parallel.descriptors import PAGE, nameless_memory, size_memory
 from syncpretrain.pretraining.runtime.split import Split
 
 __all__ = ["SharedNumbers", "SharedSplits", "check_runtime", "mapped", "write_array"]

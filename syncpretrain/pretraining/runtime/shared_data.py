@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.blocks import Prepare
 from syncpretrain.data.sparse_rows import SparseRows
-from syncpretrain.parallel.descriptors import nameless_memory, size_memory
-from syncpretrain.parallel.gradient_memory import PAGE
+from syncpretrain.parallel.descriptors import PAGE, nameless_memory, size_memory
 from syncpretrain.pretraining.runtime.shared_activations import SharedSplits, mapped, write_array
 from syncpretrain.pretraining.runtime.split import Split
 

@@ -17,8 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from syncpretrain.parallel.closing import Closing
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
 from syncpretrain.pretraining.runtime.base import STDERR
 from syncpretrain.pretraining.runtime.mailbox import Broken, Mailbox
 from syncpretrain.pretraining.runtime.messages import Message

@@ -9,8 +9,7 @@ from typing import Any
 from syncpretrain.cluster.transport import Port
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
-from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import Push
+from syncpretrain.parallel.replicas.server import AsyncRules, Push
 from syncpretrain.parallel.replicas.steps import Load, ReplicaFactory, Save, Work
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtime.ranks.parameter_windows import WindowPlaces

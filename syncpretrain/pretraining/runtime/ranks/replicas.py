@@ -18,9 +18,8 @@ import numpy as np
 
 from syncpretrain.cluster.job import member
 from syncpretrain.errors import StalledError, WorkerError
-from syncpretrain.parallel.replicas.pool import Failed
+from syncpretrain.parallel.replicas.pool import Failed, Started, StartedReplicas
 from syncpretrain.parallel.replicas.server import ParameterServer, Server
-from syncpretrain.parallel.replicas.started import Started, StartedReplicas
 from syncpretrain.parallel.replicas.steps import Work
 from syncpretrain.pretraining.runtime.layer_process import RemoteTraceback
 from syncpretrain.pretraining.runtime.ranks.messages import (

@@ -20,8 +20,7 @@ import numpy as np
 
 from syncpretrain.cluster.job import Membership
 from syncpretrain.errors import WorkerError
-from syncpretrain.parallel.closing import Closing
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
 from syncpretrain.pretraining.runtime.base import STDERR
 from syncpretrain.pretraining.runtime.layer_process import RemoteTraceback
 from syncpretrain.pretraining.runtime.messages import Failed, Finished, Message

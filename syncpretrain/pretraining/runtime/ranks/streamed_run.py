@@ -17,8 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from syncpretrain.errors import WorkerError
-from syncpretrain.parallel.closing import Closing
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
 from syncpretrain.pretraining.runtime.base import STDERR
 from syncpretrain.pretraining.runtime.ranks.messages import StreamLayer
 from syncpretrain.pretraining.runtime.ranks.run import RunRanks

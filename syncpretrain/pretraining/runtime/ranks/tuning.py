@@ -9,8 +9,7 @@ from syncpretrain.cluster.group import Group, GroupError
 from syncpretrain.cluster.job import member
 from syncpretrain.errors import WorkerError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.closing import Closing
-from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.pretraining.runtime.layer_process import RemoteTraceback
 from syncpretrain.pretraining.runtime.ranks.messages import (
     GiveShare,

@@ -20,8 +20,7 @@ from contextlib import contextmanager
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels.program import in_turn
 from syncpretrain.learners.cursor import Stopped
-from syncpretrain.parallel.closing import Closing
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
 from syncpretrain.pretraining.runtime.mailbox import Mailbox
 from syncpretrain.pretraining.runtime.messages import failure_of
 from syncpretrain.pretraining.runtime.streamed.base import BaseStreamedLayer, EpochResult, Sharing
