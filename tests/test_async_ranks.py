@@ -10,7 +10,7 @@ from asyncreplicas import SIZE, CountingReplica
 from localranks import local_ranks
 
 from syncpretrain import pretrain
-from syncpretrain.cluster.peers import last_beat
+from syncpretrain.cluster.transport import last_beat
 from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
 from syncpretrain.parallel.replicas.steps import tasks_of

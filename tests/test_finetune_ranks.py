@@ -11,7 +11,7 @@ from localranks import local_ranks
 from scipy import sparse
 
 from syncpretrain import finetune, pretrain
-from syncpretrain.cluster.peers import last_beat
+from syncpretrain.cluster.transport import last_beat
 from syncpretrain.errors import DataError, DivergedError, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import FinetuneEpochFinished
 from syncpretrain.finetuning.network_on_ranks import NetworkOnRanks

@@ -14,8 +14,7 @@ from localranks import local_ranks
 
 from syncpretrain.cluster.group import AgreedStop, Group, GroupError
 from syncpretrain.cluster.local import local_engines
-from syncpretrain.cluster.peers import last_beat
-from syncpretrain.cluster.transport import Transport
+from syncpretrain.cluster.transport import Transport, last_beat
 from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import EpochFinished
 from syncpretrain.kernels.averaging import add_subtrees, add_tree, subtrees

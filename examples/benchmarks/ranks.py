@@ -23,9 +23,8 @@ from functools import partial
 from statistics import median
 
 from syncpretrain.cluster.job import using
-from syncpretrain.cluster.link import Link
 from syncpretrain.cluster.mpi import MPIEngine
-from syncpretrain.cluster.transport import Transport
+from syncpretrain.cluster.transport import Link, Transport
 from syncpretrain.data import load_dataset
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.by_units import ByUnits

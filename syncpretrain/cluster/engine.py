@@ -1,49 +1,37 @@
-"""The engine interface: what moves messages between ranks, and reaches into memory of theirs."""
+"""The engine interface: what moves messages between ranks, and reaches into memory of theirs.
+
+Messages as bytes: an envelope, and the large arrays beside it, which are not copied.
+"""
 
 from __future__ import annotations
 
+import io
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.cluster.packing import Buffer
+__all__ = [
+    "BOOT_ID",
+    "Buffer",
+    "Engine",
+    "Envelope",
+    "Window",
+    "WindowValues",
+    "pack",
+    "sizes_in",
+    "unpack",
+]
 
-__all__ = ["Engine", "Window", "WindowValues"]
 
+# A name of this boot of this machine: with it, ranks find out which of them share one.
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+Buffer = bytes | bytearray | memoryview
 WindowValues = NDArray[np.float32] | NDArray[np.int64]
-
-
-class Window(ABC):
-    """Vectors, one a rank, that every rank reads and changes while their owners do other things.
-
-    An addition to an element is never lost or torn, whatever other ranks do. A call returns when
-    it is done where the vector is; calls of several elements are not one moment to other ranks.
-    Only the thread of the engine calls it, and no element is both added to and fetched with an
-    addition.
-    """
-
-    @abstractmethod
-    def get(self, rank: int, at: int, out: WindowValues) -> None:
-        """Copy elements of a rank's vector from ``at`` on to ``out``."""
-
-    @abstractmethod
-    def put(self, rank: int, at: int, values: WindowValues) -> None:
-        """Set elements of a rank's vector from ``at`` on, which no other rank uses meanwhile."""
-
-    @abstractmethod
-    def add(self, rank: int, at: int, values: WindowValues) -> None:
-        """Add to elements of a rank's vector from ``at`` on."""
-
-    @abstractmethod
-    def fetch_and_add(self, rank: int, at: int, value: int) -> int:
-        """Add to an element of whole numbers; return what it was before, all at one moment."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give it back. Every rank does so; none uses it any more."""
 
 
 class Engine(ABC):
@@ -107,3 +95,81 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Take leave of the other ranks, with nothing under way."""
+
+
+class Window(ABC):
+    """Vectors, one a rank, that every rank reads and changes while their owners do other things.
+
+    An addition to an element is never lost or torn, whatever other ranks do. A call returns when
+    it is done where the vector is; calls of several elements are not one moment to other ranks.
+    Only the thread of the engine calls it, and no element is both added to and fetched with an
+    addition.
+    """
+
+    @abstractmethod
+    def get(self, rank: int, at: int, out: WindowValues) -> None:
+        """Copy elements of a rank's vector from ``at`` on to ``out``."""
+
+    @abstractmethod
+    def put(self, rank: int, at: int, values: WindowValues) -> None:
+        """Set elements of a rank's vector from ``at`` on, which no other rank uses meanwhile."""
+
+    @abstractmethod
+    def add(self, rank: int, at: int, values: WindowValues) -> None:
+        """Add to elements of a rank's vector from ``at`` on."""
+
+    @abstractmethod
+    def fetch_and_add(self, rank: int, at: int, value: int) -> int:
+        """Add to an element of whole numbers; return what it was before, all at one moment."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give it back. Every rank does so; none uses it any more."""
+
+
+APART_BYTES = 1 << 14  # smaller arrays are copied into the envelope
+PROTOCOL = 5  # the first that takes arrays apart
+
+
+class Envelope(NamedTuple):
+    """What is known of a message before its arrays have come.
+
+    ``sent`` is ``time.monotonic()`` of the sender; ``sizes`` are the bytes of the arrays beside it.
+    """
+
+    port: tuple[Any, ...]
+    sent: float
+    sizes: tuple[int, ...]
+    body: bytes
+
+
+def pack(port: tuple[Any, ...], sent: float, thing: Any) -> list[Buffer]:
+    """Return the envelope of a message and its large arrays, which must not change until sent."""
+    apart: list[Buffer] = []
+
+    def stays(buffer: Any) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:  # not in one piece
+            return True
+        if raw.nbytes < APART_BYTES:
+            return True
+        apart.append(raw)
+        return False
+
+    body = io.BytesIO()
+    ForkingPickler(body, PROTOCOL, True, stays).dump(thing)
+    sizes = tuple(memoryview(own).nbytes for own in apart)
+    envelope = Envelope(port, sent, sizes, body.getvalue())
+    return [bytes(ForkingPickler.dumps(tuple(envelope), PROTOCOL)), *apart]
+
+
+def sizes_in(envelope: Buffer) -> tuple[int, ...]:
+    """Return the bytes of each array that belongs to an envelope."""
+    return Envelope(*ForkingPickler.loads(envelope)).sizes
+
+
+def unpack(parts: Sequence[Buffer]) -> tuple[Envelope, Any]:
+    """Return the envelope and the message of received bytes, in which its arrays stay."""
+    envelope = Envelope(*ForkingPickler.loads(parts[0]))
+    return envelope, ForkingPickler.loads(envelope.body, buffers=parts[1:])

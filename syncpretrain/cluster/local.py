@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from syncpretrain.cluster.engine import Engine, Window, WindowValues
-from syncpretrain.cluster.packing import Buffer
+from syncpretrain.cluster.engine import Buffer, Engine, Window, WindowValues
 
 __all__ = ["LocalEngine", "local_engines"]
 

@@ -4,33 +4,53 @@ Large arrays are sent from where they are, in pieces that any MPI library can co
 ``cluster/mpi_window.py``. One thread makes all calls after the start. MPI is asked for
 ``MPI_THREAD_MULTIPLE`` nevertheless, since a script may use MPI itself; without,
 ``MPI_THREAD_SERIALIZED`` will do for scripts that do not.
+
+Bells between the ranks of one machine: they end the sleep of a thread that waits for messages.
+
+MPI has nothing that a thread could sleep on until a message comes. A sender on the same machine
+therefore sends a datagram to a socket of the receiver as well, which has no file; on other
+machines, and where the system has no such sockets, a thread has to look for messages now and then.
+
+Windows of MPI: memory that ranks read and change by one-sided calls.
+
+Of MPI's one-sided calls only those are used that every library gets right: ``MPI_Win_allocate``,
+one passive epoch for as long as a window is open, ``MPI_Put``, ``MPI_Get``, ``MPI_Accumulate`` with
+``MPI_SUM``, and ``MPI_Fetch_and_op`` in windows of its own. ``MPI_Get_accumulate`` aborts Open MPI
+5.0, fences and ``MPI_Win_create`` hang between machines with some versions of libfabric, and sums
+in one window by both ``MPI_Accumulate`` and ``MPI_Fetch_and_op`` are wrong in Open MPI.
+
+Every call ends with ``MPI_Win_flush``. On one machine that needs nothing of the other rank; between
+machines it may wait for the next call of MPI there, since MPICH moves nothing on by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
+import select
+import socket
+import sys
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from syncpretrain.cluster.bells import MARK_BYTES, Bells, machine_mark
-from syncpretrain.cluster.engine import Engine, Window
-from syncpretrain.cluster.mpi_window import MPIWindow
-from syncpretrain.cluster.packing import Buffer, sizes_in
+from syncpretrain.cluster.engine import BOOT_ID, Buffer, Engine, Window, WindowValues, sizes_in
 from syncpretrain.errors import SettingsError
 
-__all__ = ["MPIEngine", "import_mpi"]
+__all__ = ["MARK_BYTES", "Bells", "MPIEngine", "MPIWindow", "import_mpi", "machine_mark"]
+
 
 ENVELOPE_TAG, PIECE_TAG = 1, 2
 LOOKS = 8  # at less than 1 us each; the first ones only move on what is about to arrive
 LARGEST_PIECE = 1 << 30  # MPI before version 4 counts in 32 bits
 INTEL_FABRICS = "I_MPI_FABRICS"  # the variable by which shared memory may be turned off
 INSTALL_MPI = "pip install 'syncpretrain[mpi]' mpich"
-
 _Coming = tuple[int, list[Buffer], list[Any]]  # sender, bytes, and the requests that fill them
 
 
@@ -200,11 +220,6 @@ class MPIEngine(Engine):
         self._coming.append((source, parts, requests))
 
 
-def _pieces(part: Buffer) -> list[memoryview]:
-    whole = memoryview(part).cast("B")
-    return [whole[i : i + LARGEST_PIECE] for i in range(0, len(whole), LARGEST_PIECE)]
-
-
 def import_mpi() -> Any:
     """Return ``mpi4py.MPI``, whose import starts MPI.
 
@@ -229,3 +244,127 @@ def import_mpi() -> Any:
             " mpi4py.rc.thread_level, or set it to 'multiple'"
         )
     return MPI
+
+
+def _pieces(part: Buffer) -> list[memoryview]:
+    whole = memoryview(part).cast("B")
+    return [whole[i : i + LARGEST_PIECE] for i in range(0, len(whole), LARGEST_PIECE)]
+
+
+MARK_BYTES = 16
+NETWORK = "/proc/self/ns/net"
+SHORTEST_POLL = 1e-3  # the system counts the time of a wait for a socket in milliseconds
+
+
+class Bells:
+    """The bell of this rank, and those of the other ranks on its machine.
+
+    Parameters
+    ----------
+    job : bytes
+        Something that no other job has.
+    rank : int
+        Of this process.
+    near : container of int
+        The ranks that can be rung for.
+
+    Raises
+    ------
+    OSError
+        If the system has no such sockets.
+    """
+
+    def __init__(self, job: bytes, rank: int, near: Container[int]) -> None:
+        self._prefix, self._near = f"\0syncpretrain-{job.hex()}-", near
+        self._own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._own.setblocking(False)
+        self._own.bind(f"{self._prefix}{rank}")
+        self._looks = select.poll()
+        self._looks.register(self._own, select.POLLIN)
+
+    def ring(self, rank: int) -> None:
+        """Ring the bell of a rank, if it hears it; any thread may."""
+        if rank in self._near:
+            # Refused where it is not there yet, or has left; one that rings already is full.
+            with contextlib.suppress(OSError):
+                self._own.sendto(b".", f"{self._prefix}{rank}")
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep until this rank's bell rings, or some seconds; return whether it rang."""
+        if seconds < SHORTEST_POLL:
+            time.sleep(seconds)
+        elif not self._looks.poll(int(seconds * 1000)):
+            return False
+        rang = False
+        with contextlib.suppress(BlockingIOError):
+            while self._own.recv(1):
+                rang = True
+        return rang
+
+    def close(self) -> None:
+        """Take the bell away."""
+        self._own.close()
+
+
+def machine_mark() -> bytes:
+    """Return what ranks that hear each other's bells have in common; zeros if there are none."""
+    if sys.platform != "linux":
+        return bytes(MARK_BYTES)
+    try:
+        parts = Path(BOOT_ID).read_text().strip(), str(Path(NETWORK).readlink())
+    except OSError:
+        return bytes(MARK_BYTES)
+    return hashlib.blake2b(" ".join(parts).encode(), digest_size=MARK_BYTES).digest()
+
+
+class MPIWindow(Window):
+    """A window of a communicator.
+
+    Parameters
+    ----------
+    mpi : module
+        ``mpi4py.MPI``.
+    comm : Intracomm
+    lengths : sequence of int
+        Elements of each rank.
+    kind : str
+        ``float32`` or ``int64``.
+    """
+
+    def __init__(self, mpi: Any, comm: Any, lengths: Sequence[int], kind: str) -> None:
+        self._mpi = mpi
+        self._type = {"float32": mpi.FLOAT, "int64": mpi.INT64_T}[kind]
+        width = np.dtype(kind).itemsize
+        self._win = mpi.Win.Allocate(lengths[comm.Get_rank()] * width, width, comm=comm)
+        self._win.Lock_all(mpi.MODE_NOCHECK)  # no rank is ever locked exclusively
+
+    def get(self, rank: int, at: int, out: WindowValues) -> None:
+        """Copy elements of a rank's vector from ``at`` on to ``out``."""
+        self._win.Get([out, self._type], rank, self._place(at, out))
+        self._win.Flush(rank)
+
+    def put(self, rank: int, at: int, values: WindowValues) -> None:
+        """Set elements of a rank's vector from ``at`` on."""
+        self._win.Put([values, self._type], rank, self._place(at, values))
+        self._win.Flush(rank)
+
+    def add(self, rank: int, at: int, values: WindowValues) -> None:
+        """Add to elements of a rank's vector from ``at`` on."""
+        place = self._place(at, values)
+        self._win.Accumulate([values, self._type], rank, place, self._mpi.SUM)
+        self._win.Flush(rank)
+
+    def fetch_and_add(self, rank: int, at: int, value: int) -> int:
+        """Add to an element of whole numbers; return what it was before."""
+        own, found = np.array([value], np.int64), np.empty(1, np.int64)
+        self._win.Fetch_and_op([own, self._type], [found, self._type], rank, at, self._mpi.SUM)
+        self._win.Flush(rank)
+        return int(found[0])
+
+    def close(self) -> None:
+        """Give it back, when every rank does."""
+        self._win.Unlock_all()
+        self._win.Free()
+
+    def _place(self, at: int, values: WindowValues) -> tuple[int, int, Any]:
+        return at, values.size, self._type

@@ -42,136 +42,7 @@ from syncpretrain.parallel.descriptors import PAGE, nameless_memory
 __all__ = ["GradientAverager", "GradientMemory", "Handle", "Layout", "Update", "Worker"]
 
 
-FLOATS_A_LINE = 16  # of 64 bytes, as processors cache them
-TEXT_BYTES = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where in the memory what is found.
-
-    ``counters`` is how many numbers the barrier needs, ``error_texts`` how many reasons.
-    """
-
-    shapes: tuple[tuple[int, ...], ...]
-    shards: int
-    counters: int
-    error_texts: int
-
-    @property
-    def numbers(self) -> int:
-        """The parameters' count n: the flat vector is all arrays, raveled, one after another."""
-        return sum(math.prod(shape) for shape in self.shapes)
-
-    @property
-    def row(self) -> int:
-        """How many float32 numbers from one flat vector to the next: n in whole cache lines."""
-        return FLOATS_A_LINE * math.ceil(max(self.numbers, 1) / FLOATS_A_LINE)
-
-    def offsets(self) -> list[int]:
-        """Return the offsets of counters, error texts, weights and floats, and of the end."""
-        floats = 4 * self.row * (1 + self.shards)
-        offsets = [0]
-        for size in (8 * self.counters, TEXT_BYTES * self.error_texts, 8 * self.shards, floats):
-            offsets.append(offsets[-1] + PAGE * math.ceil(size / PAGE))
-        return offsets
-
-    def slices(self, workers: int) -> list[slice]:
-        """Return each worker's part of the flat vector, in whole cache lines but for its end."""
-        lines = self.row // FLOATS_A_LINE
-        ends = [FLOATS_A_LINE * (lines * rank // workers) for rank in range(workers)]
-        return [slice(a, b) for a, b in zip(ends, [*ends[1:], self.numbers], strict=True)]
-
-    def arrays(self, flat: Array) -> list[Array]:
-        """Return the flat vector as views of the shapes."""
-        views, start = [], 0
-        for shape in self.shapes:
-            size = math.prod(shape)
-            views.append(flat[start : start + size].reshape(shape))
-            start += size
-        return views
-
-
-class GradientMemory:
-    """The memory, mapped. It travels as an argument of a process that is being started.
-
-    Attributes
-    ----------
-    layout : Layout
-    counters : array of int64
-    error_texts : array of uint8, one row a reason
-    weights : array of shape (shards,), float64
-    parameters : array of shape (n,), float32
-    gradients : list of one array of shape (n,) a shard, float32
-    """
-
-    def __init__(self, layout: Layout, memory: mmap.mmap, file: FileIO | None) -> None:
-        self.layout, self._file = layout, file
-        counters, error_texts, weights, floats, _ = layout.offsets()
-        shape = (layout.error_texts, TEXT_BYTES)
-        self.counters: NDArray[np.int64] = np.ndarray(
-            (layout.counters,), np.int64, memory, counters
-        )
-        self.error_texts: NDArray[np.uint8] = np.ndarray(shape, np.uint8, memory, error_texts)
-        self.weights: NDArray[np.float64] = np.ndarray(
-            (layout.shards,), np.float64, memory, weights
-        )
-        rows: Array = np.ndarray((1 + layout.shards, layout.row), np.float32, memory, floats)
-        self.parameters, *self.gradients = (row[: layout.numbers] for row in rows)
-
-    @classmethod
-    def create(cls, layout: Layout) -> GradientMemory:
-        """Return new memory, all 0.
-
-        Raises
-        ------
-        OSError
-            If there is not enough of it.
-        """
-        size = layout.offsets()[-1]
-        if not hasattr(os, "memfd_create"):
-            return cls(layout, mmap.mmap(-1, size), None)
-        file = FileIO(nameless_memory(), "r+")
-        try:
-            # Allocated now: without memory this is an error, not a signal at the first touch.
-            os.posix_fallocate(file.fileno(), 0, size)
-            return cls(layout, mmap.mmap(file.fileno(), size), file)
-        except BaseException:
-            file.close()
-            raise
-
-    def close(self) -> None:
-        """Close the descriptor; the mapping lives as long as an array on it."""
-        if self._file is not None:
-            self._file.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if not hasattr(os, "memfd_create"):
-            raise AveragingError(
-                "a worker cannot go to another process here: that needs memfd_create of Linux; "
-                "let the workers be threads"
-            )
-        if multiprocessing.context.get_spawning_popen() is None:
-            raise AveragingError(
-                "a worker was pickled, which only the start of a process can do; pass it in "
-                'args of multiprocessing.get_context("spawn").Process'
-            )
-        if self._file is None or self._file.closed:
-            raise AveragingError(
-                "a worker was passed on by a process that did not make the averager, or after the "
-                "averager's with block; start the processes inside it, where it was made"
-            )
-        return _map_memory, (self.layout, reduction.DupFd(self._file.fileno()))
-
-
-def _map_memory(layout: Layout, passed: Any) -> GradientMemory:
-    """Map what another process made."""
-    with FileIO(passed.detach(), "r+") as file:
-        return GradientMemory(layout, mmap.mmap(file.fileno(), layout.offsets()[-1]), None)
-
-
 TIMEOUT_SECONDS = 60.0
-
 Update = Callable[[Array, Array, slice], object]
 """Moves a slice of the flat parameters: (parameters, mean gradient, which slice they are)."""
 
@@ -310,13 +181,6 @@ class Handle:
         return _take_handle, (self._memory, self._rank, self._workers, self._timeout)
 
 
-def _take_handle(memory: GradientMemory, rank: int, workers: int, timeout: float) -> Handle:
-    """Take over a rank in another process, which has it from now on."""
-    handle = Handle(memory, rank, workers, timeout)
-    handle._barrier.claim()
-    return handle
-
-
 class Worker:
     """One of the threads or processes.
 
@@ -394,6 +258,128 @@ class Worker:
         return weights
 
 
+FLOATS_A_LINE = 16  # of 64 bytes, as processors cache them
+TEXT_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where in the memory what is found.
+
+    ``counters`` is how many numbers the barrier needs, ``error_texts`` how many reasons.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    shards: int
+    counters: int
+    error_texts: int
+
+    @property
+    def numbers(self) -> int:
+        """The parameters' count n: the flat vector is all arrays, raveled, one after another."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def row(self) -> int:
+        """How many float32 numbers from one flat vector to the next: n in whole cache lines."""
+        return FLOATS_A_LINE * math.ceil(max(self.numbers, 1) / FLOATS_A_LINE)
+
+    def offsets(self) -> list[int]:
+        """Return the offsets of counters, error texts, weights and floats, and of the end."""
+        floats = 4 * self.row * (1 + self.shards)
+        offsets = [0]
+        for size in (8 * self.counters, TEXT_BYTES * self.error_texts, 8 * self.shards, floats):
+            offsets.append(offsets[-1] + PAGE * math.ceil(size / PAGE))
+        return offsets
+
+    def slices(self, workers: int) -> list[slice]:
+        """Return each worker's part of the flat vector, in whole cache lines but for its end."""
+        lines = self.row // FLOATS_A_LINE
+        ends = [FLOATS_A_LINE * (lines * rank // workers) for rank in range(workers)]
+        return [slice(a, b) for a, b in zip(ends, [*ends[1:], self.numbers], strict=True)]
+
+    def arrays(self, flat: Array) -> list[Array]:
+        """Return the flat vector as views of the shapes."""
+        views, start = [], 0
+        for shape in self.shapes:
+            size = math.prod(shape)
+            views.append(flat[start : start + size].reshape(shape))
+            start += size
+        return views
+
+
+class GradientMemory:
+    """The memory, mapped. It travels as an argument of a process that is being started.
+
+    Attributes
+    ----------
+    layout : Layout
+    counters : array of int64
+    error_texts : array of uint8, one row a reason
+    weights : array of shape (shards,), float64
+    parameters : array of shape (n,), float32
+    gradients : list of one array of shape (n,) a shard, float32
+    """
+
+    def __init__(self, layout: Layout, memory: mmap.mmap, file: FileIO | None) -> None:
+        self.layout, self._file = layout, file
+        counters, error_texts, weights, floats, _ = layout.offsets()
+        shape = (layout.error_texts, TEXT_BYTES)
+        self.counters: NDArray[np.int64] = np.ndarray(
+            (layout.counters,), np.int64, memory, counters
+        )
+        self.error_texts: NDArray[np.uint8] = np.ndarray(shape, np.uint8, memory, error_texts)
+        self.weights: NDArray[np.float64] = np.ndarray(
+            (layout.shards,), np.float64, memory, weights
+        )
+        rows: Array = np.ndarray((1 + layout.shards, layout.row), np.float32, memory, floats)
+        self.parameters, *self.gradients = (row[: layout.numbers] for row in rows)
+
+    @classmethod
+    def create(cls, layout: Layout) -> GradientMemory:
+        """Return new memory, all 0.
+
+        Raises
+        ------
+        OSError
+            If there is not enough of it.
+        """
+        size = layout.offsets()[-1]
+        if not hasattr(os, "memfd_create"):
+            return cls(layout, mmap.mmap(-1, size), None)
+        file = FileIO(nameless_memory(), "r+")
+        try:
+            # Allocated now: without memory this is an error, not a signal at the first touch.
+            os.posix_fallocate(file.fileno(), 0, size)
+            return cls(layout, mmap.mmap(file.fileno(), size), file)
+        except BaseException:
+            file.close()
+            raise
+
+    def close(self) -> None:
+        """Close the descriptor; the mapping lives as long as an array on it."""
+        if self._file is not None:
+            self._file.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not hasattr(os, "memfd_create"):
+            raise AveragingError(
+                "a worker cannot go to another process here: that needs memfd_create of Linux; "
+                "let the workers be threads"
+            )
+        if multiprocessing.context.get_spawning_popen() is None:
+            raise AveragingError(
+                "a worker was pickled, which only the start of a process can do; pass it in "
+                'args of multiprocessing.get_context("spawn").Process'
+            )
+        if self._file is None or self._file.closed:
+            raise AveragingError(
+                "a worker was passed on by a process that did not make the averager, or after the "
+                "averager's with block; start the processes inside it, where it was made"
+            )
+        return _map_memory, (self.layout, reduction.DupFd(self._file.fileno()))
+
+
 def _check(arrays: Sequence[object], shards: int, workers: int, timeout: float) -> None:
     if not 1 <= workers <= shards:
         raise SettingsError(
@@ -424,3 +410,16 @@ def _check_memory(layout: Layout) -> None:
             f" about {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free; take smaller"
             " arrays or fewer shards"
         )
+
+
+def _take_handle(memory: GradientMemory, rank: int, workers: int, timeout: float) -> Handle:
+    """Take over a rank in another process, which has it from now on."""
+    handle = Handle(memory, rank, workers, timeout)
+    handle._barrier.claim()
+    return handle
+
+
+def _map_memory(layout: Layout, passed: Any) -> GradientMemory:
+    """Map what another process made."""
+    with FileIO(passed.detach(), "r+") as file:
+        return GradientMemory(layout, mmap.mmap(file.fileno(), layout.offsets()[-1]), None)

@@ -38,124 +38,11 @@ from syncpretrain.parallel.waiting import READY, arrive_and_wait, store_counter,
 __all__ = ["Barrier", "ProcessWatch", "abort", "counters_for", "described", "started"]
 
 
-STATE, STARTED, STATUS = 0, 19, 49  # fields of /proc/PID/stat behind the name; proc(5)
-
-
-def started(pid: int) -> int:
-    """Return when a process was started, in the kernel's ticks; 0 if that cannot be known."""
-    fields = _fields(pid)
-    return int(fields[STARTED]) if fields else 0
-
-
-class ProcessWatch:
-    """The processes that one worker watches. Their descriptors are opened when first asked for."""
-
-    def __init__(self) -> None:
-        self._descriptors: dict[int, int | None] = {}
-
-    def ended(self, pid: int, start: int) -> str | None:
-        """Return how a process ended, or None while it lives; a zombie has ended.
-
-        ``start`` is what :func:`started` returned in that process.
-        """
-        if pid == os.getpid():
-            return None
-        try:
-            if pid not in self._descriptors:
-                self._descriptors[pid] = _opened(pid)
-        except ProcessLookupError:
-            return "died"
-        fields = _fields(pid)
-        if fields and start and int(fields[STARTED]) != start:
-            return "died"  # and its number is another's now
-        descriptor = self._descriptors[pid]
-        if descriptor is None:
-            over = not _exists(pid) or (fields is not None and fields[STATE] in "ZX")
-        else:
-            poll = select.poll()
-            poll.register(descriptor, select.POLLIN)
-            over = bool(poll.poll(0))
-        return f"died{_how(_fields(pid))}" if over else None
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        for descriptor in self._descriptors.values():
-            if descriptor is not None:
-                os.close(descriptor)
-        self._descriptors.clear()
-
-
-def _opened(pid: int) -> int | None:
-    if not hasattr(os, "pidfd_open"):
-        return None
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        raise
-    except OSError:  # an old kernel, a sandbox, or no descriptor left: /proc must do
-        return None
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _fields(pid: int) -> list[str] | None:
-    """Return what the kernel reports of a process; None if it is gone or cannot be read."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-
-
-def _how(fields: list[str] | None) -> str:
-    """Describe how a process ended whose exit status has not been collected."""
-    if fields is None or fields[STATE] != "Z" or len(fields) <= STATUS:
-        return ""
-    status = int(fields[STATUS])  # 0 also if we may not know
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        names = {int(known): known.name for known in signal.Signals}
-        return f": killed by {names.get(number, f'signal {number}')}"
-    return f": exit status {os.WEXITSTATUS(status)}" if status else ""
-
-
 SPIN_SECONDS = 200e-6  # what it costs to nap and be late
 LOOK_SECONDS = 0.05
 WORKER_ROWS = 5  # arrived, process, its start, thread, left: counters of each worker, row by row
 BROKEN_COUNTER = 0  # 0, or 1 + the row of the reason
 FIRST_CELL = 8  # where the workers' counters begin: in another cache line
-
-
-def counters_for(workers: int) -> int:
-    """Return the number of counters that a barrier of ``workers`` ranks needs."""
-    return FIRST_CELL + WORKER_ROWS * workers
-
-
-def abort(
-    counters: NDArray[np.int64], error_texts: NDArray[np.uint8], writer: int, reason: str
-) -> None:
-    """Break the barrier for all ranks, unless it is broken; no rank waits in it again.
-
-    ``writer`` is the row of ``error_texts`` that only the caller writes: a rank, or the last
-    row for the creator of the averager.
-    """
-    if counters[BROKEN_COUNTER]:
-        return
-    text = reason.encode("utf-8", "replace")[: error_texts.shape[1]]
-    error_texts[writer, : len(text)] = np.frombuffer(text, np.uint8)
-    store_counter(counters, BROKEN_COUNTER, writer + 1)
-
-
-def described(error: BaseException) -> str:
-    """Return an exception's type and text."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 class Barrier:
@@ -306,3 +193,116 @@ class Barrier:
         if thread in (0, pid):
             return f"rank {rank} (process {pid})"
         return f"rank {rank} (process {pid}, thread {thread})"
+
+
+def counters_for(workers: int) -> int:
+    """Return the number of counters that a barrier of ``workers`` ranks needs."""
+    return FIRST_CELL + WORKER_ROWS * workers
+
+
+def abort(
+    counters: NDArray[np.int64], error_texts: NDArray[np.uint8], writer: int, reason: str
+) -> None:
+    """Break the barrier for all ranks, unless it is broken; no rank waits in it again.
+
+    ``writer`` is the row of ``error_texts`` that only the caller writes: a rank, or the last
+    row for the creator of the averager.
+    """
+    if counters[BROKEN_COUNTER]:
+        return
+    text = reason.encode("utf-8", "replace")[: error_texts.shape[1]]
+    error_texts[writer, : len(text)] = np.frombuffer(text, np.uint8)
+    store_counter(counters, BROKEN_COUNTER, writer + 1)
+
+
+def described(error: BaseException) -> str:
+    """Return an exception's type and text."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+STATE, STARTED, STATUS = 0, 19, 49  # fields of /proc/PID/stat behind the name; proc(5)
+
+
+class ProcessWatch:
+    """The processes that one worker watches. Their descriptors are opened when first asked for."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[int, int | None] = {}
+
+    def ended(self, pid: int, start: int) -> str | None:
+        """Return how a process ended, or None while it lives; a zombie has ended.
+
+        ``start`` is what :func:`started` returned in that process.
+        """
+        if pid == os.getpid():
+            return None
+        try:
+            if pid not in self._descriptors:
+                self._descriptors[pid] = _opened(pid)
+        except ProcessLookupError:
+            return "died"
+        fields = _fields(pid)
+        if fields and start and int(fields[STARTED]) != start:
+            return "died"  # and its number is another's now
+        descriptor = self._descriptors[pid]
+        if descriptor is None:
+            over = not _exists(pid) or (fields is not None and fields[STATE] in "ZX")
+        else:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            over = bool(poll.poll(0))
+        return f"died{_how(_fields(pid))}" if over else None
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for descriptor in self._descriptors.values():
+            if descriptor is not None:
+                os.close(descriptor)
+        self._descriptors.clear()
+
+
+def started(pid: int) -> int:
+    """Return when a process was started, in the kernel's ticks; 0 if that cannot be known."""
+    fields = _fields(pid)
+    return int(fields[STARTED]) if fields else 0
+
+
+def _opened(pid: int) -> int | None:
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:  # an old kernel, a sandbox, or no descriptor left: /proc must do
+        return None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _fields(pid: int) -> list[str] | None:
+    """Return what the kernel reports of a process; None if it is gone or cannot be read."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def _how(fields: list[str] | None) -> str:
+    """Describe how a process ended whose exit status has not been collected."""
+    if fields is None or fields[STATE] != "Z" or len(fields) <= STATUS:
+        return ""
+    status = int(fields[STATUS])  # 0 also if we may not know
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        names = {int(known): known.name for known in signal.Signals}
+        return f": killed by {names.get(number, f'signal {number}')}"
+    return f": exit status {os.WEXITSTATUS(status)}" if status else ""

@@ -16,6 +16,9 @@ from syncpretrain.errors import StalledError
 __all__ = ["TIMEOUTS", "Closing", "Timeouts"]
 
 
+ClosingT = TypeVar("ClosingT", bound="Closing")
+
+
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """How long the parts of a run wait for each other, in seconds.
@@ -63,9 +66,6 @@ class Timeouts:
 
 
 TIMEOUTS = Timeouts()
-
-
-ClosingT = TypeVar("ClosingT", bound="Closing")
 
 
 class Closing(ABC):

@@ -54,16 +54,7 @@ from syncpretrain.parallel.timeouts import Timeouts
 __all__ = ["Channel", "Failed", "ReplicaPool", "ReplicaThread", "Started", "StartedReplicas"]
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The error of a replica, with which it ends.
-
-    ``trace`` is its traceback in another process, and ``place`` what to call a rank that has it.
-    """
-
-    error: BaseException
-    trace: str = ""
-    place: str = ""
+SOMETHING = b"."
 
 
 class Channel(Protocol):
@@ -89,15 +80,16 @@ class Channel(Protocol):
         ...
 
 
-class _Running:
-    """One replica: its channel, its two vectors as the server has them, and what it is doing."""
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The error of a replica, with which it ends.
 
-    def __init__(self, channel: Channel, fetched: Any, change: Any) -> None:
-        self.channel, self.fetched, self.change = channel, fetched, change
-        self.known = self.pushes = 0  # clock of what it trains on; its pushes so far
-        self.task: Task | None = None
-        self.is_alive = True
-        self.has_rested = False  # while others trained, so that what it has is stale
+    ``trace`` is its traceback in another process, and ``place`` what to call a rank that has it.
+    """
+
+    error: BaseException
+    trace: str = ""
+    place: str = ""
 
 
 class ReplicaPool:
@@ -305,6 +297,17 @@ class ReplicaPool:
         return answer
 
 
+class _Running:
+    """One replica: its channel, its two vectors as the server has them, and what it is doing."""
+
+    def __init__(self, channel: Channel, fetched: Any, change: Any) -> None:
+        self.channel, self.fetched, self.change = channel, fetched, change
+        self.known = self.pushes = 0  # clock of what it trains on; its pushes so far
+        self.task: Task | None = None
+        self.is_alive = True
+        self.has_rested = False  # while others trained, so that what it has is stale
+
+
 Started = Sequence[tuple[Channel, Any, Any]]  # of each: its channel, and its two vectors
 
 
@@ -351,9 +354,6 @@ class StartedReplicas(ABC):
         StalledError
             If one does not end in time.
         """
-
-
-SOMETHING = b"."
 
 
 class ReplicaThread:

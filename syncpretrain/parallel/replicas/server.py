@@ -49,6 +49,10 @@ __all__ = [
 
 MEMORY = 0.95  # of the mean square of changes (Zheng et al. 2017, DC-ASGD-a)
 TINY = np.float32(1e-30)  # keeps 0 / 0 out where nothing has changed yet
+MEAN_SQUARE = "mean_square"
+SERVER_STATE = "server."  # before the names of its state, among those of replicas
+LATE_CHANGE = "waiting"  # before the number of a change that is not applied yet
+VectorT = TypeVar("VectorT", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,120 +96,6 @@ class AsyncRules:
         return pushes % self.period == 0
 
 
-class DelayCompensation:
-    """Compensation of a change for its delay (Zheng et al. 2017).
-
-    A gradient g at the parameters w' is a guess of that at w: g + lambda g*g*(w - w'), where
-    g*g stands for the diagonal of the Hessian. With the adaptive lambda = lambda_0 / sqrt(mean of
-    g*g) and a change d = -rate g the rate drops out, and d becomes
-    d - lambda_0 d*d / sqrt(mean of d*d) (w - w').
-
-    Parameters
-    ----------
-    strength : float
-        lambda_0.
-    mean_square : ndarray of shape (n,), float32
-        Of the changes so far, 0 at first; kept in place.
-    """
-
-    def __init__(self, strength: float, mean_square: Array) -> None:
-        self._strength = np.float32(strength)
-        self.mean_square = mean_square
-        self._scratch = np.empty(min(len(mean_square), LONG_BLOCK), dtype=np.float32)
-
-    def apply(self, change: Array, parameters: Array, fetched: Array) -> None:
-        """Change ``change`` in place, which was made of ``fetched``, for ``parameters``."""
-        for start in range(0, len(change), LONG_BLOCK):
-            block = slice(start, start + LONG_BLOCK)
-            d, mean = change[block], self.mean_square[block]
-            square = np.multiply(d, d, out=self._scratch[: len(d)])
-            mean *= np.float32(MEMORY)
-            mean += np.float32(1 - MEMORY) * square
-            square *= self._strength
-            square /= np.sqrt(mean) + TINY
-            square *= parameters[block] - fetched[block]
-            d -= square
-
-
-SliceWork = Callable[[int], None]  # given the number of a slice
-
-
-class SliceThreads:
-    """Threads that all work their slices at a time.
-
-    Parameters
-    ----------
-    slices : int
-    times : Timeouts
-        Of which ``stall`` is used for a piece of work, and ``join`` for the end.
-    """
-
-    def __init__(self, slices: int, times: Timeouts = TIMEOUTS) -> None:
-        self._times = times
-        self._orders: list[queue.SimpleQueue[SliceWork | None]] = []
-        self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        for number in range(1, slices):
-            orders: queue.SimpleQueue[SliceWork | None] = queue.SimpleQueue()
-            thread = threading.Thread(
-                target=self._serve, args=(number, orders), name=f"syncpretrain-slice-{number + 1}"
-            )
-            self._orders.append(orders)
-            self._threads.append(thread)
-            thread.start()
-
-    def run(self, work: SliceWork) -> None:
-        """Work every slice; return when all are done.
-
-        Raises
-        ------
-        StalledError
-            If a slice is not done in time.
-        """
-        for orders in self._orders:
-            orders.put(work)
-        errors = [_attempt(work, 0), *(self._answer() for _ in self._orders)]
-        for error in errors:
-            if error is not None:
-                raise error
-
-    def close(self) -> None:
-        """End the threads."""
-        for orders in self._orders:
-            orders.put(None)
-        for thread in self._threads:
-            thread.join(self._times.join)
-        if any(thread.is_alive() for thread in self._threads):
-            raise StalledError("a slice of the parameter server did not end its work")
-
-    def _answer(self) -> BaseException | None:
-        try:
-            return self._done.get(timeout=self._times.stall)
-        except queue.Empty:
-            raise StalledError(
-                f"a slice of the parameter server was not done in {self._times.stall:g} s"
-            ) from None
-
-    def _serve(self, number: int, orders: queue.SimpleQueue[SliceWork | None]) -> None:
-        while (work := orders.get()) is not None:
-            self._done.put(_attempt(work, number))
-
-
-def _attempt(work: SliceWork, number: int) -> BaseException | None:
-    """Work a slice; return the error, which the caller of all raises."""
-    try:
-        work(number)
-    except BaseException as error:
-        return error
-    return None
-
-
-MEAN_SQUARE = "mean_square"
-SERVER_STATE = "server."  # before the names of its state, among those of replicas
-LATE_CHANGE = "waiting"  # before the number of a change that is not applied yet
-VectorT = TypeVar("VectorT", contravariant=True)
-
-
 class Push(NamedTuple):
     """What became of a push: its staleness, and whether its change was taken."""
 
@@ -247,38 +137,6 @@ class Server(Protocol[VectorT]):
     def add_late(self, state: Mapping[str, Array]) -> None:
         """Add the changes that wait in the state of replicas that took turns."""
         ...
-
-
-def slices_of(size: int, count: int) -> list[slice]:
-    """Return ``count`` slices of about the same length, one after the other."""
-    ends = [size * i // count for i in range(count + 1)]
-    return [slice(ends[i], ends[i + 1]) for i in range(count)]
-
-
-class ServerSlice:
-    """A slice of the parameters, changed in place by its owner.
-
-    Parameters
-    ----------
-    parameters, mean_square : ndarray of shape (n,), float32
-        The second is what the compensation remembers.
-    rules : AsyncRules
-    """
-
-    def __init__(self, parameters: Array, mean_square: Array, rules: AsyncRules) -> None:
-        self.parameters, self.mean_square = parameters, mean_square
-        self._compensation: DelayCompensation | None = None
-        if rules.compensation:
-            self._compensation = DelayCompensation(rules.compensation, mean_square)
-
-    def add(self, change: Array, share: float, fetched: Array) -> None:
-        """Add a share of a change of the parameters ``fetched``, compensated; use it up."""
-        with np.errstate(over="ignore", invalid="ignore"):  # who trains looks at the result
-            if self._compensation is not None:
-                self._compensation.apply(change, self.parameters, fetched)
-            if share != 1:
-                change *= np.float32(share)
-            self.parameters += change
 
 
 class ParameterServer:
@@ -379,3 +237,143 @@ class ParameterServer:
                 work(own, part)
         else:
             self._threads.run(lambda i: work(*self._parts[i]))
+
+
+class ServerSlice:
+    """A slice of the parameters, changed in place by its owner.
+
+    Parameters
+    ----------
+    parameters, mean_square : ndarray of shape (n,), float32
+        The second is what the compensation remembers.
+    rules : AsyncRules
+    """
+
+    def __init__(self, parameters: Array, mean_square: Array, rules: AsyncRules) -> None:
+        self.parameters, self.mean_square = parameters, mean_square
+        self._compensation: DelayCompensation | None = None
+        if rules.compensation:
+            self._compensation = DelayCompensation(rules.compensation, mean_square)
+
+    def add(self, change: Array, share: float, fetched: Array) -> None:
+        """Add a share of a change of the parameters ``fetched``, compensated; use it up."""
+        with np.errstate(over="ignore", invalid="ignore"):  # who trains looks at the result
+            if self._compensation is not None:
+                self._compensation.apply(change, self.parameters, fetched)
+            if share != 1:
+                change *= np.float32(share)
+            self.parameters += change
+
+
+class DelayCompensation:
+    """Compensation of a change for its delay (Zheng et al. 2017).
+
+    A gradient g at the parameters w' is a guess of that at w: g + lambda g*g*(w - w'), where
+    g*g stands for the diagonal of the Hessian. With the adaptive lambda = lambda_0 / sqrt(mean of
+    g*g) and a change d = -rate g the rate drops out, and d becomes
+    d - lambda_0 d*d / sqrt(mean of d*d) (w - w').
+
+    Parameters
+    ----------
+    strength : float
+        lambda_0.
+    mean_square : ndarray of shape (n,), float32
+        Of the changes so far, 0 at first; kept in place.
+    """
+
+    def __init__(self, strength: float, mean_square: Array) -> None:
+        self._strength = np.float32(strength)
+        self.mean_square = mean_square
+        self._scratch = np.empty(min(len(mean_square), LONG_BLOCK), dtype=np.float32)
+
+    def apply(self, change: Array, parameters: Array, fetched: Array) -> None:
+        """Change ``change`` in place, which was made of ``fetched``, for ``parameters``."""
+        for start in range(0, len(change), LONG_BLOCK):
+            block = slice(start, start + LONG_BLOCK)
+            d, mean = change[block], self.mean_square[block]
+            square = np.multiply(d, d, out=self._scratch[: len(d)])
+            mean *= np.float32(MEMORY)
+            mean += np.float32(1 - MEMORY) * square
+            square *= self._strength
+            square /= np.sqrt(mean) + TINY
+            square *= parameters[block] - fetched[block]
+            d -= square
+
+
+def slices_of(size: int, count: int) -> list[slice]:
+    """Return ``count`` slices of about the same length, one after the other."""
+    ends = [size * i // count for i in range(count + 1)]
+    return [slice(ends[i], ends[i + 1]) for i in range(count)]
+
+
+SliceWork = Callable[[int], None]  # given the number of a slice
+
+
+class SliceThreads:
+    """Threads that all work their slices at a time.
+
+    Parameters
+    ----------
+    slices : int
+    times : Timeouts
+        Of which ``stall`` is used for a piece of work, and ``join`` for the end.
+    """
+
+    def __init__(self, slices: int, times: Timeouts = TIMEOUTS) -> None:
+        self._times = times
+        self._orders: list[queue.SimpleQueue[SliceWork | None]] = []
+        self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        for number in range(1, slices):
+            orders: queue.SimpleQueue[SliceWork | None] = queue.SimpleQueue()
+            thread = threading.Thread(
+                target=self._serve, args=(number, orders), name=f"syncpretrain-slice-{number + 1}"
+            )
+            self._orders.append(orders)
+            self._threads.append(thread)
+            thread.start()
+
+    def run(self, work: SliceWork) -> None:
+        """Work every slice; return when all are done.
+
+        Raises
+        ------
+        StalledError
+            If a slice is not done in time.
+        """
+        for orders in self._orders:
+            orders.put(work)
+        errors = [_attempt(work, 0), *(self._answer() for _ in self._orders)]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def close(self) -> None:
+        """End the threads."""
+        for orders in self._orders:
+            orders.put(None)
+        for thread in self._threads:
+            thread.join(self._times.join)
+        if any(thread.is_alive() for thread in self._threads):
+            raise StalledError("a slice of the parameter server did not end its work")
+
+    def _answer(self) -> BaseException | None:
+        try:
+            return self._done.get(timeout=self._times.stall)
+        except queue.Empty:
+            raise StalledError(
+                f"a slice of the parameter server was not done in {self._times.stall:g} s"
+            ) from None
+
+    def _serve(self, number: int, orders: queue.SimpleQueue[SliceWork | None]) -> None:
+        while (work := orders.get()) is not None:
+            self._done.put(_attempt(work, number))
+
+
+def _attempt(work: SliceWork, number: int) -> BaseException | None:
+    """Work a slice; return the error, which the caller of all raises."""
+    try:
+        work(number)
+    except BaseException as error:
+        return error
+    return None
