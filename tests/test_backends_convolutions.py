@@ -28,7 +28,7 @@ from syncpretrain.kernels.convolution import (
 )
 from syncpretrain.kernels.probabilistic_pooling import block_means, block_sums, draw_blocks
 from syncpretrain.kernels.remembered_places import convolve_at
-from syncpretrain.learners.probabilistic_rbm import convolutional_rbm
+from syncpretrain.learners.convolution import convolutional_rbm
 from syncpretrain.learners.rbm import RBMSettings
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.settings import MomentumSchedule, settings_from

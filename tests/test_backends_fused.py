@@ -25,10 +25,9 @@ from syncpretrain.backends.fused import FusedArrays, Pace
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.kernels.precision import PRECISIONS, rounded_tf32
 from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.fused_step import FusedDivergence, fused_step_of
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.select import step_for
-from syncpretrain.learners.steps import WholeStep, load_state
+from syncpretrain.learners.steps import FusedDivergence, WholeStep, fused_step_of, load_state
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
 

@@ -17,7 +17,7 @@ from syncpretrain.events import FinetuneEpochFinished
 from syncpretrain.finetuning.network_on_ranks import NetworkOnRanks
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.state import read_finetune_state, write_finetune_state
-from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
+from syncpretrain.learners.on_ranks import ByExamplesOnRanks
 from syncpretrain.settings import Settings, moved_elsewhere, off_ranks, replaced, settings_from
 
 USUAL = {"epochs": 2, "batch_size": 30, "seed": 3, "warn": False}

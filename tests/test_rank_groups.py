@@ -18,7 +18,7 @@ from syncpretrain.cluster.transport import Transport, last_beat
 from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import EpochFinished
 from syncpretrain.kernels.averaging import add_subtrees, add_tree, subtrees
-from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
+from syncpretrain.learners.on_ranks import ByExamplesOnRanks
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import build_learner, step_on_ranks

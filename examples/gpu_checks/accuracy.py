@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from gpu_checks.bench import Bench, Table
 from syncpretrain.kernels.dispatch import multiply
-from syncpretrain.learners.fused_step import FusedDivergence
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.select import step_for
+from syncpretrain.learners.steps import FusedDivergence
 from syncpretrain.rng import Address, Purpose
 
 __all__ = ["accuracy"]

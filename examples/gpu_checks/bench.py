@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.backends.recorder import Recorder
-from syncpretrain.learners.fused_step import FusedDivergence
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.select import step_for
-from syncpretrain.learners.steps import WholeStep
+from syncpretrain.learners.steps import FusedDivergence, WholeStep
 from syncpretrain.settings import MomentumSchedule
 
 __all__ = ["Bench", "BlocksOfSteps", "Table", "Times", "rst_table", "seconds_of"]

@@ -1,6 +1,7 @@
-"""The engine interface: what moves messages between ranks, and reaches into memory of theirs.
+"""The engine interface: messages and windows between ranks, and the bytes of a message.
 
-Messages as bytes: an envelope, and the large arrays beside it, which are not copied.
+An engine moves messages from rank to rank and reaches into memory of other ranks. A message is an
+envelope and the large arrays beside it, which are sent from where they are.
 """
 
 from __future__ import annotations

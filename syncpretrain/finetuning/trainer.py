@@ -35,8 +35,7 @@ from syncpretrain.finetuning.trainable import Trainable
 from syncpretrain.finetuning.tuning_blocks import TuningBlocks
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import Phases
-from syncpretrain.learners.cursor import Cursor
-from syncpretrain.learners.error_sum import ErrorSum
+from syncpretrain.learners.cursor import Cursor, ErrorSum
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorHistory, Observed
 

@@ -15,9 +15,8 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
 from syncpretrain.kernels.conditions import conditions_of, impose
-from syncpretrain.learners.base import Learner
-from syncpretrain.learners.first_dense import first_dense
-from syncpretrain.learners.learner_settings import LearnerSettings
+from syncpretrain.learners.base import Learner, LearnerSettings
+from syncpretrain.learners.first_layers import first_dense
 from syncpretrain.rng import Address, Purpose
 
 __all__ = ["Autoencoder", "AutoencoderSettings", "BaseAutoencoder"]

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
-from dataclasses import replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -28,12 +28,12 @@ from syncpretrain.kernels.contrastive_divergence import momentum_step, momentum_
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.precision import PRECISIONS
-from syncpretrain.learners.flat import FlatParameters
-from syncpretrain.learners.learner_settings import LearnerSettings
 from syncpretrain.models.layer import Layer
+from syncpretrain.settings.momentum import MomentumSchedule
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["Learner"]
+__all__ = ["FlatParameters", "Learner", "LearnerSettings"]
+
 
 L = TypeVar("L", bound="Learner")
 PARAMETERS = ("weight", "visible_bias", "hidden_bias", "decoder_weight")  # in their order
@@ -294,3 +294,80 @@ class Learner(ABC):
         arrays = dict(snapshot.to(self.backend.asarray).parameters())
         for name, array in self._now.parameters():
             np.copyto(array, arrays[name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSettings:
+    """Settings of one layer's training that every model has.
+
+    ``missing`` says whether entries of its input may be missing, marked by
+    :func:`syncpretrain.data.visible.mark_missing`. ``precision`` is that of products: see
+    :mod:`syncpretrain.kernels.precision`.
+    """
+
+    batch_size: int
+    learning_rate: float
+    momentum: MomentumSchedule
+    weight_decay: float = 0.0
+    l1: float = 0.0
+    hidden_units: str = "bernoulli"
+    visible_units: str = "bernoulli"
+    visible_bias: str = "zero"
+    missing: bool = False
+    seed: int = 0
+    precision: str = "float32"
+
+    @property
+    def is_conditioned(self) -> bool:
+        """Whether visible means depend on more than the hidden units: blocks, missing entries."""
+        return self.missing or kind_of(self.visible_units).blocks is not None
+
+    def kinds(self, model: str) -> dict[str, str]:
+        """Return what a layer of a model is, beside its arrays."""
+        kinds = {"hidden_units": self.hidden_units, "visible_units": self.visible_units}
+        return kinds | {"model": model}
+
+
+ALIGNED = 4  # numbers, which are 16 bytes
+
+
+class FlatParameters:
+    """Flat arrays in which the parameters of a layer lie.
+
+    Parameters
+    ----------
+    given : dict of str to ndarray
+        The parameters by name, which are copied to the backend on the current stream.
+    backend : Backend
+
+    Attributes
+    ----------
+    parameters, gradients, velocities : ndarray of shape (n,)
+        The last two are 0 at first.
+    weights : int
+        How many numbers there are before the biases.
+    """
+
+    def __init__(self, given: Mapping[str, Array], backend: Backend) -> None:
+        self._backend = backend
+        self._places: dict[str, tuple[slice, tuple[int, ...]]] = {}
+        at = self.weights = 0
+        for name in sorted(given, key=lambda name: given[name].ndim == 1):
+            size, shape = given[name].size, given[name].shape
+            self._places[name] = slice(at, at + size), shape
+            at += -(-size // ALIGNED) * ALIGNED
+            if len(shape) > 1:
+                self.weights = at
+        self.parameters, self.gradients, self.velocities = (backend.zeros(at) for _ in range(3))
+        for name, own in self.views(self.parameters).items():
+            np.copyto(own, backend.asarray(given[name]))
+
+    def part(self) -> FlatParameters:
+        """Return the same parameters with gradients of a shard."""
+        part = copy.copy(self)
+        part.gradients = self._backend.zeros(len(self.parameters))
+        return part
+
+    def views(self, vector: Array) -> dict[str, Array]:
+        """Return by name the arrays that lie in one of the flat ones."""
+        return {name: vector[own].reshape(shape) for name, (own, shape) in self._places.items()}

@@ -27,8 +27,7 @@ from syncpretrain.backends.host_rows import HostRows
 from syncpretrain.kernels.arrays import Array, slices_of
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.kernels.shard_steps import sum_in_order, tree_steps
-from syncpretrain.learners.base import Learner
-from syncpretrain.learners.flat import FlatParameters
+from syncpretrain.learners.base import FlatParameters, Learner
 
 __all__ = ["ByExamplesOnDevices"]
 

@@ -14,8 +14,7 @@ from syncpretrain.data.order import shuffled, steps_per_epoch
 from syncpretrain.errors import DivergedError
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.cursor import Cursor, Stopped
-from syncpretrain.learners.error_sum import ErrorSum
+from syncpretrain.learners.cursor import Cursor, ErrorSum, Stopped
 from syncpretrain.learners.steps import Step
 from syncpretrain.units.kinds import kind_of
 

@@ -1,4 +1,8 @@
-"""A restricted Boltzmann machine, trained by contrastive divergence or its persistent kind."""
+"""A restricted Boltzmann machine, trained by contrastive divergence or its persistent kind.
+
+:class:`BaseRBM` has the chains and leaves the products to its subclasses: :class:`RBM` multiplies
+dense rows, :class:`SparseRBM` rows that are mostly zeros.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.binary_products import binary_product
 from syncpretrain.kernels.conditions import conditions_of, draw_words, impose
 from syncpretrain.kernels.contrastive_divergence import (
     phase_differences,
@@ -20,15 +25,16 @@ from syncpretrain.kernels.contrastive_divergence import (
 from syncpretrain.kernels.documents import error_of_means, reconstruct
 from syncpretrain.kernels.joined import means_and_differences
 from syncpretrain.kernels.losses import squared_error
-from syncpretrain.learners.base import Learner
-from syncpretrain.learners.first_dense import first_dense
-from syncpretrain.learners.learner_settings import LearnerSettings
+from syncpretrain.kernels.sparse_products import sparse_product, transposed_product
+from syncpretrain.learners.base import Learner, LearnerSettings
+from syncpretrain.learners.first_layers import first_dense
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import LayerShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["INITIAL_SPREAD", "RBM", "BaseRBM", "RBMSettings"]
+__all__ = ["INITIAL_SPREAD", "RBM", "BaseRBM", "RBMSettings", "SparseRBM"]
+
 
 INITIAL_SPREAD = 0.01  # standard deviation of the first weights (Hinton 2010, section 8)
 ERROR_SHARE = 10  # one example in ten is reconstructed for the error of persistent chains
@@ -294,3 +300,53 @@ class RBM(BaseRBM):
         """Start velocities, persistent chains and mean activities anew."""
         super().restart()
         self._activity.fill(self._target)
+
+
+class SparseRBM(RBM):
+    """An RBM whose examples are mostly zeros; see :class:`RBM`.
+
+    A minibatch is a dense array, but two of its five products, those with the data, are sparse.
+    Documents, which are drawn, reconstructions that are sampled, and the states of persistent
+    chains are sparse too: then only the product down to the visible units is dense. Of hidden
+    states that are 0 or 1 it is a sum of weights, which are added several at once.
+    """
+
+    _reads_data = False  # the product up that comes next
+
+    @property
+    def _draws_states(self) -> bool:
+        blocks = kind_of(self.settings.visible_units).blocks
+        are_documents = blocks is not None and blocks.are_counts
+        return are_documents or self.settings.sampled or self.settings.persistent
+
+    def gradient(
+        self,
+        X: Array,
+        rows: NDArray[np.intp],
+        *,
+        epoch: int,
+        step: int,
+        examples: int | None = None,
+    ) -> float:
+        """Fill the gradients; the first product is that with the data."""
+        self._reads_data = True
+        return super().gradient(X, rows, epoch=epoch, step=step, examples=examples)
+
+    def _up(self, v: Array, *, out: Array) -> Array:
+        reads_data, self._reads_data = self._reads_data, False
+        if not (reads_data or self._draws_states):
+            return super()._up(v, out=out)
+        sparse_product(v, self.weight, out=out)
+        return out
+
+    def _down(self, h: Array, *, out: Array) -> Array:
+        binary_product(h, self.weight, out=out)
+        return out
+
+    def _correlate(self, v: Array, h: Array, *, out: Array) -> None:
+        if self._draws_states:
+            transposed_product(v, h, out=out)
+            return
+        n = len(v) // 2
+        super()._correlate(v[n:], h[n:], out=out)
+        transposed_product(v[:n], h[:n], out=out, adds=True)

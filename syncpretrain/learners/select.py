@@ -9,11 +9,9 @@ from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_examples_on_devices import ByExamplesOnDevices
 from syncpretrain.learners.by_filters import by_filters
 from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.convolution import ConvolutionalAutoencoder
-from syncpretrain.learners.convolutional_rbm import ConvolutionalRBM
-from syncpretrain.learners.fused_step import fused_step_of
+from syncpretrain.learners.convolution import ConvolutionalAutoencoder, ConvolutionalRBM
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.learners.steps import Step, WholeStep
+from syncpretrain.learners.steps import Step, WholeStep, fused_step_of
 
 __all__ = ["is_plain", "step_for"]
 

@@ -12,16 +12,13 @@ from syncpretrain.errors import CheckpointError
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples
-from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
 from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.by_units_on_ranks import ByUnitsOnRanks
-from syncpretrain.learners.convolution import ConvolutionalAutoencoder
+from syncpretrain.learners.convolution import ConvolutionalAutoencoder, convolutional_rbm
 from syncpretrain.learners.drift import Outputs
 from syncpretrain.learners.early_stopping import EarlyStopping
-from syncpretrain.learners.probabilistic_rbm import convolutional_rbm
-from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.on_ranks import ByExamplesOnRanks, ByUnitsOnRanks
+from syncpretrain.learners.rbm import RBM, RBMSettings, SparseRBM
 from syncpretrain.learners.select import step_for
-from syncpretrain.learners.sparse_rbm import SparseRBM
 from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.runtime.layer_state import LayerState

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from syncpretrain import __version__
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Observer, RunFinished, RunStarted
-from syncpretrain.learners.first_stack import untrained_stack
+from syncpretrain.learners.first_layers import untrained_stack
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import Observed
 from syncpretrain.pretraining.build_data import build_data

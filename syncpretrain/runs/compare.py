@@ -15,7 +15,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
-from syncpretrain.learners.first_stack import untrained_stack
+from syncpretrain.learners.first_layers import untrained_stack
 from syncpretrain.models.prediction import accuracies
 from syncpretrain.models.reconstruction import stack_error
 from syncpretrain.models.stack import Stack
@@ -103,7 +103,7 @@ def compare(
 def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Stack:
     """Return a stack whose weights are random and whose biases are 0.
 
-    See :func:`syncpretrain.learners.first_stack.untrained_stack`.
+    See :func:`syncpretrain.learners.first_layers.untrained_stack`.
     """
     bounded = kind_of(settings.visible_units).is_unit_interval
     scaling = None if bounded else Scaling.of(data.train)
