@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from backends import BACKENDS, backend_of
 from devicedraws import DeviceNumbers
+from syncpretrain.kernels.joined import means_and_differences, means_and_error
 from unitkinds import KINDS, MEANS, RBM_UNITS, SLOPES, UNITS
 
 from syncpretrain.backends.base import device_of
@@ -25,7 +26,6 @@ from syncpretrain.kernels.contrastive_divergence import (
     sample_states,
     statistics,
 )
-from syncpretrain.kernels.joined import means_and_differences, means_and_error
 from syncpretrain.kernels.losses import squared_error, wrong
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
 from syncpretrain.rng import Address, Purpose

@@ -18,7 +18,7 @@ from syncpretrain.backends import cuda_peers, cupy_backend, recorder
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.host_rows import HostRows
 from syncpretrain.errors import RunInterrupted, SettingsError
-from syncpretrain.kernels.shard_steps import sum_in_order, tree_steps
+from syncpretrain.kernels.averaging import sum_in_order, tree_steps
 from syncpretrain.learners import by_examples_on_devices
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples

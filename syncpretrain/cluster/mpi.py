@@ -1,7 +1,7 @@
 """The engine on MPI, through mpi4py: two-sided messages on a communicator of our own.
 
-Large arrays are sent from where they are, in pieces that any MPI library can count. Windows are in
-``cluster/mpi_window.py``. One thread makes all calls after the start. MPI is asked for
+Large arrays are sent from where they are, in pieces that any MPI library can count. Windows are
+:class:`MPIWindow`. One thread makes all calls after the start. MPI is asked for
 ``MPI_THREAD_MULTIPLE`` nevertheless, since a script may use MPI itself; without,
 ``MPI_THREAD_SERIALIZED`` will do for scripts that do not.
 

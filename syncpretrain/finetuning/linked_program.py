@@ -19,8 +19,7 @@ from syncpretrain.finetuning.chain import Columns
 from syncpretrain.finetuning.sections import Buffers, Section
 from syncpretrain.finetuning.trainable import Follow
 from syncpretrain.kernels.arrays import BLOCK, Array, blocks_in, slices_of
-from syncpretrain.kernels.operations import Operation
-from syncpretrain.kernels.output_operations import output_operations
+from syncpretrain.kernels.operations import Operation, output_operations
 from syncpretrain.units.kinds import kind_of
 
 __all__ = ["forward_phases", "shard_gradients", "step_phases"]

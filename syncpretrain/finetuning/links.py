@@ -14,7 +14,7 @@ import numpy as np
 
 from syncpretrain.finetuning.chain import Affine, Columns, Link, Site
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.lowering import scratch_size
+from syncpretrain.kernels.convolution import scratch_size
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.models.convolution import ConvolutionalLayer
 from syncpretrain.models.layer import Layer

@@ -14,8 +14,7 @@ from syncpretrain.backends.base import Backend
 from syncpretrain.finetuning.trainable import Follow
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
-from syncpretrain.kernels.operations import Operation
-from syncpretrain.kernels.output_operations import output_operations
+from syncpretrain.kernels.operations import Operation, output_operations
 from syncpretrain.kernels.precision import Precision
 from syncpretrain.kernels.program import Program
 from syncpretrain.units.kinds import kind_of

@@ -1,4 +1,4 @@
-"""Sums and means of the gradients of several shards, in a fixed tree."""
+"""Sums and means of the gradients of several shards in a fixed tree, and the update along a sum."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from syncpretrain.kernels.arrays import BLOCK, Array
+from syncpretrain.kernels.contrastive_divergence import momentum_steps
+from syncpretrain.kernels.dispatch import accelerated
 
-__all__ = ["add_subtrees", "add_tree", "subtrees", "tree_mean"]
+__all__ = ["add_subtrees", "add_tree", "subtrees", "sum_in_order", "tree_mean", "tree_steps"]
+
 
 Leaf = tuple[Array, "np.float32 | None"]  # a part and its factor
 
@@ -53,12 +56,6 @@ def add_subtrees(sums: Mapping[range, Array], whole: range) -> Array:
     return left
 
 
-def _halves(whole: range) -> tuple[range, range]:
-    """Return the two subtrees of a tree; the first has the largest power of 2 of its leaves."""
-    middle = whole.start + (1 << (len(whole) - 1).bit_length() - 1)
-    return range(whole.start, middle), range(middle, whole.stop)
-
-
 def tree_mean(
     parts: Sequence[Array], *, out: Array, weights: Sequence[float] | None = None
 ) -> Array:
@@ -99,6 +96,50 @@ def tree_mean(
         elif total is not into:
             np.copyto(into, total)
     return out
+
+
+@accelerated
+def tree_steps(
+    parameters: Array,
+    gradients: Sequence[Array],
+    velocities: Array,
+    *,
+    part: slice,
+    weights: int,
+    momentum: float,
+    learning_rate: float,
+    weight_decay: float = 0.0,
+    l1: float = 0.0,
+) -> None:
+    """Ascend with a part of flat vectors, along the sum of the gradients of several shards.
+
+    They are added as by :func:`syncpretrain.kernels.averaging.add_tree`, and left as they are. Of
+    the whole vectors the first ``weights`` numbers decay; see
+    :func:`syncpretrain.kernels.contrastive_divergence.momentum_steps`.
+    """
+    total = add_tree([gradient[part].copy() for gradient in gradients])
+    momentum_steps(
+        parameters[part],
+        total,
+        velocities[part],
+        weights=max(0, min(weights, part.stop) - part.start),
+        momentum=momentum,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        l1=l1,
+    )
+
+
+@accelerated
+def sum_in_order(numbers: Array) -> float:
+    """Return the sum of a vector of float64, added from its first number on."""
+    return float(sum(numbers.tolist()))
+
+
+def _halves(whole: range) -> tuple[range, range]:
+    """Return the two subtrees of a tree; the first has the largest power of 2 of its leaves."""
+    middle = whole.start + (1 << (len(whole) - 1).bit_length() - 1)
+    return range(whole.start, middle), range(middle, whole.stop)
 
 
 def _sum(leaves: Sequence[Leaf], out: Array, spare: list[Array]) -> Array | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated, multiply
 from syncpretrain.rng import Address
@@ -17,6 +18,7 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "draw_noise",
+    "means_and_differences",
     "momentum_step",
     "momentum_steps",
     "phase_differences",
@@ -107,6 +109,18 @@ def phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: int
     sum_rows(h[:n], out=db)
     db -= sum_rows(h[n:], out=np.empty_like(db))
     db /= np.float32(examples)
+
+
+@accelerated
+def means_and_differences(
+    v: Array, h: Array, bias: Array, units: str, *, da: Array, db: Array, examples: int
+) -> None:
+    """Do what :func:`phase_differences` does, where h1 are inputs of units without their bias.
+
+    These become means.
+    """
+    means(h[len(h) // 2 :], bias, units)
+    phase_differences(v, h, da=da, db=db, examples=examples)
 
 
 def statistics(

@@ -1,14 +1,18 @@
-"""Convolutions: lowering to matrices, pooling, and the three products of a step.
+"""Convolutions and pooling: the three products of a step, their pieces, and their scratch memory.
 
 Symbols: B examples; an image has C channels, a filter k x k weights a channel; F filters make maps
-of P positions each, which pooling makes Q. The weights are a matrix of shape (k k C, F), whose rows
-are ordered by place in the filter, then by channel. Maps are arrays of shape (B P, F). In G groups
+of P positions each, which pooling makes Q. The weights are a matrix of shape (k k C, F) with rows
+ordered by place in the filter, then by channel. Maps are arrays of shape (B P, F). In G groups
 the first F / G filters read the first C / G channels, and so on: the matrix has k k C / G rows.
 What a layer hands up has shape (B, Q F), ordered by position, then by filter. Its units read the
 pooled maps: f(pool(x W) + b), which for the maximum is the pooled f(x W + b).
 
 As in all networks that are called so, the filters are not turned round: a convolution here is
 a cross-correlation. All functions take float32 or float64, one kind at a time.
+
+Probabilistic max pooling (Lee et al. 2009) lets at most one unit of a block be on. With the inputs
+I of the units of a block, unit k is on with probability exp(I_k) / (1 + sum_j exp(I_j)), and none
+with 1 over that sum. The pooled unit is on if one of them is.
 """
 
 from __future__ import annotations
@@ -18,16 +22,19 @@ from dataclasses import replace
 import numpy as np
 
 from syncpretrain.kernels.activations import activate, means
-from syncpretrain.kernels.arrays import Array, slices_of
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
 from syncpretrain.kernels.dispatch import accelerated
-from syncpretrain.kernels.lowering import scratch_size
 from syncpretrain.kernels.precision import factors
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = [
+    "block_means",
+    "block_sums",
     "convolve",
+    "convolve_at",
     "convolve_back",
     "convolve_gradient",
+    "draw_blocks",
     "groups_of",
     "lowered",
     "of_group",
@@ -41,86 +48,10 @@ __all__ = [
 ]
 
 
-def lowered(x: Array, shape: ConvolutionShape) -> Array:
-    """Return what the filters see: an array of shape (B P, k k C), a row a position.
-
-    ``x`` of shape (B, visible units) holds images.
-    """
-    images = np.pad(_images(x, shape), ((0, 0), (shape.pad,) * 2, (shape.pad,) * 2, (0, 0)))
-    views = np.lib.stride_tricks.sliding_window_view(images, (shape.size,) * 2, axis=(1, 2))
-    # (B, rows, columns, C, k, k) to (B, rows, columns, k, k, C)
-    lying = np.ascontiguousarray(np.moveaxis(views, 3, -1))
-    return lying.reshape(-1, shape.size**2 * shape.channels)
-
-
-def raised(columns: Array, shape: ConvolutionShape, *, out: Array) -> Array:
-    """Add up what each filter says of a number of the images: the transposed of :func:`lowered`.
-
-    ``columns`` has shape (B P, k k C), ``out`` of shape (B, visible units) is filled.
-    """
-    pad, size, rows, width = shape.pad, shape.size, shape.map_height, shape.map_width
-    parts = columns.reshape(-1, rows, width, size, size, shape.channels)
-    padded = np.zeros(
-        (len(parts), shape.height + 2 * pad, shape.width + 2 * pad, shape.channels),
-        dtype=columns.dtype,
-    )
-    for i in range(size):
-        for j in range(size):
-            padded[:, i : i + rows, j : j + width] += parts[:, :, :, i, j]
-    inside = padded[:, pad : pad + shape.height, pad : pad + shape.width]
-    np.copyto(_images(out, shape), inside)
-    return out
-
-
-def pool(maps: Array, shape: ConvolutionShape, *, out: Array, places: Array) -> Array:
-    """Fill ``out`` with the largest number of each block of a map, or with their mean.
-
-    Parameters
-    ----------
-    maps : ndarray of shape (B P, F)
-    shape : ConvolutionShape
-    out : ndarray of shape (B, Q F)
-    places : ndarray of shape (B, Q F), or of no size
-        Filled with the place of the largest number in its block, row by row, the first of equals;
-        with 0 where there is no choice.
-    """
-    blocks = _blocks(maps, shape)
-    if not shape.has_places:
-        places.fill(0)
-        np.mean(blocks, axis=-1, out=out.reshape(blocks.shape[:-1]))
-        return out
-    if places.size:
-        largest = blocks.argmax(axis=-1)
-        np.copyto(places.reshape(largest.shape), largest)
-    np.max(blocks, axis=-1, out=out.reshape(blocks.shape[:-1]))
-    return out
-
-
-def unpool(delta: Array, places: Array, shape: ConvolutionShape) -> Array:
-    """Return maps of shape (B P, F) with each number of ``delta`` at its place, zeros elsewhere.
-
-    The transposed of :func:`pool`: with ``mean`` each number is spread evenly.
-    """
-    if not shape.has_places:
-        return spread(delta, shape)
-    block = shape.pool**2
-    parts = np.equal(places.reshape(*_pooled(shape, len(delta)), 1), np.arange(block))
-    return _unblocked(delta.reshape(*_pooled(shape, len(delta)), 1) * parts, shape)
-
-
-def spread(delta: Array, shape: ConvolutionShape) -> Array:
-    """Return maps of shape (B P, F) with each number spread evenly over its block."""
-    block = shape.pool**2
-    parts = delta.reshape(*_pooled(shape, len(delta)), 1) / delta.dtype.type(block)
-    return _unblocked(np.repeat(parts, block, axis=-1), shape)
-
-
-@accelerated
-def visible_means(x: Array, bias: Array, shape: ConvolutionShape, units: str) -> Array:
-    """Replace inputs of visible units by their means, with a bias a channel; return them."""
-    images = _images(x, shape)
-    np.add(images, bias, out=images)
-    return activate(x, units)
+# As in the C headers.
+VECTOR = 16  # floats read or written at once, also behind the end of an array
+WINDOWS = 24  # windows that are multiplied at once, at least about
+IMAGES_SIZE = 2**14  # floats of images and lists
 
 
 @accelerated
@@ -225,20 +156,182 @@ def convolve_back(
 
 
 @accelerated
+def convolve_at(
+    x: Array,
+    weight: Array,
+    places: Array,
+    out: Array,
+    scratch: Array,
+    shape: ConvolutionShape,
+    filters: slice = slice(None),
+) -> None:
+    """Fill ``out`` with x W at the places of a code: the transposed of ``convolve_back``.
+
+    Of a decoder's delta this is the derivative of the loss with respect to the code.
+
+    Parameters
+    ----------
+    x : ndarray of shape (B, visible units)
+    weight : ndarray of shape (k k C, F)
+    places : ndarray of shape (B, Q F)
+        As :func:`syncpretrain.kernels.convolution.pool` fills them.
+    out : ndarray of shape (B, Q F)
+    scratch : ndarray of shape (n,)
+        As of ``convolve``, for this shape and for that without pooling; overwritten.
+    shape : ConvolutionShape
+        With ``mean``, the means of the blocks are taken.
+    filters : slice
+        The filters that are computed; what belongs to others is left as it is.
+    """
+    none, no_bias = np.empty(0, dtype=x.dtype), np.zeros(shape.filters, dtype=x.dtype)
+    if not shape.has_places:
+        convolve(x, weight, no_bias, out, none, scratch, shape, "gaussian", filters)
+        return
+    whole = shape.unpooled
+    step = max(1, LONG_BLOCK // whole.hidden)
+    maps = np.empty((step, whole.hidden), dtype=x.dtype)
+    for start in range(0, len(x), step):
+        some = slice(start, start + step)
+        part = maps[: len(x[some])]
+        convolve(x[some], weight, no_bias, part, none, scratch, whole, "gaussian", filters)
+        _choose(part, places[some], shape, filters, out=out[some])
+
+
+@accelerated
+def visible_means(x: Array, bias: Array, shape: ConvolutionShape, units: str) -> Array:
+    """Replace inputs of visible units by their means, with a bias a channel; return them."""
+    images = _images(x, shape)
+    np.add(images, bias, out=images)
+    return activate(x, units)
+
+
+@accelerated
 def sum_channels(x: Array, shape: ConvolutionShape, *, out: Array) -> Array:
     """Fill ``out`` of shape (C,) with the sums of images over examples and positions."""
     np.sum(_images(x, shape), axis=(0, 1, 2), out=out)
     return out
 
 
-def _products(x: Array, weight: Array, shape: ConvolutionShape, filters: slice) -> Array:
-    """Return the maps of some filters, before pooling."""
-    seen, weight = factors(lowered(x, shape), weight, precision=shape.precision)
-    parts = [
-        np.matmul(of_group(seen, read, shape), weight[:, own])
-        for own, read in groups_of(shape, filters)
-    ]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+def lowered(x: Array, shape: ConvolutionShape) -> Array:
+    """Return what the filters see: an array of shape (B P, k k C), a row a position.
+
+    ``x`` of shape (B, visible units) holds images.
+    """
+    images = np.pad(_images(x, shape), ((0, 0), (shape.pad,) * 2, (shape.pad,) * 2, (0, 0)))
+    views = np.lib.stride_tricks.sliding_window_view(images, (shape.size,) * 2, axis=(1, 2))
+    # (B, rows, columns, C, k, k) to (B, rows, columns, k, k, C)
+    lying = np.ascontiguousarray(np.moveaxis(views, 3, -1))
+    return lying.reshape(-1, shape.size**2 * shape.channels)
+
+
+def raised(columns: Array, shape: ConvolutionShape, *, out: Array) -> Array:
+    """Add up what each filter says of a number of the images: the transposed of :func:`lowered`.
+
+    ``columns`` has shape (B P, k k C), ``out`` of shape (B, visible units) is filled.
+    """
+    pad, size, rows, width = shape.pad, shape.size, shape.map_height, shape.map_width
+    parts = columns.reshape(-1, rows, width, size, size, shape.channels)
+    padded = np.zeros(
+        (len(parts), shape.height + 2 * pad, shape.width + 2 * pad, shape.channels),
+        dtype=columns.dtype,
+    )
+    for i in range(size):
+        for j in range(size):
+            padded[:, i : i + rows, j : j + width] += parts[:, :, :, i, j]
+    inside = padded[:, pad : pad + shape.height, pad : pad + shape.width]
+    np.copyto(_images(out, shape), inside)
+    return out
+
+
+def pool(maps: Array, shape: ConvolutionShape, *, out: Array, places: Array) -> Array:
+    """Fill ``out`` with the largest number of each block of a map, or with their mean.
+
+    Parameters
+    ----------
+    maps : ndarray of shape (B P, F)
+    shape : ConvolutionShape
+    out : ndarray of shape (B, Q F)
+    places : ndarray of shape (B, Q F), or of no size
+        Filled with the place of the largest number in its block, row by row, the first of equals;
+        with 0 where there is no choice.
+    """
+    blocks = _blocks(maps, shape)
+    if not shape.has_places:
+        places.fill(0)
+        np.mean(blocks, axis=-1, out=out.reshape(blocks.shape[:-1]))
+        return out
+    if places.size:
+        largest = blocks.argmax(axis=-1)
+        np.copyto(places.reshape(largest.shape), largest)
+    np.max(blocks, axis=-1, out=out.reshape(blocks.shape[:-1]))
+    return out
+
+
+def unpool(delta: Array, places: Array, shape: ConvolutionShape) -> Array:
+    """Return maps of shape (B P, F) with each number of ``delta`` at its place, zeros elsewhere.
+
+    The transposed of :func:`pool`: with ``mean`` each number is spread evenly.
+    """
+    if not shape.has_places:
+        return spread(delta, shape)
+    block = shape.pool**2
+    parts = np.equal(places.reshape(*_pooled(shape, len(delta)), 1), np.arange(block))
+    return _unblocked(delta.reshape(*_pooled(shape, len(delta)), 1) * parts, shape)
+
+
+def spread(delta: Array, shape: ConvolutionShape) -> Array:
+    """Return maps of shape (B P, F) with each number spread evenly over its block."""
+    block = shape.pool**2
+    parts = delta.reshape(*_pooled(shape, len(delta)), 1) / delta.dtype.type(block)
+    return _unblocked(np.repeat(parts, block, axis=-1), shape)
+
+
+@accelerated
+def block_means(maps: Array, shape: ConvolutionShape) -> Array:
+    """Replace the inputs of binary units by the probabilities that they are on; return them.
+
+    ``maps`` of shape (B, P F) holds inputs with bias.
+    """
+    parts = _block_places(maps, shape)
+    largest = np.zeros_like(parts[0])  # the input of a block in which no unit is on
+    for part in parts:
+        np.maximum(largest, part, out=largest)
+    total = np.exp(-largest)
+    for part in parts:
+        part -= largest
+        np.exp(part, out=part)
+        total += part
+    for part in parts:
+        part /= total
+    return maps
+
+
+@accelerated
+def draw_blocks(maps: Array, noise: Array, shape: ConvolutionShape, *, out: Array) -> Array:
+    """Draw states into ``out``, and replace inputs as :func:`block_means` does.
+
+    ``noise`` of shape (B, Q F) holds uniform draws, one a block, and is used up: the unit is on
+    whose share of [0, 1) it lies in, place after place, and none if it lies behind all.
+    """
+    block_means(maps, shape)
+    left = noise.reshape(len(maps), shape.output.height, shape.output.width, shape.filters)
+    for mean, state in zip(_block_places(maps, shape), _block_places(out, shape), strict=True):
+        np.copyto(state, (left >= 0) & (left < mean))
+        left -= mean
+    return out
+
+
+@accelerated
+def block_sums(maps: Array, shape: ConvolutionShape, *, out: Array) -> Array:
+    """Fill ``out`` of shape (B, Q F) with the sum of each block of ``maps`` of shape (B, P F).
+
+    Of means, the probability that one unit is on.
+    """
+    sums = out.reshape(len(maps), shape.output.height, shape.output.width, shape.filters)
+    sums.fill(0)
+    for part in _block_places(maps, shape):
+        sums += part
+    return out
 
 
 def groups_of(shape: ConvolutionShape, filters: slice = slice(None)) -> list[tuple[slice, slice]]:
@@ -260,6 +353,31 @@ def of_group(seen: Array, read: slice, shape: ConvolutionShape) -> Array:
         return seen
     parts: Array = seen.reshape(len(seen), shape.size**2, shape.channels)[:, :, read]
     return parts.reshape(len(seen), shape.fan_in)
+
+
+def _products(x: Array, weight: Array, shape: ConvolutionShape, filters: slice) -> Array:
+    """Return the maps of some filters, before pooling."""
+    seen, weight = factors(lowered(x, shape), weight, precision=shape.precision)
+    parts = [
+        np.matmul(of_group(seen, read, shape), weight[:, own])
+        for own, read in groups_of(shape, filters)
+    ]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def _choose(
+    maps: Array, places: Array, shape: ConvolutionShape, filters: slice, *, out: Array
+) -> None:
+    """Fill ``out`` with the number at the place of each block of the maps of some filters."""
+    size, parts = shape.pool, (len(out), shape.output.height, shape.output.width, shape.filters)
+    blocks = maps.reshape(parts[0], parts[1], size, parts[2], size, parts[3])[..., filters]
+    code, at = (array.reshape(parts)[..., filters] for array in (out, places))
+    code.fill(0)
+    for place in range(size**2):
+        row, column = divmod(place, size)
+        chosen = (at == place).astype(maps.dtype)
+        chosen *= blocks[:, :, row, :, column]
+        code += chosen
 
 
 def _unpooled(delta: Array, places: Array, shape: ConvolutionShape) -> Array:
@@ -297,3 +415,79 @@ def _unblocked(blocks: Array, shape: ConvolutionShape) -> Array:
     parts = blocks.reshape(-1, rows, width, shape.filters, size, size)
     maps: Array = parts.transpose(0, 1, 4, 2, 5, 3).reshape(-1, shape.filters)
     return maps
+
+
+def _block_places(maps: Array, shape: ConvolutionShape) -> list[Array]:
+    """Return for each place in a block its numbers, of shape (B, rows, columns, F), a view."""
+    size, rows, columns = shape.pool, shape.output.height, shape.output.width
+    blocks = maps.reshape(len(maps), rows, size, columns, size, shape.filters)
+    return [blocks[:, :, i, :, j] for i in range(size) for j in range(size)]
+
+
+def scratch_size(shape: ConvolutionShape) -> int:
+    """Return the numbers that the compiled forms compute in, however many examples there are."""
+    shape = replace(shape, channels=shape.reads, groups=1)  # the groups take turns
+    filters, padded = shape.filters, _vectors_size(shape.filters)
+    height, width = shape.output.height, shape.output.width
+    size = shape.size + shape.pool - 1  # of the filters whose product is the mean over a block
+    run = size * shape.channels
+    image = _image_size(shape)
+    halves, laid, codes = _rounded_sizes(shape, image)
+    needed = [
+        _parts_size(image, size * run * padded, height * width * padded, laid // 2, laid),
+        _parts_size(
+            *(image, size * run * filters, run * filters, size * filters * _vectors_size(run)),
+            *(height * width, height * width, codes, 0),
+        ),
+    ]
+    if not shape.has_places:
+        windows = min(1 + WINDOWS // width, height) * width
+        means = size * run * filters if shape.pool > 1 else 0
+        needed.append(
+            _parts_size(image, windows * padded, means, size * run * padded, windows, halves)
+        )
+        return max(needed)
+    windows = shape.pool * shape.map_width
+    windows *= min(1 + WINDOWS // windows, height)
+    blocks = height * width
+    images = max(IMAGES_SIZE // (image + 2 * blocks * filters), 1)
+    needed += [
+        _parts_size(image, windows * padded, 0, shape.fan_in * padded, windows, halves),
+        _patches_size(shape, images, filters, images * blocks),
+        _patches_size(shape, 1, shape.positions, filters),
+    ]
+    return max(needed)
+
+
+def _vectors_size(size: int) -> int:
+    """Return the numbers of as many vectors as a size needs."""
+    return -(-size // VECTOR) * VECTOR
+
+
+def _parts_size(*sizes: int) -> int:
+    """Return the numbers of parts that begin with a cache line, with room behind each."""
+    return VECTOR + sum(_vectors_size(size) + VECTOR for size in sizes)
+
+
+def _image_size(shape: ConvolutionShape) -> int:
+    """Return the numbers of a padded image."""
+    padded = (shape.height + 2 * shape.pad) * (shape.width + 2 * shape.pad)
+    return _vectors_size(padded * shape.channels) + VECTOR
+
+
+def _rounded_sizes(shape: ConvolutionShape, image: int) -> tuple[int, int, int]:
+    """Return the numbers in whose place rounded ones are, two for one.
+
+    Those of a padded image; of one with the next position beside each; of a code.
+    """
+    laid, codes = (image, (shape.hidden + 1) // 2) if shape.rounds_back else (0, 0)
+    return image // 2 if shape.rounds else 0, laid, codes
+
+
+def _patches_size(shape: ConvolutionShape, images: int, lists: int, most: int) -> int:
+    """Return the numbers of lists of patches or filters, of at most ``most`` each."""
+    sums = shape.filters * shape.size * _vectors_size(shape.size * shape.channels)
+    listed, row = lists * most, shape.output.width * shape.filters
+    return _parts_size(
+        images * _image_size(shape), sums, lists, listed, listed, shape.pool**2, row, row
+    )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["cross_entropy", "loss_of", "squared_error", "wrong"]
+__all__ = ["cross_entropy", "loss_of", "means_and_error", "squared_error", "wrong"]
 
 
 @accelerated
@@ -20,6 +21,15 @@ def squared_error(x: Array, y: Array, *, out: Array) -> float:
     np.subtract(y, x, out=out)
     flat = out.reshape(-1)
     return float(np.dot(flat, flat))
+
+
+@accelerated
+def means_and_error(y: Array, bias: Array, units: str, x: Array, *, out: Array) -> float:
+    """Replace the inputs y without their bias by the units' means; return |y - x|^2 of these.
+
+    The sum is over units and examples; y - x is left in ``out``, which may be y itself.
+    """
+    return squared_error(x, means(y, bias, units), out=out)
 
 
 def cross_entropy(x: Array, y: Array, units: str, weights: Array | None = None) -> float:

@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 
 from syncpretrain.errors import SyncpretrainError
-from syncpretrain.kernels.adam_rates import adam_rates
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import register
+from syncpretrain.kernels.optimizers import adam_rates
 from syncpretrain.rng import Address
 from syncpretrain.shapes import ConvolutionShape
 

@@ -23,6 +23,7 @@ from syncpretrain.kernels.backprop import output_delta
 from syncpretrain.kernels.contrastive_divergence import sample_states
 from syncpretrain.kernels.convolution import (
     convolve,
+    convolve_at,
     convolve_back,
     convolve_gradient,
     scratch_size,
@@ -30,7 +31,6 @@ from syncpretrain.kernels.convolution import (
 )
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
-from syncpretrain.kernels.remembered_places import convolve_at
 from syncpretrain.learners.rbm import BaseRBM
 from syncpretrain.learners.steps import LearnerStep
 from syncpretrain.rng import Address, Purpose

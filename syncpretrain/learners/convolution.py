@@ -14,16 +14,18 @@ import numpy as np
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.contrastive_divergence import draw_noise
 from syncpretrain.kernels.convolution import (
+    block_means,
+    block_sums,
     convolve,
+    convolve_at,
     convolve_back,
     convolve_gradient,
+    draw_blocks,
     scratch_size,
     sum_channels,
     visible_means,
 )
 from syncpretrain.kernels.dispatch import multiply
-from syncpretrain.kernels.probabilistic_pooling import block_means, block_sums, draw_blocks
-from syncpretrain.kernels.remembered_places import convolve_at
 from syncpretrain.learners.autoencoder import AutoencoderSettings, BaseAutoencoder
 from syncpretrain.learners.first_layers import channel_means, first_convolution
 from syncpretrain.learners.rbm import INITIAL_SPREAD, BaseRBM, RBMSettings

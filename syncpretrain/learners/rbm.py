@@ -15,17 +15,21 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.binary_products import binary_product
-from syncpretrain.kernels.conditions import conditions_of, draw_words, impose
+from syncpretrain.kernels.conditions import (
+    conditions_of,
+    draw_words,
+    error_of_means,
+    impose,
+    reconstruct,
+)
 from syncpretrain.kernels.contrastive_divergence import (
+    means_and_differences,
     phase_differences,
     sample_states,
     sparsity_step,
 )
-from syncpretrain.kernels.documents import error_of_means, reconstruct
-from syncpretrain.kernels.joined import means_and_differences
 from syncpretrain.kernels.losses import squared_error
-from syncpretrain.kernels.sparse_products import sparse_product, transposed_product
+from syncpretrain.kernels.sparse_products import binary_product, sparse_product, transposed_product
 from syncpretrain.learners.base import Learner, LearnerSettings
 from syncpretrain.learners.first_layers import first_dense
 from syncpretrain.models.layer import Layer

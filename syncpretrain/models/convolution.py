@@ -10,12 +10,13 @@ import numpy as np
 
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.convolution import (
+    block_means,
+    block_sums,
     convolve,
     convolve_back,
     scratch_size,
     visible_means,
 )
-from syncpretrain.kernels.probabilistic_pooling import block_means, block_sums
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = ["ConvolutionalLayer"]

@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import StalledError
-from syncpretrain.kernels.compiled import SHARED_COUNTERS
-from syncpretrain.kernels.program import Phase, Phases, Program
+from syncpretrain.kernels.program import SHARED_COUNTERS, Phase, Phases, Program
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.waiting import LATE, store_counter, wait_for_counters
 
