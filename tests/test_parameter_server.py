@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.errors import StalledError, WorkerError
+from syncpretrain.kernels.arrays import slices_of
 from syncpretrain.parallel.replicas.server import (
     AsyncRules,
     DelayCompensation,
     ParameterServer,
     Push,
     SliceThreads,
-    slices_of,
 )
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS

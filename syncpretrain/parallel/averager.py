@@ -6,14 +6,18 @@ One step of two workers with two shards each, where each row is a worker::
     gradients of shards 2, 3  |  mean of the upper half  ->  update of that half  |  next step
                            barrier                                             barrier
 
-After the first barrier all gradients are complete. After the second no rank reads them any more,
-and every rank sees the new parameters.
+Guarantees:
 
-The memory that the workers share: counters, reasons, weights, parameters, a gradient a shard.
+* After the first barrier all gradients are complete. After the second no rank reads them any more,
+  and every rank sees the new parameters.
+* No lock is held, so a worker that is killed leaves none locked. Between two barriers each number
+  has one writer: a gradient and its weight its shard's worker, a parameter the worker of its slice.
+* On Linux the memory is a file without a name: it is gone with the last process that has it open
+  or mapped, however that process ended, and ``/dev/shm`` does not bound it. Elsewhere it is plain
+  memory, which the threads of one process share.
 
-On Linux it is a file without a name, which is gone with the last process that has it open or
-mapped, however that ended, and which ``/dev/shm`` does not bound. Elsewhere it is plain memory,
-which the threads of one process share.
+Assumptions: all workers call :meth:`Worker.average` equally often, and an update computes each
+element from that element alone.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ __all__ = ["GradientAverager", "GradientMemory", "Handle", "Layout", "Update", "
 
 TIMEOUT_SECONDS = 60.0
 Update = Callable[[Array, Array, slice], object]
-"""Moves a slice of the flat parameters: (parameters, mean gradient, which slice they are)."""
+"""Moves a slice of the flat parameters, given (parameters, mean gradient, the slice)."""
 
 
 class GradientAverager:
@@ -66,8 +70,8 @@ class GradientAverager:
     Raises
     ------
     SettingsError
-        For arrays that are not of floats, or numbers out of range; or if there is not enough
-        memory, of which (2 + shards) times the parameters' size is needed.
+        For arrays that are not of floats, or numbers out of range; or if there is less memory
+        than (2 + shards) times the parameters' size.
     OSError
         If the system refuses the memory all the same.
     """
@@ -195,8 +199,8 @@ class Worker:
         To be filled before each :meth:`average`, for this worker's shards. Each keeps its values
         until it is filled again.
     slice : slice
-        Which part of the flat vector, that is all arrays raveled, one after another, this worker
-        updates. It may be empty.
+        The part of the flat vector that this worker updates; it may be empty. The flat vector is
+        all arrays raveled, one after another.
     """
 
     def __init__(self, memory: GradientMemory, barrier: Barrier, rank: int, workers: int) -> None:
@@ -221,13 +225,14 @@ class Worker:
         Parameters
         ----------
         update : callable
-            Is called with this worker's slice of the flat parameters, to be changed in place, that
-            of the mean gradient, which it may overwrite, and which slice this is. Is not called if
-            that is empty. What it computes for an element may depend on that element only, or
-            results will depend on the number of workers.
+            Is called with this worker's slice of the flat parameters, to be changed in place; the
+            same slice of the mean gradient, which it may overwrite; and the slice itself. It is
+            not called for an empty slice. It must compute each element from that element alone,
+            or results will depend on the number of workers.
         weights : sequence of numbers, optional
-            What the gradients of each of this worker's shards count, such as examples, if they
-            are means of unequal parts. A shard of weight 0 is left out. Default: 1 each.
+            The weight of the gradient of each of this worker's shards, such as its number of
+            examples, if the gradients are means of unequal parts. A shard of weight 0 is left out.
+            Default: 1 each.
 
         Raises
         ------
@@ -237,14 +242,17 @@ class Worker:
             For weights that are negative, not finite, too many or too few, or 0 for all shards.
         """
         try:
+            # Before the barrier, so that every worker reads every weight behind it.
             self._weights[self.shards.start : self.shards.stop] = self._checked(weights)
             self._barrier.wait()
             if len(self._own):
                 every = self._weights.tolist()
                 update(self._own, tree_mean(self._parts, out=self._mean, weights=every), self.slice)
+            # A worker may fill its next gradients only when no other reads these.
             self._barrier.wait()
         except BaseException as error:
-            self._barrier.fail(error)  # or it would be a barrier behind the others from now on
+            # A caller that caught this and went on would be one barrier behind the others.
+            self._barrier.fail(error)
             raise
 
     def _checked(self, weights: Sequence[float] | None) -> Sequence[float]:
@@ -259,14 +267,14 @@ class Worker:
 
 
 FLOATS_A_LINE = 16  # of 64 bytes, as processors cache them
-TEXT_BYTES = 1024
+TEXT_BYTES = 1024  # of a reason, which is cut there: memory is laid out before any error is known
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where in the memory what is found.
+    """Byte offsets of the shared arrays.
 
-    ``counters`` is how many numbers the barrier needs, ``error_texts`` how many reasons.
+    ``counters`` is the number of the barrier's counters, ``error_texts`` the number of its reasons.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -276,12 +284,12 @@ class Layout:
 
     @property
     def numbers(self) -> int:
-        """The parameters' count n: the flat vector is all arrays, raveled, one after another."""
+        """The number n of parameters: the flat vector is all arrays, raveled, one after another."""
         return sum(math.prod(shape) for shape in self.shapes)
 
     @property
     def row(self) -> int:
-        """How many float32 numbers from one flat vector to the next: n in whole cache lines."""
+        """The float32 numbers from one flat vector to the next: n in whole cache lines."""
         return FLOATS_A_LINE * math.ceil(max(self.numbers, 1) / FLOATS_A_LINE)
 
     def offsets(self) -> list[int]:
@@ -294,6 +302,7 @@ class Layout:
 
     def slices(self, workers: int) -> list[slice]:
         """Return each worker's part of the flat vector, in whole cache lines but for its end."""
+        # Two workers never write to one cache line: it would travel between their cores.
         lines = self.row // FLOATS_A_LINE
         ends = [FLOATS_A_LINE * (lines * rank // workers) for rank in range(workers)]
         return [slice(a, b) for a, b in zip(ends, [*ends[1:], self.numbers], strict=True)]
@@ -309,7 +318,7 @@ class Layout:
 
 
 class GradientMemory:
-    """The memory, mapped. It travels as an argument of a process that is being started.
+    """The memory that the workers share, mapped; an argument of a process that is being started.
 
     Attributes
     ----------
@@ -401,7 +410,8 @@ def _check(arrays: Sequence[object], shards: int, workers: int, timeout: float) 
 
 
 def _check_memory(layout: Layout) -> None:
-    """Refuse what cannot fit: where memory is allocated on trust, processes would be killed."""
+    """Refuse arrays that cannot fit into the memory."""
+    # Where the system grants memory on trust, it would kill a process at the first touch instead.
     means = 4 * layout.numbers  # of the workers' slices, together
     needed, available = layout.offsets()[-1] + means, available_bytes()
     if needed > available:
@@ -414,12 +424,13 @@ def _check_memory(layout: Layout) -> None:
 
 def _take_handle(memory: GradientMemory, rank: int, workers: int, timeout: float) -> Handle:
     """Take over a rank in another process, which has it from now on."""
+    # Before the with block, so that the others see it if this process ends on its way there.
     handle = Handle(memory, rank, workers, timeout)
     handle._barrier.claim()
     return handle
 
 
 def _map_memory(layout: Layout, passed: Any) -> GradientMemory:
-    """Map what another process made."""
+    """Map the memory that another process made."""
     with FileIO(passed.detach(), "r+") as file:
         return GradientMemory(layout, mmap.mmap(file.fileno(), layout.offsets()[-1]), None)

@@ -7,16 +7,13 @@ Guarantees:
   the reason that it points to is complete.
 * A rank arrives by incrementing its own counter, and continues when all counters have reached that
   count. It may be one barrier ahead of a slower rank, never two.
-* A waiting rank checks the missing ones every 50 ms. One that has left, or whose process has
-  ended, will never arrive: the waiting rank breaks the barrier, and all ranks raise.
+* A waiting rank checks the missing ones every 50 ms. A rank that has left, or that lost its
+  process, will never arrive: the waiting rank breaks the barrier, and all ranks raise.
+* A process is known by its number and its start, and watched through a descriptor: its number may
+  be given to another process after its end, its descriptor stays its own.
 
-Assumption: a process whose rank is in its ``with`` block runs or ends. One that is suspended is
-detected by the deadline only.
-
-Watch on another process: its existence and its exit status.
-
-A process's number may be given to another one after its end. So a process is known by its number
-and the time it was started at, and is watched through a descriptor, which stays its own.
+Assumption: a process that holds a rank in its ``with`` block runs or ends. Only the deadline
+detects a process that is suspended.
 """
 
 from __future__ import annotations
@@ -38,7 +35,9 @@ from syncpretrain.parallel.waiting import READY, arrive_and_wait, store_counter,
 __all__ = ["Barrier", "ProcessWatch", "abort", "counters_for", "described", "started"]
 
 
-SPIN_SECONDS = 200e-6  # what it costs to nap and be late
+# As long as a nap costs by being late: a rank that spins this long loses at most twice the best.
+SPIN_SECONDS = 200e-6
+# A look costs a system call for each missing rank; a death is reported this much late.
 LOOK_SECONDS = 0.05
 WORKER_ROWS = 5  # arrived, process, its start, thread, left: counters of each worker, row by row
 BROKEN_COUNTER = 0  # 0, or 1 + the row of the reason
@@ -95,6 +94,7 @@ class Barrier:
                 f"rank {self._rank} was given to process {pid} and to process {os.getpid()}; "
                 "give each rank to one"
             )
+        # The process last: whoever sees its number also sees its start.
         store_counter(self._counters, self._start + self._rank, started(os.getpid()))
         store_counter(self._counters, self._process + self._rank, os.getpid())
 
@@ -128,6 +128,8 @@ class Barrier:
             raise AveragingError(f"{self._name(self._rank)} has left; stay in its with block")
         self.check()  # before arriving: what this worker has broken it does not complete
         own = self._arrived + self._rank
+        # The others wait for this count at least, so no counter is ever reset, and a fast rank
+        # that is in the next barrier already does not disturb the slow one in this.
         target = int(self._counters[own]) + 1
         deadline, left = time.monotonic() + self._timeout, self._timeout
         among = (self._arrived, self._workers, target, BROKEN_COUNTER)
@@ -171,7 +173,7 @@ class Barrier:
         """Break the barrier and raise if a worker that has not arrived never will."""
         for rank in self._missing(target):
             why = self._gone(rank)
-            # What it did before it ended counts, so its counter is read again.
+            # It may have arrived and then ended, after its counter was read: so read it again.
             if why and self._counters[self._arrived + rank] < target:
                 self.abort(f"{self._name(rank)} {why}")
                 self.check()
@@ -208,6 +210,8 @@ def abort(
     ``writer`` is the row of ``error_texts`` that only the caller writes: a rank, or the last
     row for the creator of the averager.
     """
+    # Two writers may both find it unbroken. Each fills a row of its own before it stores its
+    # number, so whichever number stays, its row is complete, and no row is written twice.
     if counters[BROKEN_COUNTER]:
         return
     text = reason.encode("utf-8", "replace")[: error_texts.shape[1]]
@@ -236,6 +240,8 @@ class ProcessWatch:
         """
         if pid == os.getpid():
             return None
+        # The descriptor is opened before the start is compared: if the start is right then, the
+        # descriptor is of the right process, and stays so after its number is given away.
         try:
             if pid not in self._descriptors:
                 self._descriptors[pid] = _opened(pid)
@@ -297,7 +303,8 @@ def _fields(pid: int) -> list[str] | None:
 
 
 def _how(fields: list[str] | None) -> str:
-    """Describe how a process ended whose exit status has not been collected."""
+    """Describe how a zombie ended; an empty text if the system does not tell."""
+    # A zombie is a process that has ended, with an exit status that no parent has collected.
     if fields is None or fields[STATE] != "Z" or len(fields) <= STATUS:
         return ""
     status = int(fields[STATUS])  # 0 also if we may not know

@@ -53,7 +53,7 @@ def blas_threads(requested: int | None = None) -> int:
 
 
 def blas_environment(threads: int) -> dict[str, str]:
-    """Return the environment of a process whose BLAS is to start at most ``threads`` threads."""
+    """Return environment variables by which BLAS starts at most ``threads`` threads."""
     names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
     return dict.fromkeys(names, str(threads))
 
@@ -104,7 +104,8 @@ class blas_limit:  # noqa: N801 - used like a function, in a with statement
             _active.append(self)  # before the limit is set, so that an interrupt restores it
             if len(_active) == 1:
                 _limit(self._threads)
-        # With OpenMP the limit is the calling thread's own.
+        # With OpenMP a limit belongs to the thread that sets it, so each run sets its own, behind
+        # the shared one, and restores it in the thread that leaves.
         for library in ThreadpoolController().select(threading_layer="openmp").lib_controllers:
             if library.user_api == "blas":
                 self._openmp.callback(library.set_num_threads, library.num_threads)

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 TIMED_PRODUCT = (100, 784, 1000)  # the widest of the paper's stack
-PAIRS = 7  # of timings
+PAIRS = 7  # of timings: the median is right though three are disturbed
 PAYING_GAIN = 1.1
 INSTRUCTIONS = {"tiles": "AMX", "pairs": "AVX512-BF16"}  # by the compiled form that takes them
 
@@ -61,6 +61,7 @@ def _gain() -> float:
     v, W = draw((B, V), dtype=np.float32), draw((V, H), dtype=np.float32)
     out = np.empty((B, H), dtype=np.float32)
     both = PRECISIONS["float32"], PRECISIONS["bfloat16"]
+    # Both of a pair lie next to each other in time, so that a slow moment slows both.
     pairs = [tuple(_seconds(own, v, W, out) for own in both) for _ in range(PAIRS + 1)]
     return median(exact / rough for exact, rough in pairs[1:])  # the first warms the caches
 
@@ -81,7 +82,7 @@ def resolve_precision(name: str, backend: str, setting: str = "precision") -> st
     backend : str
         As :func:`syncpretrain.backends.choice.resolve_backend` returns it.
     setting : str
-        Whose value it is, for messages.
+        The setting that has this value, for messages.
 
     Raises
     ------

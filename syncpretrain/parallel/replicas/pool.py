@@ -2,10 +2,8 @@
 
 The thread that calls :meth:`ReplicaPool.train` is the server: it gives each replica a task, waits
 for any of them, applies the change that it made and gives it the next one. Parameters and changes
-lie in two vectors a replica, which only one side writes at a time; what goes to and fro are short
-messages.
-
-Vectors of replicas on other ranks lie there; the server then has a number in their place.
+lie in two vectors a replica; what goes to and fro are short messages. The vectors of a replica on
+another rank lie there, and the server has a number in their place.
 
 Guarantees:
 
@@ -14,9 +12,10 @@ Guarantees:
   one, and the others go on.
 * A failure of a replica is raised by :meth:`ReplicaPool.train`.
 
-Replicas that are started and ended together, wherever they are.
+Nothing is locked: a replica writes its vectors from an order to its answer, the server from the
+answer to the next order, so each vector has one writer at any moment.
 
-Threads that are replicas, each at the other end of a pipe.
+Assumption: a replica answers each order once, in their order, or ends.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ SOMETHING = b"."
 class Channel(Protocol):
     """A replica that runs, as its server sees it."""
 
-    channel: Connection | None
+    channel: Connection | None  # to wait on; None once it is closed
 
     @property
     def has_ended(self) -> bool:
@@ -98,17 +97,17 @@ class ReplicaPool:
     Parameters
     ----------
     server : Server
-        Of which the thread that calls is the owner.
+        The calling thread is its owner.
     rules : AsyncRules
     start : callable
-        Starts the replicas; returns for each its channel, and the two vectors that it shares.
+        Starts the replicas; returns the channel of each, and the two vectors that it shares.
     end : callable
         Ends what was started; called once, whatever happened.
     report : callable
         Given a sentence for the user.
     times : Timeouts
     trial : Trial, optional
-        What finds the number of replicas that pay; None lets all train.
+        Finds the number of replicas that are worth it; None lets all train.
     """
 
     def __init__(
@@ -157,11 +156,13 @@ class ReplicaPool:
         StalledError
             If no task ends for ``times.stall`` seconds.
         """
-        left, again = deque(tasks), deque[Task]()  # the second are those of replicas that died
+        left, again = deque(tasks), deque[Task]()  # the second: tasks of replicas that died
         last = tasks[-1] if tasks else None  # its minibatch may be a smaller one
         moved = time.monotonic()
         self._between += 0.0 if self._left is None else moved - self._left
         while True:
+            # A stop drops the tasks that nobody has begun. Tasks of replicas that died were begun,
+            # and stay: the tasks that are done must be the first ones, for a checkpoint.
             if left and stop():
                 tasks = tasks[: len(tasks) - len(left)]
                 left.clear()
@@ -194,8 +195,9 @@ class ReplicaPool:
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Go back to a state; a replica that had died then begins anew.
 
-        It may be that of replicas that took turns, whose changes that wait are added here.
+        The state may come from replicas that took turns: their changes that wait are added here.
         """
+        # The server's state before the changes: they are compensated by what it remembers.
         self._server.load_state(state)
         self._server.add_late(state)
         self._loaded = dict(state)
@@ -216,12 +218,14 @@ class ReplicaPool:
         """Return the replicas that are to train."""
         alive = self._alive()
         count = len(alive) if self._trial is None else self._trial.count
+        # The first ones alive train, so that as the count moves, few replicas rest and start anew.
         for running in alive[count:]:
             running.has_rested = running.task is None
         return alive[:count]
 
     def _order(self, running: _Running, task: Task, *, anew: bool = False) -> None:
         fetches = anew or self._rules.fetches(running.pushes)
+        # The replica is idle, so its vector may be filled here before the order says that it is.
         if fetches:
             running.known = self._server.fetch(running.fetched)
             running.has_rested = False
@@ -232,6 +236,7 @@ class ReplicaPool:
         """Wait a moment; return the replicas that answered or have ended."""
         busy = [running for running in self._alive() if running.task is not None]
         found = wait([r.channel.channel for r in busy if r.channel.channel], self._times.tick)
+        # A replica may end without a word, or its pipe may be closed: its end is news as well.
         return [r for r in busy if r.channel.channel in found or r.channel.has_ended]
 
     def _take(self, running: _Running, again: deque[Task], each: Each, *, is_whole: bool) -> None:
@@ -246,6 +251,7 @@ class ReplicaPool:
         worked = self._checked(running, found)
         assert isinstance(worked, Worked)
         push = self._server.push(running.change, running.known, running.fetched)
+        # Refused as too stale: the same task once more, from the newest parameters.
         if not push.is_taken:
             self._order(running, task, anew=True)
             return
@@ -254,6 +260,7 @@ class ReplicaPool:
         each(task, worked.errors, push.staleness)
         trial = self._trial
         if trial is not None and not trial.is_over:
+            # The error of a smaller minibatch would be a smaller sum, and look like progress.
             error = sum(worked.errors) / task.count if is_whole else None
             now = time.monotonic() - self._between
             trial.trained(Trained(now, self._rules.share(push.staleness), error))
@@ -359,8 +366,8 @@ class StartedReplicas(ABC):
 class ReplicaThread:
     """A thread that does what it is asked until its channel is closed.
 
-    What is sent goes by reference; the pipe only says that there is something, so that many
-    replicas can be waited for together.
+    Messages go by reference; a byte in the pipe only says that there is one, so that the server
+    can wait for many replicas together.
 
     Parameters
     ----------
@@ -380,7 +387,7 @@ class ReplicaThread:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the thread is over."""
+        """Whether the thread has ended."""
         return not self._thread.is_alive()
 
     def send(self, thing: Any) -> None:
@@ -389,6 +396,7 @@ class ReplicaThread:
 
     def receive(self) -> Any:
         """Return its next answer; None if there is none, and never will be."""
+        # The thread may have answered and then ended: its byte is still in the pipe.
         if self.channel is None or (self.has_ended and not self.channel.poll()):
             return None
         try:
@@ -424,6 +432,7 @@ class ReplicaThread:
                 self._answer(Failed(error))
 
     def _answer(self, thing: Any) -> None:
+        # The answer before its byte, so that whoever reads the byte finds the answer.
         self._answers.put(thing)
         try:
             self._theirs.send_bytes(SOMETHING)

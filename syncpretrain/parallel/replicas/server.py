@@ -1,21 +1,20 @@
 """Parameter server: the parameters that replicas fetch, and the changes that they push.
 
-One thread owns a server, so that no update is torn or lost, however a replica ends: a change is
-applied once, after its replica has said that it is complete, or not at all. The vector may be cut
-into slices, which threads of the server work at the same time, each its own: that is the lock of a
-slice, and no replica that is killed can leave it locked. Slices may also lie on other ranks
-(``pretraining/runtime/ranks/servers.py``).
-
-Rules of asynchronous training: the share of a change by its staleness, and compensation.
-
 Replicas fetch parameters from a server, train on them for some steps, and push the change that they
 made. The *staleness* of a push is the number of pushes of others that the server took since the
-fetch. Pure: no threads, no clocks.
+fetch. :class:`AsyncRules` says which share of a stale change is added.
 
-Threads of a parameter server, one a slice of its parameters.
+Guarantees:
 
-What they do, copies and sums of long arrays, leaves the interpreter to others, so that they share
-the bandwidth of several cores. The thread that calls works the first slice.
+* One thread owns a server, so that no update is torn or lost, however a replica ends: a change is
+  applied once, after its replica has said that it is complete, or not at all.
+* The vector may be cut into slices; threads of the server work them at the same time. The owner
+  waits for all of them, so each slice has one writer at any moment, and there is no lock that
+  a replica that is killed could leave locked.
+
+Assumption: a replica leaves its change alone between its message and the server's next order.
+
+Slices may also lie on other ranks (``pretraining/runtime/ranks/servers.py``).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from syncpretrain.errors import StalledError
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 
 __all__ = [
@@ -43,33 +42,34 @@ __all__ = [
     "Server",
     "ServerSlice",
     "SliceThreads",
-    "slices_of",
 ]
 
 
 MEMORY = 0.95  # of the mean square of changes (Zheng et al. 2017, DC-ASGD-a)
 TINY = np.float32(1e-30)  # keeps 0 / 0 out where nothing has changed yet
+# Names in a checkpoint: they stay, or runs that were interrupted could not go on.
 MEAN_SQUARE = "mean_square"
-SERVER_STATE = "server."  # before the names of its state, among those of replicas
-LATE_CHANGE = "waiting"  # before the number of a change that is not applied yet
+SERVER_STATE = "server."  # prefix of the server's names; replicas have prefixes of their own
+LATE_CHANGE = "waiting"  # prefix of the number of a change that is not applied yet
 VectorT = TypeVar("VectorT", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncRules:
-    """Rules that one run goes by.
+    """Rules of one asynchronous run.
 
     Attributes
     ----------
     push_every, fetch_every : int
         Local steps before a push, and before a fetch; the second is a multiple of the first.
     rate : str
-        ``staleness`` divides a change by its staleness (Zhang, Gupta et al. 2016), which is to
-        divide the learning rate; ``constant`` takes it whole.
+        ``staleness`` divides a change by its staleness (Zhang, Gupta et al. 2016), which has the
+        effect of dividing the learning rate; ``constant`` takes it whole.
     compensation : float
-        Of the delay, 0 for none; see :class:`DelayCompensation`.
+        Strength of the delay's compensation, 0 for none; see :class:`DelayCompensation`.
     max_staleness : int or None
-        A change of a larger staleness is not taken: its replica fetches anew and repeats it.
+        The server refuses a change of a larger staleness; the replica then fetches anew and
+        trains the task again.
     """
 
     push_every: int = 1
@@ -85,6 +85,7 @@ class AsyncRules:
 
     def share(self, staleness: int) -> float:
         """Return the share of a change that is added to the parameters."""
+        # A change that is not stale counts whole, like one that is one push late.
         return 1.0 if self.rate == "constant" else 1 / max(1, staleness)
 
     def takes(self, staleness: int) -> bool:
@@ -97,37 +98,37 @@ class AsyncRules:
 
 
 class Push(NamedTuple):
-    """What became of a push: its staleness, and whether its change was taken."""
+    """The result of a push: its staleness, and whether its change was taken."""
 
     staleness: int
     is_taken: bool
 
 
 class Server(Protocol[VectorT]):
-    """The interface of a parameter server; vectors are arrays, or those of a replica elsewhere."""
+    """The interface of a parameter server; a vector is an array, or the number of a replica."""
 
     def fetch(self, out: VectorT) -> int:
         """Copy the parameters to ``out``; return the clock, the number of changes taken so far."""
         ...
 
     def push(self, change: VectorT, then: int, fetched: VectorT) -> Push:
-        """Take a change of the parameters ``fetched`` at the clock ``then``; use it up."""
+        """Take a change made from the parameters ``fetched`` at the clock ``then``; use it up."""
         ...
 
     def start(self) -> None:
-        """Start what works for it, before any replica."""
+        """Start the server's threads, before any replica."""
         ...
 
     def settle(self) -> None:
-        """Wait for all changes that it took, and bring its parameters here."""
+        """Wait until all changes that were taken are added, and bring the parameters here."""
         ...
 
     def end(self) -> None:
-        """End what was started; called whatever happened."""
+        """End the server's threads; called whatever happened."""
         ...
 
     def state(self) -> dict[str, Array]:
-        """Return by name what the next push depends on beside the parameters; live arrays."""
+        """Return the next push's inputs except the parameters, by name; live arrays."""
         ...
 
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -148,7 +149,7 @@ class ParameterServer:
         Changed in place.
     rules : AsyncRules
     servers : int
-        Number of slices, each of a thread of its own from :meth:`start` to :meth:`end`.
+        Number of slices. Each has a thread of its own from :meth:`start` to :meth:`end`.
 
     Attributes
     ----------
@@ -158,7 +159,7 @@ class ParameterServer:
         Changes that were too stale.
     slices : list of slice
     mean_square : ndarray of shape (n,) or (0,), float32
-        What the compensation remembers.
+        The mean squares of the changes so far, if they are compensated.
     """
 
     def __init__(self, parameters: Array, rules: AsyncRules, servers: int = 1) -> None:
@@ -192,7 +193,7 @@ class ParameterServer:
         return self.clock
 
     def push(self, change: Array, then: int, fetched: Array) -> Push:
-        """Add a change, scaled and compensated by the rules; it is used up."""
+        """Add a change, scaled and compensated by the rules; use it up."""
         push = self.decide(then)
         if push.is_taken:
             self._add(change, push.staleness, fetched)
@@ -200,6 +201,7 @@ class ParameterServer:
 
     def decide(self, then: int) -> Push:
         """Return whether a change of the parameters at the clock ``then`` is taken, and count."""
+        # A replica counts its own pushes into ``then``, so that only pushes of others are left.
         staleness = self.clock - then
         if self.rules.takes(staleness):
             self.clock += 1
@@ -208,7 +210,7 @@ class ParameterServer:
         return Push(staleness, is_taken=False)
 
     def state(self) -> dict[str, Array]:
-        """Return by name what the next push depends on beside the parameters; live arrays."""
+        """Return the next push's inputs except the parameters, by name; live arrays."""
         return {MEAN_SQUARE: self.mean_square} if self.rules.compensation else {}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -220,6 +222,7 @@ class ParameterServer:
         """Add the changes that wait in the state of replicas that took turns, however stale."""
         number = 0
         while (task := state.get(f"{LATE_CHANGE}{number}.task")) is not None:
+            # Saved as staleness at the checkpoint; each change added before it makes it one staler.
             change = state[f"{LATE_CHANGE}{number}.change"].copy()
             fetched = state.get(f"{LATE_CHANGE}{number}.fetched", self.parameters)
             self._add(change, int(task[-1]) + number, fetched)
@@ -245,7 +248,7 @@ class ServerSlice:
     Parameters
     ----------
     parameters, mean_square : ndarray of shape (n,), float32
-        The second is what the compensation remembers.
+        The second holds the mean squares of the changes, for the compensation.
     rules : AsyncRules
     """
 
@@ -257,7 +260,8 @@ class ServerSlice:
 
     def add(self, change: Array, share: float, fetched: Array) -> None:
         """Add a share of a change of the parameters ``fetched``, compensated; use it up."""
-        with np.errstate(over="ignore", invalid="ignore"):  # who trains looks at the result
+        # A replica that diverged pushes infinities; whoever trains finds them in its error.
+        with np.errstate(over="ignore", invalid="ignore"):
             if self._compensation is not None:
                 self._compensation.apply(change, self.parameters, fetched)
             if share != 1:
@@ -268,7 +272,7 @@ class ServerSlice:
 class DelayCompensation:
     """Compensation of a change for its delay (Zheng et al. 2017).
 
-    A gradient g at the parameters w' is a guess of that at w: g + lambda g*g*(w - w'), where
+    With a gradient g at the parameters w', the one at w is about g + lambda g*g*(w - w'), in which
     g*g stands for the diagonal of the Hessian. With the adaptive lambda = lambda_0 / sqrt(mean of
     g*g) and a change d = -rate g the rate drops out, and d becomes
     d - lambda_0 d*d / sqrt(mean of d*d) (w - w').
@@ -278,7 +282,7 @@ class DelayCompensation:
     strength : float
         lambda_0.
     mean_square : ndarray of shape (n,), float32
-        Of the changes so far, 0 at first; kept in place.
+        Decaying mean of the squared changes, 0 at first; changed in place.
     """
 
     def __init__(self, strength: float, mean_square: Array) -> None:
@@ -287,7 +291,8 @@ class DelayCompensation:
         self._scratch = np.empty(min(len(mean_square), LONG_BLOCK), dtype=np.float32)
 
     def apply(self, change: Array, parameters: Array, fetched: Array) -> None:
-        """Change ``change`` in place, which was made of ``fetched``, for ``parameters``."""
+        """Correct in place a change made from ``fetched``, to be added to ``parameters``."""
+        # In blocks: six passes over a block in the cache, instead of over vectors in memory.
         for start in range(0, len(change), LONG_BLOCK):
             block = slice(start, start + LONG_BLOCK)
             d, mean = change[block], self.mean_square[block]
@@ -300,23 +305,20 @@ class DelayCompensation:
             d -= square
 
 
-def slices_of(size: int, count: int) -> list[slice]:
-    """Return ``count`` slices of about the same length, one after the other."""
-    ends = [size * i // count for i in range(count + 1)]
-    return [slice(ends[i], ends[i + 1]) for i in range(count)]
-
-
 SliceWork = Callable[[int], None]  # given the number of a slice
 
 
 class SliceThreads:
-    """Threads that all work their slices at a time.
+    """Threads that work the slices of a vector at the same time; the caller works the first.
+
+    Their copies and sums of long arrays release the interpreter's lock, so that they share the
+    bandwidth of several cores.
 
     Parameters
     ----------
     slices : int
     times : Timeouts
-        Of which ``stall`` is used for a piece of work, and ``join`` for the end.
+        ``stall`` bounds a piece of work, ``join`` the end.
     """
 
     def __init__(self, slices: int, times: Timeouts = TIMEOUTS) -> None:
@@ -341,6 +343,8 @@ class SliceThreads:
         StalledError
             If a slice is not done in time.
         """
+        # Answers carry no number: as many are taken as there are orders, before the next run. So an
+        # answer of one run is never counted in another.
         for orders in self._orders:
             orders.put(work)
         errors = [_attempt(work, 0), *(self._answer() for _ in self._orders)]
@@ -371,7 +375,7 @@ class SliceThreads:
 
 
 def _attempt(work: SliceWork, number: int) -> BaseException | None:
-    """Work a slice; return the error, which the caller of all raises."""
+    """Work a slice; return the error, which :meth:`SliceThreads.run` raises."""
     try:
         work(number)
     except BaseException as error:
