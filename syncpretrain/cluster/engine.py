@@ -1,7 +1,12 @@
 """The engine interface: messages and windows between ranks, and the bytes of a message.
 
 An engine moves messages from rank to rank and reaches into memory of other ranks. A message is an
-envelope and the large arrays beside it, which are sent from where they are.
+envelope and its large arrays, which are sent from where they are.
+
+Guarantees that every engine gives: the messages of one rank to another arrive in the order in which
+they were sent, each once and whole; and :meth:`Engine.wake` is never lost, even before the sleep.
+
+Assumption: one thread of a rank calls its engine, except for :meth:`Engine.wake`.
 """
 
 from __future__ import annotations
@@ -45,7 +50,7 @@ class Engine(ABC):
     Attributes
     ----------
     rank, size : int
-        Of this process, from 0, and of the job.
+        Number of this process, from 0, and number of the job's ranks.
     """
 
     rank: int
@@ -61,6 +66,8 @@ class Engine(ABC):
 
     def wait(self, seconds: float) -> bool:
         """Sleep for some seconds, or until woken; return whether it was."""
+        # Only this thread clears it, and it looks for work before it waits again. So a wake-up
+        # between the two lines is not lost: what it is for is found in that look.
         found = self._woken.wait(seconds)
         self._woken.clear()
         return found
@@ -99,7 +106,7 @@ class Engine(ABC):
 
 
 class Window(ABC):
-    """Vectors, one a rank, that every rank reads and changes while their owners do other things.
+    """One vector on each rank, which all ranks read and change while its owner does other things.
 
     An addition to an element is never lost or torn, whatever other ranks do. A call returns when
     it is done where the vector is; calls of several elements are not one moment to other ranks.
@@ -128,14 +135,15 @@ class Window(ABC):
         """Give it back. Every rank does so; none uses it any more."""
 
 
-APART_BYTES = 1 << 14  # smaller arrays are copied into the envelope
-PROTOCOL = 5  # the first that takes arrays apart
+# Smaller arrays are copied into the envelope: a copy in the cache is cheaper than a message more.
+APART_BYTES = 1 << 14
+PROTOCOL = 5  # of pickle, the first that takes arrays apart
 
 
 class Envelope(NamedTuple):
-    """What is known of a message before its arrays have come.
+    """The first part of a message, which tells its arrays before they have come.
 
-    ``sent`` is ``time.monotonic()`` of the sender; ``sizes`` are the bytes of the arrays beside it.
+    ``sent`` is ``time.monotonic()`` of the sender; ``sizes`` are the bytes of each large array.
     """
 
     port: tuple[Any, ...]

@@ -1,26 +1,18 @@
-"""The engine on MPI, through mpi4py: two-sided messages on a communicator of our own.
+"""The engine on MPI, through mpi4py: two-sided messages on a communicator of our own, and windows.
 
-Large arrays are sent from where they are, in pieces that any MPI library can count. Windows are
-:class:`MPIWindow`. One thread makes all calls after the start. MPI is asked for
-``MPI_THREAD_MULTIPLE`` nevertheless, since a script may use MPI itself; without,
-``MPI_THREAD_SERIALIZED`` will do for scripts that do not.
+Large arrays are sent from where they are, in pieces that any MPI library can count. One thread
+makes all calls after the start. MPI is asked for ``MPI_THREAD_MULTIPLE`` nevertheless, since a
+script may use MPI itself; without, ``MPI_THREAD_SERIALIZED`` will do for scripts that do not.
 
-Bells between the ranks of one machine: they end the sleep of a thread that waits for messages.
+Guarantees: as every engine. Messages of a rank are delivered in their order although their pieces
+arrive in any, and nothing that MPI does waits for another rank, except for windows.
 
 MPI has nothing that a thread could sleep on until a message comes. A sender on the same machine
-therefore sends a datagram to a socket of the receiver as well, which has no file; on other
-machines, and where the system has no such sockets, a thread has to look for messages now and then.
+therefore also rings a *bell*: it sends a datagram to a socket of the receiver, which has no file.
+From other machines, and where the system has no such sockets, a thread has to look for messages now
+and then.
 
-Windows of MPI: memory that ranks read and change by one-sided calls.
-
-Of MPI's one-sided calls only those are used that every library gets right: ``MPI_Win_allocate``,
-one passive epoch for as long as a window is open, ``MPI_Put``, ``MPI_Get``, ``MPI_Accumulate`` with
-``MPI_SUM``, and ``MPI_Fetch_and_op`` in windows of its own. ``MPI_Get_accumulate`` aborts Open MPI
-5.0, fences and ``MPI_Win_create`` hang between machines with some versions of libfabric, and sums
-in one window by both ``MPI_Accumulate`` and ``MPI_Fetch_and_op`` are wrong in Open MPI.
-
-Every call ends with ``MPI_Win_flush``. On one machine that needs nothing of the other rank; between
-machines it may wait for the next call of MPI there, since MPICH moves nothing on by itself.
+Assumption: a bell may be too early, too late or lost. It only ends a sleep, and every sleep ends.
 """
 
 from __future__ import annotations
@@ -72,7 +64,8 @@ class MPIEngine(Engine):
         self._comm: Any = world
         self._ready: Any = None
         if self.size > 1:
-            # Not a plain Dup: it would burn a core until the last rank has come.
+            # A communicator of our own, so that a script's messages never match ours. Not a plain
+            # Dup: it would burn a core until the last rank has come.
             self._comm, self._ready = world.Idup()
         self._own_mark = machine_mark() + secrets.token_bytes(MARK_BYTES)
         self._marks = np.zeros((self.size, 2 * MARK_BYTES), dtype=np.uint8)  # of all ranks
@@ -85,6 +78,8 @@ class MPIEngine(Engine):
     def start(self, to: int, parts: Sequence[Buffer]) -> Callable[[], bool]:
         """Begin to send a message."""
         requests: list[Any] = []
+        # Until all ranks have come there is no communicator, and the messages wait here. What is
+        # returned then begins them by itself, in their order, when it is asked next.
         if self._can_send():
             self._send(to, parts, requests)
             if self._mpi.Request.Testall(requests):
@@ -98,6 +93,7 @@ class MPIEngine(Engine):
         if not self._can_send():
             return []
         status = self._mpi.Status()
+        # MPI moves messages on in calls only: one that has almost arrived needs some of them.
         looks = LOOKS
         while looks:
             looks -= 1
@@ -118,7 +114,7 @@ class MPIEngine(Engine):
         return found
 
     def lacks_windows(self) -> str | None:
-        """Return Intel MPI's name where ranks share no memory: its one-sided calls crash there."""
+        """Return Intel MPI's name if ranks share no memory: its one-sided calls crash there."""
         shares = self._are_all_near and "shm" in os.environ.get(INTEL_FABRICS, "shm")
         if not self.library.startswith("Intel") or shares:
             return None
@@ -140,17 +136,20 @@ class MPIEngine(Engine):
 
     @property
     def rings(self) -> bool:
-        """Whether all ranks ring as they send, and no message is half here."""
+        """True if all ranks ring as they send, and no message is half here."""
         return self._all_ring and not self._coming
 
     def wait(self, seconds: float) -> bool:
         """Sleep for some seconds, or until woken; return whether it was."""
+        # The event first: a thread may have set it just before the bells were hung.
         if self._bells is None or self._woken.is_set():
             return super().wait(seconds)
         return self._bells.wait(seconds)
 
     def wake(self) -> None:
         """End :meth:`wait`; any thread may."""
+        # Both, if the bells are hung between the two looks: one of them the sleeper hears. The
+        # communication thread hangs them, never while it sleeps.
         if self._bells is None:
             super().wake()
         self._ring(self.rank)
@@ -163,6 +162,8 @@ class MPIEngine(Engine):
     def _can_send(self) -> bool:
         if self._is_ready or not self._ready.Test():
             return self._is_ready
+        # The second of two collective calls that do not wait: first the communicator, then on it
+        # the marks by which ranks find out who shares their machine. Each look asks for the result.
         if not self._has_marks:
             self._has_marks = True
             own = np.frombuffer(self._own_mark, dtype=np.uint8)
@@ -208,6 +209,8 @@ class MPIEngine(Engine):
 
     def _receive(self, source: int, count: int) -> None:
         byte = self._mpi.BYTE
+        # The envelope is there, so this does not wait. The pieces come in the order of their sends,
+        # after it, and only one thread posts receives: so each fills its own array.
         envelope = bytearray(count)
         self._comm.Recv([envelope, byte], source, ENVELOPE_TAG)
         parts: list[Buffer] = [envelope]
@@ -221,7 +224,7 @@ class MPIEngine(Engine):
 
 
 def import_mpi() -> Any:
-    """Return ``mpi4py.MPI``, whose import starts MPI.
+    """Return ``mpi4py.MPI``; its import starts MPI.
 
     Raises
     ------
@@ -257,16 +260,16 @@ SHORTEST_POLL = 1e-3  # the system counts the time of a wait for a socket in mil
 
 
 class Bells:
-    """The bell of this rank, and those of the other ranks on its machine.
+    """The bell of this rank, and the bells of the other ranks on its machine.
 
     Parameters
     ----------
     job : bytes
-        Something that no other job has.
+        A name that no other job has.
     rank : int
-        Of this process.
+        Number of this process.
     near : container of int
-        The ranks that can be rung for.
+        The ranks with bells that can be rung.
 
     Raises
     ------
@@ -285,7 +288,8 @@ class Bells:
     def ring(self, rank: int) -> None:
         """Ring the bell of a rank, if it hears it; any thread may."""
         if rank in self._near:
-            # Refused where it is not there yet, or has left; one that rings already is full.
+            # Refused by a rank that is not there yet, or has left; a full one rings already. Either
+            # way nothing is lost but time: every sleep ends.
             with contextlib.suppress(OSError):
                 self._own.sendto(b".", f"{self._prefix}{rank}")
 
@@ -295,6 +299,7 @@ class Bells:
             time.sleep(seconds)
         elif not self._looks.poll(int(seconds * 1000)):
             return False
+        # All of them at once: a sleeper that took one by one would wake for bells of the past.
         rang = False
         with contextlib.suppress(BlockingIOError):
             while self._own.recv(1):
@@ -307,7 +312,8 @@ class Bells:
 
 
 def machine_mark() -> bytes:
-    """Return what ranks that hear each other's bells have in common; zeros if there are none."""
+    """Return a mark that is equal on ranks that hear each other's bells; zeros if none can."""
+    # Sockets without a file belong to a network namespace, of which a machine may have several.
     if sys.platform != "linux":
         return bytes(MARK_BYTES)
     try:
@@ -318,7 +324,18 @@ def machine_mark() -> bytes:
 
 
 class MPIWindow(Window):
-    """A window of a communicator.
+    """A window of a communicator: memory that ranks read and change by one-sided calls.
+
+    Only the one-sided calls are used that every library gets right: ``MPI_Win_allocate``, one
+    passive epoch for as long as a window is open, ``MPI_Put``, ``MPI_Get``, ``MPI_Accumulate`` with
+    ``MPI_SUM``, and ``MPI_Fetch_and_op`` in windows of its own. ``MPI_Get_accumulate`` aborts Open
+    MPI 5.0, fences and ``MPI_Win_create`` hang between machines with some versions of libfabric,
+    and sums in one window by both ``MPI_Accumulate`` and ``MPI_Fetch_and_op`` are wrong in Open
+    MPI.
+
+    Every call ends with ``MPI_Win_flush``. On one machine that needs nothing of the other rank;
+    between machines it may wait for the next call of MPI there, since MPICH moves nothing on by
+    itself.
 
     Parameters
     ----------

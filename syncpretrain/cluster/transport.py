@@ -2,19 +2,23 @@
 
 Guarantees:
 
-* Only that thread calls the engine. Who sends never waits; who receives waits on a condition.
+* Only that thread calls the engine. A sender never waits; a receiver waits on a condition.
 * Messages of one rank to another arrive in the order in which they were sent, at all ports.
 * A message to send wakes the thread at once, and so does one that comes from the same machine. From
   other machines a rank looks for messages every 2 ms at the latest, and every 10 ms once there were
   none for half a second, at 1 % of a core.
 * A message to a port without a listener waits there, unless its run is over.
 * Every wait ends with a deadline, or with the reason why the job cannot go on.
+* A rank is lost if its process on this machine has ended, if it has left, or if its signs of life
+  fail to come: with rank 0 every rank exchanges one a second.
 
-A port is a tuple that begins with the number of a run.
+There are two locks: ``_arrived`` guards the boxes of received messages and the handlers,
+``_changed`` the outbox and whether the thread sleeps. A thread that holds ``_arrived`` may take
+``_changed``, for a handler may send; none takes them the other way round, and nothing is waited for
+under ``_changed``.
 
-An emulated network link, for tests and benchmarks on one machine.
-
-The other ranks of a job: where each is, and whether it still lives.
+Assumption: a handler is short, for no message moves while it runs. A port is a tuple that begins
+with the number of a run; run 0 is the job itself.
 """
 
 from __future__ import annotations
@@ -52,8 +56,11 @@ __all__ = [
 Port = tuple[Any, ...]
 Handler = Callable[[int, Any], None]
 BEATS: Port = (0, "beat")
-LOST_SECONDS = 0.3  # in which the launcher ends this rank, and the witness names who died
-STOPPED_SECONDS = 5.0  # between two looks: the whole job was stopped, as by a batch system
+# In this time the launcher ends this rank, and the witness names the rank that died.
+LOST_SECONDS = 0.3
+# A pause between two looks by which the whole job was stopped, as by a batch system: then the other
+# ranks were silent too, and are not lost.
+STOPPED_SECONDS = 5.0
 
 
 class Transport:
@@ -63,9 +70,9 @@ class Transport:
     ----------
     engine : Engine
     times : Timeouts
-        Of which ``stall`` is the time for the first sign of life of a rank, ``join`` for the end.
+        ``stall`` is the time for the first sign of life of a rank, ``join`` for the end.
     link : Link, optional
-        As of the attribute.
+        The emulated link; see the attribute.
 
     Attributes
     ----------
@@ -73,7 +80,7 @@ class Transport:
         Whether the thread looks more often for messages of other machines, at some per cent of a
         core.
     link : Link or None
-        By which all that arrives at this rank is delayed.
+        The emulated link that delays all that arrives at this rank.
     windows : Windows
         The windows that are open.
     """
@@ -99,8 +106,8 @@ class Transport:
             BEATS: self.peers.record,
             WINDOWS_PORT: self.windows.follow,
         }
-        self._first_run = 0  # what is for an earlier one is dropped
-        self._handled: Port | None = None  # of the message that a handler has now
+        self._first_run = 0  # messages for earlier runs are dropped
+        self._handled: Port | None = None  # the port of the message that a handler has now
         self._is_handled = threading.Condition(self._arrived)
         self._late: list[tuple[float, int, int, Envelope, Any]] = []  # on the emulated link
         self._count = itertools.count()
@@ -131,6 +138,8 @@ class Transport:
             If this rank can no longer communicate.
         """
         deadline = time.monotonic() + timeout
+        # The box is looked at under the lock that a message is put in under, so no message comes
+        # between the look and the wait. The same holds for the end of the thread (see ``_serve``).
         with self._arrived:
             taker = self._takers.setdefault(port, threading.Condition(self._arrived))
             while not self._boxes[port]:
@@ -144,20 +153,22 @@ class Transport:
     def listen(self, port: Port, handler: Handler) -> None:
         """Have the communication thread call a function with sender and message of a port.
 
-        With those that have come already it is called here, before this returns.
+        It is called with the messages that have come already before this returns.
         """
+        # Under the lock, or a message that comes now would be handled before the older ones.
         with self._arrived:
             for source, thing in self._boxes.pop(port, ()):
                 handler(source, thing)
             self._handlers[port] = handler
 
     def forget(self, run: int) -> None:
-        """Drop the ports of a run and of those before, and whatever still comes for them.
+        """Drop the ports of a run and of all runs before, and whatever still comes for them.
 
-        A handler that has a message of theirs ends first: what it needs may then be closed.
+        A handler that has a message for one of them ends first: its resources may then be closed.
         """
         with self._arrived:
             self._first_run = max(self._first_run, run + 1)
+            # A handler that forgets its own run would wait for itself.
             if threading.current_thread() is not self._thread:
                 self._is_handled.wait_for(lambda: not self._handles(run), self._times.join)
             for ports in (self._boxes, self._handlers, self._takers):
@@ -166,16 +177,19 @@ class Transport:
 
     def lost(self, rank: int) -> str | None:
         """Return how a rank was lost, or None."""
-        return self.peers.lost(rank, self._looked)  # what came since is not heard yet
+        # At the time of the last look: messages that came since are not heard yet, and a thread
+        # that could not look must not take others for silent.
+        return self.peers.lost(rank, self._looked)
 
     def abort(self, status: int) -> None:
         """End every rank of the job at once; used where no orderly end is left."""
         self._engine.abort(status)
 
     def close(self, farewell: float = 0.0) -> bool:
-        """Send what is still to be sent, and a last word; return whether that is done in time.
+        """Send the messages in the outbox, and a last word; return whether that is done in time.
 
-        Wait up to ``farewell`` seconds for those of others: MPI may warn of what is not received.
+        Wait up to ``farewell`` seconds for the last words of others: MPI may warn of messages that
+        are not received.
         """
         watched, self._is_leaving = self._watched(), True
         for rank in watched:
@@ -201,11 +215,17 @@ class Transport:
         except BaseException as error:  # the waiting thread raises it
             time.sleep(LOST_SECONDS)  # its cause may be the death of another rank
             self._failure = error
+        # The failure is set before the lock is taken. A taker that looked for one under the lock
+        # and found none waits by now, and is notified.
         with self._arrived:
             for taker in self._takers.values():
                 taker.notify_all()
 
     def _exchange(self) -> None:
+        # No wake-up is lost. A sender appends its message, then takes the lock and reads the flag;
+        # this thread takes the lock, looks at the outbox and sets the flag. If the sender is first,
+        # this thread finds the message. If it is second, it finds the flag and wakes the engine,
+        # which remembers that for the next wait.
         naps = Naps(time.monotonic())
         while True:
             moved = self._post() | self._deliver() | self.windows.turn()
@@ -227,10 +247,15 @@ class Transport:
                 self._is_asleep = True
             if self._engine.wait(nap):
                 naps.wake()
+            # Without the lock: this thread alone sets the flag, all others only clear it, so
+            # nothing is overwritten. A sender that still reads True wakes once too often; one that
+            # reads False has appended before, and the outbox is emptied before the next sleep.
             self._is_asleep = False
 
     def _wake(self) -> None:
         """Have the communication thread look at what there is to do."""
+        # Cleared here, so that of many senders one wakes it. Woken outside the lock: that is a
+        # system call, and the thread would wait for the lock at once.
         with self._changed:
             is_asleep, self._is_asleep = self._is_asleep, False
         if is_asleep:
@@ -244,6 +269,7 @@ class Transport:
         self._looked = now
         if now >= self._next_beat and not self._is_leaving:
             self._say_alive()
+        # Only this thread takes from the outbox, so it may be looked at without the lock.
         while self._outbox:
             with self._changed:
                 to, parts = self._outbox.popleft()
@@ -252,6 +278,7 @@ class Transport:
             else:
                 self._sending.append((self._engine.start(to, parts), parts))
             begun += 1
+        # The bytes of a message are kept until the engine no longer needs them.
         before = len(self._sending)
         self._sending = [item for item in self._sending if not item[0]()]
         return begun > 0 or len(self._sending) < before
@@ -263,7 +290,7 @@ class Transport:
                 self.send(rank, BEATS, self._beat)
 
     def _watched(self) -> list[int]:
-        """Return the ranks that exchange signs of life with this one: with rank 0 all do."""
+        """Return the ranks that exchange signs of life with this one: all do with rank 0."""
         return [0] if self.rank else list(range(1, self.size))
 
     def _deliver(self) -> bool:
@@ -303,6 +330,7 @@ class Transport:
                     self._takers[port].notify_all()
                 return
             self._handled = port
+        # Outside the lock, so that a handler may take its time without stopping who receives.
         try:
             handler(source, thing)
         finally:
@@ -314,11 +342,13 @@ class Transport:
         return self._handled is not None and 0 < self._handled[0] <= run
 
 
-SHORTEST_NAP, LONGEST_NAP, IDLE_NAP = 0.1e-3, 2e-3, 10e-3  # to wake takes some 50 us of a core
-SENDING_NAP = 0.5e-3  # what is on its way rarely needs this rank
-RESTING_NAP = 50e-3  # where a bell ends it
+# Seconds. To wake takes some 50 us of a core: the shortest nap is not much longer, and the longest
+# ones bound the share of a core that waiting takes.
+SHORTEST_NAP, LONGEST_NAP, IDLE_NAP = 0.1e-3, 2e-3, 10e-3
+SENDING_NAP = 0.5e-3  # a message on its way rarely needs this rank
+RESTING_NAP = 50e-3  # a bell ends it
 IDLE_SECONDS = 0.5
-EAGER_NAP = 0.25e-3  # where others wait for what this rank does with a message
+EAGER_NAP = 0.25e-3  # others wait for what this rank does with a message
 
 
 class Naps:
@@ -351,12 +381,13 @@ class Naps:
         moved : bool
             Whether the last look found something.
         rings : bool
-            Whether a bell will ring as soon as there is something to find.
+            True if a bell will ring as soon as there is something to find.
         is_eager : bool
             Whether looks without a bell are to be close together.
         is_sending : bool
-            Whether a message is on its way, which may need this thread to move on.
+            True while a message is on its way: it may need this thread to move on.
         """
+        # A bell rings for what comes, not for what goes: a message on its way may need a look.
         rings = rings and not is_sending
         if moved:
             self._moved = now
@@ -392,12 +423,12 @@ class Beat:
 
 
 class Peers:
-    """What is known of the other ranks, by their signs of life.
+    """The other ranks of a job by their signs of life: where each is, and whether it still lives.
 
     Parameters
     ----------
     beat : Beat
-        Of this rank.
+        The sign of life of this rank.
     now : float
         As in ``time.monotonic``.
     first_seconds : float
@@ -418,6 +449,8 @@ class Peers:
 
     def hear(self, rank: int, sent: float, now: float) -> None:
         """Record that a rank has sent something at a time by its own clock."""
+        # The least difference is of the message that was on its way for the shortest time: the best
+        # guess of how far the two clocks are apart.
         self._heard[rank] = now
         self._offsets[rank] = min(self._offsets.get(rank, math.inf), now - sent)
 
@@ -439,7 +472,7 @@ class Peers:
         return self._offsets[rank]
 
     def first_on_machines(self) -> dict[int, int]:
-        """Return of each rank that was heard of the lowest one on its machine."""
+        """Return the lowest rank on the machine of each rank that was heard."""
         first: dict[str, int] = {}
         for rank in sorted(self._beats):
             first.setdefault(self._beats[rank].machine, rank)
