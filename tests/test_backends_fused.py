@@ -319,7 +319,7 @@ class TestSteps:
         step, out = step_for(learner, 1, "examples"), backend.empty((20, 12))
         with learner.stream:
             step.train_step(backend.asarray(X), np.arange(5, 25), epoch=1, step=0)
-            assert step.copy_hidden(out)
+            assert step.hand_up(out)
             np.testing.assert_allclose(backend.tohost(out), sigmoid(X[5:25] @ W + b), atol=1e-6)
 
     @pytest.mark.parametrize("precision", PRECISIONS)

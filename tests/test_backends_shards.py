@@ -167,10 +167,10 @@ class TestBits:
         rows = np.arange(5, 15)
         backend.synchronize()
         steps[0].train_step(bits, rows, epoch=1, step=0)
-        steps[0].copy_hidden(expected)
+        steps[0].hand_up(expected)
         with learner.stream:
             steps[1].train_step(X, backend.asarray(rows), epoch=1, step=0)
-            steps[1].copy_hidden(out)
+            steps[1].hand_up(out)
             np.testing.assert_allclose(backend.tohost(out), expected, rtol=1e-5, atol=1e-6)
 
 

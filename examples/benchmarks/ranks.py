@@ -93,12 +93,12 @@ def only_take_time(seconds: Sequence[float]) -> None:
         time.sleep(seconds[self.learner.layer - 1])
         return 0.0
 
-    def copy_hidden(self: LearnerStep, out: Array) -> bool:
+    def hand_up(self: LearnerStep, out: Array) -> bool:
         out.fill(0.5)
         return True
 
     ByUnits.train_step = train_step  # type: ignore[method-assign]
-    LearnerStep.copy_hidden = copy_hidden  # type: ignore[method-assign]
+    LearnerStep.hand_up = hand_up  # type: ignore[method-assign]
 
 
 def timed(data: object, runtime: str, options: argparse.Namespace) -> tuple[float, str]:

@@ -42,7 +42,7 @@ class CudaErrors:
             "means_and_error": self.means_and_error,
             "output_delta": self.output_delta,
             "derivative_and_sums": self.derivative_and_sums,
-            "wrong": self.wrong,
+            "count_errors": self.count_errors,
         }
 
     def squared_error(self, x: Any, y: Any, *, out: Any) -> Any:
@@ -106,7 +106,7 @@ class CudaErrors:
         self._source.launch("derivative_and_sums", (-(-columns // TILE[0]),), TILE, *args)
         return None
 
-    def wrong(self, x: Any, y: Any) -> Any:
+    def count_errors(self, x: Any, y: Any) -> Any:
         """Return how many rows of y have their largest value elsewhere than those of x."""
         found = layout(x, y)
         if found is None or x.ndim != 2 or not x.shape[1]:

@@ -26,7 +26,7 @@ from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import Array, slices_of
 from syncpretrain.kernels.backprop import delta_below, forward, output_delta, weight_gradient
 from syncpretrain.kernels.conditions import as_documents
-from syncpretrain.kernels.losses import loss_of, squared_error, wrong
+from syncpretrain.kernels.losses import count_errors, loss_of, squared_error
 from syncpretrain.kernels.program import Phase, PhaseRunner, Program, in_turn
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.units.kinds import kind_of
@@ -195,7 +195,7 @@ class Network:
         if layer + 1 == len(self.chain):
             target, y = at.target[:, own], as_documents(out[:, own], at.target, units)
             if self._is_exclusive and shard == 0:
-                self._wrong = wrong(target, y)
+                self._wrong = count_errors(target, y)
             delta = at.deltas[-1][:, own]
             options: dict[str, Any] = {"share": at.share, "sums": self.chain_gradients[-1][1][own]}
             self._squared[shard] = output_delta(target, y, units, self.loss, out=delta, **options)
@@ -265,7 +265,7 @@ class Network:
                 y = forward(x, self.chain, self.units, out=[a[: len(x)] for a in self.activations])
                 as_documents(y, t, self.units[-1])
                 if self._is_exclusive:
-                    total += wrong(t, y)
+                    total += count_errors(t, y)
                 else:
                     total += squared_error(t, y, out=y)
         return float(total) / len(X)

@@ -9,7 +9,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["cross_entropy", "loss_of", "means_and_error", "squared_error", "wrong"]
+__all__ = ["count_errors", "cross_entropy", "loss_of", "means_and_error", "squared_error"]
 
 
 @accelerated
@@ -74,8 +74,8 @@ def loss_of(x: Array, y: Array, units: str, loss: str, weights: Array | None = N
 
 
 @accelerated
-def wrong(x: Array, y: Array) -> float:
-    """Return how many rows of y have their largest value elsewhere than those of x.
+def count_errors(x: Array, y: Array) -> float:
+    """Count the rows in which argmax(x) != argmax(y), the first of equal numbers each.
 
     For arrays on a device: a zero-dimensional device array, not synchronized.
     """

@@ -35,7 +35,7 @@ from syncpretrain.kernels.convolution import (
     visible_means,
 )
 from syncpretrain.kernels.dispatch import multiply
-from syncpretrain.kernels.losses import squared_error, wrong
+from syncpretrain.kernels.losses import count_errors, squared_error
 from syncpretrain.kernels.native import extension, shape_numbers
 from syncpretrain.kernels.operations import Operation, check_program
 from syncpretrain.kernels.optimizers import adam_rates, adam_step, sgd_step
@@ -187,8 +187,8 @@ class Program:
     def _squared_error(self, x: Any, y: Any, out: Any, slot: int) -> None:
         self.results[slot] = squared_error(x, y, out=out)
 
-    def _wrong(self, target: Any, y: Any, slot: int) -> None:
-        self.results[slot] = wrong(target, y)
+    def _count_errors(self, target: Any, y: Any, slot: int) -> None:
+        self.results[slot] = count_errors(target, y)
 
     def _differences(self, v: Any, h: Any, da: Any, db: Any, scratch: Any, examples: int) -> None:
         phase_differences(v, h, da=da, db=db, examples=examples)
@@ -270,7 +270,7 @@ _INTERPRETED: dict[str, Callable[..., Any]] = {
     "copy": lambda self, x, out: np.copyto(out, x),
     "sample_states": Program._draw,
     "squared_error": Program._squared_error,
-    "wrong": Program._wrong,
+    "wrong": Program._count_errors,
     "phase_differences": Program._differences,
     "momentum_step": Program._momentum,
     "adam_step": Program._adam,

@@ -193,13 +193,13 @@ class Learner(ABC):
         for i, gradient in enumerate(self.gradients):
             flat = gradient.reshape(-1)
             for block in blocks_in(slice(0, len(flat)), LONG_BLOCK):
-                self.move(i, block, flat[block], epoch=epoch)
+                self.update_slice(i, block, flat[block], epoch=epoch)
 
     def constants(self, epoch: int) -> Hashable:
         """Return what a step in an epoch depends on beside arrays, rows and addresses."""
         return tuple(self.rates(epoch).values())
 
-    def move(self, i: int, part: slice, gradient: Array, *, epoch: int) -> None:
+    def update_slice(self, i: int, part: slice, gradient: Array, *, epoch: int) -> None:
         """Move a part of the i-th parameter, seen as flat, along its gradient."""
         parameter, rates = self.parameters[i], self.rates(epoch)
         if parameter.ndim == 1:  # biases are not decayed (Hinton 2010, section 10.1)
@@ -217,7 +217,7 @@ class Learner(ABC):
             "l1": settings.l1,
         }
 
-    def moves(self, i: int, rows: slice) -> Operation:
+    def update_operation(self, i: int, rows: slice) -> Operation:
         """Return the operation that moves some rows of the i-th parameter along its gradient."""
         settings, parameter = self._common, self.parameters[i]
         decays = parameter.ndim > 1

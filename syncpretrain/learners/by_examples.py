@@ -72,7 +72,7 @@ class ByExamples:
         own = self._own_rows[shard]
         return self.parts[shard].hidden_means(own.stop - own.start)
 
-    def copy_hidden(self, out: Array) -> bool:
+    def hand_up(self, out: Array) -> bool:
         """Copy the hidden means of the last minibatch, where they are those of the plain input."""
         for shard, own in enumerate(self._own_rows):
             hidden = self.hidden_means(shard)
@@ -101,4 +101,4 @@ class ByExamples:
             parts = [part.gradients[i].reshape(-1) for part in self.parts]
             for block in blocks_in(own, LONG_BLOCK):
                 total = add_tree([gradient[block] for gradient in parts])
-                self.learner.move(i, block, total, epoch=self._epoch)
+                self.learner.update_slice(i, block, total, epoch=self._epoch)

@@ -141,7 +141,7 @@ class ByExamplesOnDevices:
                         )
         return error
 
-    def copy_hidden(self, out: Array) -> bool:
+    def hand_up(self, out: Array) -> bool:
         """Copy the hidden means of the last minibatch, where they are those of the plain input."""
         own_rows = slices_of(len(out), self._count)
         for place in self._places:

@@ -124,7 +124,7 @@ class ByFilters(LearnerStep, ABC):
         for i, gradient in enumerate(learner.gradients):
             own, flat = slices_of(gradient.size, len(self._errors))[shard], gradient.reshape(-1)
             for block in blocks_in(own, LONG_BLOCK):
-                learner.move(i, block, flat[block], epoch=self._epoch)
+                learner.update_slice(i, block, flat[block], epoch=self._epoch)
 
 
 class RBMByFilters(ByFilters):

@@ -122,5 +122,5 @@ class ByUnits(LearnerStep):
         return [
             ("phase_differences", v, own_h, da[visible], db[hidden], scratch, n),
             (rbm.precision.operation, v.T, h, dW[visible]),
-            *(rbm.moves(i, own) for i, own in enumerate((visible, visible, hidden))),
+            *(rbm.update_operation(i, own) for i, own in enumerate((visible, visible, hidden))),
         ]

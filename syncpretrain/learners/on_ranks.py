@@ -142,7 +142,7 @@ class ByExamplesOnRanks(StepOnRanks):
     stop : AgreedStop
         As of :class:`StepOnRanks`.
     hands_up : bool
-        Whether :meth:`copy_hidden` is called, so that hidden means are exchanged too.
+        Whether :meth:`hand_up` is called, so that hidden means are exchanged too.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class ByExamplesOnRanks(StepOnRanks):
         self.share_parameters()
         return self.total([error for share in shares for error in share.errors])
 
-    def copy_hidden(self, out: Array) -> bool:
+    def hand_up(self, out: Array) -> bool:
         """Copy the hidden means of the last minibatch, where they are those of the plain input."""
         pieces = slices_of(self._rows, self.shards)
         for shards, share in zip(self.ranks, self._shares, strict=True):
@@ -250,7 +250,7 @@ class ByExamplesOnRanks(StepOnRanks):
 
     def follow(self, shard: int, k: int, block: slice, total: Array) -> None:
         """Move a block of the slice that a shard has of the k-th parameter along its gradient."""
-        self.learner.move(k, block, total, epoch=self._epoch)
+        self.learner.update_slice(k, block, total, epoch=self._epoch)
 
 
 class ByUnitsOnRanks(StepOnRanks):
@@ -296,9 +296,9 @@ class ByUnitsOnRanks(StepOnRanks):
         self.share_parameters()
         return float(np.array(errors[-2]).sum())  # of the last reconstruction
 
-    def copy_hidden(self, out: Array) -> bool:
+    def hand_up(self, out: Array) -> bool:
         """Copy the hidden means of the last minibatch."""
-        return self._units.copy_hidden(out)
+        return self._units.hand_up(out)
 
     def shard_state(self, shard: int) -> dict[str, Array]:
         """Return nothing: a gradient depends on the parameters alone."""

@@ -35,7 +35,7 @@ class Step(Protocol):
         """
         ...
 
-    def copy_hidden(self, out: Array) -> bool:
+    def hand_up(self, out: Array) -> bool:
         """Copy the hidden means of the last minibatch, as they were before its update.
 
         They are those of the positive phase. Return False, and copy nothing, where these are not
@@ -64,7 +64,7 @@ class LearnerStep:
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
 
-    def copy_hidden(self, out: Array) -> bool:
+    def hand_up(self, out: Array) -> bool:
         """Copy the hidden means of the last minibatch, where they are those of the plain input."""
         hidden = self.learner.hidden_means(len(out))
         if hidden is None:

@@ -60,7 +60,7 @@ class LayerReplica:
             errors.append(float(error))
             if i < len(self._handed):
                 out = self._handed[i][: len(rows)]
-                if not (trains and training.copy_hidden(out)):
+                if not (trains and training.hand_up(out)):
                     learner.current().up(X[rows], out=out)
                 X, rows = out, self._all_rows[: len(rows)]
         return errors
