@@ -47,23 +47,23 @@ class Learner(ABC):
     layer : int
         Its number in the stack, counted from 1.
     first : Layer
-        What it is before the first step; its arrays are those that are trained.
+        The layer before the first step; its arrays are trained in place.
     settings : LearnerSettings
 
     Attributes
     ----------
     learning_rate : float
-        That of the settings, until it is lowered after a divergence.
+        The rate of the settings, until it is lowered after a divergence.
     parameters, gradients : list of ndarray
         Weight, visible bias, hidden bias, and the decoder weights if it has its own.
     backend, stream : Backend, Stream
-        Where its arrays are, and where its work is queued.
+        The device of its arrays, and the queue of its work there.
     recorder : Recorder
-        What works its steps there.
+        Runs blocks of its steps there.
     precision : Precision
-        Of its products.
+        The precision of its products.
     flat : FlatParameters or None
-        On a device, the vectors that its arrays are parts of.
+        The vectors that hold its arrays, on a device.
     """
 
     model: ClassVar[str]
@@ -93,7 +93,7 @@ class Learner(ABC):
             self.stream.synchronize()
 
     def _train(self, layer: Layer) -> None:
-        """Take the arrays of a layer as those to train, and allocate what belongs to them."""
+        """Train the arrays of a layer from now on; allocate gradients, velocities and buffers."""
         self._now, arrays = layer, dict(layer.parameters())
         self.weight, self.hidden_bias = arrays["weight"], arrays["hidden_bias"]
         self.visible_bias = arrays["visible_bias"]
@@ -112,7 +112,7 @@ class Learner(ABC):
 
     @abstractmethod
     def _allocate(self, rows: int) -> None:
-        """Allocate what the gradient of a minibatch of this many rows is computed in."""
+        """Allocate the buffers for the gradient of a minibatch of at most this many rows."""
 
     @abstractmethod
     def gradient(
@@ -126,8 +126,8 @@ class Learner(ABC):
     ) -> float:
         """Fill the gradients, as the direction to go, from some rows of X.
 
-        The average over these rows, or what they add to the average over ``examples`` of
-        a minibatch that they are a part of.
+        A gradient is the average over these rows; or, if they are a part of a minibatch of
+        ``examples``, their contribution to its average.
 
         Returns
         -------
@@ -146,7 +146,7 @@ class Learner(ABC):
         """Record the first examples before the first step; they need not be in memory.
 
         Visible biases start from log(p / (1 - p)), where p is the mean of a unit (Hinton 2010,
-        section 8), those of linear units from the mean, unless the settings start them from zero.
+        section 8), the biases of linear units from p, unless the settings start them from zero.
         """
         if self._common.visible_bias == "zero":
             return
@@ -176,7 +176,7 @@ class Learner(ABC):
         return part
 
     def beside(self: L, backend: Backend) -> L:
-        """Return a learner of the same layer on another device, to take parts of."""
+        """Return a learner of the same layer on another device, to be cut into parts."""
         other = copy.copy(self)
         other.flat = None
         other.to(backend)
@@ -190,17 +190,18 @@ class Learner(ABC):
             rates = self.rates(epoch) | {"weights": own.weights}
             momentum_steps(own.parameters, own.gradients, own.velocities, **rates)
             return
+        # In blocks that stay in the cache through the passes of an update.
         for i, gradient in enumerate(self.gradients):
             flat = gradient.reshape(-1)
             for block in blocks_in(slice(0, len(flat)), LONG_BLOCK):
                 self.update_slice(i, block, flat[block], epoch=epoch)
 
     def constants(self, epoch: int) -> Hashable:
-        """Return what a step in an epoch depends on beside arrays, rows and addresses."""
+        """Return the numbers of an epoch's steps that are the same in each of them."""
         return tuple(self.rates(epoch).values())
 
     def update_slice(self, i: int, part: slice, gradient: Array, *, epoch: int) -> None:
-        """Move a part of the i-th parameter, seen as flat, along its gradient."""
+        """Move a slice of the i-th parameter, seen as flat, along its gradient."""
         parameter, rates = self.parameters[i], self.rates(epoch)
         if parameter.ndim == 1:  # biases are not decayed (Hinton 2010, section 10.1)
             rates["weight_decay"] = rates["l1"] = 0.0
@@ -208,7 +209,7 @@ class Learner(ABC):
         momentum_step(parameter.reshape(-1)[part], gradient, velocity, **rates)
 
     def rates(self, epoch: int) -> dict[str, Any]:
-        """Return the numbers of an epoch's steps by name, as of weights."""
+        """Return the numbers of an epoch's updates by name, for weights."""
         settings = self._common
         return {
             "momentum": settings.momentum.at(epoch),
@@ -233,8 +234,7 @@ class Learner(ABC):
     def validation_error(self, X: Array, hidden: Array | None = None) -> float:
         """Return the mean squared error of reconstructing X without sampling.
 
-        ``hidden`` are the hidden means of X, computed if they are not given. A missing entry has
-        no error.
+        ``hidden`` are the hidden means of X; None computes them. A missing entry has no error.
         """
         return float(self.summed_error(X, hidden)) / len(X)
 
@@ -250,7 +250,7 @@ class Learner(ABC):
         return self._now
 
     def snapshot(self) -> Layer:
-        """Return a copy of the layer: what a version publishes."""
+        """Return a copy of the layer, to be published as a version."""
         return self._now.to(lambda array: array.copy())
 
     def largest_weight(self) -> float:
@@ -265,7 +265,7 @@ class Learner(ABC):
             return all(bool(np.isfinite(parameter.sum())) for parameter in self.parameters)
 
     def state(self) -> dict[str, Array]:
-        """Return by name what the next step depends on beside the parameters; live arrays."""
+        """Return the next step's inputs except the parameters, by name; live arrays."""
         return self.velocities() | self.own_state()
 
     def velocities(self) -> dict[str, Array]:
@@ -273,7 +273,7 @@ class Learner(ABC):
         return {f"velocity.{i}": velocity for i, velocity in enumerate(self._velocities)}
 
     def own_state(self) -> dict[str, Array]:
-        """Return by name what the next gradient depends on beside the parameters; live arrays."""
+        """Return the next gradient's inputs except the parameters, by name; live arrays."""
         return {}
 
     def restart(self) -> None:
@@ -301,7 +301,7 @@ class LearnerSettings:
     """Settings of one layer's training that every model has.
 
     ``missing`` says whether entries of its input may be missing, marked by
-    :func:`syncpretrain.data.visible.mark_missing`. ``precision`` is that of products: see
+    :func:`syncpretrain.data.visible.mark_missing`. ``precision`` is the precision of products: see
     :mod:`syncpretrain.kernels.precision`.
     """
 
@@ -323,7 +323,7 @@ class LearnerSettings:
         return self.missing or kind_of(self.visible_units).blocks is not None
 
     def kinds(self, model: str) -> dict[str, str]:
-        """Return what a layer of a model is, beside its arrays."""
+        """Return the kinds of units and the model of a layer, by name."""
         kinds = {"hidden_units": self.hidden_units, "visible_units": self.visible_units}
         return kinds | {"model": model}
 
@@ -332,7 +332,10 @@ ALIGNED = 4  # numbers, which are 16 bytes
 
 
 class FlatParameters:
-    """Flat arrays in which the parameters of a layer lie.
+    """Flat arrays that hold the parameters of a layer on a device, their gradients and velocities.
+
+    One launch updates all parameters. Weights, which decay, lie before the biases. Each array
+    begins at a multiple of 16 bytes, where a product reads its rows fastest; gaps stay 0.
 
     Parameters
     ----------
@@ -345,7 +348,7 @@ class FlatParameters:
     parameters, gradients, velocities : ndarray of shape (n,)
         The last two are 0 at first.
     weights : int
-        How many numbers there are before the biases.
+        The count of numbers before the biases.
     """
 
     def __init__(self, given: Mapping[str, Array], backend: Backend) -> None:
@@ -369,5 +372,5 @@ class FlatParameters:
         return part
 
     def views(self, vector: Array) -> dict[str, Array]:
-        """Return by name the arrays that lie in one of the flat ones."""
+        """Return the arrays within one of the flat vectors, by name."""
         return {name: vector[own].reshape(shape) for name, (own, shape) in self._places.items()}

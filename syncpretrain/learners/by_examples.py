@@ -23,17 +23,17 @@ class ByExamples:
     Parameters
     ----------
     learner : Learner
-        Whose parameters are trained.
+        Its parameters are trained.
     shards : int
 
     Attributes
     ----------
     parts : list of Learner
-        What computes the gradient of each shard.
+        The learner of each shard, which computes its gradient.
     errors : list of float
         Squared error of each shard in the last minibatch.
     added : range
-        The shards whose gradients are added up: all, those without rows as zeros.
+        The shards with gradients that are added up: all, with zeros for a shard without rows.
     """
 
     def __init__(self, learner: Learner, shards: int) -> None:
@@ -51,12 +51,12 @@ class ByExamples:
         return sum(self.errors)
 
     def begin(self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int) -> None:
-        """Take a minibatch, of which :meth:`gradient` is to be called for every shard."""
+        """Take a minibatch; :meth:`gradient` is then to be called for every shard."""
         self._X, self._rows, self._epoch, self._step = X, rows, epoch, step
         self._own_rows = slices_of(len(rows), len(self.parts))
 
     def gradient(self, shard: int) -> None:
-        """Fill the gradient of a shard, as its part of that of the whole minibatch."""
+        """Fill the gradient of a shard: its contribution to the gradient of the minibatch."""
         part, rows = self.parts[shard], self._rows[self._own_rows[shard]]
         self.errors[shard] = 0.0
         if len(rows):
@@ -73,7 +73,7 @@ class ByExamples:
         return self.parts[shard].hidden_means(own.stop - own.start)
 
     def hand_up(self, out: Array) -> bool:
-        """Copy the hidden means of the last minibatch, where they are those of the plain input."""
+        """Copy the hidden means from before the update; return False if they must be recomputed."""
         for shard, own in enumerate(self._own_rows):
             hidden = self.hidden_means(shard)
             if hidden is None:

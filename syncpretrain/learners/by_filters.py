@@ -40,13 +40,13 @@ __all__ = ["by_filters"]
 
 
 class ByFilters(LearnerStep, ABC):
-    """The steps of a learner whose filters and channels are dealt out.
+    """The steps of a learner with filters and channels that are dealt out to shards.
 
     Parameters
     ----------
     learner : Learner
     shape : ConvolutionShape
-        The shape that its products are of.
+        The shape of its products.
     shards : int
     """
 

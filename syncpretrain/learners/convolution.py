@@ -41,19 +41,19 @@ class ConvolutionalRBM(BaseRBM):
 
     There is a hidden unit at each position of each filter, before pooling: the energy is
     -sum_p h_p (v W)_p - b sum_p h_p - a sum_i v_i, in which h_p are the F units of position p.
-    What is handed up is the pooled code f(pool(v W) + b), which for the maximum is the largest
-    mean of each block.
+    It hands up the pooled code f(pool(v W) + b), which for the maximum is the largest mean of each
+    block.
 
-    A filter acts at P positions. The statistics of weights and hidden biases are averaged over
-    them, as over the examples, and those of the visible biases over the pixels, where their sums
-    are the gradient of the likelihood: so a learning rate that suits a dense layer suits
-    a convolution of any image.
+    A filter acts at P positions. The gradient of the likelihood is a sum over them, and for the
+    visible biases over the pixels; the statistics of weights and hidden biases are averages over
+    the positions, as over the examples, and the statistics of visible biases over the pixels. So a
+    learning rate that suits a dense layer suits a convolution of any image.
 
     A unit at every position is more than an image needs: filters that are on everywhere, or that
-    copy a pixel, reconstruct it as well as those that stand for something. So with
-    ``sparsity_cost`` the hidden biases, and they alone, are moved by cost (target - q) beside their
-    gradient; q is the mean activity of a filter in this minibatch (Lee et al. 2008). Biases of
-    binary units start where their mean is the target.
+    copy a pixel, reconstruct it as well as filters that stand for a feature. So with
+    ``sparsity_cost`` the hidden biases, and they alone, are moved by cost (target - q) in addition
+    to their gradient; q is the mean activity of a filter in this minibatch (Lee et al. 2008). The
+    biases of binary units start where their mean is the target.
 
     Without ``pad`` a corner pixel is reconstructed by one weight of each filter, which grows until
     it does; padding by half a filter or more avoids that where images do not end in black.
@@ -134,30 +134,30 @@ class ConvolutionalRBM(BaseRBM):
     def bias_gradient(self, h0: Array, h1: Array, units: int) -> Array:
         """Return the gradient of the biases of some filters.
 
-        ``h0`` and ``h1`` of shape (n P, filters) are their means; ``units`` are those that
-        a filter has in the whole minibatch.
+        ``h0`` and ``h1`` of shape (n P, filters) are their means; ``units`` is the number of units
+        that a filter has in the whole minibatch.
         """
         ones = self._ones[: len(h0)]  # a product adds up ten times as fast as a sum over rows
         active = multiply(ones, h0)
         db: Array = np.subtract(active, multiply(ones, h1))
         cost = self.settings.sparsity_cost
         if cost:
-            share = np.float32(len(h0))  # of all units of a filter, those of these examples
+            share = np.float32(len(h0))  # the units of a filter in these examples
             db += np.float32(cost) * (np.float32(self._target) * share - active)
         db /= np.float32(units)
         return db
 
     @property
     def maps(self) -> ConvolutionShape:
-        """The shape without pooling, of which the hidden units are."""
+        """The shape without pooling, with a hidden unit at each position of a filter."""
         return self._maps
 
 
 class ProbabilisticRBM(ConvolutionalRBM):
-    """One convolutional layer of binary units, of which at most one in a block is on.
+    """One convolutional layer of binary units; at most one unit in a block is on.
 
-    What is handed up is the probability that one is. There is no dropout: units that are left out
-    would have to be so before the others share the probability.
+    It hands up the probability that one is. There is no dropout: units would have to be left out
+    before the others share the probability.
     """
 
     def hidden_means(self, n: int) -> Array | None:
@@ -196,10 +196,10 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
     the code back to the place where the maximum was, with zeros elsewhere, or spreads it evenly
     where blocks are averaged, and adds up what the filters of W, or its own, make of it.
 
-    A filter acts at many positions. The gradients of the weights and hidden biases are averaged
-    over the Q numbers of a code that each filter makes, those of the visible biases over the
-    pixels, where the sums are the gradient of the loss: so a learning rate that suits a dense layer
-    suits a convolution of any image.
+    A filter acts at many positions, and the gradient of the loss is a sum over them. The gradients
+    of the weights and hidden biases are averages over the Q numbers of a code that each filter
+    makes, the gradients of the visible biases averages over the pixels: so a learning rate that
+    suits a dense layer suits a convolution of any image.
     """
 
     settings: AutoencoderSettings
@@ -228,10 +228,11 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
 
     @property
     def buffers(self) -> tuple[Array, ...]:
-        """What a step is computed in.
+        """The buffers of a step.
 
-        The examples, their reconstruction, the code; what is read above the derivative by the
-        decoder's inputs, the derivative by those of the code above the code, and the places.
+        They are the examples, their reconstruction and the code; the encoder's input above the
+        derivative by the decoder's inputs; the derivative by the code's inputs above the code; and
+        the places.
         """
         stacked = self._z_and_y_delta, self._h_delta_and_h, self._places
         return self._x, self._y, self._h, *stacked

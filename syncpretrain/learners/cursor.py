@@ -39,9 +39,9 @@ class ErrorSum:
     Parameters
     ----------
     backend : Backend
-        What computes them.
+        The backend that computes them.
     first : float
-        Where the sum begins.
+        The sum before the first block.
 
     Attributes
     ----------

@@ -37,11 +37,11 @@ def untrained_stack(
     Parameters
     ----------
     shapes : sequence of LayerShape
-        Of the layers, from the input up.
+        The shapes of the layers, from the input up.
     hidden_units : sequence of str
         One kind a layer.
     visible_units : str
-        Of the lowest layer; those of the others follow from the units below.
+        The units of the lowest layer's input; for the others they follow from the units below.
     seed : int
     scaling : Scaling, optional
         How Gaussian visible units see the input.
@@ -81,9 +81,9 @@ def first_dense(
         Whether the decoder uses the transposed weights, or weights of its own, which start as
         the transposed ones.
     kinds : mapping of str to str
-        What its units are, and its model.
+        The kinds of its units, and its model.
     precision : str
-        Of its products in training.
+        The precision of its products in training.
     """
     weight = random_weights(number, (visible, hidden), seed, spread)
     hidden_bias, visible_bias = (np.zeros(n, dtype=np.float32) for n in (hidden, visible))

@@ -49,11 +49,11 @@ class StepOnRanks(ABC):
     ----------
     learner : Learner
     whole : Step
-        The step of all shards, of which this rank works its own.
+        The step of all shards; this rank works its own.
     slices : sequence of sequence of slice
-        Of each parameter, seen as flat: that of each shard.
+        For each parameter, seen as flat, the slice of each shard.
     stop : AgreedStop
-        Of a group of at most as many ranks as there are shards; agreed on in every step.
+        The request to stop, agreed on in every step, by a group of at most as many ranks as shards.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class StepOnRanks(ABC):
         self.own = self.ranks[self.group.number]
         sizes = [own.stop - own.start for own in self.slices_of_rank(self.own)]
         self._moved = [np.empty(size, dtype=np.float32) for size in sizes]
-        self._is_spread = False  # the state; before the first step each rank has all of it
+        # Before the first step each rank has all of the state, afterwards only its shards' part.
+        self._is_spread = False
 
     def slices_of_rank(self, shards: range) -> list[slice]:
         """Return the slice of each parameter that the shards of a rank have together."""
@@ -96,10 +97,10 @@ class StepOnRanks(ABC):
 
     @abstractmethod
     def shard_state(self, shard: int) -> dict[str, Array]:
-        """Return what the next gradient of a shard depends on; live arrays."""
+        """Return the state of a shard by name; live arrays."""
 
     def state(self) -> dict[str, Array]:
-        """Return the state of all shards on the first rank; elsewhere that of others is old."""
+        """Return the state of all shards; on other ranks than the first only their own is new."""
         if self._is_spread:
             self._collect()
         return self._whole.state()
@@ -140,9 +141,9 @@ class ByExamplesOnRanks(StepOnRanks):
     ----------
     whole : ShardsOfExamples
     stop : AgreedStop
-        As of :class:`StepOnRanks`.
+        As for :class:`StepOnRanks`.
     hands_up : bool
-        Whether :meth:`hand_up` is called, so that hidden means are exchanged too.
+        True if :meth:`hand_up` is called, so that hidden means are exchanged too.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class ByExamplesOnRanks(StepOnRanks):
         super().__init__(whole.learner, whole, slices, stop)
         self._examples, self._hands_up = whole, hands_up
         self._added: Sequence[int] = ()
-        self._subtrees: list[list[range]] = []  # of each rank, of places among those added
+        self._subtrees: list[list[range]] = []  # each rank's, in places among the added shards
         self._phases: list[Phase] = []
         self._shares: Sequence[Share] = ()
 
@@ -175,7 +176,7 @@ class ByExamplesOnRanks(StepOnRanks):
         return self.total([error for share in shares for error in share.errors])
 
     def hand_up(self, out: Array) -> bool:
-        """Copy the hidden means of the last minibatch, where they are those of the plain input."""
+        """Copy the hidden means from before the update; return False if they must be recomputed."""
         pieces = slices_of(self._rows, self.shards)
         for shards, share in zip(self.ranks, self._shares, strict=True):
             for shard, hidden in zip(shards, share.hidden, strict=True):
@@ -185,15 +186,31 @@ class ByExamplesOnRanks(StepOnRanks):
         return True
 
     def shard_state(self, shard: int) -> dict[str, Array]:
-        """Return what the next gradient of a shard depends on; live arrays."""
+        """Return the state of a shard by name; live arrays."""
         return self._examples.parts[shard].own_state()
 
     def total(self, errors: list[float]) -> float:
-        """Return the error of a minibatch from those of all shards."""
+        """Return the error of a minibatch from the errors of all shards."""
         return sum(errors)
 
     def _plan(self, added: Sequence[int]) -> None:
-        """Cut the tree over the shards that are added up into subtrees of each rank."""
+        r"""Cut the tree over the shards that are added up into subtrees of each rank.
+
+        Six shards, 0 to 2 on rank 0 and 3 to 5 on rank 1, are added up in this tree::
+
+                       0-5
+                  /           \
+                0-3            4-5
+              /     \         /   \
+            0-1     2-3      4     5
+           /   \   /   \
+          0     1 2     3
+
+        Rank 0 sends the sums of its largest whole subtrees, 0-1 and 2; rank 1 sends 3 and 4-5. With
+        all four a rank finishes the tree: 2 + 3, then (0-1) + (2-3), then (0-3) + (4-5). So the
+        order of the sums, and their bits, do not depend on how shards are dealt to ranks.
+        """
+        # The same in every step, unless shards without weight are left out.
         if added == self._added:
             return
         self._added, every = added, range(len(added))
@@ -217,7 +234,7 @@ class ByExamplesOnRanks(StepOnRanks):
                     add_tree([leaf[block] for leaf in leaves])
 
     def _gradient_of(self, place: int, k: int) -> Array:
-        """Return the k-th gradient of a shard, given its place among those added up."""
+        """Return the k-th gradient of the shard at a place among the added shards."""
         flat: Array = self._examples.parts[self._added[place]].gradients[k].reshape(-1)
         return flat
 
@@ -260,7 +277,7 @@ class ByUnitsOnRanks(StepOnRanks):
     ----------
     whole : ByUnits
     stop : AgreedStop
-        As of :class:`StepOnRanks`.
+        As for :class:`StepOnRanks`.
     """
 
     def __init__(self, whole: ByUnits, stop: AgreedStop) -> None:
@@ -334,7 +351,7 @@ class ByUnitsOnRanks(StepOnRanks):
 
 
 class Part(Protocol):
-    """What computes the gradient of a shard, an array for each parameter."""
+    """The part of a model that computes the gradient of one shard, an array a parameter."""
 
     @property
     def gradients(self) -> Sequence[Array]: ...  # noqa: D102 - above
@@ -342,11 +359,11 @@ class Part(Protocol):
 
 
 class ShardsOfExamples(Protocol):
-    """All shards of a step, of which a rank works some.
+    """All shards of a step; a rank works some of them.
 
-    Its attributes and methods are those of :class:`~syncpretrain.learners.by_examples.ByExamples`.
-    ``added`` are the shards of the minibatch whose gradients are added up, in their order: the
-    leaves of the tree.
+    Attributes and methods are as in :class:`~syncpretrain.learners.by_examples.ByExamples`.
+    ``added`` are the shards with gradients that are added up, in their order: the leaves of the
+    tree.
     """
 
     learner: Any
@@ -366,9 +383,9 @@ class ShardsOfExamples(Protocol):
 class Share(NamedTuple):
     """Message from one rank to another in a step: its part of the gradient of a slice.
 
-    ``sums`` are those of each of its subtrees of shards, by parameter. ``errors``, and ``hidden``
-    means if they are handed up, are those of each of its shards. ``stops`` is whether it was asked
-    to stop.
+    ``sums`` has the sum of each of its subtrees of shards, by parameter; ``errors`` the error of
+    each of its shards; ``hidden`` the hidden means of each, if they are handed up. ``stops`` says
+    whether it was asked to stop.
     """
 
     sums: list[list[Array]]

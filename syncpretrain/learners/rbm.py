@@ -46,7 +46,7 @@ ERROR_SHARE = 10  # one example in ten is reconstructed for the error of persist
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RBMSettings(LearnerSettings):
-    """What one RBM's training needs to know.
+    """Settings of one RBM's training.
 
     ``sampled`` reconstructs the data by visible states instead of means, and ``sparse`` says that
     the input is sparse rows.
@@ -72,17 +72,17 @@ class BaseRBM(Learner):
     Parameters
     ----------
     layer, first, settings
-        As of :class:`Learner`.
+        As for :class:`Learner`.
     units : LayerShape
-        The shape whose visible and hidden units the chains are of.
+        The shape of the chains: its visible and hidden units.
     """
 
     model = "rbm"
-    _fill_takes_means = False  # of h1, whose inputs are left behind
+    _fill_takes_means = False  # True if ``_fill`` replaces the inputs of h1 by means
 
     def __init__(self, layer: int, first: Layer, settings: RBMSettings, units: LayerShape) -> None:
         self.settings, self._units = settings, units
-        # Activities are averaged over dropped units too, whose means are 0.
+        # Activities are averaged over dropped units too; their means are 0.
         self._target = settings.sparsity_target * (1 - settings.hidden_dropout)
         super().__init__(layer, first, settings)
 
@@ -148,7 +148,7 @@ class BaseRBM(Learner):
         if not self._fill_takes_means:
             self._take_means(h1)
             self._drop(h1)
-        if settings.sampled:  # the error is that of the means, of which the states are samples
+        if settings.sampled:  # the error is the error of the means; the states are samples of them
             expected = impose(self._v1_inputs[:n], settings.visible_units, self._known)
             error = squared_error(v0, expected, out=self._difference[:n])
         return error
@@ -265,7 +265,7 @@ class RBM(BaseRBM):
         self._activity.fill(self._target)
 
     def hidden_means(self, n: int) -> Array | None:
-        """Return those of the positive phase, of all units; None with dropout."""
+        """Return the hidden means of the positive phase; None with dropout."""
         return None if self.settings.hidden_dropout else self._h[:n]
 
     def _up(self, v: Array, *, out: Array) -> Array:
@@ -307,9 +307,10 @@ class RBM(BaseRBM):
 
 
 class SparseRBM(RBM):
-    """An RBM whose examples are mostly zeros; see :class:`RBM`.
+    """An RBM for examples that are mostly zeros; see :class:`RBM`.
 
-    A minibatch is a dense array, but two of its five products, those with the data, are sparse.
+    A minibatch is a dense array, but two of its five products, the products with the data, are
+    sparse.
     Documents, which are drawn, reconstructions that are sampled, and the states of persistent
     chains are sparse too: then only the product down to the visible units is dense. Of hidden
     states that are 0 or 1 it is a sum of weights, which are added several at once.
@@ -332,7 +333,7 @@ class SparseRBM(RBM):
         step: int,
         examples: int | None = None,
     ) -> float:
-        """Fill the gradients; the first product is that with the data."""
+        """Fill the gradients; the first product is with the data."""
         self._reads_data = True
         return super().gradient(X, rows, epoch=epoch, step=step, examples=examples)
 

@@ -45,12 +45,12 @@ def step_for(learner: Learner, shards: int, split: str, workers: int = 1) -> Ste
 
 
 def is_plain(learner: Learner) -> TypeGuard[RBM]:
-    """Return whether the learner does CD-k on the host, whose whole step is a program too."""
+    """Return whether the learner does CD-k on the host: its whole step is a program too."""
     return learner.backend.name == "numpy" and _is_cd(learner)
 
 
 def _is_cd(learner: Learner) -> TypeGuard[RBM]:
-    """Return whether the learner does CD-k with nothing beside it."""
+    """Return whether the learner does plain CD-k: no chains, sparsity, dropout or conditions."""
     if not isinstance(learner, RBM):
         return False
     own = learner.settings

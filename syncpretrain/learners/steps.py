@@ -36,15 +36,15 @@ class Step(Protocol):
         ...
 
     def hand_up(self, out: Array) -> bool:
-        """Copy the hidden means of the last minibatch, as they were before its update.
+        """Copy the hidden means from before the update; return False if they must be recomputed.
 
-        They are those of the positive phase. Return False, and copy nothing, where these are not
-        the means for the plain input: with dropout, or with noise on the input.
+        They are the means of the positive phase. With dropout, or with noise on the input, these
+        are not the means for the plain input: then nothing is copied.
         """
         ...
 
     def state(self) -> dict[str, Array]:
-        """Return by name what the next step depends on beside the parameters; live arrays."""
+        """Return the next step's inputs except the parameters, by name; live arrays."""
         ...
 
     def restart(self) -> None:
@@ -53,19 +53,19 @@ class Step(Protocol):
 
 
 class LearnerStep:
-    """What the steps have in common that keep nothing beside their learner.
+    """Base of the steps that have no state besides their learner's.
 
     Parameters
     ----------
     learner : Learner
-        Whose parameters are trained.
+        Its parameters are trained.
     """
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
 
     def hand_up(self, out: Array) -> bool:
-        """Copy the hidden means of the last minibatch, where they are those of the plain input."""
+        """Copy the hidden means from before the update; return False if they must be recomputed."""
         hidden = self.learner.hidden_means(len(out))
         if hidden is None:
             return False
@@ -99,7 +99,7 @@ def load_state(learner: Learner, step: Step, snapshot: Layer, state: Mapping[str
     Raises
     ------
     ValueError, KeyError
-        If they are those of another learner, or of another step.
+        If they belong to another learner, or to another step.
     """
     learner.restore(snapshot)
     for name, array in step.state().items():
@@ -112,9 +112,9 @@ class FusedDivergence(LearnerStep):
     Parameters
     ----------
     rbm : RBM
-        Without persistent chains, sparsity or dropout.
+        An RBM without persistent chains, sparsity or dropout.
     fused : FusedStep
-        Of its arrays.
+        The device's step for its arrays.
     """
 
     learner: RBM
