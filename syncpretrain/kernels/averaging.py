@@ -34,7 +34,7 @@ def add_tree(parts: Sequence[Array]) -> Array:
 def subtrees(own: range, whole: range) -> list[range]:
     """Return the largest subtrees of the tree of :func:`add_tree` that make up some of its leaves.
 
-    Of at most 2 log2 S of them, the sums are all that others need to finish the sum of the whole.
+    There are at most 2 log2 S of them, and others need only their sums to finish the whole.
     """
     if own.start <= whole.start and whole.stop <= own.stop:
         return [whole]
@@ -45,9 +45,9 @@ def subtrees(own: range, whole: range) -> list[range]:
 
 
 def add_subtrees(sums: Mapping[range, Array], whole: range) -> Array:
-    """Return the sum of a tree of which those of subtrees are known, in the first; use up the rest.
+    """Return the sum of a tree from the sums of its subtrees, in the first; use up the rest.
 
-    Its bits are those of :func:`add_tree`.
+    The bits equal the result of :func:`add_tree`.
     """
     if whole in sums:
         return sums[whole]
@@ -62,9 +62,10 @@ def tree_mean(
     """Return the mean of arrays in ``out``, added pairwise: ((0 + 1) + (2 + 3)) + ...
 
     The tree depends on the number of parts alone, and no element on another: any slice has the bits
-    that it has in the mean of the whole. Each element is rounded once an addition, of which at most
-    ceil(log2 S) follow one another, and once when the sum is divided by S; with weights, instead,
-    once when a part is multiplied by its share, rounded to float32. The mean of one part is a copy.
+    that it has in the mean of the whole. Each element is rounded once an addition, and at most
+    ceil(log2 S) additions follow one another; and once when the sum is divided by S, or, with
+    weights, once when a part is multiplied by its share, rounded to float32. The mean of one part
+    is a copy.
 
     Parameters
     ----------
@@ -73,7 +74,7 @@ def tree_mean(
     out : array of shape (n,), float32
         Must not overlap any of the parts.
     weights : sequence of S numbers, optional
-        What each part counts, divided by their sum. Equal weights give the bits of none. A part
+        The weight of each part, divided by their sum. Equal weights give the bits of none. A part
         of weight 0 is not read.
 
     Raises

@@ -45,7 +45,7 @@ MOST_WORDS = 2**53
 
 
 class Conditions(NamedTuple):
-    """What is known of some rows of visible units.
+    """The known values of some rows of visible units.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Conditions(NamedTuple):
     words: tuple[Array, ...] = ()
 
     def of(self, rows: slice) -> Conditions:
-        """Return those of some of the rows."""
+        """Return the conditions of some of the rows."""
         known = None if self.known is None else self.known[rows]
         return Conditions(known, tuple(words[rows] for words in self.words))
 
@@ -123,7 +123,7 @@ def as_documents(v: Array, like: Array, units: str) -> Array:
 
 
 def draw_words(v: Array, units: str, noise: Array, conditions: Conditions | None) -> Array:
-    """Draw documents whose shares of words are in v, in place, and mask missing entries.
+    """Draw documents from the shares of words in v, in place, and mask missing entries.
 
     A document of D words is a multinomial sample, a function of the noise: its first row is the
     seed.
@@ -141,10 +141,10 @@ def draw_words(v: Array, units: str, noise: Array, conditions: Conditions | None
 
 
 def draw_words_at(address: Address, v: Array, units: str, conditions: Conditions | None) -> None:
-    """Draw documents whose mean numbers of words are in v, in place, at an address.
+    """Draw documents from the mean numbers of words in v, in place, at an address.
 
-    Contrastive divergence with the means of documents takes no notice of what makes each of them
-    one: the mean has a little of every word, and moves the hidden units less.
+    Contrastive divergence with means would not see documents as such: a mean has a little of every
+    word, and moves the hidden units less.
     """
     if conditions is None or not conditions.words:
         return
@@ -164,7 +164,7 @@ def draw_documents(shares: Array, points: NDArray[np.float64], ends: NDArray[np.
         Exponential draws, for each row one more than it has words: their sums are points of a
         Poisson process, which are uniform, and in order, up to the last one (Devroye 1986, V.3).
     ends : ndarray of int64
-        Where those of each row end.
+        The end of each row's draws.
     """
     for row, own in zip(shares, np.split(points, ends[:-1]), strict=True):
         passed, reached = np.cumsum(row, dtype=np.float64), np.cumsum(own)
@@ -221,7 +221,7 @@ def reconstruct(
     Parameters
     ----------
     address : Address
-        Of what is drawn.
+        The address of the draws.
     v1 : ndarray of shape (B, V)
         Inputs, which become reconstructions of v0.
     bias : ndarray of shape (V,)
@@ -229,7 +229,7 @@ def reconstruct(
     units : str
         The visible units.
     conditions : Conditions or None
-        What is known of v0.
+        The conditions of v0.
     difference : ndarray of shape (B, V) or None
         Room for v1 - v0; without it there need not be an error.
 
@@ -262,10 +262,10 @@ def reconstruct_documents(
     points: NDArray[np.float64],
     ends: NDArray[np.int64],
 ) -> float:
-    """Replace inputs of words without their bias by documents as long as those of ``like``.
+    """Replace inputs of words without their bias by documents as long as the rows of ``like``.
 
-    The points are those of :func:`draw_documents`. Return the squared error of the documents'
-    means.
+    ``points`` and ``ends`` are as for :func:`draw_documents`. Return the squared error of the
+    documents' means.
     """
     inputs += bias
     softmax(np, inputs)

@@ -4,7 +4,7 @@ Symbols: B examples; an image has C channels, a filter k x k weights a channel; 
 of P positions each, which pooling makes Q. The weights are a matrix of shape (k k C, F) with rows
 ordered by place in the filter, then by channel. Maps are arrays of shape (B P, F). In G groups
 the first F / G filters read the first C / G channels, and so on: the matrix has k k C / G rows.
-What a layer hands up has shape (B, Q F), ordered by position, then by filter. Its units read the
+The code of a layer has shape (B, Q F), ordered by position, then by filter. Its units read the
 pooled maps: f(pool(x W) + b), which for the maximum is the pooled f(x W + b).
 
 As in all networks that are called so, the filters are not turned round: a convolution here is
@@ -77,7 +77,7 @@ def convolve(
     places : ndarray of shape (B, Q F), or of no size
         As of :func:`pool`.
     scratch : ndarray of shape (scratch_size(shape),)
-        What the compiled form computes in; overwritten.
+        Scratch memory of the compiled form; overwritten.
     shape : ConvolutionShape
     units : str
     filters : slice
@@ -111,7 +111,7 @@ def convolve_gradient(
     Parameters
     ----------
     x : ndarray of shape (B, visible units)
-        What the layer read.
+        The input of the layer.
     delta : ndarray of shape (B, Q F)
         The derivative of the loss with respect to the pooled inputs of the units.
     places, scratch, shape, filters
@@ -167,7 +167,7 @@ def convolve_at(
 ) -> None:
     """Fill ``out`` with x W at the places of a code: the transposed of ``convolve_back``.
 
-    Of a decoder's delta this is the derivative of the loss with respect to the code.
+    With a decoder's delta the result is the derivative of the loss by the code.
 
     Parameters
     ----------
@@ -310,8 +310,9 @@ def block_means(maps: Array, shape: ConvolutionShape) -> Array:
 def draw_blocks(maps: Array, noise: Array, shape: ConvolutionShape, *, out: Array) -> Array:
     """Draw states into ``out``, and replace inputs as :func:`block_means` does.
 
-    ``noise`` of shape (B, Q F) holds uniform draws, one a block, and is used up: the unit is on
-    whose share of [0, 1) it lies in, place after place, and none if it lies behind all.
+    ``noise`` of shape (B, Q F) holds uniform draws, one a block, and is used up. The probabilities
+    of a block's units cut [0, 1) into shares, place after place: the unit is on that has the draw
+    in its share, and none if the draw lies behind all.
     """
     block_means(maps, shape)
     left = noise.reshape(len(maps), shape.output.height, shape.output.width, shape.filters)
@@ -325,7 +326,7 @@ def draw_blocks(maps: Array, noise: Array, shape: ConvolutionShape, *, out: Arra
 def block_sums(maps: Array, shape: ConvolutionShape, *, out: Array) -> Array:
     """Fill ``out`` of shape (B, Q F) with the sum of each block of ``maps`` of shape (B, P F).
 
-    Of means, the probability that one unit is on.
+    The sum of means is the probability that one unit of the block is on.
     """
     sums = out.reshape(len(maps), shape.output.height, shape.output.width, shape.filters)
     sums.fill(0)
@@ -335,7 +336,7 @@ def block_sums(maps: Array, shape: ConvolutionShape, *, out: Array) -> Array:
 
 
 def groups_of(shape: ConvolutionShape, filters: slice = slice(None)) -> list[tuple[slice, slice]]:
-    """Return for each group those of some filters that it has, and the channels they read."""
+    """Return each group's part of some filters, and the channels that they read."""
     if shape.groups == 1:
         return [(filters, slice(None))]
     begin, end, _ = filters.indices(shape.filters)
@@ -429,7 +430,7 @@ def scratch_size(shape: ConvolutionShape) -> int:
     shape = replace(shape, channels=shape.reads, groups=1)  # the groups take turns
     filters, padded = shape.filters, _vectors_size(shape.filters)
     height, width = shape.output.height, shape.output.width
-    size = shape.size + shape.pool - 1  # of the filters whose product is the mean over a block
+    size = shape.size + shape.pool - 1  # of longer filters: their product is a block's mean
     run = size * shape.channels
     image = _image_size(shape)
     halves, laid, codes = _rounded_sizes(shape, image)
@@ -476,9 +477,9 @@ def _image_size(shape: ConvolutionShape) -> int:
 
 
 def _rounded_sizes(shape: ConvolutionShape, image: int) -> tuple[int, int, int]:
-    """Return the numbers in whose place rounded ones are, two for one.
+    """Return the sizes, in float32 numbers, of three arrays of rounded ones, two to a number.
 
-    Those of a padded image; of one with the next position beside each; of a code.
+    The arrays are a padded image, one with each position next to its neighbour, and a code.
     """
     laid, codes = (image, (shape.hidden + 1) // 2) if shape.rounds_back else (0, 0)
     return image // 2 if shape.rounds else 0, laid, codes

@@ -35,7 +35,7 @@ def means_and_error(y: Array, bias: Array, units: str, x: Array, *, out: Array) 
 def cross_entropy(x: Array, y: Array, units: str, weights: Array | None = None) -> float:
     """Return the cross-entropy of means y and targets x, summed over units and examples, in nats.
 
-    That of binary units, or of one choice among ``softmax`` units; in blocks each has its own.
+    The units are binary, or ``softmax`` units with one choice among them; each block has its own.
     ``weights``, of the shape of y, say how much each term counts.
 
     Raises

@@ -278,7 +278,7 @@ def output_operations(
         How much each example counts.
     units, loss : str
     examples : int
-        Of the whole minibatch, which the loss is the mean over.
+        The number of examples in the whole minibatch; the loss is the mean over them.
     squared, wrong : int
         The places among the results for the squared error and, of exclusive units, for the number
         of wrong classes.

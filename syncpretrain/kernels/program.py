@@ -74,8 +74,9 @@ class Program:
     values given to :meth:`prepare`. ``sum_rows`` (x, out), ``scale`` (x, factor), ``decay``
     (parameters, amount) by 1 - rate * amount, ``copy`` (x, out), ``softmax`` (x) and ``wrong``
     (target, y, slot) are what they say. ``convolve``, ``convolve_gradient``, ``convolve_back``,
-    ``visible_means`` and ``sum_channels`` are those of :mod:`syncpretrain.kernels.convolution`,
-    with all arguments by position, and for a slice its first number and the one behind its last.
+    ``visible_means`` and ``sum_channels`` are functions of
+    :mod:`syncpretrain.kernels.convolution`, with all arguments by position; a slice is its first
+    number and the number behind its last.
 
     Parameters
     ----------
@@ -83,15 +84,15 @@ class Program:
         Every phase has as many shards. All arrays are float32; or float64, in operations that are
         then never compiled.
     slots : int
-        How many results there are.
+        The number of results.
     results : array of a device, optional
-        Where they go, if the operations' arrays are on a device: then nothing is compiled, and
-        the forms of the operations check their arrays.
+        The array of the results, if the operations' arrays are on a device: then nothing is
+        compiled, and the forms of the operations check their arrays.
 
     Attributes
     ----------
     shards, length : int
-        Of each phase; of phases.
+        Number of shards in each phase, and number of phases.
     operations : sequence of sequence of sequence of Operation
         The phases as they were given.
     results : ndarray of shape (slots,), float64
@@ -117,7 +118,7 @@ class Program:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a step is one call."""
+        """True if a step is one call."""
         return self._compiled is not None
 
     def prepare(
@@ -286,7 +287,7 @@ _INTERPRETED: dict[str, Callable[..., Any]] = {
 BLAS_NAMES = ("scipy_cblas_{}64_", "cblas_{}64_", "scipy_cblas_{}", "cblas_{}")
 EXACT = 2**24  # integers that a float32 holds
 NO_COUNTERS = np.zeros(1, dtype=np.int64)
-SHARED_COUNTERS = 17  # those of :func:`share_program`
+SHARED_COUNTERS = 17  # number of counters of :func:`share_program`
 
 
 class Sgemm(NamedTuple):
@@ -309,7 +310,7 @@ def _blas_sgemm() -> Sgemm | None:
 
 
 def sgemm_of(library: Any, name: str) -> Sgemm | None:
-    """Return the product of a library, whose names are formed so.
+    """Return the product of a library; ``name`` is the pattern of its names.
 
     None if it is not sure that its integers have 32 bits, or that they have 64.
     """
@@ -324,8 +325,8 @@ def _takes_int64(scopy: Any) -> bool | None:
 
     Neither the symbol nor the file is named after them in every build. So a number is copied n
     times, where n is 1 in its lower 32 bits and negative as a whole: nothing is copied if it is
-    read as a whole. All arguments lie in registers, of which a function may read the lower half.
-    None if it did not copy as it should.
+    read as a whole. All arguments lie in registers, and a function may read their lower half. None
+    if it did not copy as it should.
     """
     if scopy is None or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
@@ -467,8 +468,8 @@ def share_program(
 ) -> int:
     """Run shards of a program that no thread has taken yet, without the interpreter's lock.
 
-    The owner, of which there is one, begins the step, and returns when all of it is done. Any
-    other returns when all shards are taken. Shards are numbered through all steps: ``base`` have
+    The one owner begins the step, and returns when all of it is done. Any other thread returns when
+    all shards are taken. Shards are numbered through all steps: ``base`` have
     been before this one. ``counters[first:]`` has :data:`SHARED_COUNTERS` counters, 0 before the
     first step.
 

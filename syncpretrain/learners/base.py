@@ -175,7 +175,7 @@ class Learner(ABC):
         part._allocate(-(-self.batch_size // shards))
         return part
 
-    def beside(self: L, backend: Backend) -> L:
+    def copy_on(self: L, backend: Backend) -> L:
         """Return a learner of the same layer on another device, to be cut into parts."""
         other = copy.copy(self)
         other.flat = None

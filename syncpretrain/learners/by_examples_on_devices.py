@@ -92,7 +92,7 @@ class ByExamplesOnDevices:
     def _place(self, backend: Backend, shards: slice, own: slice) -> _Place:
         lead = self.learner
         is_lead = backend.name == lead.backend.name
-        learner = lead if is_lead else lead.beside(backend)
+        learner = lead if is_lead else lead.copy_on(backend)
         with learner.stream:
             parts = {s: learner.part(s, self._count) for s in range(shards.start, shards.stop)}
             errors = backend.zeros(self._count, np.float64)

@@ -54,7 +54,7 @@ class RBMSettings(LearnerSettings):
     minibatch left them (Tieleman 2008). ``sparsity_cost`` weighs the pull of each hidden unit's
     mean activity to ``sparsity_target`` (Hinton 2010, section 11). ``hidden_dropout`` is the
     probability with which a hidden unit is left out of an example (Srivastava et al. 2014,
-    section 8); those that stay are scaled up in the decoder, so that all together reach it.
+    section 8); the others are scaled up in the decoder, so that all together reach it.
     """
 
     cd_steps: int = 1

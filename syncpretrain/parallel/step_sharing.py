@@ -36,8 +36,8 @@ from syncpretrain.parallel.waiting import LATE, store_counter, wait_for_counters
 
 __all__ = ["StepSharing"]
 
-# Counters behind those of a compiled step, a cache line apart: who waits for news does not slow who
-# takes shards. Nothing sets the first: a helper that waits for news is never to be broken.
+# Counters behind the counters of a compiled step, a cache line apart: who waits for news does not
+# slow who takes shards. Nothing sets the first: a helper that waits for news is never to be broken.
 ABORTED, NEWS = SHARED_COUNTERS + 7, SHARED_COUNTERS + 15
 
 
