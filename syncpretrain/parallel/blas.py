@@ -140,7 +140,7 @@ def _limit(threads: int) -> None:
         libraries.limit(limits=threads, user_api="blas")
 
     _in_thread(limit)
-    # The caller may hold the control itself, by a limit of its own: then only its thread can set it.
+    # The caller may hold the control by a limit of its own: then only its thread can set another.
     if any(n > threads for n in _counts(libraries)):
         libraries.limit(limits=threads, user_api="blas")
     held = max(_counts(libraries), default=0)
