@@ -61,13 +61,13 @@ class Engine(ABC):
 
     @property
     def rings(self) -> bool:
-        """Whether :meth:`wait` ends as soon as a message has come or can be moved on."""
+        """True if :meth:`wait` ends as soon as a message has come or can be moved on."""
         return False
 
     def wait(self, seconds: float) -> bool:
         """Sleep for some seconds, or until woken; return whether it was."""
         # Only this thread clears it, and it looks for work before it waits again. So a wake-up
-        # between the two lines is not lost: what it is for is found in that look.
+        # between the two lines is not lost: its reason is found in that look.
         found = self._woken.wait(seconds)
         self._woken.clear()
         return found
@@ -78,14 +78,14 @@ class Engine(ABC):
 
     @abstractmethod
     def start(self, to: int, parts: Sequence[Buffer]) -> Callable[[], bool]:
-        """Begin to send a message; what is returned says whether its bytes may change again."""
+        """Begin to send a message; return a function that says whether its bytes may change."""
 
     @abstractmethod
     def arrived(self) -> list[tuple[int, list[Buffer]]]:
         """Return the messages that are complete, each with the rank that sent it."""
 
     def lacks_windows(self) -> str | None:
-        """Return where it has no windows that can be relied on, None if they can be opened here."""
+        """Return the library or place without reliable windows; None if they can be opened here."""
         return None
 
     @abstractmethod

@@ -4,8 +4,8 @@ Guarantees:
 
 * Every rank of a group makes the same calls, in the same order. What one rank sends ahead of the
   others waits for them; two groups never get each other's messages.
-* Nothing is added here: the caller gets one thing a rank, in the order of the ranks, and adds them
-  up in an order of its own. ``MPI_Allreduce`` is free to choose an order by the number of ranks and
+* Nothing is added here: the caller gets one message a rank, in the order of the ranks, and adds
+  them up in an order of its own. ``MPI_Allreduce`` is free to choose an order by the number of ranks and
   the length, so that the last bits would depend on both.
 * A wait ends with the message, with the failure of another rank, with the run, or at a deadline.
 
@@ -76,7 +76,7 @@ class Group:
         self._others = [i for i in range(self.size) if i != self.number]
 
     def exchange(self, things: Sequence[Any]) -> list[Any]:
-        """Send one thing to each rank; return what each has sent to this one, its own included.
+        """Send one message to each rank; return the message of each to this one, its own included.
 
         Arrays in it must not change before a later operation has shown that all have them.
         """
@@ -89,11 +89,11 @@ class Group:
         return found
 
     def all_gather(self, thing: Any) -> list[Any]:
-        """Send the same thing to every rank; return the things of all ranks."""
+        """Send the same message to every rank; return the messages of all ranks."""
         return self.exchange([thing] * self.size)
 
     def gather(self, thing: Any) -> list[Any] | None:
-        """Send something to the first rank; return the things of all there, None on the others."""
+        """Send a message to the first rank; return the messages of all there, None elsewhere."""
         if self.number:
             self._send(0, thing)
             return None

@@ -32,9 +32,9 @@ from syncpretrain.parallel.timeouts import TIMEOUTS
 __all__ = ["Membership", "check_ranks", "check_windows", "is_member", "joined", "member", "using"]
 
 ABORT_STATUS = 1
-# For the launcher to pass on what was printed: it drops the rest once it is told to abort.
+# For the launcher to pass on the output: it drops the rest once it is told to abort.
 PASS_ON_SECONDS = 0.2
-FAREWELL_SECONDS = 1.0  # for the last words of the others: MPI may warn of what is not received
+FAREWELL_SECONDS = 1.0  # for the last words of the others: MPI may warn of messages not received
 MISSING_SECONDS = 10.0  # for the other ranks, before a message names the missing ones
 # Ports of run 0, which is the job itself: no run drops them.
 HELLO: Port = (0, "hello")
@@ -154,7 +154,7 @@ class Membership:
                 )
 
     def leave(self) -> None:
-        """Send what is still to be sent; abort the job where a rank does not answer."""
+        """Send the messages in the outbox; abort the job if a rank does not answer."""
         # The witness first: from here on a rank that ends is no news.
         if self.witness is not None:
             self.witness.close()
@@ -163,8 +163,8 @@ class Membership:
         notify_witness(LEAVES)
 
     def abort(self) -> None:
-        """End every rank at once, when the launcher has had time to pass on what was printed."""
-        # What was printed first: the launcher may kill this process before it can flush.
+        """End every rank at once, when the launcher has had time to pass on the output."""
+        # The output first: the launcher may kill this process before it can flush.
         sys.stdout.flush()
         sys.stderr.flush()
         notify_witness(ABORTS)

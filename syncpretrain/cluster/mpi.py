@@ -39,7 +39,7 @@ __all__ = ["MARK_BYTES", "Bells", "MPIEngine", "MPIWindow", "import_mpi", "machi
 
 
 ENVELOPE_TAG, PIECE_TAG = 1, 2
-LOOKS = 8  # at less than 1 us each; the first ones only move on what is about to arrive
+LOOKS = 8  # at less than 1 us each; the first ones only move messages on that are about to arrive
 LARGEST_PIECE = 1 << 30  # MPI before version 4 counts in 32 bits
 INTEL_FABRICS = "I_MPI_FABRICS"  # the variable by which shared memory may be turned off
 INSTALL_MPI = "pip install 'syncpretrain[mpi]' mpich"
@@ -78,8 +78,8 @@ class MPIEngine(Engine):
     def start(self, to: int, parts: Sequence[Buffer]) -> Callable[[], bool]:
         """Begin to send a message."""
         requests: list[Any] = []
-        # Until all ranks have come there is no communicator, and the messages wait here. What is
-        # returned then begins them by itself, in their order, when it is asked next.
+        # Until all ranks have come there is no communicator, and messages wait here. The function
+        # that is returned begins them, in their order, when it is called next.
         if self._can_send():
             self._send(to, parts, requests)
             if self._mpi.Request.Testall(requests):
@@ -106,9 +106,9 @@ class MPIEngine(Engine):
             if source not in late and self._mpi.Request.Testall(requests):
                 found.append((source, parts))
                 if requests:
-                    self._ring(source)  # which looks after what it sends until it has gone
+                    self._ring(source)  # the sender then looks whether its pieces have gone
             else:
-                late.add(source)  # what it sent next must wait for its turn
+                late.add(source)  # its next messages must wait for their turn
                 kept.append(item)
         self._coming = kept
         return found

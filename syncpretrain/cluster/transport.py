@@ -94,7 +94,7 @@ class Transport:
         self._beat = own_beat()
         self.peers = Peers(self._beat, time.monotonic(), times.stall)
         self.peers.record(self.rank, self._beat)
-        self._changed = threading.Lock()  # guards what is to be sent
+        self._changed = threading.Lock()  # guards the outbox
         self._is_asleep = False
         self._outbox: deque[tuple[int, list[Buffer]]] = deque()
         self._sending: list[tuple[Callable[[], bool], list[Buffer]]] = []
@@ -253,7 +253,7 @@ class Transport:
             self._is_asleep = False
 
     def _wake(self) -> None:
-        """Have the communication thread look at what there is to do."""
+        """Have the communication thread look for work."""
         # Cleared here, so that of many senders one wakes it. Woken outside the lock: that is a
         # system call, and the thread would wait for the lock at once.
         with self._changed:
@@ -262,7 +262,7 @@ class Transport:
             self._engine.wake()
 
     def _post(self) -> bool:
-        """Begin to send what there is; return whether anything was begun or has ended."""
+        """Begin to send the outbox; return whether a message was begun or has left."""
         now, begun = time.monotonic(), 0
         if now - self._looked > STOPPED_SECONDS:
             self.peers.wait_anew(now)
@@ -294,7 +294,7 @@ class Transport:
         return [0] if self.rank else list(range(1, self.size))
 
     def _deliver(self) -> bool:
-        """Deliver what has come; return whether anything was."""
+        """Deliver the messages that have come; return whether there were any."""
         messages = self._engine.arrived()
         if self.link is None:
             for source, parts in messages:
@@ -330,7 +330,7 @@ class Transport:
                     self._takers[port].notify_all()
                 return
             self._handled = port
-        # Outside the lock, so that a handler may take its time without stopping who receives.
+        # Outside the lock, so that receivers need not wait for a handler.
         try:
             handler(source, thing)
         finally:
@@ -367,7 +367,7 @@ class Naps:
         self._nap, self._moved = SHORTEST_NAP, now
 
     def wake(self) -> None:
-        """Begin with short naps: a bell has rung, and what it rang for may come a moment later."""
+        """Begin with short naps: a bell has rung, and its message may come a moment later."""
         self._nap = SHORTEST_NAP / 2
 
     def after(

@@ -35,7 +35,7 @@ LEAVES, ABORTS = b"l", b"a"
 PEER = struct.Struct("3i")  # process, user and group of the other end of a socket
 ENDING_MS = 200  # for the system to know how a process ended that has closed its socket
 FIRST_SECONDS = 5.0  # to connect to the first witness, which listens before the others are started
-HEARD_SECONDS = 1.0  # for the first witness to print what was reported to it
+HEARD_SECONDS = 1.0  # for the first witness to print a report
 JOB_ABORTED = "!"  # in the place of an end
 LONGEST_LINE = 1 << 16  # from other hosts: a stranger at the door must not fill the memory
 PENDING = 4096  # connections: all ranks of a host may come in one moment
@@ -60,7 +60,7 @@ class OtherHosts:
 
     def _read(self, descriptor: int) -> list[str]:
         # Bytes come in any pieces, so the last piece of a line is kept. The first line must be the
-        # word: who sends another, or none, is a stranger, and is shut out.
+        # word: a stranger sends another, or none, and is shut out.
         other, lines = self._lines[descriptor]
         try:
             text = other.recv(4096).decode(errors="replace")

@@ -91,7 +91,7 @@ class Windows:
         self._owned: set[str] = set()  # windows with elements on this rank
         # Any thread appends, only the communication thread takes: a deque needs no lock for that.
         self._asked: deque[_Asked] = deque()
-        self._changed = threading.Condition()  # guards which windows there are, and what is done
+        self._changed = threading.Condition()  # guards the windows, and which calls are done
 
     @property
     def has_calls(self) -> bool:
@@ -100,11 +100,11 @@ class Windows:
 
     @property
     def has_own(self) -> bool:
-        """Whether other ranks reach into memory of this one."""
+        """True if other ranks reach into memory of this one."""
         return bool(self._owned)
 
     def lacking(self) -> str | None:
-        """Return where there are no windows that can be relied on, None if they can be opened."""
+        """Return the library or place without reliable windows; None if they can be opened."""
         return self._engine.lacks_windows()
 
     def follow(self, source: int, message: OpenWindow | CloseWindow) -> None:

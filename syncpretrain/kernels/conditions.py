@@ -79,7 +79,7 @@ def known_means(X: Array) -> NDArray[np.float64]:
 
 
 def conditions_of(v: Array, units: str, *, missing: bool = False) -> Conditions | None:
-    """Return what is known of rows of examples, None where there are no conditions.
+    """Return the conditions of rows of examples; None if there are none.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def draw_documents(shares: Array, points: NDArray[np.float64], ends: NDArray[np.
     """
     for row, own in zip(shares, np.split(points, ends[:-1]), strict=True):
         passed, reached = np.cumsum(row, dtype=np.float64), np.cumsum(own)
-        limits = passed * (reached[-1] / (passed[-1] or 1.0))  # 0 of what has no words
+        limits = passed * (reached[-1] / (passed[-1] or 1.0))  # 0 for a document without words
         drawn = np.searchsorted(reached[:-1], limits, side="right")
         drawn[-1] = len(own) - 1  # whatever was lost to rounding
         row[:] = np.diff(drawn, prepend=0)

@@ -50,9 +50,9 @@ def _signature(
 ) -> _Signature:
     """Return a signature from words such as ``>out:mn``.
 
-    ``>`` marks what is written to, ``?`` what may have no size, ``+`` what may be longer. An
-    operation with a ``shape`` has ``v`` visible and ``h`` hidden units, ``c`` channels, ``f``
-    filters of ``k`` weights, and needs a scratch of ``s`` numbers.
+    ``>`` marks an array that is written to, ``?`` one that may have no size, ``+`` one that may be
+    longer. An operation with a ``shape`` has ``v`` visible and ``h`` hidden units, ``c`` channels,
+    ``f`` filters of ``k`` weights, and needs a scratch of ``s`` numbers.
     """
     split = ((word, *word.lstrip(">").split(":")) for word in text.split())
     arrays = tuple(_Array(name, axes, word.startswith(">")) for word, name, axes in split)

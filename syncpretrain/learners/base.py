@@ -277,7 +277,7 @@ class Learner(ABC):
         return {}
 
     def restart(self) -> None:
-        """Set :meth:`state` to what it was before the first step."""
+        """Set :meth:`state` back to before the first step."""
         for array in self.state().values():
             array.fill(0)
 
@@ -319,7 +319,7 @@ class LearnerSettings:
 
     @property
     def is_conditioned(self) -> bool:
-        """Whether visible means depend on more than the hidden units: blocks, missing entries."""
+        """True if visible means depend on more than the hidden units: blocks, missing entries."""
         return self.missing or kind_of(self.visible_units).blocks is not None
 
     def kinds(self, model: str) -> dict[str, str]:

@@ -90,7 +90,7 @@ class ByExamples:
         }
 
     def restart(self) -> None:
-        """Set :meth:`state` to what it was before the first step."""
+        """Set :meth:`state` back to before the first step."""
         for part in (self.learner, *self.parts):
             part.restart()
 

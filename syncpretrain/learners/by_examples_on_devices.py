@@ -34,7 +34,7 @@ __all__ = ["ByExamplesOnDevices"]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Place:
-    """One device: its copy of the layer, and what it has of each step."""
+    """One device: its copy of the layer, and its part of each step."""
 
     learner: Learner
     parts: dict[int, Learner]  # by the number of the shard
@@ -123,7 +123,7 @@ class ByExamplesOnDevices:
         # ``moved`` comes after a device has read all gradients, so a device that has waited for it
         # may overwrite its own; ``computed`` of the next step comes after a device has copied the
         # parts of the others, so that these may then be moved again. An event may be recorded anew
-        # in each step: a wait is for what was recorded when the host queued the wait.
+        # in each step: a wait is for the newest record when the host queued the wait.
         with self._forked():
             for place in self._places:
                 with place.learner.stream:
@@ -168,7 +168,7 @@ class ByExamplesOnDevices:
         return state
 
     def restart(self) -> None:
-        """Set :meth:`state` to what it was before the first step."""
+        """Set :meth:`state` back to before the first step."""
         self.learner.restart()
         with self._forked():
             for place in self._places:

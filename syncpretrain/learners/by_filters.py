@@ -149,7 +149,7 @@ class RBMByFilters(ByFilters):
         self.learner.backend.gather(self._X, self._rows[own], out=self._v[own])
 
     def _up(self, k: int, shard: int) -> Array:
-        """Fill the inputs of a shard's hidden units, of the data or of what was made of them."""
+        """Fill the inputs of a shard's hidden units, from the data or from the reconstruction."""
         scratch, half = self._scratch[shard], min(k, 1)
         v, h = self._halves(self._v)[half], self._halves(self._h)[half]
         weight, own = self._weight(self.learner.weight), self._filters[shard]

@@ -106,7 +106,7 @@ class StepOnRanks(ABC):
         return self._whole.state()
 
     def restart(self) -> None:
-        """Set :meth:`state` to what it was before the first step, on every rank."""
+        """Set :meth:`state` back to before the first step, on every rank."""
         self._whole.restart()
         self._is_spread = False
 

@@ -123,11 +123,11 @@ class BaseRBM(Learner):
 
     @property
     def buffers(self) -> tuple[Array, Array, Array, Array, Array]:
-        """v0 above v1, h0 above h1, hidden states, what they are drawn from, and v0 - v1."""
+        """v0 above v1, h0 above h1, hidden states, their noise, and v0 - v1."""
         return self._v, self._h, self._states, self._noise, self._difference
 
     def _from_data(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
-        """CD-k from the data; documents are drawn, and other visible units if ``sampled``."""
+        """Run CD-k from the data; documents are drawn, and other visible units if ``sampled``."""
         n, settings, error = len(v) // 2, self.settings, 0.0
         v0, v1, h1, states = v[:n], v[n:], h[n:], self._states[:n]
         inputs = h[:n]

@@ -48,7 +48,7 @@ class Step(Protocol):
         ...
 
     def restart(self) -> None:
-        """Set :meth:`state` to what it was before the first step."""
+        """Set :meth:`state` back to before the first step."""
         ...
 
 
@@ -77,7 +77,7 @@ class LearnerStep:
         return self.learner.state()
 
     def restart(self) -> None:
-        """Set :meth:`state` to what it was before the first step."""
+        """Set :meth:`state` back to before the first step."""
         self.learner.restart()
 
 

@@ -16,7 +16,7 @@ __all__ = ["available_bytes", "check_available"]
 
 def available_bytes() -> int:
     """Return the memory that can be had: the system's, cut by the control group's limit."""
-    # The smallest of what is known: each source may be missing, and each alone may be too large.
+    # The smallest number that is known: each source may be missing, or too large alone.
     free = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     try:
         table = dict(row.split(":") for row in Path("/proc/meminfo").read_text().splitlines())

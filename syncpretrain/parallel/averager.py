@@ -110,7 +110,7 @@ class GradientAverager:
 
     @property
     def parameters(self) -> list[Array]:
-        """Views of the shared memory; copy what is to outlive the averager's ``with`` block.
+        """Views of the shared memory; copy them to keep them behind the averager's ``with`` block.
 
         Raises
         ------

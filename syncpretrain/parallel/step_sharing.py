@@ -36,8 +36,8 @@ from syncpretrain.parallel.waiting import LATE, store_counter, wait_for_counters
 
 __all__ = ["StepSharing"]
 
-# Counters behind the counters of a compiled step, a cache line apart: who waits for news does not
-# slow who takes shards. Nothing sets the first: a helper that waits for news is never to be broken.
+# Counters behind the counters of a compiled step, a cache line apart: a thread that waits for news
+# does not slow one that takes shards. Nothing sets the first: a wait for news is never broken.
 ABORTED, NEWS = SHARED_COUNTERS + 7, SHARED_COUNTERS + 15
 
 
@@ -60,7 +60,7 @@ class StepSharing:
 
     @property
     def calls(self) -> int:
-        """How often helpers have been called away."""
+        """Number of times that helpers have been called away."""
         return self._calls
 
     def run(self, phases: Phases, shards: int) -> None:
@@ -183,7 +183,7 @@ class _InterpretedStep:
                     self._taken += 1
                     return self._taken - 1
                 # Every shard that ends notifies, so this is late only if none ended in the time.
-                # Helpers leave by the failure: who waits for a shard that never ends would stay.
+                # Helpers leave by the failure: else one that waits for that shard would never leave.
                 if not self._changed.wait(self._times.stall) and is_owner:
                     self._failure = _stalled(self._times)
                     self._changed.notify_all()

@@ -63,11 +63,11 @@ class Channel(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended, without a message about it."""
+        """True if it has ended without a message about it."""
         ...
 
     def send(self, thing: Any) -> None:
-        """Send it an order; nothing happens if it has ended."""
+        """Send it an order; do nothing if it has ended."""
         ...
 
     def receive(self) -> Any:
@@ -102,7 +102,7 @@ class ReplicaPool:
     start : callable
         Starts the replicas; returns the channel of each, and the two vectors that it shares.
     end : callable
-        Ends what was started; called once, whatever happened.
+        Ends the replicas; called once, whatever happened.
     report : callable
         Given a sentence for the user.
     times : Timeouts
@@ -197,7 +197,7 @@ class ReplicaPool:
 
         The state may come from replicas that took turns: their changes that wait are added here.
         """
-        # The server's state before the changes: they are compensated by what it remembers.
+        # The server's state before the changes: they are compensated by its mean squares.
         self._server.load_state(state)
         self._server.add_late(state)
         self._loaded = dict(state)
@@ -305,14 +305,14 @@ class ReplicaPool:
 
 
 class _Running:
-    """One replica: its channel, its two vectors as the server has them, and what it is doing."""
+    """One replica: its channel, its two vectors as the server has them, and its task."""
 
     def __init__(self, channel: Channel, fetched: Any, change: Any) -> None:
         self.channel, self.fetched, self.change = channel, fetched, change
-        self.known = self.pushes = 0  # clock of what it trains on; its pushes so far
+        self.known = self.pushes = 0  # clock of the parameters it trains on; its pushes so far
         self.task: Task | None = None
         self.is_alive = True
-        self.has_rested = False  # while others trained, so that what it has is stale
+        self.has_rested = False  # while others trained, so that its parameters are stale
 
 
 Started = Sequence[tuple[Channel, Any, Any]]  # of each: its channel, and its two vectors
@@ -364,7 +364,7 @@ class StartedReplicas(ABC):
 
 
 class ReplicaThread:
-    """A thread that does what it is asked until its channel is closed.
+    """A thread that follows orders until its channel is closed.
 
     Messages go by reference; a byte in the pipe only says that there is one, so that the server
     can wait for many replicas together.
@@ -387,7 +387,7 @@ class ReplicaThread:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the thread has ended."""
+        """True if the thread has ended."""
         return not self._thread.is_alive()
 
     def send(self, thing: Any) -> None:

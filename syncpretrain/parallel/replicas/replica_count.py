@@ -174,7 +174,7 @@ class Trial:
             self._compete(self._duel)
 
     def verdict(self) -> str:
-        """Return a sentence on what was found."""
+        """Return a sentence with the number found, and the measurements behind it."""
         useful = ", ".join(f"{n}: {speed:.3g}" for n, speed in self.useful.items())
         falls = ", ".join(f"{n}: {fall:.3g}" for n, fall in sorted(self.falls.items()))
         measured = f"; the error fell in a second by {falls}" if falls else ""

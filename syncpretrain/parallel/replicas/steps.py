@@ -53,7 +53,7 @@ def tasks_of(epoch: int, first: int, steps: int, each: int) -> list[Task]:
 
 
 class Replica(Protocol):
-    """A copy of what is trained, which trains on its own.
+    """A copy of a layer, a stack or a network, which trains on its own.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Replica(Protocol):
         ...
 
     def train(self, epoch: int, step: int) -> Sequence[float]:
-        """Train on a minibatch; return its summed errors, one for each thing that is judged."""
+        """Train on a minibatch; return its summed errors, one for each layer or output."""
         ...
 
     def state(self) -> dict[str, Array]:
@@ -135,7 +135,7 @@ class LocalSteps:
         """Train a task, on the fetched parameters or on the replica's own; fill the change."""
         base = self._begin(fetches=fetches)
         total: list[float] = []
-        with np.errstate(all="ignore"):  # who trains looks at the errors
+        with np.errstate(all="ignore"):  # the caller looks at the errors
             for step in range(task.first, task.first + task.count):
                 errors = self.replica.train(task.epoch, step)
                 total = (

@@ -101,7 +101,7 @@ class ReplicaTurns:
             self._pushes[replica] += 1
             each(task, errors, len(self._waiting))
             steps = self._steps[replica]
-            # Only the compensation looks at what was fetched.
+            # Only the compensation reads the fetched parameters again.
             fetched = steps.fetched.copy() if self._rules.compensation else steps.fetched
             known, change = self._known[replica], steps.change.copy()
             self._waiting.append(_Waiting(replica, task, known, change, fetched))
