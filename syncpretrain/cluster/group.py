@@ -5,8 +5,8 @@ Guarantees:
 * Every rank of a group makes the same calls, in the same order. What one rank sends ahead of the
   others waits for them; two groups never get each other's messages.
 * Nothing is added here: the caller gets one message a rank, in the order of the ranks, and adds
-  them up in an order of its own. ``MPI_Allreduce`` is free to choose an order by the number of ranks and
-  the length, so that the last bits would depend on both.
+  them up in an order of its own. ``MPI_Allreduce`` is free to choose an order by the number of
+  ranks and the length, so that the last bits would depend on both.
 * A wait ends with the message, with the failure of another rank, with the run, or at a deadline.
 
 Assumption: an array in a message stays as it is until a later operation has shown that all ranks

@@ -183,7 +183,7 @@ class _InterpretedStep:
                     self._taken += 1
                     return self._taken - 1
                 # Every shard that ends notifies, so this is late only if none ended in the time.
-                # Helpers leave by the failure: else one that waits for that shard would never leave.
+                # Helpers leave by the failure: else one that waits for that shard would never go.
                 if not self._changed.wait(self._times.stall) and is_owner:
                     self._failure = _stalled(self._times)
                     self._changed.notify_all()
