@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from backends import BACKENDS, backend_of
 from devicedraws import DeviceNumbers
-from syncpretrain.kernels.joined import means_and_differences, means_and_error
 from unitkinds import KINDS, MEANS, RBM_UNITS, SLOPES, UNITS
 
 from syncpretrain.backends.base import device_of
@@ -20,13 +19,14 @@ from syncpretrain.kernels.backprop import (
 )
 from syncpretrain.kernels.contrastive_divergence import (
     draw_noise,
+    means_and_differences,
     momentum_step,
     momentum_steps,
     phase_differences,
     sample_states,
     statistics,
 )
-from syncpretrain.kernels.losses import count_errors, squared_error
+from syncpretrain.kernels.losses import count_errors, means_and_error, squared_error
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
 from syncpretrain.rng import Address, Purpose
 
