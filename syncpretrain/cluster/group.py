@@ -49,7 +49,7 @@ class Group:
     times : Timeouts
         ``stall`` bounds the wait for a message of another rank.
     is_over : callable
-        Whether the run has ended, so that no message may come any more.
+        Returns True if the run has ended, so that no message may come any more.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ class AgreedStop:
     ----------
     group : Group
     asked : callable
-        Whether this rank was asked to stop.
+        Returns True if this rank was asked to stop.
 
     Attributes
     ----------

@@ -77,7 +77,7 @@ class Transport:
     Attributes
     ----------
     is_eager : bool
-        Whether the thread looks more often for messages of other machines, at some per cent of a
+        True if the thread looks more often for messages of other machines, at some per cent of a
         core.
     link : Link or None
         The emulated link that delays all that arrives at this rank.
@@ -379,11 +379,11 @@ class Naps:
         ----------
         now : float
         moved : bool
-            Whether the last look found something.
+            True if the last look found something.
         rings : bool
             True if a bell will ring as soon as there is something to find.
         is_eager : bool
-            Whether looks without a bell are to be close together.
+            True if looks without a bell are to be close together.
         is_sending : bool
             True while a message is on its way: it may need this thread to move on.
         """

@@ -2,7 +2,7 @@
  *
  * A program is phases of shards of operations. Every worker runs its shards of a phase, then waits
  * for the others. The operations are the functions of _native.c and the products of NumPy's own
- * BLAS, so the bits are those of the same calls from Python. Included by _native.c alone.
+ * BLAS, so the bits equal the same calls from Python. Included by _native.c alone.
  *
  * That the arrays of an operation fit each other is checked in kernels/operations.py, once.
  */

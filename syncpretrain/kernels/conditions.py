@@ -88,7 +88,7 @@ def conditions_of(v: Array, units: str, *, missing: bool = False) -> Conditions 
     units : str
         The visible units.
     missing : bool
-        Whether entries may be missing.
+        True if entries may be missing.
     """
     blocks = kind_of(units).blocks
     counts = () if blocks is None else blocks.counts

@@ -177,7 +177,7 @@ def convolve_at(
         As :func:`syncpretrain.kernels.convolution.pool` fills them.
     out : ndarray of shape (B, Q F)
     scratch : ndarray of shape (n,)
-        As of ``convolve``, for this shape and for that without pooling; overwritten.
+        As for ``convolve``, for this shape and for the shape without pooling; overwritten.
     shape : ConvolutionShape
         With ``mean``, the means of the blocks are taken.
     filters : slice

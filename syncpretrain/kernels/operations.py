@@ -275,7 +275,7 @@ def output_operations(
     target, y, delta : ndarray of shape (B, outputs)
         ``delta`` is filled with the gradient of the loss by the inputs of the output units.
     weights : ndarray of shape (B, outputs) or None
-        How much each example counts.
+        The weight of each example.
     units, loss : str
     examples : int
         The number of examples in the whole minibatch; the loss is the mean over them.

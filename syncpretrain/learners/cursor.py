@@ -16,7 +16,7 @@ __all__ = ["Cursor", "ErrorSum", "Stopped"]
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far an epoch is: its minibatches so far, and the sum of their errors."""
+    """Position in an epoch: its minibatches so far, and the sum of their errors."""
 
     minibatches: int = 0
     error: float = 0.0

@@ -34,7 +34,7 @@ class EarlyStopping:
     seed : int
         The seed of the pseudo-likelihood's estimate.
     missing : bool
-        Whether values of the layer's input may be missing, and marked.
+        True if values of the layer's input may be missing, and are marked.
     """
 
     def __init__(self, metric: str, patience: int, *, seed: int = 0, missing: bool = False) -> None:

@@ -44,7 +44,7 @@ def untrained_stack(
         The units of the lowest layer's input; for the others they follow from the units below.
     seed : int
     scaling : Scaling, optional
-        How Gaussian visible units see the input.
+        The scaling of the input for Gaussian visible units.
     """
     layers: list[Layer] = []
     below = visible_units
@@ -78,8 +78,8 @@ def first_dense(
     spread : float
         Standard deviation of the weights.
     tied : bool
-        Whether the decoder uses the transposed weights, or weights of its own, which start as
-        the transposed ones.
+        True if the decoder uses the transposed weights; else it has weights of its own, which start
+        as the transposed ones.
     kinds : mapping of str to str
         The kinds of its units, and its model.
     precision : str

@@ -60,10 +60,10 @@ class GradientAverager:
         The parameters begin as copies of the arrays, rounded to float32. A shape, which is a tuple
         of integers, stands for zeros.
     shards : int
-        Into how many parts every minibatch is cut. The results depend on it.
+        Number of parts of every minibatch. The results depend on it.
     workers : int
-        How many threads or processes share them, at most ``shards``. The results do not depend on
-        it.
+        Number of threads or processes that share them, at most ``shards``. The results do not
+        depend on it.
     timeout : float
         Seconds that a worker waits for the others before all give up.
 

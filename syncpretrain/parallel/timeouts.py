@@ -25,7 +25,7 @@ ClosingT = TypeVar("ClosingT", bound="Closing")
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long the parts of a run wait for each other, in seconds.
+    """Time limits for the parts of a run that wait for each other, in seconds.
 
     Parameters
     ----------

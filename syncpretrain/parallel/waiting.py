@@ -53,9 +53,9 @@ def wait_for_counters(
     broken : int
         Or until ``counters[broken]`` is not 0.
     spin_seconds, timeout_seconds : float
-        How long to spin, and to wait in all.
+        Time to spin, and to wait in all.
     stagger_seconds : float
-        How long to spin once the target is reached, so that threads that waited together do not
+        Time to spin once the target is reached, so that threads that waited together do not
         all want the interpreter's lock at once: to be woken for it takes some 40 us. Only the
         extension does so.
 

@@ -58,7 +58,7 @@ class Replica(Protocol):
     Attributes
     ----------
     parameters : sequence of ndarray
-        In the order of the flat vector.
+        The arrays in the order of the flat vector.
     """
 
     @property
