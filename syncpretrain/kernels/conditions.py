@@ -64,20 +64,6 @@ class Conditions(NamedTuple):
         return Conditions(known, tuple(words[rows] for words in self.words))
 
 
-def is_missing(X: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which entries of marked examples are missing."""
-    missing: NDArray[np.bool_] = np.signbit(X) & (X == 0)
-    return missing
-
-
-def known_means(X: Array) -> NDArray[np.float64]:
-    """Return the mean of the known entries of each column of marked examples."""
-    missing = is_missing(X)
-    known = len(X) - missing.sum(axis=0)
-    means: NDArray[np.float64] = X.sum(axis=0, dtype=np.float64) / np.maximum(known, 1)
-    return means
-
-
 def conditions_of(v: Array, units: str, *, missing: bool = False) -> Conditions | None:
     """Return the conditions of rows of examples; None if there are none.
 
@@ -122,75 +108,18 @@ def as_documents(v: Array, like: Array, units: str) -> Array:
     return v
 
 
-def draw_words(v: Array, units: str, noise: Array, conditions: Conditions | None) -> Array:
-    """Draw documents from the shares of words in v, in place, and mask missing entries.
-
-    A document of D words is a multinomial sample, a function of the noise: its first row is the
-    seed.
-    """
-    if conditions is None:
-        return v
-    for i, words in enumerate(conditions.words):
-        columns = kind_of(units).blocks.counts[i].columns
-        seed = np.ascontiguousarray(noise[:1, columns], dtype=np.float32).view(np.uint32).ravel()
-        draws = np.random.default_rng(seed[:SEED_NUMBERS].tolist())
-        _draw(v[:, columns], words, draws)
-    if conditions.known is not None:
-        v *= conditions.known
-    return v
+def is_missing(X: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which entries of marked examples are missing."""
+    missing: NDArray[np.bool_] = np.signbit(X) & (X == 0)
+    return missing
 
 
-def draw_words_at(address: Address, v: Array, units: str, conditions: Conditions | None) -> None:
-    """Draw documents from the mean numbers of words in v, in place, at an address.
-
-    Contrastive divergence with means would not see documents as such: a mean has a little of every
-    word, and moves the hidden units less.
-    """
-    if conditions is None or not conditions.words:
-        return
-    draws = address.generator()
-    for part, words in zip(kind_of(units).blocks.counts, conditions.words, strict=True):
-        _draw(v[:, part.columns], words, draws)
-
-
-@accelerated
-def draw_documents(shares: Array, points: NDArray[np.float64], ends: NDArray[np.int64]) -> None:
-    """Replace each row of shares by how often each word is drawn with these shares.
-
-    Parameters
-    ----------
-    shares : ndarray of shape (B, V)
-    points : ndarray of float64
-        Exponential draws, for each row one more than it has words: their sums are points of a
-        Poisson process, which are uniform, and in order, up to the last one (Devroye 1986, V.3).
-    ends : ndarray of int64
-        The end of each row's draws.
-    """
-    for row, own in zip(shares, np.split(points, ends[:-1]), strict=True):
-        passed, reached = np.cumsum(row, dtype=np.float64), np.cumsum(own)
-        limits = passed * (reached[-1] / (passed[-1] or 1.0))  # 0 for a document without words
-        drawn = np.searchsorted(reached[:-1], limits, side="right")
-        drawn[-1] = len(own) - 1  # whatever was lost to rounding
-        row[:] = np.diff(drawn, prepend=0)
-
-
-def lengths_of(words: Array) -> NDArray[np.int64]:
-    """Return numbers of words, of shape (B, 1), as whole ones."""
-    lengths: NDArray[np.int64] = np.rint(np.minimum(words[:, 0], MOST_WORDS)).astype(np.int64)
-    return lengths
-
-
-def _draw(shares: Array, words: Array, draws: np.random.Generator) -> None:
-    """Draw documents of these numbers of words, in place; memory does not grow with long ones."""
-    lengths = lengths_of(words)
-    rows = np.flatnonzero(lengths > MOST_POINTS)
-    wanted, p = lengths[rows], shares[rows].astype(np.float64)
-    lengths[rows] = 0
-    ends = np.cumsum(lengths + 1)
-    draw_documents(shares, draws.standard_exponential(int(ends[-1])), ends)
-    for row, number, own in zip(rows, wanted, p, strict=True):
-        total = own.sum()
-        shares[row] = draws.multinomial(number, own / total) if np.isfinite(total) else np.nan
+def known_means(X: Array) -> NDArray[np.float64]:
+    """Return the mean of the known entries of each column of marked examples."""
+    missing = is_missing(X)
+    known = len(X) - missing.sum(axis=0)
+    means: NDArray[np.float64] = X.sum(axis=0, dtype=np.float64) / np.maximum(known, 1)
+    return means
 
 
 def error_of_means(
@@ -273,3 +202,74 @@ def reconstruct_documents(
     error = float(np.square(inputs * words - like).sum(dtype=np.float64))
     draw_documents(inputs, points, ends)
     return error
+
+
+def draw_words(v: Array, units: str, noise: Array, conditions: Conditions | None) -> Array:
+    """Draw documents from the shares of words in v, in place, and mask missing entries.
+
+    A document of D words is a multinomial sample, a function of the noise: its first row is the
+    seed.
+    """
+    if conditions is None:
+        return v
+    for i, words in enumerate(conditions.words):
+        columns = kind_of(units).blocks.counts[i].columns
+        seed = np.ascontiguousarray(noise[:1, columns], dtype=np.float32).view(np.uint32).ravel()
+        draws = np.random.default_rng(seed[:SEED_NUMBERS].tolist())
+        _draw(v[:, columns], words, draws)
+    if conditions.known is not None:
+        v *= conditions.known
+    return v
+
+
+def draw_words_at(address: Address, v: Array, units: str, conditions: Conditions | None) -> None:
+    """Draw documents from the mean numbers of words in v, in place, at an address.
+
+    Contrastive divergence with means would not see documents as such: a mean has a little of every
+    word, and moves the hidden units less.
+    """
+    if conditions is None or not conditions.words:
+        return
+    draws = address.generator()
+    for part, words in zip(kind_of(units).blocks.counts, conditions.words, strict=True):
+        _draw(v[:, part.columns], words, draws)
+
+
+@accelerated
+def draw_documents(shares: Array, points: NDArray[np.float64], ends: NDArray[np.int64]) -> None:
+    """Replace each row of shares by how often each word is drawn with these shares.
+
+    Parameters
+    ----------
+    shares : ndarray of shape (B, V)
+    points : ndarray of float64
+        Exponential draws, for each row one more than it has words: their sums are points of a
+        Poisson process, which are uniform, and in order, up to the last one (Devroye 1986, V.3).
+    ends : ndarray of int64
+        The end of each row's draws.
+    """
+    for row, own in zip(shares, np.split(points, ends[:-1]), strict=True):
+        passed, reached = np.cumsum(row, dtype=np.float64), np.cumsum(own)
+        limits = passed * (reached[-1] / (passed[-1] or 1.0))  # 0 for a document without words
+        drawn = np.searchsorted(reached[:-1], limits, side="right")
+        drawn[-1] = len(own) - 1  # whatever was lost to rounding
+        row[:] = np.diff(drawn, prepend=0)
+
+
+def lengths_of(words: Array) -> NDArray[np.int64]:
+    """Return numbers of words, of shape (B, 1), as whole ones."""
+    lengths: NDArray[np.int64] = np.rint(np.minimum(words[:, 0], MOST_WORDS)).astype(np.int64)
+    return lengths
+
+
+def _draw(shares: Array, words: Array, draws: np.random.Generator) -> None:
+    """Draw documents of these numbers of words, in place; memory does not grow with long ones."""
+    lengths = lengths_of(words)
+    rows = np.flatnonzero(lengths > MOST_POINTS)
+    wanted, p = lengths[rows], shares[rows].astype(np.float64)
+    lengths[rows] = 0
+    ends = np.cumsum(lengths + 1)
+    draw_documents(shares, draws.standard_exponential(int(ends[-1])), ends)
+    for row, number, own in zip(rows, wanted, p, strict=True):
+        total = own.sum()
+        shares[row] = draws.multinomial(number, own / total) if np.isfinite(total) else np.nan

@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 
-# As in the C headers.
+# Sizes within the scratch memory, as in the C headers.
 VECTOR = 16  # floats read or written at once, also behind the end of an array
 WINDOWS = 24  # windows that are multiplied at once, at least about
 IMAGES_SIZE = 2**14  # floats of images and lists

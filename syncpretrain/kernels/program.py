@@ -59,6 +59,11 @@ __all__ = [
 
 Phase = Callable[[int], None]  # runs a shard; the next phase begins when all shards are done
 OperationPhases = Sequence[Sequence[Sequence[Operation]]]  # phases of shards of operations
+SHARED_COUNTERS = 17  # number of counters of :func:`share_program`
+NO_COUNTERS = np.zeros(1, dtype=np.int64)
+EXACT = 2**24  # integers that a float32 holds
+# With NumPy's prefix or not, with the suffix that says integers of 64 bits or not.
+BLAS_NAMES = ("scipy_cblas_{}64_", "cblas_{}64_", "scipy_cblas_{}", "cblas_{}")
 
 
 class Program:
@@ -251,102 +256,6 @@ def in_turn(phases: Phases, shards: int) -> None:
             phase(shard)
 
 
-def _of_some(equation: Callable[..., Any], *arguments: Any) -> None:
-    """Evaluate an equation of some filters or channels, given the first and the end of them."""
-    *others, first, end = arguments
-    equation(*others, slice(first, end))
-
-
-_INTERPRETED: dict[str, Callable[..., Any]] = {
-    "matmul": lambda self, a, b, out: multiply(a, b, out=out),
-    "matmul_bfloat16": lambda self, a, b, out: multiply_bfloat16(a, b, out=out),
-    "matmul_tf32": lambda self, a, b, out: multiply_tf32(a, b, out=out),
-    "multiply": lambda self, x, y, out: np.multiply(x, y, out=out),
-    "add": lambda self, x, y, out: np.add(x, y, out=out),
-    "means": lambda self, x, bias, units: means(x, bias, units),
-    "softmax": lambda self, x: activate(x, "softmax"),
-    "times_derivative": lambda self, delta, a, units: times_derivative(delta, a.copy(), units),
-    "sum_rows": lambda self, x, out: sum_rows(x, out=out),
-    "scale": lambda self, x, factor: np.multiply(x, float(factor), out=x),
-    "copy": lambda self, x, out: np.copyto(out, x),
-    "sample_states": Program._draw,
-    "squared_error": Program._squared_error,
-    "wrong": Program._count_errors,
-    "phase_differences": Program._differences,
-    "momentum_step": Program._momentum,
-    "adam_step": Program._adam,
-    "sgd_step": Program._sgd,
-    "decay": Program._decay,
-    "convolve": lambda self, *given: _of_some(convolve, *given),
-    "convolve_gradient": lambda self, *given: _of_some(convolve_gradient, *given),
-    "convolve_back": lambda self, *given: _of_some(convolve_back, *given),
-    "visible_means": lambda self, *given: visible_means(*given),
-    "sum_channels": lambda self, x, out, shape: sum_channels(x, shape, out=out),
-}
-# With NumPy's prefix or not, with the suffix that says integers of 64 bits or not.
-BLAS_NAMES = ("scipy_cblas_{}64_", "cblas_{}64_", "scipy_cblas_{}", "cblas_{}")
-EXACT = 2**24  # integers that a float32 holds
-NO_COUNTERS = np.zeros(1, dtype=np.int64)
-SHARED_COUNTERS = 17  # number of counters of :func:`share_program`
-
-
-class Sgemm(NamedTuple):
-    """The single-precision matrix product of a BLAS: its address, and whether it takes int64."""
-
-    address: int
-    wide: bool
-
-
-@cache
-def _blas_sgemm() -> Sgemm | None:
-    """Return the product of NumPy's own BLAS, or None if it is not found or not sure."""
-    found = [info["filepath"] for info in threadpool_info() if info["user_api"] == "blas"]
-    for path in sorted(found, key=lambda path: "numpy" not in path):
-        library = ctypes.CDLL(path)
-        for name in BLAS_NAMES:
-            if hasattr(library, name.format("sgemm")):
-                return sgemm_of(library, name)
-    return None
-
-
-def sgemm_of(library: Any, name: str) -> Sgemm | None:
-    """Return the product of a library; ``name`` is the pattern of its names.
-
-    None if it is not sure that its integers have 32 bits, or that they have 64.
-    """
-    wide = _takes_int64(getattr(library, name.format("scopy"), None))
-    if wide is None or ("64" in name and not wide):
-        return None
-    return Sgemm(_address(getattr(library, name.format("sgemm"))), wide)
-
-
-def _takes_int64(scopy: Any) -> bool | None:
-    """Return whether the integers of a BLAS have 64 bits, as its ``cblas_scopy`` sees them.
-
-    Neither the symbol nor the file is named after them in every build. So a number is copied n
-    times, where n is 1 in its lower 32 bits and negative as a whole: nothing is copied if it is
-    read as a whole. All arguments lie in registers, and a function may read their lower half. None
-    if it did not copy as it should.
-    """
-    if scopy is None or ctypes.sizeof(ctypes.c_void_p) != 8:
-        return None
-    kinds = (ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
-    copy = ctypes.CFUNCTYPE(None, *kinds)(_address(scopy))
-    given = np.ones(1, dtype=np.float32)
-    taken = np.zeros((2, 1), dtype=np.float32)
-    for n, out in zip((1, 1 - 2**32), taken, strict=True):
-        copy(n, given.ctypes.data, 1, out.ctypes.data, 1)
-    if not taken[0, 0]:
-        return None
-    return not taken[1, 0]
-
-
-def _address(function: Any) -> int:
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    assert address is not None
-    return address
-
-
 def compiled_program(phases: Any) -> Any:
     """Return phases of shards of operations for :func:`run_program`.
 
@@ -360,49 +269,6 @@ def compiled_program(phases: Any) -> Any:
         return extension.program(forms, *blas)
     except ValueError:
         return None
-
-
-def _compiled_form(name: str, *arguments: Any) -> tuple[Any, ...]:
-    """Return an operation as the extension takes it.
-
-    Raises
-    ------
-    ValueError
-        If it has no such form.
-    """
-    if name == "sample_states":
-        x, bias, _, out, units, shard = arguments
-        if units not in extension.DRAWN:
-            raise ValueError(units)
-        return name, x, bias, out, shard
-    if name in ("means", "times_derivative"):
-        return name, *arguments[:2], _units_number(arguments[2])
-    if name == "phase_differences" and arguments[-1] > EXACT:
-        raise ValueError(arguments[-1])
-    if any(isinstance(value, ConvolutionShape) for value in arguments):
-        return name, *_convolution_form(arguments)
-    if name == "adam_step":
-        return name, *arguments, 0.9, 0.999
-    return name, *arguments
-
-
-def _convolution_form(arguments: tuple[Any, ...]) -> list[Any]:
-    """Return the arguments of a convolution with numbers for its shape and its units."""
-    form: list[Any] = []
-    for value in arguments:
-        if isinstance(value, ConvolutionShape):
-            form += shape_numbers(value)
-        elif isinstance(value, str):
-            form.append(_units_number(value))
-        else:
-            form.append(value)
-    return form
-
-
-def _units_number(units: str) -> Any:
-    if units not in extension.UNITS:
-        raise ValueError(units)
-    return extension.UNITS[units]
 
 
 def run_program(
@@ -493,3 +359,137 @@ def share_program(
         timeout_seconds,
     )
     return waited
+
+
+class Sgemm(NamedTuple):
+    """The single-precision matrix product of a BLAS: its address, and whether it takes int64."""
+
+    address: int
+    wide: bool
+
+
+def sgemm_of(library: Any, name: str) -> Sgemm | None:
+    """Return the product of a library; ``name`` is the pattern of its names.
+
+    None if it is not sure that its integers have 32 bits, or that they have 64.
+    """
+    wide = _takes_int64(getattr(library, name.format("scopy"), None))
+    if wide is None or ("64" in name and not wide):
+        return None
+    return Sgemm(_address(getattr(library, name.format("sgemm"))), wide)
+
+
+@cache
+def _blas_sgemm() -> Sgemm | None:
+    """Return the product of NumPy's own BLAS, or None if it is not found or not sure."""
+    found = [info["filepath"] for info in threadpool_info() if info["user_api"] == "blas"]
+    for path in sorted(found, key=lambda path: "numpy" not in path):
+        library = ctypes.CDLL(path)
+        for name in BLAS_NAMES:
+            if hasattr(library, name.format("sgemm")):
+                return sgemm_of(library, name)
+    return None
+
+
+def _takes_int64(scopy: Any) -> bool | None:
+    """Return whether the integers of a BLAS have 64 bits, as its ``cblas_scopy`` sees them.
+
+    Neither the symbol nor the file is named after them in every build. So a number is copied n
+    times, where n is 1 in its lower 32 bits and negative as a whole: nothing is copied if it is
+    read as a whole. All arguments lie in registers, and a function may read their lower half. None
+    if it did not copy as it should.
+    """
+    if scopy is None or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return None
+    kinds = (ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+    copy = ctypes.CFUNCTYPE(None, *kinds)(_address(scopy))
+    given = np.ones(1, dtype=np.float32)
+    taken = np.zeros((2, 1), dtype=np.float32)
+    for n, out in zip((1, 1 - 2**32), taken, strict=True):
+        copy(n, given.ctypes.data, 1, out.ctypes.data, 1)
+    if not taken[0, 0]:
+        return None
+    return not taken[1, 0]
+
+
+def _address(function: Any) -> int:
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def _compiled_form(name: str, *arguments: Any) -> tuple[Any, ...]:
+    """Return an operation as the extension takes it.
+
+    Raises
+    ------
+    ValueError
+        If it has no such form.
+    """
+    if name == "sample_states":
+        x, bias, _, out, units, shard = arguments
+        if units not in extension.DRAWN:
+            raise ValueError(units)
+        return name, x, bias, out, shard
+    if name in ("means", "times_derivative"):
+        return name, *arguments[:2], _units_number(arguments[2])
+    if name == "phase_differences" and arguments[-1] > EXACT:
+        raise ValueError(arguments[-1])
+    if any(isinstance(value, ConvolutionShape) for value in arguments):
+        return name, *_convolution_form(arguments)
+    if name == "adam_step":
+        return name, *arguments, 0.9, 0.999
+    return name, *arguments
+
+
+def _convolution_form(arguments: tuple[Any, ...]) -> list[Any]:
+    """Return the arguments of a convolution with numbers for its shape and its units."""
+    form: list[Any] = []
+    for value in arguments:
+        if isinstance(value, ConvolutionShape):
+            form += shape_numbers(value)
+        elif isinstance(value, str):
+            form.append(_units_number(value))
+        else:
+            form.append(value)
+    return form
+
+
+def _units_number(units: str) -> Any:
+    if units not in extension.UNITS:
+        raise ValueError(units)
+    return extension.UNITS[units]
+
+
+def _of_some(equation: Callable[..., Any], *arguments: Any) -> None:
+    """Evaluate an equation of some filters or channels, given the first and the end of them."""
+    *others, first, end = arguments
+    equation(*others, slice(first, end))
+
+
+_INTERPRETED: dict[str, Callable[..., Any]] = {
+    "matmul": lambda self, a, b, out: multiply(a, b, out=out),
+    "matmul_bfloat16": lambda self, a, b, out: multiply_bfloat16(a, b, out=out),
+    "matmul_tf32": lambda self, a, b, out: multiply_tf32(a, b, out=out),
+    "multiply": lambda self, x, y, out: np.multiply(x, y, out=out),
+    "add": lambda self, x, y, out: np.add(x, y, out=out),
+    "means": lambda self, x, bias, units: means(x, bias, units),
+    "softmax": lambda self, x: activate(x, "softmax"),
+    "times_derivative": lambda self, delta, a, units: times_derivative(delta, a.copy(), units),
+    "sum_rows": lambda self, x, out: sum_rows(x, out=out),
+    "scale": lambda self, x, factor: np.multiply(x, float(factor), out=x),
+    "copy": lambda self, x, out: np.copyto(out, x),
+    "sample_states": Program._draw,
+    "squared_error": Program._squared_error,
+    "wrong": Program._count_errors,
+    "phase_differences": Program._differences,
+    "momentum_step": Program._momentum,
+    "adam_step": Program._adam,
+    "sgd_step": Program._sgd,
+    "decay": Program._decay,
+    "convolve": lambda self, *given: _of_some(convolve, *given),
+    "convolve_gradient": lambda self, *given: _of_some(convolve_gradient, *given),
+    "convolve_back": lambda self, *given: _of_some(convolve_back, *given),
+    "visible_means": lambda self, *given: visible_means(*given),
+    "sum_channels": lambda self, x, out, shape: sum_channels(x, shape, out=out),
+}
