@@ -210,7 +210,7 @@ class ByExamplesOnRanks(StepOnRanks):
         all four a rank finishes the tree: 2 + 3, then (0-1) + (2-3), then (0-3) + (4-5). So the
         order of the sums, and their bits, do not depend on how shards are dealt to ranks.
         """
-        # The same in every step, unless shards without weight are left out.
+        # The same in every step, but fine-tuning leaves out shards that have no rows.
         if added == self._added:
             return
         self._added, every = added, range(len(added))

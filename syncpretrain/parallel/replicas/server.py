@@ -292,7 +292,7 @@ class DelayCompensation:
 
     def apply(self, change: Array, parameters: Array, fetched: Array) -> None:
         """Correct in place a change made from ``fetched``, to be added to ``parameters``."""
-        # In blocks: six passes over a block in the cache, instead of over vectors in memory.
+        # In blocks, so that all passes but the first find their numbers in the cache.
         for start in range(0, len(change), LONG_BLOCK):
             block = slice(start, start + LONG_BLOCK)
             d, mean = change[block], self.mean_square[block]
