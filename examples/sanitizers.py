@@ -129,7 +129,7 @@ def disturbed(draws: Draws, array: Any) -> Any:
 
 def a_shape(draws: Draws) -> tuple[Any, dict[str, int]]:
     """Draw the shape of a convolution, and the lengths of axes that it fixes, by their letters."""
-    from syncpretrain.kernels.lowering import scratch_size
+    from syncpretrain.kernels.convolution import scratch_size
     from syncpretrain.shapes import ConvolutionShape
 
     size, pool, groups = one(draws, 1, 2, 3, 4), one(draws, 1, 2, 3), one(draws, 1, 1, 2)

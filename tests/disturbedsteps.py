@@ -9,8 +9,7 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_examples_on_devices import ByExamplesOnDevices
 from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.fused_step import FusedDivergence
-from syncpretrain.learners.steps import WholeStep
+from syncpretrain.learners.steps import FusedDivergence, WholeStep
 
 KINDS = (WholeStep, FusedDivergence, ByExamples, ByExamplesOnDevices, ByUnits)
 Before = Callable[[Learner, int, int], Any]

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from syncpretrain.cluster.job import Membership, using
-from syncpretrain.cluster.link import Link
 from syncpretrain.cluster.local import local_engines
-from syncpretrain.cluster.transport import Transport
+from syncpretrain.cluster.transport import Link, Transport
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.ranks.messages import CONTROL, RunEnded
 from syncpretrain.workers.ranks.server import follow

@@ -21,7 +21,7 @@ ADD_UP = """
 import numpy as np
 from functools import partial
 from asyncreplicas import SIZE, CountingReplica
-from syncpretrain.parallel.replicas.rules import AsyncRules
+from syncpretrain.parallel.replicas.server import AsyncRules
 from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS

@@ -10,10 +10,9 @@ from asyncreplicas import SIZE, CountingReplica
 from localranks import local_ranks
 
 from syncpretrain import pretrain
-from syncpretrain.cluster.peers import last_beat
+from syncpretrain.cluster.transport import last_beat
 from syncpretrain.errors import WorkerError
-from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import ParameterServer
+from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.workers.replicas import replicas_in

@@ -16,11 +16,9 @@ from localranks import WAIT, local_ranks
 from syncpretrain import pretrain
 from syncpretrain.cluster.local import LocalEngine, local_engines
 from syncpretrain.cluster.mpi import MPIEngine
-from syncpretrain.cluster.peers import last_beat
-from syncpretrain.cluster.transport import Transport
+from syncpretrain.cluster.transport import Transport, last_beat
 from syncpretrain.errors import SettingsError, StalledError, WorkerError
-from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import ParameterServer, Push
+from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer, Push
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.settings import moved_elsewhere, settings_from

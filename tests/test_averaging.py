@@ -13,7 +13,6 @@ from namedmemory import named_memory
 from syncpretrain.errors import SettingsError, SyncpretrainError
 from syncpretrain.parallel import AveragingError, GradientAverager
 from syncpretrain.parallel import averager as averagers
-from syncpretrain.parallel import gradient_memory as rooms
 
 SHAPES = [(7, 5), (3,), (), (2, 3, 11), (0, 4)]  # 7 * 5 + 3 + 1 + 66 = 105 numbers
 SECONDS = 20  # for what takes milliseconds
@@ -112,7 +111,7 @@ def test_odd_sizes(shards, size):
 def test_the_slices_are_cache_lines_and_make_up_the_flat_vector():
     for size in (1, 16, 105, 784):
         for workers in (1, 2, 3, 8):
-            slices = rooms.Layout(((size,),), 8, 0, 0).slices(workers)
+            slices = averagers.Layout(((size,),), 8, 0, 0).slices(workers)
             assert [s for part in slices for s in range(size)[part]] == list(range(size))
             assert all(part.start % 16 == 0 for part in slices)
             assert max(s.stop - s.start for s in slices) <= size / workers + 32
@@ -302,7 +301,7 @@ def test_what_does_not_fit_the_memory_is_refused_before_it_is_allocated(free, mo
         raise AssertionError("it was allocated")
 
     monkeypatch.setattr(averagers, "available_bytes", lambda: free)
-    monkeypatch.setattr(rooms.GradientMemory, "create", never)
+    monkeypatch.setattr(averagers.GradientMemory, "create", never)
     needs = r"need about 0\.0 GB, and 0\.0 GB are free; take smaller arrays or fewer shards"
     with pytest.raises(SettingsError, match=rf"^arrays: 10000 numbers .* 3 shards {needs}"):
         GradientAverager([(100, 100)], shards=3, workers=2)

@@ -22,8 +22,8 @@ from namedmemory import named_memory
 from test_averaging import SECONDS, assert_equal_bits, beginning, train, trained
 
 from syncpretrain.parallel import AveragingError, GradientAverager
-from syncpretrain.parallel import process_watch as lives
-from syncpretrain.parallel.process_watch import ProcessWatch, started
+from syncpretrain.parallel import barrier as lives
+from syncpretrain.parallel.barrier import ProcessWatch, started
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="processes need memfd_create of Linux"

@@ -19,14 +19,14 @@ from syncpretrain.kernels.backprop import (
 )
 from syncpretrain.kernels.contrastive_divergence import (
     draw_noise,
+    means_and_differences,
     momentum_step,
     momentum_steps,
     phase_differences,
     sample_states,
     statistics,
 )
-from syncpretrain.kernels.joined import means_and_differences, means_and_error
-from syncpretrain.kernels.losses import squared_error, wrong
+from syncpretrain.kernels.losses import count_errors, means_and_error, squared_error
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
 from syncpretrain.rng import Address, Purpose
 
@@ -247,7 +247,7 @@ class TestBackend:
         y[0], y[4], y[5] = (1, 1, 0, 0), (np.nan, 2, 3, 4), (9, np.nan, 0, np.nan)
         expected = (x.argmax(axis=1) != y.argmax(axis=1)).sum()
         assert 100 < expected < 400
-        assert float(wrong(backend.asarray(x), backend.asarray(y))) == expected
+        assert float(count_errors(backend.asarray(x), backend.asarray(y))) == expected
 
     @pytest.mark.parametrize("weights", [0, 700, 1001])
     def test_flat_momentum_steps_are_bit_for_bit_those_of_numpy(self, backend, weights):

@@ -20,15 +20,17 @@ from syncpretrain.backends.cuda_source import cuda_source
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.kernels.convolution import (
+    block_means,
+    block_sums,
     convolve,
+    convolve_at,
     convolve_back,
     convolve_gradient,
+    draw_blocks,
     sum_channels,
     visible_means,
 )
-from syncpretrain.kernels.probabilistic_pooling import block_means, block_sums, draw_blocks
-from syncpretrain.kernels.remembered_places import convolve_at
-from syncpretrain.learners.probabilistic_rbm import convolutional_rbm
+from syncpretrain.learners.convolution import convolutional_rbm
 from syncpretrain.learners.rbm import RBMSettings
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.settings import MomentumSchedule, settings_from

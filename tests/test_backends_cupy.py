@@ -372,7 +372,7 @@ class TestStrictness:
             "means_and_error",
             "output_delta",
             "derivative_and_sums",
-            "wrong",
+            "count_errors",
             "momentum_step",
             "momentum_steps",
             "tree_steps",

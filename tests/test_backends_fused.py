@@ -26,10 +26,9 @@ from syncpretrain.backends.fused import FusedArrays, Pace
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.kernels.precision import PRECISIONS, rounded_tf32
 from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.fused_step import FusedDivergence, fused_step_of
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.select import step_for
-from syncpretrain.learners.steps import WholeStep, load_state
+from syncpretrain.learners.steps import FusedDivergence, WholeStep, fused_step_of, load_state
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
 
@@ -378,7 +377,7 @@ class TestSteps:
         step, out = step_for(learner, 1, "examples"), backend.empty((20, 12))
         with learner.stream:
             step.train_step(backend.asarray(X), np.arange(5, 25), epoch=1, step=0)
-            assert step.copy_hidden(out)
+            assert step.hand_up(out)
             np.testing.assert_allclose(backend.tohost(out), sigmoid(X[5:25] @ W + b), atol=1e-6)
 
     @pytest.mark.parametrize("precision", PRECISIONS)

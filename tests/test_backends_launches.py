@@ -17,9 +17,8 @@ from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import Adam, GradientDescent
 from syncpretrain.kernels.activations import means, times_derivative
 from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
-from syncpretrain.kernels.contrastive_divergence import phase_differences
-from syncpretrain.kernels.joined import means_and_differences, means_and_error
-from syncpretrain.kernels.losses import squared_error
+from syncpretrain.kernels.contrastive_divergence import means_and_differences, phase_differences
+from syncpretrain.kernels.losses import means_and_error, squared_error
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM, RBMSettings

@@ -19,9 +19,8 @@ from syncpretrain.backends import cublas, cupy_backend, recorder
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import DivergedError
 from syncpretrain.kernels.dispatch import multiply, registered
-from syncpretrain.learners.cursor import Cursor, Stopped
+from syncpretrain.learners.cursor import Cursor, ErrorSum, Stopped
 from syncpretrain.learners.epoch import train_epoch
-from syncpretrain.learners.error_sum import ErrorSum
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.rng import Address, Purpose

@@ -18,7 +18,7 @@ from syncpretrain.backends import cuda_peers, cupy_backend, recorder
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.host_rows import HostRows
 from syncpretrain.errors import RunInterrupted, SettingsError
-from syncpretrain.kernels.shard_steps import sum_in_order, tree_steps
+from syncpretrain.kernels.averaging import sum_in_order, tree_steps
 from syncpretrain.learners import by_examples_on_devices
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples
@@ -167,10 +167,10 @@ class TestBits:
         rows = np.arange(5, 15)
         backend.synchronize()
         steps[0].train_step(bits, rows, epoch=1, step=0)
-        steps[0].copy_hidden(expected)
+        steps[0].hand_up(expected)
         with learner.stream:
             steps[1].train_step(X, backend.asarray(rows), epoch=1, step=0)
-            steps[1].copy_hidden(out)
+            steps[1].hand_up(out)
             np.testing.assert_allclose(backend.tohost(out), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -24,7 +24,7 @@ from syncpretrain.finetuning.chain import Affine, Dropout
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import Adam, GradientDescent, Optimizer
 from syncpretrain.kernels.precision import PRECISIONS
-from syncpretrain.learners.flat import Places
+from syncpretrain.learners.base import Places
 
 SOURCE = cuda_source(TUNING_FILES)
 OPTIMIZERS = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from syncpretrain import pretrain
 from syncpretrain.kernels import native
-from syncpretrain.kernels.binary_products import binary_product
+from syncpretrain.kernels.sparse_products import binary_product
 
 ROWS = 24  # with fewer the compiled form leaves the work to NumPy's
 needs_extension = pytest.mark.skipif(not native.available(), reason="of the compiled form")

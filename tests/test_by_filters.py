@@ -123,7 +123,7 @@ def test_what_it_hands_up_is_the_code_before_the_update(kind, pooling):
     step, X = step_for(one, 3, "filters"), pictures(one.current().shape, 5)
     expected, found = one.snapshot().up(X), np.empty((5, one.current().shape.hidden), np.float32)
     step.train_step(X, np.arange(5), epoch=1, step=0)
-    if step.copy_hidden(found):
+    if step.hand_up(found):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     else:
         assert pooling.endswith("mean")

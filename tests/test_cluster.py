@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 
 from syncpretrain.cluster import job
+from syncpretrain.cluster.engine import APART_BYTES, pack, sizes_in, unpack
 from syncpretrain.cluster.job import Membership, check_ranks, member, using
 from syncpretrain.cluster.launched import launched
-from syncpretrain.cluster.link import Link
 from syncpretrain.cluster.local import local_engines
 from syncpretrain.cluster.mpi import import_mpi
-from syncpretrain.cluster.packing import APART_BYTES, pack, sizes_in, unpack
-from syncpretrain.cluster.peers import Beat, Peers, has_died
-from syncpretrain.cluster.transport import Transport
+from syncpretrain.cluster.transport import Beat, Link, Peers, Transport, has_died
 from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.ranks.placement import ranks_of_layers

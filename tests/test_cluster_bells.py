@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.cluster import transport
-from syncpretrain.cluster.bells import MARK_BYTES, Bells, machine_mark
 from syncpretrain.cluster.local import local_engines
+from syncpretrain.cluster.mpi import MARK_BYTES, Bells, machine_mark
 from syncpretrain.cluster.transport import Naps, Transport
 from syncpretrain.parallel.timeouts import Timeouts
 

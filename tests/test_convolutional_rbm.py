@@ -10,7 +10,7 @@ from binaryunits import logistic, states
 from convolutionbydefinition import channel_of, filters_of, matrix_of, pooled
 from unitkinds import INPUT_UNITS, KINDS, MEANS, RBM_UNITS, STATES, examples_for
 
-from syncpretrain.learners.convolutional_rbm import ConvolutionalRBM
+from syncpretrain.learners.convolution import ConvolutionalRBM
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBMSettings
 from syncpretrain.learners.select import step_for

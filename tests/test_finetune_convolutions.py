@@ -17,7 +17,7 @@ from syncpretrain.finetuning import finetune
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
-from syncpretrain.learners.first_stack import untrained_stack
+from syncpretrain.learners.first_layers import untrained_stack
 from syncpretrain.settings import settings_from
 
 SIDE = 8

@@ -11,13 +11,13 @@ from localranks import local_ranks
 from scipy import sparse
 
 from syncpretrain import finetune, pretrain
-from syncpretrain.cluster.peers import last_beat
+from syncpretrain.cluster.transport import last_beat
 from syncpretrain.errors import DataError, DivergedError, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import FinetuneEpochFinished
 from syncpretrain.finetuning.network_on_ranks import NetworkOnRanks
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.state import FINETUNE_STATE
-from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
+from syncpretrain.learners.on_ranks import ByExamplesOnRanks
 from syncpretrain.settings import Settings, moved_elsewhere, off_ranks, replaced, settings_from
 
 USUAL = {"epochs": 2, "batch_size": 30, "seed": 3, "warn": False}

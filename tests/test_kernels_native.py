@@ -351,7 +351,7 @@ def test_a_program_counts_a_row_with_nan_as_numpy_does():
     program = Program([[[("wrong", target, y, 0)]]], 1)
     assert program.is_compiled
     in_turn(program, 1)
-    assert program.results[0] == errors.wrong(target, y) == 2
+    assert program.results[0] == errors.count_errors(target, y) == 2
 
 
 def misaligned(array, by):

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from syncpretrain.kernels import compiled, native, program
-from syncpretrain.kernels.compiled import Sgemm, sgemm_of
+from syncpretrain.kernels import native, program
 from syncpretrain.kernels.convolution import convolve, lowered, scratch_size, unpool
 from syncpretrain.kernels.operations import SIGNATURES
-from syncpretrain.kernels.program import Program, in_turn
+from syncpretrain.kernels.program import Program, Sgemm, in_turn, sgemm_of
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import ConvolutionShape, DenseShape
 
@@ -287,14 +286,14 @@ def test_phases_may_be_tuples(form):
 )
 def test_the_extension_takes_lists_of_lists_of_tuples(phases):
     with pytest.raises(TypeError, match="lists"):
-        native.extension.program(phases, *compiled._sgemm())
+        native.extension.program(phases, *program._blas_sgemm())
 
 
 @COMPILED
 def test_the_extension_refuses_ragged_shards():
     for phases in ([[[], []], [[]]], [[[]], [[], []]]):
         with pytest.raises(TypeError, match="of one length"):
-            native.extension.program(phases, *compiled._sgemm())
+            native.extension.program(phases, *program._blas_sgemm())
 
 
 COUNTERS = np.zeros(5, dtype=np.int64)
@@ -347,14 +346,14 @@ def far_apart(rows: int, columns: int, stride: int) -> np.ndarray:
     ],
 )
 def test_products_too_large_for_a_narrow_blas_are_left_to_numpy(a, b, monkeypatch):
-    address = compiled._sgemm().address
+    address = program._blas_sgemm().address
     phases = [[[("matmul", a, b, floats(2, 2))]]]
     for wide in (False, True):
-        monkeypatch.setattr(compiled, "_sgemm", lambda wide=wide: Sgemm(address, wide))
-        assert (compiled.compiled_program(phases) is not None) == wide
-    monkeypatch.setattr(compiled, "_sgemm", lambda: Sgemm(address, False))
+        monkeypatch.setattr(program, "_blas_sgemm", lambda wide=wide: Sgemm(address, wide))
+        assert (program.compiled_program(phases) is not None) == wide
+    monkeypatch.setattr(program, "_blas_sgemm", lambda: Sgemm(address, False))
     small = [[[("matmul", floats(2, 2), floats(2, 2), floats(2, 2))]]]
-    assert compiled.compiled_program(small) is not None
+    assert program.compiled_program(small) is not None
 
 
 def blas(integer, *, template="cblas_{}", copies=True, has_copy=True) -> SimpleNamespace:
@@ -374,7 +373,7 @@ def blas(integer, *, template="cblas_{}", copies=True, has_copy=True) -> SimpleN
     return SimpleNamespace(**{template.format(name): f for name, f in functions.items()})
 
 
-@pytest.mark.parametrize("template", compiled.NAMES)
+@pytest.mark.parametrize("template", program.BLAS_NAMES)
 def test_the_width_of_integers_is_what_the_library_does(template):
     wide = sgemm_of(blas(ctypes.c_int64, template=template), template)
     assert wide is not None
@@ -397,7 +396,7 @@ def test_the_products_of_scipy_are_of_the_width_that_it_says():
     linalg = pytest.importorskip("scipy.linalg", reason="SciPy is not installed")
     found = [
         info["filepath"]
-        for info in compiled.threadpool_info()
+        for info in program.threadpool_info()
         if info["prefix"] == "libscipy_openblas" and "64_" not in info["filepath"]
     ]
     if not found:

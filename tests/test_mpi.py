@@ -11,8 +11,7 @@ import sabotage
 from localranks import local_ranks
 
 from syncpretrain import Minibatches, pretrain
-from syncpretrain.cluster.link import Link
-from syncpretrain.cluster.peers import last_beat
+from syncpretrain.cluster.transport import Link, last_beat
 from syncpretrain.errors import CheckpointError, DivergedError, SettingsError, WorkerError
 from syncpretrain.events import EpochFinished, EpochStarted, Progress
 from syncpretrain.observers.history import History

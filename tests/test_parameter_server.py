@@ -15,9 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.errors import StalledError, WorkerError
-from syncpretrain.parallel.replicas.rules import AsyncRules, DelayCompensation
-from syncpretrain.parallel.replicas.server import ParameterServer, Push, slices_of
-from syncpretrain.parallel.replicas.slice_threads import SliceThreads
+from syncpretrain.kernels.arrays import slices_of
+from syncpretrain.parallel.replicas.server import (
+    AsyncRules,
+    DelayCompensation,
+    ParameterServer,
+    Push,
+    SliceThreads,
+)
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.workers.replicas import replicas_in

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from syncpretrain.parallel.replicas.paying import ErrorFall, Trained, Trial
-from syncpretrain.parallel.replicas.rules import AsyncRules
+from syncpretrain.parallel.replicas.replica_count import ErrorFall, Trained, Trial
+from syncpretrain.parallel.replicas.server import AsyncRules
 
 
 def tried(replicas, speed, *, rate="constant", gain=None, error=lambda place: 1000.0 - place):

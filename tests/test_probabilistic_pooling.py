@@ -11,8 +11,8 @@ from convolutionbydefinition import filters_of, matrix_of
 
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.errors import SettingsError
-from syncpretrain.kernels.probabilistic_pooling import block_means, block_sums, draw_blocks
-from syncpretrain.learners.probabilistic_rbm import ProbabilisticRBM, convolutional_rbm
+from syncpretrain.kernels.convolution import block_means, block_sums, draw_blocks
+from syncpretrain.learners.convolution import ProbabilisticRBM, convolutional_rbm
 from syncpretrain.learners.rbm import RBMSettings
 from syncpretrain.learners.select import step_for
 from syncpretrain.rng import Address, Purpose

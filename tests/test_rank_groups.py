@@ -14,12 +14,11 @@ from localranks import local_ranks
 
 from syncpretrain.cluster.group import AgreedStop, Group, GroupError
 from syncpretrain.cluster.local import local_engines
-from syncpretrain.cluster.peers import last_beat
-from syncpretrain.cluster.transport import Transport
+from syncpretrain.cluster.transport import Transport, last_beat
 from syncpretrain.errors import DivergedError, RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import EpochFinished
 from syncpretrain.kernels.averaging import add_subtrees, add_tree, subtrees
-from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
+from syncpretrain.learners.on_ranks import ByExamplesOnRanks
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import build_learner, rank_shares, step_on_ranks

@@ -166,7 +166,7 @@ def test_an_error_as_a_version_is_handed_up_is_told(bits, monkeypatch):
 
 @pytest.mark.usefixtures("always")
 def test_the_loss_of_the_rank_below_ends_the_run(bits):
-    from syncpretrain.cluster.peers import last_beat
+    from syncpretrain.cluster.transport import last_beat
 
     with local_ranks(4) as ranks:
         peers = ranks.own.transport.peers

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from convolutionbydefinition import matrix_of, pooled
 
-from syncpretrain.kernels import remembered_places
-from syncpretrain.kernels.convolution import convolve, convolve_back, scratch_size
-from syncpretrain.kernels.remembered_places import convolve_at
+from syncpretrain.kernels import convolution
+from syncpretrain.kernels.convolution import convolve, convolve_at, convolve_back, scratch_size
 from syncpretrain.shapes import ConvolutionShape
 
 SHAPES = [
@@ -28,7 +27,7 @@ def drawn(shape, *lengths, kind="f8", seed=0):
 @pytest.mark.parametrize("kind", ["f4", "f8"])
 @pytest.mark.parametrize("block", [1, 100, 2**18])
 def test_it_is_the_transposed_of_what_goes_back_to_the_places(shape, kind, block, monkeypatch):
-    monkeypatch.setattr(remembered_places, "LONG_BLOCK", block)
+    monkeypatch.setattr(convolution, "LONG_BLOCK", block)
     x, y = (drawn(shape, 5, shape.visible, kind=kind, seed=seed) for seed in (1, 2))
     weight = drawn(shape, shape.fan_in, shape.filters, kind=kind)
     code, places, at, back = (np.empty((5, n), kind) for n in 3 * [shape.hidden] + [shape.visible])

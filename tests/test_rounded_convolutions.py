@@ -25,8 +25,7 @@ from syncpretrain.kernels.convolution import convolve, convolve_back, convolve_g
 from syncpretrain.kernels.precision import rounded
 from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.learners.autoencoder import AutoencoderSettings
-from syncpretrain.learners.convolution import ConvolutionalAutoencoder
-from syncpretrain.learners.convolutional_rbm import ConvolutionalRBM
+from syncpretrain.learners.convolution import ConvolutionalAutoencoder, ConvolutionalRBM
 from syncpretrain.learners.rbm import RBMSettings
 from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.settings import MomentumSchedule

@@ -11,7 +11,7 @@ from namedmemory import named_memory
 
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
-from syncpretrain.parallel.gradient_memory import PAGE
+from syncpretrain.parallel.descriptors import PAGE
 from syncpretrain.workers.shared_memory import SharedNumbers, SharedSplits
 from syncpretrain.workers.split import Split
 

@@ -12,9 +12,8 @@ from syncpretrain.finetuning.data_parallel import DataParallelNetwork
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import Adam, GradientDescent
 from syncpretrain.kernels.arrays import slices_of
-from syncpretrain.kernels.averaging import add_tree
+from syncpretrain.kernels.averaging import add_tree, sum_in_order
 from syncpretrain.kernels.program import Program, in_turn
-from syncpretrain.kernels.shard_steps import sum_in_order
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_units import ByUnits

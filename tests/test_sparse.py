@@ -24,10 +24,13 @@ from syncpretrain.errors import (
 )
 from syncpretrain.events import EpochFinished
 from syncpretrain.kernels import activations, native, sparse_products
-from syncpretrain.kernels.conditions import conditions_of, draw_documents, draw_words
-from syncpretrain.kernels.documents import reconstruct_documents
-from syncpretrain.learners.rbm import RBM, RBMSettings
-from syncpretrain.learners.sparse_rbm import SparseRBM
+from syncpretrain.kernels.conditions import (
+    conditions_of,
+    draw_documents,
+    draw_words,
+    reconstruct_documents,
+)
+from syncpretrain.learners.rbm import RBM, RBMSettings, SparseRBM
 from syncpretrain.models.evaluation import stack_error
 from syncpretrain.models.scores import scores
 from syncpretrain.settings.fields import MomentumSchedule

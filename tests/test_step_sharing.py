@@ -151,8 +151,9 @@ def test_a_helper_that_takes_too_long_is_told():
         else:
             begun.wait(WAIT)
 
-    sharing = StepSharing(Timeouts(stall=0.05))
+    sharing, later = StepSharing(Timeouts(stall=0.05)), []
     with helpers(sharing, 1):
         with pytest.raises(StalledError, match=r"took more than 0\.05 s for a shard"):
-            sharing.run([phase], 2)
+            sharing.run([phase, later.append], 2)
         gate.set()
+    assert not later, "a helper that is late after all does not go on with a step given up"

@@ -10,7 +10,7 @@ from syncpretrain import finetune, load, pretrain
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.events import FinetuneEpochFinished, RunFinished, RunStarted
-from syncpretrain.learners.first_stack import untrained_stack
+from syncpretrain.learners.first_layers import untrained_stack
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 

@@ -31,8 +31,7 @@ from syncpretrain.cluster.job import joined
 from syncpretrain.data import load_dataset
 from syncpretrain.events import EpochFinished, Event, Notice, RunFinished
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import ParameterServer
+from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.planning import plan

@@ -15,7 +15,7 @@ from functools import partial
 from statistics import median
 
 from syncpretrain.cluster.job import joined
-from syncpretrain.cluster.link import Link
+from syncpretrain.cluster.transport import Link
 from syncpretrain.data import load_dataset
 from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.pretraining.start import driver_for

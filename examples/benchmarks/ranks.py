@@ -23,9 +23,8 @@ from functools import partial
 from statistics import median
 
 from syncpretrain.cluster.job import using
-from syncpretrain.cluster.link import Link
 from syncpretrain.cluster.mpi import MPIEngine
-from syncpretrain.cluster.transport import Transport
+from syncpretrain.cluster.transport import Link, Transport
 from syncpretrain.data import load_dataset
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.by_units import ByUnits
@@ -94,12 +93,12 @@ def only_take_time(seconds: Sequence[float]) -> None:
         time.sleep(seconds[self.learner.layer - 1])
         return 0.0
 
-    def copy_hidden(self: LearnerStep, out: Array) -> bool:
+    def hand_up(self: LearnerStep, out: Array) -> bool:
         out.fill(0.5)
         return True
 
     ByUnits.train_step = train_step  # type: ignore[method-assign]
-    LearnerStep.copy_hidden = copy_hidden  # type: ignore[method-assign]
+    LearnerStep.hand_up = hand_up  # type: ignore[method-assign]
 
 
 def timed(data: object, runtime: str, options: argparse.Namespace) -> tuple[float, str]:

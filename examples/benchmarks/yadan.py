@@ -35,7 +35,7 @@ from syncpretrain.finetuning.optimizers import Adam
 from syncpretrain.finetuning.tasks import Supervised
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.program import Phases, Program, in_turn
-from syncpretrain.learners.first_stack import untrained_stack
+from syncpretrain.learners.first_layers import untrained_stack
 from syncpretrain.models.layer import Head
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import blas_limit

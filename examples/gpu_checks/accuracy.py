@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from gpu_checks.bench import Bench, Table, whole_steps
 from syncpretrain.backends.fused_check import has_tensor_cores
 from syncpretrain.kernels.precision import PRECISIONS, factors
-from syncpretrain.learners.fused_step import FusedDivergence
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.select import step_for
+from syncpretrain.learners.steps import FusedDivergence
 from syncpretrain.rng import Address, Purpose
 
 __all__ = ["accuracy"]

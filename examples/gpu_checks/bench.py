@@ -21,10 +21,9 @@ from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.fused_check import has_tensor_cores
 from syncpretrain.backends.gpu_check import missing
 from syncpretrain.backends.recorder import Recorder
-from syncpretrain.learners.fused_step import FusedDivergence
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.select import step_for
-from syncpretrain.learners.steps import WholeStep
+from syncpretrain.learners.steps import FusedDivergence, WholeStep
 from syncpretrain.settings import MomentumSchedule
 
 __all__ = [

@@ -18,7 +18,7 @@ from syncpretrain.backends.cuda_source import (
     layout,
     rates_of,
 )
-from syncpretrain.kernels.adam_rates import adam_rates
+from syncpretrain.kernels.optimizers import adam_rates
 
 __all__ = ["CudaSteps"]
 

@@ -22,7 +22,7 @@ from syncpretrain.backends.fused_tuning import Rule, TunedArrays
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.kernels.backprop import output_delta
-from syncpretrain.kernels.losses import wrong
+from syncpretrain.kernels.losses import count_errors
 from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.units.kinds import kind_of
 
@@ -126,7 +126,7 @@ class CudaTuning:
         (weight, bias), units = arrays.chain[-1], arrays.units[-1]
         y, delta, sums = arrays.activations[-1][:n], arrays.deltas[-1][:n], self._sums[-1][0]
         affine(read, weight, bias, units, out=y, multiply=PRECISIONS[arrays.precision].multiply)
-        count = wrong(target, y)
+        count = count_errors(target, y)
         squared = output_delta(target, y, units, arrays.loss, out=delta, sums=sums)
         return count + 0 * squared  # NaN where the output is not finite
 

@@ -1,1 +1,1 @@
-"""Ranks of a job, on one machine or many: how they start, what they send, how they end."""
+"""Ranks of a job, on one machine or many: their start, their messages, their end."""

@@ -4,12 +4,13 @@ Guarantees:
 
 * Every rank of a group makes the same calls, in the same order. What one rank sends ahead of the
   others waits for them; two groups never get each other's messages.
-* Nothing is added here: who called gets one thing a rank, in the order of the ranks, and adds them
-  up in an order of its own. ``MPI_Allreduce`` is free to choose one by the number of ranks and the
-  length, so that the last bits would depend on both.
+* Nothing is added here: the caller gets one message a rank, in the order of the ranks, and adds
+  them up in an order of its own. ``MPI_Allreduce`` is free to choose an order by the number of
+  ranks and the length, so that the last bits would depend on both.
 * A wait ends with the message, with the failure of another rank, with the run, or at a deadline.
 
-They need nothing of an engine beyond messages, so that every engine has them.
+Assumption: an array in a message stays as it is until a later operation has shown that all ranks
+have it. The operations need nothing of an engine beyond messages, so that every engine has them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class GroupError(WorkerError):
 
 @dataclass(frozen=True, slots=True)
 class _RankFailed:
-    """Message instead of what a rank was to send."""
+    """Message of a rank that has failed, in place of the expected one."""
 
 
 class Group:
@@ -42,13 +43,13 @@ class Group:
     ----------
     transport : Transport
     ranks : sequence of int
-        Of the group, in the same order on each of them.
+        The ranks of the group, in the same order on each of them.
     port : Port
-        On which they exchange messages, and nothing else does.
+        The port for their messages, which nothing else uses.
     times : Timeouts
-        Of which ``stall`` is how long a message of another rank is waited for.
+        ``stall`` bounds the wait for a message of another rank.
     is_over : callable
-        Whether the run has ended, so that no message may come any more.
+        Returns True if the run has ended, so that no message may come any more.
 
     Attributes
     ----------
@@ -75,10 +76,11 @@ class Group:
         self._others = [i for i in range(self.size) if i != self.number]
 
     def exchange(self, things: Sequence[Any]) -> list[Any]:
-        """Send one thing to each rank; return what each has sent to this one, its own included.
+        """Send one message to each rank; return the message of each to this one, its own included.
 
         Arrays in it must not change before a later operation has shown that all have them.
         """
+        # All are sent before any is waited for: otherwise two ranks would each wait for the other.
         found = list(things)
         for i in self._others:
             self._send(i, things[i])
@@ -87,11 +89,11 @@ class Group:
         return found
 
     def all_gather(self, thing: Any) -> list[Any]:
-        """Send the same thing to every rank; return those of all."""
+        """Send the same message to every rank; return the messages of all ranks."""
         return self.exchange([thing] * self.size)
 
     def gather(self, thing: Any) -> list[Any] | None:
-        """Send something to the first rank; return those of all there, None on the others."""
+        """Send a message to the first rank; return the messages of all there, None elsewhere."""
         if self.number:
             self._send(0, thing)
             return None
@@ -106,9 +108,11 @@ class Group:
         self._transport.send(self._ranks[i], (*self._port, self._ranks[self.number]), thing)
 
     def _take(self, i: int) -> Any:
+        # A port for each sender: a fast rank's next message cannot pass for a slow rank's first.
         port = (*self._port, self._ranks[i])
         name = self._transport.peers.name(self._ranks[i])
         deadline = time.monotonic() + self._times.stall
+        # The wait ends with the message; a tick only bounds how late the end of the run is seen.
         while (found := self._transport.take(port, self._times.tick)) is None:
             if self._is_over():
                 raise GroupError(f"the run ended while {name} was waited for")
@@ -122,11 +126,13 @@ class Group:
 class AgreedStop:
     """A request to stop that all ranks of a group see between the same two operations.
 
+    A rank that stopped by its own word would leave the others waiting in the next operation.
+
     Parameters
     ----------
     group : Group
     asked : callable
-        Whether this rank was asked to stop.
+        Returns True if this rank was asked to stop.
 
     Attributes
     ----------
@@ -148,4 +154,5 @@ class AgreedStop:
 
     def record(self, asked: Iterable[bool]) -> None:
         """Record the answers of all ranks, which came with something else."""
+        # Once true it stays so: all ranks agreed on it, and none may take it back alone.
         self._value = self._value or any(asked)

@@ -1,4 +1,14 @@
-"""Membership of this process in a job: how it joins, and how it leaves with whatever happens."""
+"""Membership of this process in a job: how it joins, and how it leaves with whatever happens.
+
+Guarantees:
+
+* A process joins its job once, on first use, and leaves it when it ends, before MPI is finalized.
+* An error of one rank that the others do not know ends them too: no rank waits for a dead one.
+* An error that every rank knows is printed by rank 0 alone.
+
+Assumption: every rank makes the same call, ``pretrain()`` or ``finetune()``; a rank that does not
+come within the time for a stall ends the job.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +32,11 @@ from syncpretrain.parallel.timeouts import TIMEOUTS
 __all__ = ["Membership", "check_ranks", "check_windows", "is_member", "joined", "member", "using"]
 
 ABORT_STATUS = 1
+# For the launcher to pass on the output: it drops the rest once it is told to abort.
 PASS_ON_SECONDS = 0.2
-FAREWELL_SECONDS = 1.0
+FAREWELL_SECONDS = 1.0  # for the last words of the others: MPI may warn of messages not received
 MISSING_SECONDS = 10.0  # for the other ranks, before a message names the missing ones
+# Ports of run 0, which is the job itself: no run drops them.
 HELLO: Port = (0, "hello")
 WITNESS: Port = (0, "witness")
 RANK_NAMES: Port = (0, "names")
@@ -39,11 +51,11 @@ class Membership:
     runs : int
         Runs begun on the ranks so far.
     known : BaseException or None
-        The error that ended the last run, of which every rank knows.
+        The error that ended the last run and that every rank knows.
     broken : bool
-        Whether a rank does not answer, so that no orderly end is left.
+        True if a rank does not answer, so that no orderly end is left.
     witness : Witness or None
-        Of the ranks on this host, if this is the first of them.
+        The witness of the ranks on this host, if this is the first of them.
     sums : dict of int to str
         The order of sums of bfloat16 products, by rank; on rank 0 of all.
     """
@@ -71,6 +83,8 @@ class Membership:
                 self._join_witness(*found[1])
             return
         self._wait_for_others(seconds)
+        # Rank 0 chooses every address before the other witnesses run: so each rank is told at once
+        # where to be seen, and tries until the witness there has started.
         leaders = self.transport.peers.first_on_machines()
         addresses = {leader: new_address() for leader in leaders.values()}
         self.witness = Witness(addresses[0], several=len(addresses) > 1)
@@ -87,7 +101,7 @@ class Membership:
             be_seen(self.witness.address)
 
     def _join_witness(self, address: str, first: Door | None) -> None:
-        """Be seen by the witness of this host, which the first rank here starts."""
+        """Be seen by the witness of this host; the first rank here starts it."""
         if first is not None:
             self.witness = witness = Witness(address, first=first)
             self.transport.listen(RANK_NAMES, lambda _, named: witness.watch(*named))
@@ -111,7 +125,7 @@ class Membership:
                 sys.stderr.write(f"waiting for {name}: every rank has to make the same call\n")
 
     def describe(self, rank: int, holds: str = "") -> None:
-        """Have the witness of its host call a rank by what it holds."""
+        """Give the witness of a rank's host a name for that rank, with the layers that it holds."""
         if self.witness is None:
             return
         peers = self.transport.peers
@@ -140,7 +154,8 @@ class Membership:
                 )
 
     def leave(self) -> None:
-        """Send what is still to be sent; abort the job where a rank does not answer."""
+        """Send the messages in the outbox; abort the job if a rank does not answer."""
+        # The witness first: from here on a rank that ends is no news.
         if self.witness is not None:
             self.witness.close()
         if self.broken or not self.transport.close(FAREWELL_SECONDS):
@@ -148,7 +163,8 @@ class Membership:
         notify_witness(LEAVES)
 
     def abort(self) -> None:
-        """End every rank at once, when the launcher has had time to pass on what was printed."""
+        """End every rank at once, when the launcher has had time to pass on the output."""
+        # The output first: the launcher may kill this process before it can flush.
         sys.stdout.flush()
         sys.stderr.flush()
         notify_witness(ABORTS)
@@ -158,7 +174,7 @@ class Membership:
         self.transport.abort(ABORT_STATUS)
 
     def watch_errors(self) -> None:
-        """Abort the job at an error that nothing catches, of which the others know nothing."""
+        """Abort the job at an error that nothing catches and that the other ranks do not know."""
         found = sys.excepthook
 
         def hook(
@@ -173,7 +189,7 @@ class Membership:
         sys.excepthook = hook
 
 
-_lock = threading.Lock()
+_lock = threading.Lock()  # held while joining: two threads must not start MPI twice
 _members: list[Membership] = []  # at most one
 
 
@@ -228,11 +244,11 @@ def check_ranks(name: str, precision: str, setting: str = "runtime") -> None:
     Parameters
     ----------
     name : str
-        Of a runtime.
+        Name of a runtime.
     precision : str
-        Of products: the ranks have to add up those of bfloat16 in one order.
+        Precision of products: the ranks have to add up bfloat16 products in one order.
     setting : str
-        That names the runtime.
+        The setting that names the runtime.
 
     Raises
     ------
@@ -257,7 +273,7 @@ def check_ranks(name: str, precision: str, setting: str = "runtime") -> None:
 
 
 def check_windows(exchange: str) -> None:
-    """Refuse windows where those of the job's MPI library cannot be relied on.
+    """Refuse windows if the windows of the job's MPI library cannot be relied on.
 
     Raises
     ------

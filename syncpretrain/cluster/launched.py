@@ -1,4 +1,8 @@
-"""The place of this process in a job that a launcher such as ``mpiexec`` started."""
+"""The place of this process in a job that a launcher such as ``mpiexec`` started.
+
+It is read from the environment, since to ask MPI would start it. So it loads nothing else: the
+command line asks before it knows whether a command needs ranks.
+"""
 
 from __future__ import annotations
 

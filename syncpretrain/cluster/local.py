@@ -1,4 +1,11 @@
-"""An engine without MPI: the ranks are threads of one process."""
+"""An engine without MPI: the ranks are threads of one process.
+
+Guarantees: as every engine. Messages are copied, as between processes, so that a test sees an array
+that changes too early. An addition to a window is one moment, under the lock of that window.
+
+Assumption: all ranks open and close their windows in the same order; each such meeting fails after
+a while if one does not come.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +15,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from syncpretrain.cluster.engine import Engine, Window, WindowValues
-from syncpretrain.cluster.packing import Buffer
+from syncpretrain.cluster.engine import Buffer, Engine, Window, WindowValues
 
 __all__ = ["LocalEngine", "local_engines"]
 
-MEETING_SECONDS = 20.0  # until all ranks have opened or closed a window
+MEETING_SECONDS = 20.0  # for all ranks to open or close a window
 
 Letter = tuple[int, list[Buffer]]
 
@@ -76,7 +82,7 @@ class LocalEngine(Engine):
     ----------
     rank : int
     boxes : sequence of deque
-        What has come for each rank; all engines of a job have the same.
+        The messages that have come for each rank; all engines of a job have the same boxes.
     aborted : list of int
         The statuses with which the job was aborted, by any rank.
     others : list of LocalEngine
@@ -103,6 +109,8 @@ class LocalEngine(Engine):
 
     def start(self, to: int, parts: Sequence[Buffer]) -> Callable[[], bool]:
         """Put a copy into the other's box, and wake it."""
+        # A deque is appended to and popped from without a lock; in the box before the wake-up, so
+        # that the other finds it.
         self._boxes[to].append((self.rank, [bytearray(part) for part in parts]))
         self._others[to].wake()
         return lambda: True
@@ -116,6 +124,8 @@ class LocalEngine(Engine):
 
     def open_window(self, lengths: Sequence[int], kind: str) -> Window:
         """Open a window, with all other ranks."""
+        # The first rank to come makes the n-th window, the others find it. Only that is locked: a
+        # rank that waited for the others under the lock would keep them out.
         self._opened += 1
         with self._lock:
             if len(self._windows) < self._opened:

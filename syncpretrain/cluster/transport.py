@@ -2,43 +2,65 @@
 
 Guarantees:
 
-* Only that thread calls the engine. Who sends never waits; who receives waits on a condition.
+* Only that thread calls the engine. A sender never waits; a receiver waits on a condition.
 * Messages of one rank to another arrive in the order in which they were sent, at all ports.
 * A message to send wakes the thread at once, and so does one that comes from the same machine. From
   other machines a rank looks for messages every 2 ms at the latest, and every 10 ms once there were
   none for half a second, at 1 % of a core.
 * A message to a port without a listener waits there, unless its run is over.
 * Every wait ends with a deadline, or with the reason why the job cannot go on.
+* A rank is lost if its process on this machine has ended, if it has left, or if its signs of life
+  fail to come: with rank 0 every rank exchanges one a second.
 
-A port is a tuple that begins with the number of a run.
+There are two locks: ``_arrived`` guards the boxes of received messages and the handlers,
+``_changed`` the outbox and whether the thread sleeps. A thread that holds ``_arrived`` may take
+``_changed``, for a handler may send; none takes them the other way round, and nothing is waited for
+under ``_changed``.
+
+Assumption: a handler is short, for no message moves while it runs. A port is a tuple that begins
+with the number of a run; run 0 is the job itself.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
+import os
+import socket
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from syncpretrain.cluster.engine import Engine
-from syncpretrain.cluster.link import Link
-from syncpretrain.cluster.packing import Buffer, Envelope, pack, unpack
-from syncpretrain.cluster.peers import BEAT_SECONDS, Peers, last_beat, own_beat
+from syncpretrain.cluster.engine import BOOT_ID, Buffer, Engine, Envelope, pack, unpack
 from syncpretrain.cluster.windows import WINDOWS_PORT, Windows
 from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 
-__all__ = ["Handler", "Port", "Transport"]
+__all__ = [
+    "BEAT_SECONDS",
+    "Beat",
+    "Handler",
+    "Link",
+    "Peers",
+    "Port",
+    "Transport",
+    "own_beat",
+]
 
 
 Port = tuple[Any, ...]
 Handler = Callable[[int, Any], None]
 BEATS: Port = (0, "beat")
-LOST_SECONDS = 0.3  # in which the launcher ends this rank, and the witness names who died
-STOPPED_SECONDS = 5.0  # between two looks: the whole job was stopped, as by a batch system
+# In this time the launcher ends this rank, and the witness names the rank that died.
+LOST_SECONDS = 0.3
+# A pause between two looks by which the whole job was stopped, as by a batch system: then the other
+# ranks were silent too, and are not lost.
+STOPPED_SECONDS = 5.0
 
 
 class Transport:
@@ -48,17 +70,17 @@ class Transport:
     ----------
     engine : Engine
     times : Timeouts
-        Of which ``stall`` is the time for the first sign of life of a rank, ``join`` for the end.
+        ``stall`` is the time for the first sign of life of a rank, ``join`` for the end.
     link : Link, optional
-        As of the attribute.
+        The emulated link; see the attribute.
 
     Attributes
     ----------
     is_eager : bool
-        Whether the thread looks more often for messages of other machines, at some per cent of a
+        True if the thread looks more often for messages of other machines, at some per cent of a
         core.
     link : Link or None
-        By which all that arrives at this rank is delayed.
+        The emulated link that delays all that arrives at this rank.
     windows : Windows
         The windows that are open.
     """
@@ -72,7 +94,7 @@ class Transport:
         self._beat = own_beat()
         self.peers = Peers(self._beat, time.monotonic(), times.stall)
         self.peers.record(self.rank, self._beat)
-        self._changed = threading.Lock()  # guards what is to be sent
+        self._changed = threading.Lock()  # guards the outbox
         self._is_asleep = False
         self._outbox: deque[tuple[int, list[Buffer]]] = deque()
         self._sending: list[tuple[Callable[[], bool], list[Buffer]]] = []
@@ -84,8 +106,8 @@ class Transport:
             BEATS: self.peers.record,
             WINDOWS_PORT: self.windows.follow,
         }
-        self._first_run = 0  # what is for an earlier one is dropped
-        self._handled: Port | None = None  # of the message that a handler has now
+        self._first_run = 0  # messages for earlier runs are dropped
+        self._handled: Port | None = None  # the port of the message that a handler has now
         self._is_handled = threading.Condition(self._arrived)
         self._late: list[tuple[float, int, int, Envelope, Any]] = []  # on the emulated link
         self._count = itertools.count()
@@ -116,6 +138,8 @@ class Transport:
             If this rank can no longer communicate.
         """
         deadline = time.monotonic() + timeout
+        # The box is looked at under the lock that a message is put in under, so no message comes
+        # between the look and the wait. The same holds for the end of the thread (see ``_serve``).
         with self._arrived:
             taker = self._takers.setdefault(port, threading.Condition(self._arrived))
             while not self._boxes[port]:
@@ -129,20 +153,22 @@ class Transport:
     def listen(self, port: Port, handler: Handler) -> None:
         """Have the communication thread call a function with sender and message of a port.
 
-        With those that have come already it is called here, before this returns.
+        It is called with the messages that have come already before this returns.
         """
+        # Under the lock, or a message that comes now would be handled before the older ones.
         with self._arrived:
             for source, thing in self._boxes.pop(port, ()):
                 handler(source, thing)
             self._handlers[port] = handler
 
     def forget(self, run: int) -> None:
-        """Drop the ports of a run and of those before, and whatever still comes for them.
+        """Drop the ports of a run and of all runs before, and whatever still comes for them.
 
-        A handler that has a message of theirs ends first: what it needs may then be closed.
+        A handler that has a message for one of them ends first: its resources may then be closed.
         """
         with self._arrived:
             self._first_run = max(self._first_run, run + 1)
+            # A handler that forgets its own run would wait for itself.
             if threading.current_thread() is not self._thread:
                 self._is_handled.wait_for(lambda: not self._handles(run), self._times.join)
             for ports in (self._boxes, self._handlers, self._takers):
@@ -151,16 +177,19 @@ class Transport:
 
     def lost(self, rank: int) -> str | None:
         """Return how a rank was lost, or None."""
-        return self.peers.lost(rank, self._looked)  # what came since is not heard yet
+        # At the time of the last look: messages that came since are not heard yet, and a thread
+        # that could not look must not take others for silent.
+        return self.peers.lost(rank, self._looked)
 
     def abort(self, status: int) -> None:
         """End every rank of the job at once; used where no orderly end is left."""
         self._engine.abort(status)
 
     def close(self, farewell: float = 0.0) -> bool:
-        """Send what is still to be sent, and a last word; return whether that is done in time.
+        """Send the messages in the outbox, and a last word; return whether that is done in time.
 
-        Wait up to ``farewell`` seconds for those of others: MPI may warn of what is not received.
+        Wait up to ``farewell`` seconds for the last words of others: MPI may warn of messages that
+        are not received.
         """
         watched, self._is_leaving = self._watched(), True
         for rank in watched:
@@ -186,11 +215,17 @@ class Transport:
         except BaseException as error:  # the waiting thread raises it
             time.sleep(LOST_SECONDS)  # its cause may be the death of another rank
             self._failure = error
+        # The failure is set before the lock is taken. A taker that looked for one under the lock
+        # and found none waits by now, and is notified.
         with self._arrived:
             for taker in self._takers.values():
                 taker.notify_all()
 
     def _exchange(self) -> None:
+        # No wake-up is lost. A sender appends its message, then takes the lock and reads the flag;
+        # this thread takes the lock, looks at the outbox and sets the flag. If the sender is first,
+        # this thread finds the message. If it is second, it finds the flag and wakes the engine,
+        # which remembers that for the next wait.
         naps = Naps(time.monotonic())
         while True:
             moved = self._post() | self._deliver() | self.windows.turn()
@@ -212,23 +247,29 @@ class Transport:
                 self._is_asleep = True
             if self._engine.wait(nap):
                 naps.wake()
+            # Without the lock: this thread alone sets the flag, all others only clear it, so
+            # nothing is overwritten. A sender that still reads True wakes once too often; one that
+            # reads False has appended before, and the outbox is emptied before the next sleep.
             self._is_asleep = False
 
     def _wake(self) -> None:
-        """Have the communication thread look at what there is to do."""
+        """Have the communication thread look for work."""
+        # Cleared here, so that of many senders one wakes it. Woken outside the lock: that is a
+        # system call, and the thread would wait for the lock at once.
         with self._changed:
             is_asleep, self._is_asleep = self._is_asleep, False
         if is_asleep:
             self._engine.wake()
 
     def _post(self) -> bool:
-        """Begin to send what there is; return whether anything was begun or has ended."""
+        """Begin to send the outbox; return whether a message was begun or has left."""
         now, begun = time.monotonic(), 0
         if now - self._looked > STOPPED_SECONDS:
             self.peers.wait_anew(now)
         self._looked = now
         if now >= self._next_beat and not self._is_leaving:
             self._say_alive()
+        # Only this thread takes from the outbox, so it may be looked at without the lock.
         while self._outbox:
             with self._changed:
                 to, parts = self._outbox.popleft()
@@ -237,6 +278,7 @@ class Transport:
             else:
                 self._sending.append((self._engine.start(to, parts), parts))
             begun += 1
+        # The bytes of a message are kept until the engine no longer needs them.
         before = len(self._sending)
         self._sending = [item for item in self._sending if not item[0]()]
         return begun > 0 or len(self._sending) < before
@@ -248,11 +290,11 @@ class Transport:
                 self.send(rank, BEATS, self._beat)
 
     def _watched(self) -> list[int]:
-        """Return the ranks that exchange signs of life with this one: with rank 0 all do."""
+        """Return the ranks that exchange signs of life with this one: all do with rank 0."""
         return [0] if self.rank else list(range(1, self.size))
 
     def _deliver(self) -> bool:
-        """Deliver what has come; return whether anything was."""
+        """Deliver the messages that have come; return whether there were any."""
         messages = self._engine.arrived()
         if self.link is None:
             for source, parts in messages:
@@ -288,6 +330,7 @@ class Transport:
                     self._takers[port].notify_all()
                 return
             self._handled = port
+        # Outside the lock, so that receivers need not wait for a handler.
         try:
             handler(source, thing)
         finally:
@@ -299,11 +342,13 @@ class Transport:
         return self._handled is not None and 0 < self._handled[0] <= run
 
 
-SHORTEST_NAP, LONGEST_NAP, IDLE_NAP = 0.1e-3, 2e-3, 10e-3  # to wake takes some 50 us of a core
-SENDING_NAP = 0.5e-3  # what is on its way rarely needs this rank
-RESTING_NAP = 50e-3  # where a bell ends it
+# Seconds. To wake takes some 50 us of a core: the shortest nap is not much longer, and the longest
+# ones bound the share of a core that waiting takes.
+SHORTEST_NAP, LONGEST_NAP, IDLE_NAP = 0.1e-3, 2e-3, 10e-3
+SENDING_NAP = 0.5e-3  # a message on its way rarely needs this rank
+RESTING_NAP = 50e-3  # a bell ends it
 IDLE_SECONDS = 0.5
-EAGER_NAP = 0.25e-3  # where others wait for what this rank does with a message
+EAGER_NAP = 0.25e-3  # others wait for what this rank does with a message
 
 
 class Naps:
@@ -322,7 +367,7 @@ class Naps:
         self._nap, self._moved = SHORTEST_NAP, now
 
     def wake(self) -> None:
-        """Begin with short naps: a bell has rung, and what it rang for may come a moment later."""
+        """Begin with short naps: a bell has rung, and its message may come a moment later."""
         self._nap = SHORTEST_NAP / 2
 
     def after(
@@ -334,14 +379,15 @@ class Naps:
         ----------
         now : float
         moved : bool
-            Whether the last look found something.
+            True if the last look found something.
         rings : bool
-            Whether a bell will ring as soon as there is something to find.
+            True if a bell will ring as soon as there is something to find.
         is_eager : bool
-            Whether looks without a bell are to be close together.
+            True if looks without a bell are to be close together.
         is_sending : bool
-            Whether a message is on its way, which may need this thread to move on.
+            True while a message is on its way: it may need this thread to move on.
         """
+        # A bell rings for what comes, not for what goes: a message on its way may need a look.
         rings = rings and not is_sending
         if moved:
             self._moved = now
@@ -356,3 +402,149 @@ class Naps:
             longest = IDLE_NAP
         self._nap = min(2 * self._nap, longest)
         return self._nap
+
+
+BEAT_SECONDS = 1.0  # between two signs of life
+SILENT_SECONDS = 30.0  # without one: a rank's threads may all be in one long call
+NAMESPACE, PROCESSES = "/proc/self/ns/pid", "/proc"
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life: where the process of a rank is.
+
+    Processes of the same ``machine`` share clock and process identifiers. ``leaves`` is its last.
+    """
+
+    host: str
+    machine: str
+    pid: int
+    leaves: bool = False
+
+
+class Peers:
+    """The other ranks of a job by their signs of life: where each is, and whether it still lives.
+
+    Parameters
+    ----------
+    beat : Beat
+        The sign of life of this rank.
+    now : float
+        As in ``time.monotonic``.
+    first_seconds : float
+        For the first sign of life of a rank.
+    """
+
+    def __init__(self, beat: Beat, now: float, first_seconds: float) -> None:
+        self._own, self._started, self._first_seconds = beat, now, first_seconds
+        self.silent_seconds = SILENT_SECONDS
+        self._beats: dict[int, Beat] = {}
+        self._heard: dict[int, float] = {}
+        self._offsets: dict[int, float] = {}
+
+    @property
+    def beats(self) -> Mapping[int, Beat]:
+        """The newest sign of life of each rank."""
+        return self._beats
+
+    def hear(self, rank: int, sent: float, now: float) -> None:
+        """Record that a rank has sent something at a time by its own clock."""
+        # The least difference is of the message that was on its way for the shortest time: the best
+        # guess of how far the two clocks are apart.
+        self._heard[rank] = now
+        self._offsets[rank] = min(self._offsets.get(rank, math.inf), now - sent)
+
+    def wait_anew(self, now: float) -> None:
+        """Count the silence of all ranks from now on: this one has not listened before."""
+        self._heard = dict.fromkeys(self._heard, now)
+
+    def record(self, rank: int, beat: Beat) -> None:
+        """Record a sign of life; there is none after the last."""
+        known = self._beats.get(rank)
+        if known is None or not known.leaves:
+            self._beats[rank] = beat
+
+    def offset(self, rank: int) -> float:
+        """Return the seconds to add to times of another rank's clock, a few ms too many."""
+        beat = self._beats.get(rank)
+        if beat is None or beat.machine == self._own.machine:
+            return 0.0
+        return self._offsets[rank]
+
+    def first_on_machines(self) -> dict[int, int]:
+        """Return the lowest rank on the machine of each rank that was heard."""
+        first: dict[str, int] = {}
+        for rank in sorted(self._beats):
+            first.setdefault(self._beats[rank].machine, rank)
+        return {rank: first[beat.machine] for rank, beat in self._beats.items()}
+
+    def have_left(self, ranks: Iterable[int]) -> bool:
+        """Return whether all of some ranks have sent their last sign of life."""
+        return all(rank in self._beats and self._beats[rank].leaves for rank in ranks)
+
+    def name(self, rank: int) -> str:
+        """Return what a message calls a rank."""
+        beat = self._beats.get(rank)
+        return f"rank {rank}" + (f" on {beat.host}" if beat is not None else "")
+
+    def lost(self, rank: int, now: float) -> str | None:
+        """Return how a rank was lost, None if it was not."""
+        beat = self._beats.get(rank)
+        if beat is None:
+            waited = now - self._started > self._first_seconds
+            return f"did not come within {self._first_seconds:g} s" if waited else None
+        process = f"(process {beat.pid})"
+        if beat.leaves:
+            return f"{process} has left"
+        if beat.machine == self._own.machine and has_died(beat.pid):
+            return f"{process} was killed or has crashed"
+        if now - self._heard[rank] > self.silent_seconds:
+            return f"{process} has not been heard of for {self.silent_seconds:g} s"
+        return None
+
+
+def own_beat(*, leaves: bool = False) -> Beat:
+    """Return a sign of life of this process."""
+    host = socket.gethostname()
+    parts = [host]
+    if Path(BOOT_ID).is_file():
+        parts += [Path(BOOT_ID).read_text().strip(), str(Path(NAMESPACE).readlink())]
+    return Beat(host, " ".join(parts), os.getpid(), leaves)
+
+
+def last_beat(beat: Beat) -> Beat:
+    """Return the sign of life with which a rank leaves."""
+    return replace(beat, leaves=True)
+
+
+def has_died(pid: int) -> bool:
+    """Return whether a process of this machine has ended, even if no one knows of it yet."""
+    try:
+        text = Path(PROCESSES, str(pid), "stat").read_text()
+    except FileNotFoundError:
+        return Path(PROCESSES, "self").exists()  # else the system has no such files
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] in "ZX"
+
+
+@dataclass(slots=True)
+class Link:
+    """A link into one rank, over which messages come one after the other.
+
+    Parameters
+    ----------
+    bandwidth : float
+        Bytes a second.
+    latency : float
+        Seconds from the last byte sent to its arrival.
+    """
+
+    bandwidth: float = math.inf
+    latency: float = 0.0
+    _free: float = field(default=-math.inf, init=False)
+
+    def due(self, now: float, size: int) -> float:
+        """Return when a message of some bytes has arrived that is sent now."""
+        self._free = max(self._free, now) + size / self.bandwidth
+        return self._free + self.latency

@@ -1,16 +1,20 @@
 """Program of the witness: it waits for the end of processes, and reports the first one.
 
-Standard input has a line for each process, its identifier, a tab and what to call it, of which the
-last one counts; and a last line without a tab when all is over. Each process connects to a socket
-as well: that closes before the launcher knows of a death, which then kills all other ranks. What it
-sends there says that it is about to end of itself, or to end the job.
+Standard input has a line for each process: its identifier, a tab and its name; the last line for a
+process counts. A last line without a tab says that all is over. Each process connects to a socket
+as well: that closes before the launcher knows of a death, which then kills all other ranks. A byte
+that a process sends there says that it is about to end of itself, or to end the job.
 
-Where a job has several hosts there is a witness on each. The first one prints: to its listening
-socket the others connect, report an end to it, and print nothing themselves, since the launcher
-kills the ranks of their hosts because of it. It closes these connections when all is over. A
-witness that cannot connect prints for itself.
+A job on several hosts has a witness on each. The first one prints: to its listening socket the
+others connect, report an end to it, and print nothing themselves, since the launcher kills the
+ranks of their hosts because of it. It closes these connections when all is over. A witness that
+cannot connect prints for itself.
 
-This is a file to be executed, with the name of the socket, and needs nothing but Python.
+Guarantees: at most one sentence is printed, and it names the processes that ended first, in the
+order of their ends. A process that has announced its end is not named.
+
+Assumption: one thread, and one look at a time; nothing here needs a lock. This is a file to be
+executed, with the name of the socket, and needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -29,16 +33,16 @@ __all__ = ["ABORTS", "LEAVES", "main"]
 
 LEAVES, ABORTS = b"l", b"a"
 PEER = struct.Struct("3i")  # process, user and group of the other end of a socket
-ENDING_MS = 200  # until the system knows how a process ended that has closed its socket
-FIRST_SECONDS = 5.0
-HEARD_SECONDS = 1.0  # until the first witness has printed what was reported to it
+ENDING_MS = 200  # for the system to know how a process ended that has closed its socket
+FIRST_SECONDS = 5.0  # to connect to the first witness, which listens before the others are started
+HEARD_SECONDS = 1.0  # for the first witness to print a report
 JOB_ABORTED = "!"  # in the place of an end
-LONGEST_LINE = 1 << 16
-PENDING = 4096  # connections
+LONGEST_LINE = 1 << 16  # from other hosts: a stranger at the door must not fill the memory
+PENDING = 4096  # connections: all ranks of a host may come in one moment
 
 
 class OtherHosts:
-    """What the witnesses of other hosts say, who begin with a word that only they know."""
+    """Lines from the witnesses of other hosts; each begins with a word that only they know."""
 
     def __init__(self, door: socket.socket, word: str, looks: select.epoll) -> None:
         self._door, self._word, self._looks = door, word, looks
@@ -55,6 +59,8 @@ class OtherHosts:
         return [line for own in found if own in self._lines for line in self._read(own)]
 
     def _read(self, descriptor: int) -> list[str]:
+        # Bytes come in any pieces, so the last piece of a line is kept. The first line must be the
+        # word: a stranger sends another, or none, and is shut out.
         other, lines = self._lines[descriptor]
         try:
             text = other.recv(4096).decode(errors="replace")
@@ -73,15 +79,15 @@ class OtherHosts:
 
 
 class Witness:
-    """The processes that are watched, whose names come from the descriptor of a pipe.
+    """The processes that are watched; their names come from the descriptor of a pipe.
 
     Parameters
     ----------
     address : str
-        Of the socket of processes on this host.
+        Address of the socket for processes on this host.
     pipe : int
     first : socket, optional
-        To the first witness of the job, if this is another one.
+        Connected to the first witness of the job, if this is another one.
     """
 
     def __init__(self, address: str, pipe: int, first: socket.socket | None = None) -> None:
@@ -92,8 +98,8 @@ class Witness:
         self._pids: dict[int, int] = {}  # by descriptor
         self._ends: dict[int, int] = {}  # descriptor of a process by its identifier
         self._sockets: dict[int, socket.socket] = {}  # by descriptor
-        self._gone: set[int] = set()  # processes that were about to end
-        self._missed: list[int] = []  # that had ended before they were named
+        self._gone: set[int] = set()  # processes that have announced their end
+        self._missed: list[int] = []  # processes that had ended before they were named
         self._rest = b""
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(f"\0{address}")
@@ -117,8 +123,10 @@ class Witness:
         suspects: list[int] = []
         is_over = is_aborted = False
         while True:
+            # Without suspects sleep; with suspects only look again, for a word of theirs.
             found = [own for own, _ in self._looks.poll(0 if suspects else None)]
-            if self._listener.fileno() in found:  # whose word may explain an end
+            # A connection comes first: a word on it may explain an end.
+            if self._listener.fileno() in found:
                 self._accept()
                 continue
             if self._first is not None and self._first.fileno() in found:
@@ -156,6 +164,7 @@ class Witness:
         other, _ = self._listener.accept()
         peer = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
         pid, user, _ = PEER.unpack(peer)
+        # The system says who is at the other end: a socket without a file has no permissions.
         if user == os.getuid():
             self._sockets[other.fileno()] = other
             self._pids[other.fileno()] = pid
@@ -183,7 +192,9 @@ class Witness:
         *lines, self._rest = (self._rest + text).split(b"\n")
         if any(b"\t" not in line for line in lines):
             return False
-        if not text:  # rank 0 has ended without a word, of which the system knows in a moment
+        # Rank 0 has ended without a word; the system tells how in a moment. A closed pipe would be
+        # found in every look from now on.
+        if not text:
             self._looks.unregister(self._pipe)
         for line in lines:
             number, _, name = line.decode().partition("\t")
@@ -201,6 +212,7 @@ class Witness:
 
     def _ending(self, pid: int) -> str:
         name = self._names.get(pid, f"process {pid}")
+        # A socket closes a little before the system has the status of its process.
         if pid in self._ends:
             look = select.poll()
             look.register(self._ends[pid], select.POLLIN)

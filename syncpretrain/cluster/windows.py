@@ -1,7 +1,16 @@
 """Windows of a job: vectors on some ranks, which all ranks read and change by themselves.
 
 Rank 0 opens and closes them. The communication thread of each rank makes the calls, in pieces, so
-that messages are not kept waiting; who asks for one waits until it is done.
+that messages are not kept waiting; the thread that asks for a call waits until it is done.
+
+Guarantees:
+
+* A window is open on every rank before its first message from rank 0 behind the opening arrives.
+* No wake-up is lost: a request is in the queue before the communication thread is woken, and is
+  marked as done under the condition that its thread waits on.
+* Calls of one thread are made in their order; between the pieces of a call, messages move on.
+
+Assumption: nobody uses a window any more when rank 0 closes it.
 """
 
 from __future__ import annotations
@@ -21,7 +30,7 @@ __all__ = ["WINDOWS_PORT", "CloseWindow", "OpenWindow", "Windows"]
 
 WINDOWS_PORT = (0, "windows")  # OpenWindow and CloseWindow, to every rank
 PIECE = 1 << 18  # elements of one call, which takes a millisecond or so
-TURN_SECONDS = 1e-3  # of calls, before the thread looks for messages
+TURN_SECONDS = 1e-3  # of calls before the thread looks for messages: as long as one piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,7 @@ class CloseWindow:
 
 
 class _Asked:
-    """Calls that a thread waits for; their last value, when they are done."""
+    """The calls that a thread waits for, and their last value when they are done."""
 
     def __init__(self, calls: Iterator[Any]) -> None:
         self.calls, self.value, self.is_done = calls, None, False
@@ -58,14 +67,14 @@ class Windows:
     wake : callable
         Wakes the communication thread.
     check : callable
-        Raises WorkerError where that thread has failed.
+        Raises WorkerError if that thread has failed.
     times : Timeouts
-        Of which ``stall`` is how long a call is waited for.
+        ``stall`` bounds the wait for a call.
 
     Raises
     ------
     WorkerError, StalledError
-        By every method for other threads than that of communication.
+        By every method for other threads than the communication thread.
     """
 
     def __init__(
@@ -79,22 +88,23 @@ class Windows:
         self._engine, self._send, self._times = engine, send, times
         self._wake, self._check = wake, check
         self._windows: dict[str, Window] = {}
-        self._owned: set[str] = set()  # those with elements on this rank
+        self._owned: set[str] = set()  # windows with elements on this rank
+        # Any thread appends, only the communication thread takes: a deque needs no lock for that.
         self._asked: deque[_Asked] = deque()
-        self._changed = threading.Condition()  # guards which windows there are, and what is done
+        self._changed = threading.Condition()  # guards the windows, and which calls are done
 
     @property
     def has_calls(self) -> bool:
-        """Whether there is something for :meth:`turn` to do."""
+        """True if a call waits for :meth:`turn`."""
         return bool(self._asked)
 
     @property
     def has_own(self) -> bool:
-        """Whether other ranks reach into memory of this one."""
+        """True if other ranks reach into memory of this one."""
         return bool(self._owned)
 
     def lacking(self) -> str | None:
-        """Return where there are no windows that can be relied on, None if they can be opened."""
+        """Return the library or place without reliable windows; None if they can be opened."""
         return self._engine.lacks_windows()
 
     def follow(self, source: int, message: OpenWindow | CloseWindow) -> None:
@@ -106,6 +116,7 @@ class Windows:
                 del self._windows[message.name]
                 self._changed.notify_all()
             return
+        # Outside the lock: opening waits for all other ranks.
         window = self._engine.open_window(message.lengths, message.kind)
         if message.lengths[self._engine.rank]:
             self._owned.add(message.name)
@@ -119,6 +130,7 @@ class Windows:
             return False
         end = time.monotonic() + TURN_SECONDS
         while self._asked and time.monotonic() < end:
+            # Left at the front until all its pieces are done: another request would overtake it.
             asked = self._asked[0]
             try:
                 asked.value = next(asked.calls)
@@ -130,9 +142,9 @@ class Windows:
         return True
 
     def open(self, name: str, lengths: Sequence[int], kind: str) -> None:
-        """Have every rank open a window, whose elements are not set; return when this one has.
+        """Have every rank open a window with elements that are not set; return when this one has.
 
-        What is sent from now on arrives where it is open.
+        Messages sent from now on arrive at ranks where it is open.
 
         Parameters
         ----------
@@ -173,6 +185,8 @@ class Windows:
 
     def _ask(self, calls: Iterator[Any]) -> Any:
         """Have the communication thread make calls; return what the last one returned."""
+        # Appended before the wake-up: a thread that is about to sleep looks at the queue under the
+        # lock that the wake-up takes, so it either sees the request or is woken.
         asked = _Asked(calls)
         self._asked.append(asked)
         self._wake()
@@ -182,6 +196,7 @@ class Windows:
     def _wait(self, is_so: Callable[[], bool], otherwise: str) -> None:
         deadline = time.monotonic() + self._times.stall
         with self._changed:
+            # The tick is for a communication thread that fails, which notifies nobody here.
             while not self._changed.wait_for(is_so, self._times.tick):
                 self._check()
                 if time.monotonic() > deadline:

@@ -1,8 +1,13 @@
-"""The witnesses: a process beside the ranks of each host, which reports a rank that dies.
+"""The witnesses: one process on each host of the job, which reports a rank that dies.
 
 Launchers such as Hydra of MPICH kill every other rank with SIGKILL as soon as one dies. A witness
-is in a session of its own. That of rank 0 prints what all see, and ends with rank 0; the others
-report to it over the network.
+is in a session of its own, so that it lives on and can say which rank was first. The witness of
+rank 0 prints what all see, and ends with rank 0; the others report to it over the network.
+
+Guarantee: a rank that says goodbye is never reported. Where the system has no descriptors of
+processes there is no witness, and the launcher's words have to do.
+
+Assumption: a rank connects to its witness before it can fail in a way that is worth a report.
 """
 
 from __future__ import annotations
@@ -24,13 +29,14 @@ from syncpretrain.parallel.descriptors import closed_first, standard_stream
 
 __all__ = ["Door", "Witness", "be_seen", "new_address", "notify_witness"]
 
-START_SECONDS = 5.0  # of the witness
-LAST_LOOK_SECONDS = 1.0  # of its last look
-_seen: list[socket.socket] = []  # open as long as this process lives
+START_SECONDS = 5.0  # for the witness to start
+LAST_LOOK_SECONDS = 1.0  # for its last look before the job is aborted
+# Open as long as this process lives: a witness learns of its end when the system closes them.
+_seen: list[socket.socket] = []
 
 
 def be_seen(address: str) -> None:
-    """Connect to the witness, which so learns of the end of this process, before the launcher."""
+    """Connect to the witness, so that it learns of this process's end before the launcher does."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         own = socket.socket(socket.AF_UNIX)
@@ -40,18 +46,21 @@ def be_seen(address: str) -> None:
             own.close()
             time.sleep(0.01)
         else:
+            # Linux closes high numbers first: this socket before the pipes to the launcher.
             _seen.append(socket.socket(fileno=closed_first(own.detach())))
             return
 
 
 def notify_witness(word: bytes) -> None:
-    """Say that this process is about to end, or to end the job, so that it is not reported.
+    """Tell the witness that this process is about to end, or to end the job: it is not reported.
 
     Before it ends the job, wait until the witness has looked for the last time.
     """
     for own in _seen:
         with contextlib.suppress(OSError):  # the witness has ended, or is stopped
             own.send(word)
+            # The abort kills the ranks, and a rank that died before is its cause: that is reported
+            # only if the witness looks before the others are killed as well.
             if word == ABORTS:
                 own.settimeout(LAST_LOOK_SECONDS)
                 own.recv(1)
@@ -63,7 +72,7 @@ def new_address() -> str:
 
 
 class Door(NamedTuple):
-    """Where the witnesses of other hosts find the first one, and the word that lets them in."""
+    """Host and port of the first witness, and the secret word that lets other witnesses in."""
 
     host: str
     port: int
@@ -76,18 +85,18 @@ class Witness:
     Parameters
     ----------
     address : str
-        Of the socket to which each rank connects.
+        Address of the socket to which each rank connects.
     several : bool
-        Whether there are other hosts, whose witnesses report to this one.
+        True if there are other hosts; their witnesses report to this one.
     first : Door, optional
-        Of the witness that this one reports to.
+        The door of the witness that this one reports to.
 
     Attributes
     ----------
     address : str or None
         None without a witness.
     door : Door or None
-        For the witnesses of other hosts.
+        The door for the witnesses of other hosts.
     """
 
     def __init__(self, address: str, *, several: bool = False, first: Door | None = None) -> None:
@@ -97,6 +106,7 @@ class Witness:
         if not _has_pidfd():
             return
         self.address = address
+        # Isolated and without site: it starts in a moment, and no package of the user can break it.
         command = [spawn.get_executable(), "-I", "-S", str(Path(watch.__file__)), address[1:]]
         with ExitStack() as stack:
             passed = []
@@ -112,6 +122,7 @@ class Witness:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=standard_stream(2),
+                # Launchers signal the process group of a rank; the witness is not in it.
                 start_new_session=True,
                 pass_fds=passed,
             )

@@ -21,8 +21,7 @@ from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.trainable import Trainable
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.cursor import Cursor
-from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import ParameterServer
+from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
 from syncpretrain.parallel.replicas.steps import Fleet, ReplicaFactory, Task, tasks_of
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.kinds import ASYNC

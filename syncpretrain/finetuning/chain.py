@@ -17,10 +17,10 @@ import numpy as np
 from syncpretrain.backends.base import Backend
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
-from syncpretrain.kernels.lowering import scratch_size
+from syncpretrain.kernels.convolution import scratch_size
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.precision import PRECISIONS, Precision
-from syncpretrain.learners.flat import Places
+from syncpretrain.learners.base import Places
 from syncpretrain.models.layer import ConvolutionalLayer, Layer
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import kind_of

@@ -22,7 +22,7 @@ from syncpretrain.finetuning.linked_program import (
 )
 from syncpretrain.finetuning.trainable import Follow, Move
 from syncpretrain.kernels.arrays import Array, slices_of
-from syncpretrain.kernels.losses import loss_of, squared_error, wrong
+from syncpretrain.kernels.losses import count_errors, loss_of, squared_error
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.rng import Address, Purpose
@@ -165,7 +165,7 @@ class LinkedNetwork:
             for start in range(0, len(X), size):
                 x, t = X[start : start + size], target[start : start + size]
                 y = self._output(x, drops=False)
-                total += wrong(t, y) if self._is_exclusive else squared_error(t, y, out=y)
+                total += count_errors(t, y) if self._is_exclusive else squared_error(t, y, out=y)
         return float(total) / len(X)
 
     def _allocate(self, chain: Sequence[Link], batch_size: int, sections: list[Section]) -> Buffers:

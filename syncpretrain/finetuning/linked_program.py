@@ -23,8 +23,7 @@ from syncpretrain.finetuning.chain import Columns, Link, Site
 from syncpretrain.finetuning.trainable import Follow
 from syncpretrain.kernels.arrays import BLOCK, Array, blocks_in, slices_of
 from syncpretrain.kernels.backprop import Pair
-from syncpretrain.kernels.operations import Operation
-from syncpretrain.kernels.output_operations import output_operations
+from syncpretrain.kernels.operations import Operation, output_operations
 from syncpretrain.shapes import common_groups
 from syncpretrain.units.kinds import kind_of
 

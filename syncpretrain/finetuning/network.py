@@ -27,9 +27,8 @@ from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import Array, ordered_sum, slices_of
 from syncpretrain.kernels.backprop import Pair, delta_below, forward, output_delta, weight_gradient
 from syncpretrain.kernels.conditions import as_documents
-from syncpretrain.kernels.losses import loss_of, squared_error, wrong
-from syncpretrain.kernels.operations import Operation
-from syncpretrain.kernels.output_operations import output_operations
+from syncpretrain.kernels.losses import count_errors, loss_of, squared_error
+from syncpretrain.kernels.operations import Operation, output_operations
 from syncpretrain.kernels.precision import Precision
 from syncpretrain.kernels.program import Phase, PhaseRunner, Program, in_turn
 from syncpretrain.rng import Address, Purpose
@@ -61,7 +60,7 @@ class Network:
     ----------
     parameters, gradients : ndarray of shape (n_parameters,)
         In the order of the chain; weight, then bias. On a device with gaps of zeros, see
-        :class:`syncpretrain.learners.flat.Places`.
+        :class:`syncpretrain.learners.base.Places`.
     chain, chain_gradients : list of (weight, bias)
         Views of ``parameters`` and of ``gradients``.
     """
@@ -199,7 +198,7 @@ class Network:
         if layer + 1 == len(self.chain):
             target, y = at.target[:, own], as_documents(out[:, own], at.target, units)
             if self._is_exclusive and shard == 0:
-                self._wrong = wrong(target, y)
+                self._wrong = count_errors(target, y)
             delta = at.deltas[-1][:, own]
             options: dict[str, Any] = {"share": at.share, "sums": self.chain_gradients[-1][1][own]}
             self._squared[shard] = output_delta(target, y, units, self.loss, out=delta, **options)
@@ -269,7 +268,7 @@ class Network:
                 y = forward(x, self.chain, self.units, out=[a[: len(x)] for a in self.activations])
                 as_documents(y, t, self.units[-1])
                 if self._is_exclusive:
-                    total += wrong(t, y)
+                    total += count_errors(t, y)
                 else:
                     total += squared_error(t, y, out=y)
         return float(total) / len(X)

@@ -1,7 +1,7 @@
 """The network that ranks fine-tune together: each has some shards of every minibatch.
 
 Every rank has the whole network. A step is that of
-:class:`~syncpretrain.learners.by_examples_on_ranks.ByExamplesOnRanks`, so that its bits are those
+:class:`~syncpretrain.learners.on_ranks.ByExamplesOnRanks`, so that its bits are those
 of as many shards in one process: sums of gradients are exchanged, each rank moves a slice of the
 parameters with what its optimizer remembers of them, and the slices go to all.
 """
@@ -21,7 +21,7 @@ from syncpretrain.finetuning.trainable import Follow, Move
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
-from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
+from syncpretrain.learners.on_ranks import ByExamplesOnRanks
 
 __all__ = ["NetworkOnRanks"]
 
@@ -31,7 +31,7 @@ class _Whole(Protocol):
 
     ``shard_gradients`` are the gradients of each shard, and ``errors`` its error in the last
     minibatch, of which :meth:`total` makes that of the whole; ``added`` is as that of
-    :class:`~syncpretrain.learners.by_examples_on_ranks.ShardsOfExamples`.
+    :class:`~syncpretrain.learners.on_ranks.ShardsOfExamples`.
     """
 
     backend: Backend

@@ -19,10 +19,9 @@ from syncpretrain.backends.fused_tuning import Rule
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.trainable import Trainable
 from syncpretrain.finetuning.whole_steps import WholeSteps
-from syncpretrain.kernels.adam_rates import adam_rates
 from syncpretrain.kernels.arrays import BLOCK, Array
 from syncpretrain.kernels.operations import Operation
-from syncpretrain.kernels.optimizers import adam_step, sgd_step, shrink
+from syncpretrain.kernels.optimizers import adam_rates, adam_step, sgd_step, shrink
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.settings.finetuning import FinetuneSettings
 

@@ -53,8 +53,8 @@ from syncpretrain.finetuning.trainer import Trainer
 from syncpretrain.finetuning.tuned_replica import TunedReplica, TunedShare
 from syncpretrain.finetuning.weights import checked_weights
 from syncpretrain.kernels.arrays import BLOCK, FLOAT_BYTES
-from syncpretrain.kernels.compiled import compiled_program
-from syncpretrain.kernels.lowering import scratch_size
+from syncpretrain.kernels.convolution import scratch_size
+from syncpretrain.kernels.program import compiled_program
 from syncpretrain.learners.cursor import Cursor
 from syncpretrain.models.diagnosis import mean_error, on_tuning
 from syncpretrain.models.inputs import is_bounded

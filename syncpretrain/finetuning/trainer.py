@@ -38,9 +38,8 @@ from syncpretrain.finetuning.trainable import Trainable
 from syncpretrain.finetuning.weights import ExampleWeights
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, Phases
-from syncpretrain.learners.cursor import Cursor
-from syncpretrain.learners.error_sum import ErrorSum
-from syncpretrain.learners.flat import Places
+from syncpretrain.learners.base import Places
+from syncpretrain.learners.cursor import Cursor, ErrorSum
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorHistory, Observed
 from syncpretrain.settings.finetuning import FinetuneSettings

@@ -2,10 +2,10 @@
  *
  * A tile has up to 16 rows of 16 pairs or sums. The instruction adds to a tile of sums the product of two
  * tiles of pairs. By Intel's manual it adds up, for each sum, the products of the first numbers of up to 16
- * pairs and, apart from them, those of the second ones, both from 0 and in order; then both to each other, and
- * that to the sum. So every 32 numbers of the inner index are one term. Packed rows and panels are filled up
- * with pairs of 0, which change no sum, so that tiles of pairs are always 16 wide; those at the end of the rows
- * and columns are smaller. Included by _bfloat16.h alone.
+ * pairs and, apart from them, the products of the second numbers, both from 0 and in order; then both to each
+ * other, and that to the sum. So every 32 numbers of the inner index are one term. Packed rows and panels are
+ * filled up with pairs of 0, which change no sum, so that tiles of pairs are always 16 wide; tiles at the end of
+ * the rows and columns are smaller. Included by _bfloat16.h alone.
  */
 #if defined(TILE_INSTRUCTIONS) /* the name of a header that stands in for the instructions, in tests */
 #include TILE_INSTRUCTIONS
@@ -186,7 +186,7 @@ static int has_bits_of_portable(void)
     return memcmp(sums[0], sums[1], sizeof sums[0]) == 0;
 }
 
-/* Return whether tiles can be multiplied, as they should be. The permission is that of all threads, and of
+/* Return whether tiles can be multiplied, as they should be. The permission is for all threads, and for
  * forked processes. It is asked for when the first needs it: from then on signals need more of their stacks. */
 static int multiplies_tiles(void)
 {

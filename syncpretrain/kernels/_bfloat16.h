@@ -1,9 +1,9 @@
 /* Products of float32 matrices with their factors rounded to bfloat16.
  *
  * Every sum is float32 and is taken in one of two orders of the inner index: pair after pair, of each the second
- * number first, as the instruction of _pairs.h does, or 32 numbers after 32, as that of _amx.h does. So its bits
- * do not depend on how a product is cut into blocks, whose depth is a multiple of 32, and each order's portable
- * form has the same, but near the ends of the range: the instructions take sums below 2^-126 for 0, and add
+ * number first, as the instruction of _pairs.h does, or 32 numbers after 32, as the one of _amx.h does. So its bits
+ * do not depend on how a product is cut into blocks, since their depth is a multiple of 32, and each order's
+ * portable form has the same, but near the ends of the range: the instructions take sums below 2^-126 for 0, and add
  * terms of 2^128 or more as they are. Included by _native.c alone.
  */
 #include "_pairs.h"
@@ -37,7 +37,7 @@ static const PairsForm *usual_form(void)
     return forms[0];
 }
 
-/* What a product needs beside its matrices. */
+/* The packed factors of a product. */
 typedef struct {
     Pair panel[PANEL_PAIRS * PANEL_COLUMNS], block[BLOCK_PAIRS];
     NonZeros nonzeros; /* of the block */
@@ -89,7 +89,7 @@ static void multiply_rounded(const PairsForm *form, Factor left, Factor right, P
 
 /* ----------------------------------------------------------------------------------- from Python */
 
-/* Open a factor of a product, whose columns or rows lie side by side. */
+/* Open a factor of a product; its columns or its rows lie side by side. */
 static int open_factor(Matrix *m, PyObject *object, int *transposed)
 {
     if (PyObject_GetBuffer(object, &m->buffer, PyBUF_STRIDES | PyBUF_FORMAT) < 0) return 0;

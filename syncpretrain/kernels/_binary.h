@@ -6,7 +6,7 @@
  * _sparse.h.
  */
 enum {
-    DIGITS = 4, /* hidden units whose sums are in a table */
+    DIGITS = 4, /* hidden units of a table of sums */
     CHOICES = 1 << DIGITS,
     SLAB = 32,       /* visible units of a table */
     TABLES = 12,     /* at once: they fill most of an L1 cache */
@@ -116,7 +116,7 @@ static int number_units(const float *states, Py_ssize_t units, uint8_t *numbers)
     return binary;
 }
 
-/* Fill out, whose rows are contiguous slabs, with a slab of the product. */
+/* Fill out with a slab of the product; the rows of out are contiguous slabs. */
 static void binary_slab(Tables t, const uint8_t *numbers, Py_ssize_t fours, const Matrix *weight,
                         Py_ssize_t first, Py_ssize_t width, float *out, Py_ssize_t stride, Py_ssize_t rows)
 {

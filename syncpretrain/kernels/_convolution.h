@@ -144,8 +144,8 @@ static int take_part(Part *part, const double *numbers, Py_ssize_t all)
     return 1;
 }
 
-/* Take the part that an equation computes, of no filters or channels where it has none; `numbers` are behind
- * those of the shape. */
+/* Take the part that an equation computes, of no filters or channels where it has none; `numbers` follow the
+ * numbers of the shape. */
 static int take_rest(Equation equation, const Shape *s, const double *numbers, Part *part)
 {
     int has_units = equation == FORWARD || equation == VISIBLE;
@@ -155,7 +155,7 @@ static int take_rest(Equation equation, const Shape *s, const double *numbers, P
     return take_part(part, numbers + has_units, equation == BACK ? s->every : s->filters);
 }
 
-/* Return whether an equation's matrices, and the numbers behind those of its shape, fit that. */
+/* Return whether an equation's matrices, and the numbers behind its shape's, fit the shape. */
 static int fits(Equation equation, const Shape *s, const Matrix *m, const double *numbers)
 {
     Part part;
@@ -179,7 +179,7 @@ static int fits(Equation equation, const Shape *s, const Matrix *m, const double
            && scratch->buffer.ndim == 1 && scratch->columns >= scratch_of(s);
 }
 
-/* Work an equation. `numbers` are behind those of the shape. */
+/* Work an equation. `numbers` follow the numbers of the shape. */
 static void work_equation(Equation equation, const Shape *s, const Matrix *m, const double *numbers)
 {
     Part part;

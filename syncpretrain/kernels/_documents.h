@@ -101,7 +101,7 @@ static double sum_of_shares(const float *shares, ptrdiff_t width)
 }
 
 /* Replace the shares of words in a row by numbers of words. `points` are steps along the row, one more
- * than there are words, of which each ends in the share of a word. A point is compared with all words
+ * than there are words; each step but the last ends in the share of a word. A point is compared with all words
  * that are taken together, rather than with one after the other: no branch is hard to predict. */
 static void draw_document(float *shares, ptrdiff_t width, const double *points,
                                      ptrdiff_t words)
@@ -146,7 +146,7 @@ static int are_points(const Matrix *m, const Py_buffer *points, const Py_buffer 
     return valid && first == points->shape[0];
 }
 
-/* shares, points, ends: draw documents in place, whose points end at the numbers in ends. */
+/* shares, points, ends: draw documents in place; the points of each end at its number in ends. */
 static PyObject *draw_documents(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     Matrix m;

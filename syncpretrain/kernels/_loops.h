@@ -2,7 +2,7 @@
  *
  * Every loop is plain C that the compiler vectorizes, once for each level of x86-64 (VECTORIZED).
  * Sums run in a fixed order, and no product is contracted with a sum (-ffp-contract=off): so the
- * bits are those of the NumPy form, except for the sigmoid's, the tangent's and the summed squares.
+ * bits equal the NumPy form's, except for the sigmoid, the tangent and the summed squares.
  */
 #ifndef SYNCPRETRAIN_LOOPS_H
 #define SYNCPRETRAIN_LOOPS_H
@@ -49,7 +49,7 @@ static const char *const UNIT_NAMES[OTHER] = {
 /* exp(r) - 1, where exp(t) = 2^n exp(r) with n the integer nearest to t / log 2.
  *
  * Adding 1.5 * 2^23 rounds to n and leaves it in the low bits. The reduction in two parts and the
- * polynomial are those of Cephes.
+ * polynomial are from Cephes.
  */
 INLINED float reduced_expm1(float t, uint32_t *n_in_low_bits)
 {

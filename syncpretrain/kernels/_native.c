@@ -623,8 +623,8 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* UNITS has the number of each kind of units that has a compiled form, DRAWN the names of those whose
- * states sample_states draws; WIDTH are the floats of the widest vectors of this CPU that have a form. */
+/* UNITS has the number of each kind of units that has a compiled form, DRAWN the names of the kinds
+ * with states that sample_states draws; WIDTH are the floats of the widest vectors of this CPU that have a form. */
 static int add_constants(PyObject *module)
 {
     PyObject *numbers = PyDict_New(), *drawn = Py_BuildValue("(s)", UNIT_NAMES[BERNOULLI]);

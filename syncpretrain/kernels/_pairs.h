@@ -4,7 +4,7 @@
  * instruction multiplies at once. The left factor is packed in rows of pairs, a panel of the right one with a
  * pair of each column in a row. Included by _bfloat16.h alone.
  */
-#if defined(__APPLE__) /* whose Clang has numbers of its own; no Mac has the instruction */
+#if defined(__APPLE__) /* its Clang has version numbers of its own; no Mac has the instruction */
 #define HAS_AVX512_BF16 0
 #elif defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10)
 #include <immintrin.h>
@@ -18,7 +18,7 @@ typedef uint32_t Pair; /* the first number in the lower half */
 enum {
     PANEL_COLUMNS = 128, PANEL_PAIRS = 512, /* of the right factor at once: 256 KiB, in the L2 cache */
     BLOCK_PAIRS = 1 << 16,                  /* of the left one: 256 KiB */
-    STRIP_ROWS = 3,                         /* whose sums stay in registers; few, for more strips of zeros */
+    STRIP_ROWS = 3,                         /* their sums stay in registers; few, for more strips of zeros */
 };
 
 /* A factor as it lies in memory: its element (i, j) is at data[i * down + j * right]; one of them is 1. */
@@ -62,7 +62,7 @@ static inline Pair rounded(float x)
     return size > 0x7f800000 || size < 0x00800000 ? other : nearest;
 }
 
-/* Return the numbers k and k + 1 of a row of `inner`, `step` from each other; 0 for those behind the end. */
+/* Return the numbers k and k + 1 of a row of `inner`, `step` from each other; 0 behind the end. */
 static inline Pair pair_at(const float *x, Py_ssize_t k, Py_ssize_t inner, Py_ssize_t step)
 {
     return (k < inner ? rounded(x[k * step]) : 0) | (k + 1 < inner ? rounded(x[(k + 1) * step]) << 16 : 0);
@@ -88,7 +88,7 @@ static inline float wide(uint32_t upper_half)
     return x;
 }
 
-/* Add to n sums a pair times those of a panel. Products of two numbers of eight digits are exact. */
+/* Add to n sums a pair times the pairs of a panel. Products of two numbers of eight digits are exact. */
 VECTORIZED static void add_pairs(Pair a, const Pair *b, float *sums, Py_ssize_t n)
 {
     float first = wide(a << 16), second = wide(a & 0xffff0000);
@@ -140,7 +140,7 @@ WITH_PAIRS static inline __m512i pairs_along(const float *x, Py_ssize_t n)
     return two_rounded(numbers_of(x, n), numbers_of(x + 16, n - 16));
 }
 
-/* Return the pairs of up to 16 numbers each of two rows, of which there may be no second one. */
+/* Return the pairs of up to 16 numbers each of two rows; there may be no second row. */
 WITH_PAIRS static inline __m512i pairs_across(const float *x, const float *y, Py_ssize_t n)
 {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
@@ -181,7 +181,7 @@ WITH_PAIRS static inline void turn(__m512i *r)
     }
 }
 
-/* Pack rows whose numbers lie `next` from each other, row beside row. */
+/* Pack rows with numbers that lie `next` from each other, row next to row. */
 WITH_PAIRS static void pack_turned_rows(const float *x, Py_ssize_t next, Py_ssize_t rows, Py_ssize_t inner,
                                         Py_ssize_t pairs, Pair *out)
 {
@@ -226,7 +226,7 @@ WITH_PAIRS static inline int are_finite(__m512i largest)
     return _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) == 0;
 }
 
-/* Pack columns whose numbers lie side by side, `next` from column to column; return whether all are finite. */
+/* Pack columns of numbers side by side, `next` from column to column; return whether all are finite. */
 WITH_PAIRS static int pack_turned_panel(const float *x, Py_ssize_t next, Py_ssize_t inner, Py_ssize_t pairs,
                                         Py_ssize_t columns, Pair *out)
 {

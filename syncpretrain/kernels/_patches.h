@@ -4,7 +4,7 @@
  * sum of the patches of images that were largest, each times its number; and what goes back to a window is
  * the sum of the filters that were largest there. That is a quarter of a product's work, or less.
  */
-/* Windows as vectors: those of a run lie side by side, the last one filled with what comes behind it. */
+/* Windows as vectors: the vectors of a run lie side by side, the last one filled with what comes behind it. */
 typedef struct {
     Windows w;
     Py_ssize_t vectors, padded;          /* of a run; floats of a window of vectors */

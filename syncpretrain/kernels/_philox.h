@@ -1,4 +1,4 @@
-/* Uniform numbers in [0, 1), bit for bit those of NumPy's Generator(Philox).random(dtype=float32).
+/* Uniform numbers in [0, 1), bit for bit as NumPy's Generator(Philox).random(dtype=float32) draws them.
  *
  * Philox4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). NumPy counts
  * up before each block, and makes of each of a block's four words two numbers, the low half first,

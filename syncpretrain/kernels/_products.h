@@ -1,7 +1,7 @@
 /* Products of windows and filters, and the equations that are such products.
  *
  * Windows are multiplied as they lie in the images, by filters in vectors. That takes half the time of
- * lowering them for a BLAS, whose products are slow with so few columns. Pooling by the mean is a longer
+ * lowering them for a BLAS: its products are slow with so few columns. Pooling by the mean is a longer
  * stride of wider filters: the mean of x W over a block is one product with the mean of the shifted
  * filters. Included by _native.c alone.
  */
@@ -154,7 +154,7 @@ static void mean_filters(const Shape *s, const Windows *w, const Matrix *weight,
     if (s->pool > 1) scale_row(out, w->fan * filters, 1.0f / (float)(s->pool * s->pool));
 }
 
-/* Fill some filters of the gradient from that of their shifted means. */
+/* Fill some filters of the gradient from the gradient of their shifted means. */
 static void fold_filters(const Shape *s, const Windows *w, const float *gradient, Py_ssize_t stride,
                          Part part, const Matrix *out)
 {
@@ -299,7 +299,7 @@ static void convolve_all(const Shape *s, const Matrix *m, Units units, Part part
 
 /* ------------------------------------------------------------------------ the ways back from means */
 
-/* The gradient, or what goes back, of filters whose windows are the blocks. */
+/* The gradient, or the way back, of filters with the blocks as their windows. */
 typedef struct {
     Windows w;
     Columns lanes;
@@ -307,7 +307,7 @@ typedef struct {
     Index *offsets, *origins; /* of windows in an image; of their filters' numbers */
     int rounds;
     HalvesForm form;          /* of rounded products */
-    Half *halves, *laid;      /* of the image, or of filters' numbers; with the next positions beside them */
+    Half *halves, *laid;      /* of the image, or of filters' numbers; with the next positions next to them */
     Pair *pairs;              /* in the place of the factors */
 } Means;
 

@@ -2,7 +2,7 @@
  *
  * A program is phases of shards of operations. Every worker runs its shards of a phase, then waits
  * for the others. The operations are the functions of _native.c and the products of NumPy's own
- * BLAS, so the bits are those of the same calls from Python. Included by _native.c alone.
+ * BLAS, so the bits equal the same calls from Python. Included by _native.c alone.
  *
  * That the arrays of an operation fit each other is checked in kernels/operations.py, once.
  */
@@ -235,8 +235,26 @@ static Waited work_program(const Program *program, const Values *values, Py_ssiz
     return REACHED;
 }
 
-/* Counters of a program whose shards are taken by any thread that is free, a cache line apart. Shards are
- * numbered through phases and steps: those below `OPEN` may run, those below `TAKEN` run or have run. */
+/* Counters of a program with shards that any free thread takes, a cache line apart. Shards are numbered
+ * through phases and steps: numbers below `OPEN` may run, numbers below `TAKEN` run or have run, and `DONE`
+ * of them are done:
+ *
+ *     step            base                         base + total        (two phases of three shards)
+ *     number            | 0   1   2 | 3   4   5 |
+ *     TAKEN = base + 2          ^                 the next shard to take
+ *     OPEN  = base + 3              ^             3 waits until 0, 1 and 2 are done
+ *
+ * Why this is safe without a lock:
+ *
+ * - All three counters only grow, and a number belongs to one shard of one step for ever. So a helper with
+ *   the `base` of a step that is over finds at >= total, and leaves; and a compare-and-swap that succeeds
+ *   proves that nobody took this shard since `TAKEN` was read.
+ * - The owner begins a step only when the last one is done, so at >= 0: no helper is ahead of its step.
+ * - Only open shards are taken, so DONE is a whole number of phases only when these phases are done. The
+ *   thread that ends the last shard opens the next phase. Nobody opens a phase behind the last one: the
+ *   arrays of the next step are not ready until its owner says so.
+ * - Each thread adds to DONE after its writes, and the last one stores OPEN after all of these additions.
+ *   So whoever sees OPEN sees all that the phases before have written. */
 enum { TAKEN = 0, DONE = 8, OPEN = 16, SHARED_COUNTERS = 17 };
 
 #define MOST_COUNTED (INT64_MAX / 2) /* so that counting on from it does not overflow */

@@ -1,4 +1,4 @@
-/* Products of windows and filters whose numbers are rounded to bfloat16.
+/* Products of windows and filters with numbers that are rounded to bfloat16.
  *
  * An image is rounded once, and its windows are read as they lie there, two neighbours at a time: of a run, or
  * for the gradient of positions, which are laid side by side before. What has an odd length ends with half
@@ -7,7 +7,7 @@
  */
 typedef uint16_t Half; /* a bfloat16 */
 
-/* What a processor does with rounded images. A walk has numbers whose pairs lie `step` halves apart. */
+/* What a processor does with rounded images. The pairs of a walk lie `step` halves apart. */
 typedef struct {
     void (*round_numbers)(const float *x, Py_ssize_t n, Half *out);
     /* Pack the pairs of numbers of two rows, or of one, in vectors with zeros behind their end. */
@@ -23,7 +23,7 @@ static Py_ssize_t pairs_of(Py_ssize_t numbers)
     return (numbers + 1) / 2;
 }
 
-/* Lay beside each number of an image the one of the next position. */
+/* Lay next to each number of an image the number of the next position. */
 VECTORIZED static void lay_positions(const Half *image, Py_ssize_t n, Py_ssize_t channels, Half *out)
 {
     Py_ssize_t both = n > channels ? n - channels : 0;

@@ -135,7 +135,7 @@ static PyObject *sparse_product(PyObject *module, PyObject *const *args, Py_ssiz
     return closed(m, 3, sparse ? Py_None : Py_NotImplemented);
 }
 
-/* Numbers as they are found, and by their columns: those of column j end at ends[j]. */
+/* Numbers as they are found, and by their columns: the numbers of column j end at ends[j]. */
 typedef struct {
     float *found, *by;
     int32_t *columns, *owners, *at;

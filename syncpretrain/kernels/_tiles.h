@@ -96,7 +96,7 @@ TARGETED INLINED void OF_WIDTH(filters_cut)(const float *filters, const Index *a
     EACH_LANE(runs, vectors, LANE_AT(image + place) += sum[t])
 }
 
-/* Call a function of a cut whose size the compiler knows. */
+/* Call a function of a cut, with its size known to the compiler. */
 #define OF_CUT(function, cut, ...)                                                                  \
     switch (8 * (cut).runs + (cut).vectors) {                                                       \
     case 9: function(__VA_ARGS__, 1, 1); break;                                                     \

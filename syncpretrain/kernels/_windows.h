@@ -21,7 +21,7 @@ typedef struct {
     Part own;                     /* the filters of this group */
 } Shape;
 
-/* The windows on padded images, whose channels lie side by side. */
+/* The windows on padded images; the channels of an image lie side by side. */
 typedef struct {
     Py_ssize_t channels, size, stride; /* of a window; how far each is from the next */
     Py_ssize_t high, wide;             /* of a padded image */
@@ -91,7 +91,7 @@ static void pad_image(const Shape *s, const Windows *w, const float *x, float *i
     }
 }
 
-/* Copy the inside of a padded image of w->channels channels to those of x from `first` on. */
+/* Copy the inside of a padded image of w->channels channels to the channels of x from `first` on. */
 static void unpad_image(const Shape *s, const Windows *w, const float *image, float *x, Py_ssize_t first)
 {
     Py_ssize_t width = s->width, channels = s->every, some = w->channels;

@@ -41,9 +41,9 @@ def csr_product(
 def product(
     x: Any, weight: Array, *, out: Array | None = None, multiply: Callable[..., Any] = multiply
 ) -> Array:
-    """Return x W, of an array, or of rows whose arrays in CSR format are its ``csr``.
+    """Return x W of an array, or of sparse rows with arrays in CSR format as their ``csr``.
 
-    ``multiply`` is that of a precision, for arrays.
+    ``multiply`` is the product of a precision, for arrays.
     """
     csr = getattr(x, "csr", None)
     if csr is None:
@@ -65,7 +65,7 @@ def affine(
     out: Array | None = None,
     multiply: Callable[..., Any] = multiply,
 ) -> Array:
-    """Return the means of units whose input is x W + b (Santara et al. 2016, eq. 4)."""
+    """Return the means of units with the inputs x W + b (Santara et al. 2016, eq. 4)."""
     return means(product(x, weight, out=out, multiply=multiply), bias, units)
 
 

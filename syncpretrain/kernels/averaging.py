@@ -1,4 +1,4 @@
-"""Sums and means of the gradients of several shards, in a fixed tree."""
+"""Sums and means of the gradients of several shards in a fixed tree, and the update along a sum."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from syncpretrain.kernels.arrays import BLOCK, Array
+from syncpretrain.kernels.arrays import BLOCK, Array, ordered_sum
+from syncpretrain.kernels.contrastive_divergence import momentum_steps
+from syncpretrain.kernels.dispatch import accelerated
 
-__all__ = ["add_subtrees", "add_tree", "subtrees", "tree_mean"]
+__all__ = ["add_subtrees", "add_tree", "subtrees", "sum_in_order", "tree_mean", "tree_steps"]
+
 
 Leaf = tuple[Array, "np.float32 | None"]  # a part and its factor
 
@@ -31,7 +34,7 @@ def add_tree(parts: Sequence[Array]) -> Array:
 def subtrees(own: range, whole: range) -> list[range]:
     """Return the largest subtrees of the tree of :func:`add_tree` that make up some of its leaves.
 
-    Of at most 2 log2 S of them, the sums are all that others need to finish the sum of the whole.
+    There are at most 2 log2 S of them, and others need only their sums to finish the whole.
     """
     if own.start <= whole.start and whole.stop <= own.stop:
         return [whole]
@@ -42,9 +45,9 @@ def subtrees(own: range, whole: range) -> list[range]:
 
 
 def add_subtrees(sums: Mapping[range, Array], whole: range) -> Array:
-    """Return the sum of a tree of which those of subtrees are known, in the first; use up the rest.
+    """Return the sum of a tree from the sums of its subtrees, in the first; use up the rest.
 
-    Its bits are those of :func:`add_tree`.
+    The bits equal the result of :func:`add_tree`.
     """
     if whole in sums:
         return sums[whole]
@@ -53,21 +56,16 @@ def add_subtrees(sums: Mapping[range, Array], whole: range) -> Array:
     return left
 
 
-def _halves(whole: range) -> tuple[range, range]:
-    """Return the two subtrees of a tree; the first has the largest power of 2 of its leaves."""
-    middle = whole.start + (1 << (len(whole) - 1).bit_length() - 1)
-    return range(whole.start, middle), range(middle, whole.stop)
-
-
 def tree_mean(
     parts: Sequence[Array], *, out: Array, weights: Sequence[float] | None = None
 ) -> Array:
     """Return the mean of arrays in ``out``, added pairwise: ((0 + 1) + (2 + 3)) + ...
 
     The tree depends on the number of parts alone, and no element on another: any slice has the bits
-    that it has in the mean of the whole. Each element is rounded once an addition, of which at most
-    ceil(log2 S) follow one another, and once when the sum is divided by S; with weights, instead,
-    once when a part is multiplied by its share, rounded to float32. The mean of one part is a copy.
+    that it has in the mean of the whole. Each element is rounded once an addition, and at most
+    ceil(log2 S) additions follow one another; and once when the sum is divided by S, or, with
+    weights, once when a part is multiplied by its share, rounded to float32. The mean of one part
+    is a copy.
 
     Parameters
     ----------
@@ -76,7 +74,7 @@ def tree_mean(
     out : array of shape (n,), float32
         Must not overlap any of the parts.
     weights : sequence of S numbers, optional
-        What each part counts, divided by their sum. Equal weights give the bits of none. A part
+        The weight of each part, divided by their sum. Equal weights give the bits of none. A part
         of weight 0 is not read.
 
     Raises
@@ -99,6 +97,50 @@ def tree_mean(
         elif total is not into:
             np.copyto(into, total)
     return out
+
+
+@accelerated
+def tree_steps(
+    parameters: Array,
+    gradients: Sequence[Array],
+    velocities: Array,
+    *,
+    part: slice,
+    weights: int,
+    momentum: float,
+    learning_rate: float,
+    weight_decay: float = 0.0,
+    l1: float = 0.0,
+) -> None:
+    """Ascend with a part of flat vectors, along the sum of the gradients of several shards.
+
+    They are added as by :func:`syncpretrain.kernels.averaging.add_tree`, and left as they are. Of
+    the whole vectors the first ``weights`` numbers decay; see
+    :func:`syncpretrain.kernels.contrastive_divergence.momentum_steps`.
+    """
+    total = add_tree([gradient[part].copy() for gradient in gradients])
+    momentum_steps(
+        parameters[part],
+        total,
+        velocities[part],
+        weights=max(0, min(weights, part.stop) - part.start),
+        momentum=momentum,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        l1=l1,
+    )
+
+
+@accelerated
+def sum_in_order(numbers: Array) -> float:
+    """Return the sum of a vector of float64, added from its first number on."""
+    return float(ordered_sum(numbers.tolist(), 0.0))
+
+
+def _halves(whole: range) -> tuple[range, range]:
+    """Return the two subtrees of a tree; the first has the largest power of 2 of its leaves."""
+    middle = whole.start + (1 << (len(whole) - 1).bit_length() - 1)
+    return range(whole.start, middle), range(middle, whole.stop)
 
 
 def _sum(leaves: Sequence[Leaf], out: Array, spare: list[Array]) -> Array | None:

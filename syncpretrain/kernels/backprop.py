@@ -50,7 +50,7 @@ def forward(
     x : ndarray of shape (B, inputs)
         A minibatch.
     chain : sequence of (weight, bias)
-        Of shapes (fan in, fan out) and (fan out,).
+        Arrays of shapes (fan in, fan out) and (fan out,).
     units : sequence of str
         The kind of each layer's units; the last may be "softmax".
     out : sequence of ndarray of shape (B, fan out)
@@ -58,7 +58,7 @@ def forward(
     masks, inputs : sequence of ndarray of shape (B, fan in) or None, optional
         For dropout: what each layer's input is multiplied by, and where the product goes.
     multiply : callable
-        Of the matrices: that of a precision.
+        The product of matrices in a precision.
     """
     for layer, (weight, bias) in enumerate(chain):
         mask = masks[layer] if masks else None
@@ -82,9 +82,9 @@ def output_delta(
     """Fill ``out`` with delta of the last layer, y being its output for the target x; use up y.
 
     The loss is averaged over the B examples. ``squared`` is |y - x|^2 summed over the units, so
-    that delta = 2 / B (y - x) f'; ``cross-entropy`` that of Bernoulli or softmax units, whose
-    delta is (y - x) / B. Then delta is multiplied by ``share``, and ``sums`` of shape (units,) are
-    those of delta over the examples: the gradient of the bias.
+    that delta = 2 / B (y - x) f'; ``cross-entropy`` is the loss of Bernoulli or softmax units, with
+    delta = (y - x) / B. Then delta is multiplied by ``share``, and ``sums`` of shape (units,) is
+    filled with the sums of delta over the examples: the gradient of the bias.
 
     Returns
     -------
@@ -120,13 +120,13 @@ def backward(
     Parameters
     ----------
     x, chain, units, masks, inputs
-        What :func:`forward` was given.
+        The arguments of :func:`forward`.
     activations : sequence of ndarray of shape (B, fan out)
-        What :func:`forward` filled; used up, because the derivative is taken in place.
+        The arrays that :func:`forward` filled; used up, as the derivative is taken in place.
     deltas : sequence of ndarray of shape (B, fan out)
         Buffers; the last one holds the delta of the output.
     out : sequence of (gradient of the weight, gradient of the bias)
-        Of the shapes of ``chain``.
+        Arrays of the shapes of ``chain``.
     """
     every = slice(None)
     for layer in range(len(chain) - 1, -1, -1):
@@ -153,8 +153,8 @@ def derivative_and_sums(
 ) -> None:
     """Multiply ``delta`` by the derivative of the units at their means ``a``, and add it up.
 
-    ``sums`` of shape (units,) are those over the examples. ``a`` is used up, unless there is
-    ``scratch`` of its shape instead.
+    ``sums`` of shape (units,) is filled with the sums of delta over the examples. ``a`` is used up,
+    unless there is ``scratch`` of its shape instead.
     """
     if scratch is not None:
         np.copyto(scratch, a)
@@ -173,7 +173,7 @@ def weight_gradient(
 ) -> None:
     """Fill the rows of a weight's gradient that belong to some of the units that a layer reads.
 
-    ``read`` of shape (B, I) is what the layer read, ``delta`` of shape (B, O) its own.
+    ``read`` of shape (B, I) is the layer's input, ``delta`` of shape (B, O) its own delta.
     """
     multiply(read[:, own].T, delta, out=out[own])  # (I, B) @ (B, O) -> (I, O)
 
@@ -190,10 +190,10 @@ def delta_below(
     sums: Array | None = None,
     multiply: Callable[..., Any] = multiply,
 ) -> None:
-    """Fill the columns of delta that belong to some of the units below, whose means are ``a``.
+    """Fill the columns ``own`` of delta, which belong to some of the units below.
 
-    ``a`` is used up where it is theirs; ``mask`` is that of dropout. Their part of ``sums`` is
-    filled with the sums of delta over the examples.
+    ``a`` has the means of all units below, and its columns ``own`` are used up; ``mask`` is for
+    dropout. The same part of ``sums`` is filled with the sums of delta over the examples.
     """
     mine = out[:, own]
     multiply(delta, weight[own].T, out=mine)  # (B, O) @ (O, I) -> (B, I)

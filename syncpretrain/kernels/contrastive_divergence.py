@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated, multiply
 from syncpretrain.rng import Address
@@ -17,6 +18,7 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "draw_noise",
+    "means_and_differences",
     "momentum_step",
     "momentum_steps",
     "phase_differences",
@@ -74,7 +76,7 @@ def sample_states(
 ) -> Array:
     """Draw states into ``out`` at an address; replace inputs x without their bias by means.
 
-    What is drawn goes through ``noise``, an array of the shape of x, in the order of its rows.
+    The draws fill ``noise``, an array of the shape of x, in the order of its rows.
     """
     x += bias
     return sample(x, units, draw_noise(address.generator(), units, out=noise), out=out)
@@ -94,7 +96,7 @@ def sum_rows(x: Array, *, out: Array) -> Array:
 
 @accelerated
 def phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: int) -> None:
-    """Fill the ascent direction of both biases, and prepare [v0; v1] for that of the weights.
+    """Fill the ascent direction of both biases, and prepare [v0; v1] for the weights' direction.
 
     ``v`` of shape (2B, V) holds v0 above v1, ``h`` of shape (2B, H) h0 above h1. Afterwards v is
     divided by ``examples``, the size of the minibatch that the B examples are of, and v1 has the
@@ -109,13 +111,25 @@ def phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: int
     db /= np.float32(examples)
 
 
+@accelerated
+def means_and_differences(
+    v: Array, h: Array, bias: Array, units: str, *, da: Array, db: Array, examples: int
+) -> None:
+    """Do what :func:`phase_differences` does, where h1 are inputs of units without their bias.
+
+    These become means.
+    """
+    means(h[len(h) // 2 :], bias, units)
+    phase_differences(v, h, da=da, db=db, examples=examples)
+
+
 def statistics(
     v: Array, h: Array, *, dW: Array, da: Array, db: Array, examples: int | None = None
 ) -> None:
     """Fill the ascent direction of the log-likelihood, averaged over the examples.
 
-    Of all B examples of v and h, or those of a larger minibatch of which they are a part. ``v`` is
-    scratch afterwards; see :func:`phase_differences`.
+    The average is over the B examples of v and h, or over ``examples`` of the larger minibatch that
+    they are a part of. ``v`` is scratch afterwards; see :func:`phase_differences`.
     """
     phase_differences(v, h, da=da, db=db, examples=examples or len(v) // 2)
     multiply(v.T, h, out=dW)  # (V, 2B) @ (2B, H) -> (V, H)
@@ -189,7 +203,7 @@ def momentum_steps(
     weight_decay: float = 0.0,
     l1: float = 0.0,
 ) -> None:
-    """Ascend with flat vectors, of which the first ``weights`` numbers decay and the rest do not.
+    """Ascend with flat vectors; the first ``weights`` numbers decay and the rest do not.
 
     See :func:`momentum_step`.
     """

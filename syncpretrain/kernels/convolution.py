@@ -1,14 +1,18 @@
-"""Convolutions: lowering to matrices, pooling, and the three products of a step.
+"""Convolutions and pooling: the three products of a step, their pieces, and their scratch memory.
 
 Symbols: B examples; an image has C channels, a filter k x k weights a channel; F filters make maps
-of P positions each, which pooling makes Q. The weights are a matrix of shape (k k C, F), whose rows
-are ordered by place in the filter, then by channel. Maps are arrays of shape (B P, F). In G groups
+of P positions each, which pooling makes Q. The weights are a matrix of shape (k k C, F) with rows
+ordered by place in the filter, then by channel. Maps are arrays of shape (B P, F). In G groups
 the first F / G filters read the first C / G channels, and so on: the matrix has k k C / G rows.
-What a layer hands up has shape (B, Q F), ordered by position, then by filter. Its units read the
+The code of a layer has shape (B, Q F), ordered by position, then by filter. Its units read the
 pooled maps: f(pool(x W) + b), which for the maximum is the pooled f(x W + b).
 
 As in all networks that are called so, the filters are not turned round: a convolution here is
 a cross-correlation. All functions take float32 or float64, one kind at a time.
+
+Probabilistic max pooling (Lee et al. 2009) lets at most one unit of a block be on. With the inputs
+I of the units of a block, unit k is on with probability exp(I_k) / (1 + sum_j exp(I_j)), and none
+with 1 over that sum. The pooled unit is on if one of them is.
 """
 
 from __future__ import annotations
@@ -18,16 +22,19 @@ from dataclasses import replace
 import numpy as np
 
 from syncpretrain.kernels.activations import activate, means
-from syncpretrain.kernels.arrays import Array, slices_of
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
 from syncpretrain.kernels.dispatch import accelerated
-from syncpretrain.kernels.lowering import scratch_size
 from syncpretrain.kernels.precision import factors
 from syncpretrain.shapes import ConvolutionShape
 
 __all__ = [
+    "block_means",
+    "block_sums",
     "convolve",
+    "convolve_at",
     "convolve_back",
     "convolve_gradient",
+    "draw_blocks",
     "groups_of",
     "lowered",
     "of_group",
@@ -39,6 +46,170 @@ __all__ = [
     "unpool",
     "visible_means",
 ]
+
+
+# Sizes within the scratch memory, as in the C headers.
+VECTOR = 16  # floats read or written at once, also behind the end of an array
+WINDOWS = 24  # windows that are multiplied at once, at least about
+IMAGES_SIZE = 2**14  # floats of images and lists
+
+
+@accelerated
+def convolve(
+    x: Array,
+    weight: Array,
+    bias: Array,
+    out: Array,
+    places: Array,
+    scratch: Array,
+    shape: ConvolutionShape,
+    units: str,
+    filters: slice = slice(None),
+) -> None:
+    """Fill ``out`` with the means of the units of some filters, f(pool(x W) + b).
+
+    Parameters
+    ----------
+    x : ndarray of shape (B, visible units)
+    weight : ndarray of shape (k k C, F)
+    bias : ndarray of shape (F,)
+    out : ndarray of shape (B, Q F)
+    places : ndarray of shape (B, Q F), or of no size
+        As of :func:`pool`.
+    scratch : ndarray of shape (scratch_size(shape),)
+        Scratch memory of the compiled form; overwritten.
+    shape : ConvolutionShape
+    units : str
+    filters : slice
+        The filters that are computed; what belongs to others is left as it is.
+    """
+    maps = _products(x, weight, shape, filters)
+    if not maps.size:
+        return
+    part = replace(shape, filters=maps.shape[1], groups=1)
+    pooled = np.empty((len(x), part.hidden), dtype=out.dtype)
+    found = np.empty(pooled.shape if places.size else 0, dtype=out.dtype)
+    pool(maps, part, out=pooled, places=found)
+    means(pooled.reshape(-1, part.filters), bias[filters], units)
+    _by_filter(out, shape)[..., filters] = _by_filter(pooled, part)
+    if places.size:
+        _by_filter(places, shape)[..., filters] = _by_filter(found, part)
+
+
+@accelerated
+def convolve_gradient(
+    x: Array,
+    delta: Array,
+    places: Array,
+    out: Array,
+    scratch: Array,
+    shape: ConvolutionShape,
+    filters: slice = slice(None),
+) -> None:
+    """Fill ``out`` of shape (k k C, F) with the gradient of some filters' weights.
+
+    Parameters
+    ----------
+    x : ndarray of shape (B, visible units)
+        The input of the layer.
+    delta : ndarray of shape (B, Q F)
+        The derivative of the loss with respect to the pooled inputs of the units.
+    places, scratch, shape, filters
+        As of :func:`convolve`. Without places the numbers are spread evenly.
+    """
+    maps = _unpooled(delta, places, shape)
+    maps, seen = factors(maps, lowered(x, shape), precision=shape.precision_back)
+    for own, read in groups_of(shape, filters):
+        out[:, own] = np.matmul(of_group(seen, read, shape).T, maps[:, own])
+
+
+@accelerated
+def convolve_back(
+    delta: Array,
+    places: Array,
+    weight: Array,
+    out: Array,
+    scratch: Array,
+    shape: ConvolutionShape,
+    channels: slice = slice(None),
+) -> None:
+    """Fill the numbers of some channels of ``out`` of shape (B, visible units).
+
+    With the derivative of the loss with respect to what the layer read; or, of codes, with
+    the inputs of the visible units without their bias.
+
+    Parameters
+    ----------
+    delta : ndarray of shape (B, Q F)
+    places, weight, scratch, shape
+        As of :func:`convolve`. Without places the numbers are spread evenly.
+    channels : slice
+    """
+    maps = _unpooled(delta, places, shape)
+    maps, weight = factors(maps, weight, precision=shape.precision_back)
+    back = np.empty((len(delta), shape.visible), dtype=out.dtype)
+    parts = [np.matmul(maps[:, own], weight[:, own].T) for own, _ in groups_of(shape)]
+    by_place = [part.reshape(len(maps), shape.size**2, shape.reads) for part in parts]
+    columns = by_place[0] if len(by_place) == 1 else np.concatenate(by_place, axis=2)
+    raised(columns, shape, out=back)
+    _images(out, shape)[..., channels] = _images(back, shape)[..., channels]
+
+
+@accelerated
+def convolve_at(
+    x: Array,
+    weight: Array,
+    places: Array,
+    out: Array,
+    scratch: Array,
+    shape: ConvolutionShape,
+    filters: slice = slice(None),
+) -> None:
+    """Fill ``out`` with x W at the places of a code: the transposed of ``convolve_back``.
+
+    With a decoder's delta the result is the derivative of the loss by the code.
+
+    Parameters
+    ----------
+    x : ndarray of shape (B, visible units)
+    weight : ndarray of shape (k k C, F)
+    places : ndarray of shape (B, Q F)
+        As :func:`syncpretrain.kernels.convolution.pool` fills them.
+    out : ndarray of shape (B, Q F)
+    scratch : ndarray of shape (n,)
+        As for ``convolve``, for this shape and for the shape without pooling; overwritten.
+    shape : ConvolutionShape
+        With ``mean``, the means of the blocks are taken.
+    filters : slice
+        The filters that are computed; what belongs to others is left as it is.
+    """
+    none, no_bias = np.empty(0, dtype=x.dtype), np.zeros(shape.filters, dtype=x.dtype)
+    if not shape.has_places:
+        convolve(x, weight, no_bias, out, none, scratch, shape, "gaussian", filters)
+        return
+    whole = shape.unpooled
+    step = max(1, LONG_BLOCK // whole.hidden)
+    maps = np.empty((step, whole.hidden), dtype=x.dtype)
+    for start in range(0, len(x), step):
+        some = slice(start, start + step)
+        part = maps[: len(x[some])]
+        convolve(x[some], weight, no_bias, part, none, scratch, whole, "gaussian", filters)
+        _choose(part, places[some], shape, filters, out=out[some])
+
+
+@accelerated
+def visible_means(x: Array, bias: Array, shape: ConvolutionShape, units: str) -> Array:
+    """Replace inputs of visible units by their means, with a bias a channel; return them."""
+    images = _images(x, shape)
+    np.add(images, bias, out=images)
+    return activate(x, units)
+
+
+@accelerated
+def sum_channels(x: Array, shape: ConvolutionShape, *, out: Array) -> Array:
+    """Fill ``out`` of shape (C,) with the sums of images over examples and positions."""
+    np.sum(_images(x, shape), axis=(0, 1, 2), out=out)
+    return out
 
 
 def lowered(x: Array, shape: ConvolutionShape) -> Array:
@@ -116,133 +287,56 @@ def spread(delta: Array, shape: ConvolutionShape) -> Array:
 
 
 @accelerated
-def visible_means(x: Array, bias: Array, shape: ConvolutionShape, units: str) -> Array:
-    """Replace inputs of visible units by their means, with a bias a channel; return them."""
-    images = _images(x, shape)
-    np.add(images, bias, out=images)
-    return activate(x, units)
+def block_means(maps: Array, shape: ConvolutionShape) -> Array:
+    """Replace the inputs of binary units by the probabilities that they are on; return them.
 
-
-@accelerated
-def convolve(
-    x: Array,
-    weight: Array,
-    bias: Array,
-    out: Array,
-    places: Array,
-    scratch: Array,
-    shape: ConvolutionShape,
-    units: str,
-    filters: slice = slice(None),
-) -> None:
-    """Fill ``out`` with the means of the units of some filters, f(pool(x W) + b).
-
-    Parameters
-    ----------
-    x : ndarray of shape (B, visible units)
-    weight : ndarray of shape (k k C, F)
-    bias : ndarray of shape (F,)
-    out : ndarray of shape (B, Q F)
-    places : ndarray of shape (B, Q F), or of no size
-        As of :func:`pool`.
-    scratch : ndarray of shape (scratch_size(shape),)
-        What the compiled form computes in; overwritten.
-    shape : ConvolutionShape
-    units : str
-    filters : slice
-        The filters that are computed; what belongs to others is left as it is.
+    ``maps`` of shape (B, P F) holds inputs with bias.
     """
-    maps = _products(x, weight, shape, filters)
-    if not maps.size:
-        return
-    part = replace(shape, filters=maps.shape[1], groups=1)
-    pooled = np.empty((len(x), part.hidden), dtype=out.dtype)
-    found = np.empty(pooled.shape if places.size else 0, dtype=out.dtype)
-    pool(maps, part, out=pooled, places=found)
-    means(pooled.reshape(-1, part.filters), bias[filters], units)
-    _by_filter(out, shape)[..., filters] = _by_filter(pooled, part)
-    if places.size:
-        _by_filter(places, shape)[..., filters] = _by_filter(found, part)
+    parts = _block_places(maps, shape)
+    largest = np.zeros_like(parts[0])  # the input of a block in which no unit is on
+    for part in parts:
+        np.maximum(largest, part, out=largest)
+    total = np.exp(-largest)
+    for part in parts:
+        part -= largest
+        np.exp(part, out=part)
+        total += part
+    for part in parts:
+        part /= total
+    return maps
 
 
 @accelerated
-def convolve_gradient(
-    x: Array,
-    delta: Array,
-    places: Array,
-    out: Array,
-    scratch: Array,
-    shape: ConvolutionShape,
-    filters: slice = slice(None),
-) -> None:
-    """Fill ``out`` of shape (k k C, F) with the gradient of some filters' weights.
+def draw_blocks(maps: Array, noise: Array, shape: ConvolutionShape, *, out: Array) -> Array:
+    """Draw states into ``out``, and replace inputs as :func:`block_means` does.
 
-    Parameters
-    ----------
-    x : ndarray of shape (B, visible units)
-        What the layer read.
-    delta : ndarray of shape (B, Q F)
-        The derivative of the loss with respect to the pooled inputs of the units.
-    places, scratch, shape, filters
-        As of :func:`convolve`. Without places the numbers are spread evenly.
+    ``noise`` of shape (B, Q F) holds uniform draws, one a block, and is used up. The probabilities
+    of a block's units cut [0, 1) into shares, place after place: the unit is on that has the draw
+    in its share, and none if the draw lies behind all.
     """
-    maps = _unpooled(delta, places, shape)
-    maps, seen = factors(maps, lowered(x, shape), precision=shape.precision_back)
-    for own, read in groups_of(shape, filters):
-        out[:, own] = np.matmul(of_group(seen, read, shape).T, maps[:, own])
-
-
-@accelerated
-def convolve_back(
-    delta: Array,
-    places: Array,
-    weight: Array,
-    out: Array,
-    scratch: Array,
-    shape: ConvolutionShape,
-    channels: slice = slice(None),
-) -> None:
-    """Fill the numbers of some channels of ``out`` of shape (B, visible units).
-
-    With the derivative of the loss with respect to what the layer read; or, of codes, with
-    the inputs of the visible units without their bias.
-
-    Parameters
-    ----------
-    delta : ndarray of shape (B, Q F)
-    places, weight, scratch, shape
-        As of :func:`convolve`. Without places the numbers are spread evenly.
-    channels : slice
-    """
-    maps = _unpooled(delta, places, shape)
-    maps, weight = factors(maps, weight, precision=shape.precision_back)
-    back = np.empty((len(delta), shape.visible), dtype=out.dtype)
-    parts = [np.matmul(maps[:, own], weight[:, own].T) for own, _ in groups_of(shape)]
-    by_place = [part.reshape(len(maps), shape.size**2, shape.reads) for part in parts]
-    columns = by_place[0] if len(by_place) == 1 else np.concatenate(by_place, axis=2)
-    raised(columns, shape, out=back)
-    _images(out, shape)[..., channels] = _images(back, shape)[..., channels]
-
-
-@accelerated
-def sum_channels(x: Array, shape: ConvolutionShape, *, out: Array) -> Array:
-    """Fill ``out`` of shape (C,) with the sums of images over examples and positions."""
-    np.sum(_images(x, shape), axis=(0, 1, 2), out=out)
+    block_means(maps, shape)
+    left = noise.reshape(len(maps), shape.output.height, shape.output.width, shape.filters)
+    for mean, state in zip(_block_places(maps, shape), _block_places(out, shape), strict=True):
+        np.copyto(state, (left >= 0) & (left < mean))
+        left -= mean
     return out
 
 
-def _products(x: Array, weight: Array, shape: ConvolutionShape, filters: slice) -> Array:
-    """Return the maps of some filters, before pooling."""
-    seen, weight = factors(lowered(x, shape), weight, precision=shape.precision)
-    parts = [
-        np.matmul(of_group(seen, read, shape), weight[:, own])
-        for own, read in groups_of(shape, filters)
-    ]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+@accelerated
+def block_sums(maps: Array, shape: ConvolutionShape, *, out: Array) -> Array:
+    """Fill ``out`` of shape (B, Q F) with the sum of each block of ``maps`` of shape (B, P F).
+
+    The sum of means is the probability that one unit of the block is on.
+    """
+    sums = out.reshape(len(maps), shape.output.height, shape.output.width, shape.filters)
+    sums.fill(0)
+    for part in _block_places(maps, shape):
+        sums += part
+    return out
 
 
 def groups_of(shape: ConvolutionShape, filters: slice = slice(None)) -> list[tuple[slice, slice]]:
-    """Return for each group those of some filters that it has, and the channels they read."""
+    """Return each group's part of some filters, and the channels that they read."""
     if shape.groups == 1:
         return [(filters, slice(None))]
     begin, end, _ = filters.indices(shape.filters)
@@ -260,6 +354,31 @@ def of_group(seen: Array, read: slice, shape: ConvolutionShape) -> Array:
         return seen
     parts: Array = seen.reshape(len(seen), shape.size**2, shape.channels)[:, :, read]
     return parts.reshape(len(seen), shape.fan_in)
+
+
+def _products(x: Array, weight: Array, shape: ConvolutionShape, filters: slice) -> Array:
+    """Return the maps of some filters, before pooling."""
+    seen, weight = factors(lowered(x, shape), weight, precision=shape.precision)
+    parts = [
+        np.matmul(of_group(seen, read, shape), weight[:, own])
+        for own, read in groups_of(shape, filters)
+    ]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def _choose(
+    maps: Array, places: Array, shape: ConvolutionShape, filters: slice, *, out: Array
+) -> None:
+    """Fill ``out`` with the number at the place of each block of the maps of some filters."""
+    size, parts = shape.pool, (len(out), shape.output.height, shape.output.width, shape.filters)
+    blocks = maps.reshape(parts[0], parts[1], size, parts[2], size, parts[3])[..., filters]
+    code, at = (array.reshape(parts)[..., filters] for array in (out, places))
+    code.fill(0)
+    for place in range(size**2):
+        row, column = divmod(place, size)
+        chosen = (at == place).astype(maps.dtype)
+        chosen *= blocks[:, :, row, :, column]
+        code += chosen
 
 
 def _unpooled(delta: Array, places: Array, shape: ConvolutionShape) -> Array:
@@ -297,3 +416,79 @@ def _unblocked(blocks: Array, shape: ConvolutionShape) -> Array:
     parts = blocks.reshape(-1, rows, width, shape.filters, size, size)
     maps: Array = parts.transpose(0, 1, 4, 2, 5, 3).reshape(-1, shape.filters)
     return maps
+
+
+def _block_places(maps: Array, shape: ConvolutionShape) -> list[Array]:
+    """Return for each place in a block its numbers, of shape (B, rows, columns, F), a view."""
+    size, rows, columns = shape.pool, shape.output.height, shape.output.width
+    blocks = maps.reshape(len(maps), rows, size, columns, size, shape.filters)
+    return [blocks[:, :, i, :, j] for i in range(size) for j in range(size)]
+
+
+def scratch_size(shape: ConvolutionShape) -> int:
+    """Return the numbers that the compiled forms compute in, however many examples there are."""
+    shape = replace(shape, channels=shape.reads, groups=1)  # the groups take turns
+    filters, padded = shape.filters, _vectors_size(shape.filters)
+    height, width = shape.output.height, shape.output.width
+    size = shape.size + shape.pool - 1  # of longer filters: their product is a block's mean
+    run = size * shape.channels
+    image = _image_size(shape)
+    halves, laid, codes = _rounded_sizes(shape, image)
+    needed = [
+        _parts_size(image, size * run * padded, height * width * padded, laid // 2, laid),
+        _parts_size(
+            *(image, size * run * filters, run * filters, size * filters * _vectors_size(run)),
+            *(height * width, height * width, codes, 0),
+        ),
+    ]
+    if not shape.has_places:
+        windows = min(1 + WINDOWS // width, height) * width
+        means = size * run * filters if shape.pool > 1 else 0
+        needed.append(
+            _parts_size(image, windows * padded, means, size * run * padded, windows, halves)
+        )
+        return max(needed)
+    windows = shape.pool * shape.map_width
+    windows *= min(1 + WINDOWS // windows, height)
+    blocks = height * width
+    images = max(IMAGES_SIZE // (image + 2 * blocks * filters), 1)
+    needed += [
+        _parts_size(image, windows * padded, 0, shape.fan_in * padded, windows, halves),
+        _patches_size(shape, images, filters, images * blocks),
+        _patches_size(shape, 1, shape.positions, filters),
+    ]
+    return max(needed)
+
+
+def _vectors_size(size: int) -> int:
+    """Return the numbers of as many vectors as a size needs."""
+    return -(-size // VECTOR) * VECTOR
+
+
+def _parts_size(*sizes: int) -> int:
+    """Return the numbers of parts that begin with a cache line, with room behind each."""
+    return VECTOR + sum(_vectors_size(size) + VECTOR for size in sizes)
+
+
+def _image_size(shape: ConvolutionShape) -> int:
+    """Return the numbers of a padded image."""
+    padded = (shape.height + 2 * shape.pad) * (shape.width + 2 * shape.pad)
+    return _vectors_size(padded * shape.channels) + VECTOR
+
+
+def _rounded_sizes(shape: ConvolutionShape, image: int) -> tuple[int, int, int]:
+    """Return the sizes, in float32 numbers, of three arrays of rounded ones, two to a number.
+
+    The arrays are a padded image, one with each position next to its neighbour, and a code.
+    """
+    laid, codes = (image, (shape.hidden + 1) // 2) if shape.rounds_back else (0, 0)
+    return image // 2 if shape.rounds else 0, laid, codes
+
+
+def _patches_size(shape: ConvolutionShape, images: int, lists: int, most: int) -> int:
+    """Return the numbers of lists of patches or filters, of at most ``most`` each."""
+    sums = shape.filters * shape.size * _vectors_size(shape.size * shape.channels)
+    listed, row = lists * most, shape.output.width * shape.filters
+    return _parts_size(
+        images * _image_size(shape), sums, lists, listed, listed, shape.pool**2, row, row
+    )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["cross_entropy", "loss_of", "squared_error", "wrong"]
+__all__ = ["count_errors", "cross_entropy", "loss_of", "means_and_error", "squared_error"]
 
 
 @accelerated
@@ -22,10 +23,19 @@ def squared_error(x: Array, y: Array, *, out: Array) -> float:
     return float(np.dot(flat, flat))
 
 
+@accelerated
+def means_and_error(y: Array, bias: Array, units: str, x: Array, *, out: Array) -> float:
+    """Replace the inputs y without their bias by the units' means; return |y - x|^2 of these.
+
+    The sum is over units and examples; y - x is left in ``out``, which may be y itself.
+    """
+    return squared_error(x, means(y, bias, units), out=out)
+
+
 def cross_entropy(x: Array, y: Array, units: str, weights: Array | None = None) -> float:
     """Return the cross-entropy of means y and targets x, summed over units and examples, in nats.
 
-    That of binary units, or of one choice among ``softmax`` units; in blocks each has its own.
+    The units are binary, or ``softmax`` units with one choice among them; each block has its own.
     ``weights``, of the shape of y, say how much each term counts.
 
     Raises
@@ -64,8 +74,8 @@ def loss_of(x: Array, y: Array, units: str, loss: str, weights: Array | None = N
 
 
 @accelerated
-def wrong(x: Array, y: Array) -> float:
-    """Return how many rows of y have their largest value elsewhere than those of x.
+def count_errors(x: Array, y: Array) -> float:
+    """Count the rows in which argmax(x) != argmax(y), the first of equal numbers each.
 
     For arrays on a device: a zero-dimensional device array, not synchronized.
     """

@@ -1,21 +1,21 @@
 """Compiled forms of the elementwise equations.
 
 The C extension ``_native`` is optional: it is built where there is a C compiler. Then its forms
-stand in for those in NumPy, for rows of float32 whose elements lie side by side; anything else goes
-to NumPy still. The environment variable ``SYNCPRETRAIN_KERNELS`` chooses: ``numpy`` leaves the
+stand in for the NumPy forms, for rows of float32 with elements side by side; anything else goes to
+NumPy still. The environment variable ``SYNCPRETRAIN_KERNELS`` chooses: ``numpy`` leaves the
 extension out, ``native`` insists on it. ``SYNCPRETRAIN_BFLOAT16`` chooses the order of sums of
 bfloat16 products, ``pairs`` or ``tiles``, instead of the one that this CPU takes fastest.
 
 Equal to the NumPy forms bit for bit, with one row or column or none, with infinities, signed zeros
 and numbers below 2^-126: the random numbers; the means of Gaussian and rectified units; the
 derivatives of units; the differences of phases; the steps of momentum, of descent and of Adam; the
-differences whose squares are summed; sums of rows and counts of wrong rows in a program; the
-largest of blocks and their places. Any nan is as good as another, and of several nans in a block
-the place is that of the last here, of the first in NumPy.
+differences of a squared error; sums of rows and counts of wrong rows in a program; the largest of
+blocks and their places. Any nan is as good as another; for several nans in a block the place is the
+last one here, and the first in NumPy.
 
 Not equal: the sigmoid, the hyperbolic tangent and the softmax, which differ in their last bits, and
 the states and documents that these decide; sums of squared errors and over channels, points along
-a document, and all products, whose terms are added in another order than that of NumPy or its BLAS.
+a document, and all products: their terms are added in another order than by NumPy or its BLAS.
 Products that leave out zeros (of binary states, of rows that are mostly zeros, of the largest of
 blocks) take 0 times infinity or nan for 0. For a product with one row or column NumPy calls another
 function of the BLAS than a program does.
@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 
 from syncpretrain.errors import SyncpretrainError
-from syncpretrain.kernels.adam_rates import adam_rates
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import register
+from syncpretrain.kernels.optimizers import adam_rates
 from syncpretrain.rng import Address
 from syncpretrain.shapes import ConvolutionShape
 

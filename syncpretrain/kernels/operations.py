@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.lowering import scratch_size
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.convolution import scratch_size
 from syncpretrain.shapes import ConvolutionShape
-from syncpretrain.units.kinds import KINDS, UNITS
+from syncpretrain.units.kinds import KINDS, UNITS, kind_of
 
-__all__ = ["Operation", "check_program"]
+__all__ = ["Operation", "check_program", "output_operations"]
+
 
 Operation = tuple[Any, ...]  # a name and its arguments
-
 MOST_SHARDS = 2**53  # integers that a float64 holds
 WHOLE = (int, np.integer)
 NUMBERS = (*WHOLE, float, np.floating)
@@ -49,9 +50,9 @@ def _signature(
 ) -> _Signature:
     """Return a signature from words such as ``>out:mn``.
 
-    ``>`` marks what is written to, ``?`` what may have no size, ``+`` what may be longer. An
-    operation with a ``shape`` has ``v`` visible and ``h`` hidden units, ``c`` channels, ``f``
-    filters of ``k`` weights, and needs a scratch of ``s`` numbers.
+    ``>`` marks an array that is written to, ``?`` one that may have no size, ``+`` one that may be
+    longer. An operation with a ``shape`` has ``v`` visible and ``h`` hidden units, ``c`` channels,
+    ``f`` filters of ``k`` weights, and needs a scratch of ``s`` numbers.
     """
     split = ((word, *word.lstrip(">").split(":")) for word in text.split())
     arrays = tuple(_Array(name, axes, word.startswith(">")) for word, name, axes in split)
@@ -253,3 +254,42 @@ def _check_places(
             raise ValueError(
                 f"{name}: got {one.name} and {other.name} that share memory; expected arrays apart"
             )
+
+
+def output_operations(
+    target: Array,
+    y: Array,
+    delta: Array,
+    weights: Array | None,
+    units: str,
+    loss: str,
+    *,
+    examples: int,
+    squared: int,
+    wrong: int,
+) -> list[Operation]:
+    """Return the operations that compare outputs y with their targets.
+
+    Parameters
+    ----------
+    target, y, delta : ndarray of shape (B, outputs)
+        ``delta`` is filled with the gradient of the loss by the inputs of the output units.
+    weights : ndarray of shape (B, outputs) or None
+        The weight of each example.
+    units, loss : str
+    examples : int
+        The number of examples in the whole minibatch; the loss is the mean over them.
+    squared, wrong : int
+        The places among the results for the squared error and, of exclusive units, for the number
+        of wrong classes.
+    """
+    operations: list[Operation] = []
+    if kind_of(units).is_exclusive:
+        operations += [("wrong", target, y, wrong)]
+    operations += [("squared_error", target, y, delta, squared)]
+    if weights is not None:
+        operations += [("multiply", delta, weights, delta)]
+    if loss == "squared":
+        scale = ("scale", delta, 2 / examples)
+        return [*operations, scale, ("times_derivative", delta, y, units)]
+    return [*operations, ("scale", delta, 1 / examples)]

@@ -8,13 +8,14 @@ parameters on one core: blocks of 4,096 took 9.3 ms for Adam (the calls cost mor
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from syncpretrain.kernels.adam_rates import adam_rates
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 
-__all__ = ["adam_step", "sgd_step", "shrink"]
+__all__ = ["adam_rates", "adam_step", "sgd_step", "shrink"]
 
 
 @accelerated
@@ -121,3 +122,19 @@ def adam_step(
         np.divide(m, s, out=s)
         np.multiply(s, size, out=s)
         np.subtract(p, s, out=p)
+
+
+def adam_rates(
+    step: int,
+    learning_rate: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+) -> tuple[float, float]:
+    """Return the size of a step of Adam and the floor of its denominator, as adam_step uses them.
+
+    The moments are kept as plain decaying sums; see :func:`adam_step`.
+    """
+    scale1 = (1 - beta1) / (1 - beta1**step)  # m^ = scale1 * first
+    scale2 = math.sqrt((1 - beta2) / (1 - beta2**step))  # sqrt(v^) = scale2 * sqrt(second)
+    return learning_rate * scale1 / scale2, epsilon / scale2

@@ -2,7 +2,7 @@
 
 A program is phases of shards of operations: all shards of a phase may run at once, and the
 next phase begins when all are done. An operation is a tuple of its name, its arrays, which are the
-same in every step, and what else it needs. Where the compiled kernels and NumPy's own BLAS can run
+same in every step, and its other arguments. Where the compiled kernels and NumPy's own BLAS can run
 all of them, a step is one call without the interpreter's lock: for two workers that share a step of
 some ms, to hand it over in each of its phases costs a tenth of the time. Elsewhere the equations of
 this package are called one after another. Both do the same in the same order.
@@ -10,17 +10,17 @@ this package are called one after another. Both do the same in the same order.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_info
 
 from syncpretrain.kernels.activations import activate, means, times_derivative
-from syncpretrain.kernels.adam_rates import adam_rates
 from syncpretrain.kernels.arrays import BLOCK
-from syncpretrain.kernels.compiled import compiled_program, run_program, share_program
 from syncpretrain.kernels.contrastive_divergence import (
     momentum_step,
     phase_differences,
@@ -35,16 +35,35 @@ from syncpretrain.kernels.convolution import (
     visible_means,
 )
 from syncpretrain.kernels.dispatch import multiply
-from syncpretrain.kernels.losses import squared_error, wrong
+from syncpretrain.kernels.losses import count_errors, squared_error
+from syncpretrain.kernels.native import extension, shape_numbers
 from syncpretrain.kernels.operations import Operation, check_program
-from syncpretrain.kernels.optimizers import adam_step, sgd_step
+from syncpretrain.kernels.optimizers import adam_rates, adam_step, sgd_step
 from syncpretrain.kernels.precision import multiply_bfloat16, multiply_tf32
 from syncpretrain.rng import Address, Purpose
+from syncpretrain.shapes import ConvolutionShape
 
-__all__ = ["OperationPhases", "Phase", "PhaseRunner", "Phases", "Program", "in_turn"]
+__all__ = [
+    "SHARED_COUNTERS",
+    "OperationPhases",
+    "Phase",
+    "PhaseRunner",
+    "Phases",
+    "Program",
+    "compiled_program",
+    "in_turn",
+    "run_program",
+    "share_program",
+]
+
 
 Phase = Callable[[int], None]  # runs a shard; the next phase begins when all shards are done
 OperationPhases = Sequence[Sequence[Sequence[Operation]]]  # phases of shards of operations
+SHARED_COUNTERS = 17  # number of counters of :func:`share_program`
+NO_COUNTERS = np.zeros(1, dtype=np.int64)
+EXACT = 2**24  # integers that a float32 holds
+# With NumPy's prefix or not, with the suffix that says integers of 64 bits or not.
+BLAS_NAMES = ("scipy_cblas_{}64_", "cblas_{}64_", "scipy_cblas_{}", "cblas_{}")
 
 
 class Program:
@@ -60,8 +79,9 @@ class Program:
     values given to :meth:`prepare`. ``sum_rows`` (x, out), ``scale`` (x, factor), ``decay``
     (parameters, amount) by 1 - rate * amount, ``copy`` (x, out), ``softmax`` (x) and ``wrong``
     (target, y, slot) are what they say. ``convolve``, ``convolve_gradient``, ``convolve_back``,
-    ``visible_means`` and ``sum_channels`` are those of :mod:`syncpretrain.kernels.convolution`,
-    with all arguments by position, and for a slice its first number and the one behind its last.
+    ``visible_means`` and ``sum_channels`` are functions of
+    :mod:`syncpretrain.kernels.convolution`, with all arguments by position; a slice is its first
+    number and the number behind its last.
 
     Parameters
     ----------
@@ -69,15 +89,15 @@ class Program:
         Every phase has as many shards. All arrays are float32; or float64, in operations that are
         then never compiled.
     slots : int
-        How many results there are.
+        The number of results.
     results : array of a device, optional
-        Where they go, if the operations' arrays are on a device: then nothing is compiled, and
-        the forms of the operations check their arrays.
+        The array of the results, if the operations' arrays are on a device: then nothing is
+        compiled, and the forms of the operations check their arrays.
 
     Attributes
     ----------
     shards, length : int
-        Of each phase; of phases.
+        Number of shards in each phase, and number of phases.
     operations : sequence of sequence of sequence of Operation
         The phases as they were given.
     results : ndarray of shape (slots,), float64
@@ -103,7 +123,7 @@ class Program:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a step is one call."""
+        """True if a step is one call."""
         return self._compiled is not None
 
     def prepare(
@@ -141,7 +161,7 @@ class Program:
     ) -> int:
         """Run one worker's shards of a compiled program, and wait for the others in each phase.
 
-        See :func:`syncpretrain.kernels.compiled.run_program`.
+        See :func:`syncpretrain.kernels.program.run_program`.
         """
         return run_program(
             self._compiled,
@@ -157,7 +177,7 @@ class Program:
     def share(self, counters: NDArray[np.int64], **options: Any) -> int:
         """Run shards of a compiled program that no thread has taken yet.
 
-        See :func:`syncpretrain.kernels.compiled.share_program`.
+        See :func:`syncpretrain.kernels.program.share_program`.
         """
         return share_program(
             self._compiled, self._numbers, self._words, self.results, counters, **options
@@ -173,8 +193,8 @@ class Program:
     def _squared_error(self, x: Any, y: Any, out: Any, slot: int) -> None:
         self.results[slot] = squared_error(x, y, out=out)
 
-    def _wrong(self, target: Any, y: Any, slot: int) -> None:
-        self.results[slot] = wrong(target, y)
+    def _count_errors(self, target: Any, y: Any, slot: int) -> None:
+        self.results[slot] = count_errors(target, y)
 
     def _differences(self, v: Any, h: Any, da: Any, db: Any, scratch: Any, examples: int) -> None:
         phase_differences(v, h, da=da, db=db, examples=examples)
@@ -220,6 +240,227 @@ class Program:
         parameters *= 1 - float(self._numbers[1]) * float(amount)
 
 
+Phases = Sequence[Phase] | Program  # a program knows its own phases
+PhaseRunner = Callable[[Phases, int], None]  # runs the phases of a number of shards
+
+
+def in_turn(phases: Phases, shards: int) -> None:
+    """Run all shards of all phases, one after another."""
+    if isinstance(phases, Program):
+        if phases.is_compiled:
+            phases.work()
+            return
+        phases = phases.phases
+    for phase in phases:
+        for shard in range(shards):
+            phase(shard)
+
+
+def compiled_program(phases: Any) -> Any:
+    """Return phases of shards of operations for :func:`run_program`.
+
+    None where the extension is missing, or an operation or array is not for it.
+    """
+    blas = None if extension is None else _blas_sgemm()
+    if blas is None:
+        return None
+    try:
+        forms = [[[_compiled_form(*op) for op in ops] for ops in shards] for shards in phases]
+        return extension.program(forms, *blas)
+    except ValueError:
+        return None
+
+
+def run_program(
+    program: Any,
+    numbers: NDArray[np.float64],
+    words: NDArray[np.uint64],
+    results: NDArray[np.float64],
+    rank: int,
+    workers: int,
+    counters: NDArray[np.int64] | None,
+    *,
+    first: int = 0,
+    behind: int = 0,
+    broken: int = 0,
+    spin_seconds: float = 0.0,
+    look_seconds: float = 1.0,
+    timeout_seconds: float = 0.0,
+) -> int:
+    """Run a worker's shards of every phase of a program, without the interpreter's lock.
+
+    After each phase the worker stores ``behind`` and the number of phases done in the counter
+    ``first + rank``, and waits for the other workers as ``wait_for_counters`` does
+    (:mod:`syncpretrain.parallel.waiting`), for up to ``timeout_seconds`` in each phase. Of a pause
+    longer than ``look_seconds``, in which the process was suspended, only that much counts.
+
+    Returns
+    -------
+    int
+        As ``wait_for_counters``.
+    """
+    waited: int = extension.run_program(
+        program,
+        numbers,
+        words,
+        results,
+        NO_COUNTERS if counters is None else counters,
+        rank,
+        workers,
+        first,
+        behind,
+        broken,
+        spin_seconds,
+        look_seconds,
+        timeout_seconds,
+    )
+    return waited
+
+
+def share_program(
+    program: Any,
+    numbers: NDArray[np.float64],
+    words: NDArray[np.uint64],
+    results: NDArray[np.float64],
+    counters: NDArray[np.int64],
+    *,
+    base: int,
+    broken: int,
+    is_owner: bool,
+    first: int = 0,
+    spin_seconds: float = 0.0,
+    look_seconds: float = 1.0,
+    timeout_seconds: float = 0.0,
+) -> int:
+    """Run shards of a program that no thread has taken yet, without the interpreter's lock.
+
+    The one owner begins the step, and returns when all of it is done. Any other thread returns when
+    all shards are taken. Shards are numbered through all steps: ``base`` have
+    been before this one. ``counters[first:]`` has :data:`SHARED_COUNTERS` counters, 0 before the
+    first step.
+
+    Returns
+    -------
+    int
+        As ``wait_for_counters``; late if a phase takes longer than ``timeout_seconds``.
+    """
+    waited: int = extension.share_program(
+        program,
+        numbers,
+        words,
+        results,
+        counters,
+        first,
+        base,
+        broken,
+        is_owner,
+        spin_seconds,
+        look_seconds,
+        timeout_seconds,
+    )
+    return waited
+
+
+class Sgemm(NamedTuple):
+    """The single-precision matrix product of a BLAS: its address, and whether it takes int64."""
+
+    address: int
+    wide: bool
+
+
+def sgemm_of(library: Any, name: str) -> Sgemm | None:
+    """Return the product of a library; ``name`` is the pattern of its names.
+
+    None if it is not sure that its integers have 32 bits, or that they have 64.
+    """
+    wide = _takes_int64(getattr(library, name.format("scopy"), None))
+    if wide is None or ("64" in name and not wide):
+        return None
+    return Sgemm(_address(getattr(library, name.format("sgemm"))), wide)
+
+
+@cache
+def _blas_sgemm() -> Sgemm | None:
+    """Return the product of NumPy's own BLAS, or None if it is not found or not sure."""
+    found = [info["filepath"] for info in threadpool_info() if info["user_api"] == "blas"]
+    for path in sorted(found, key=lambda path: "numpy" not in path):
+        library = ctypes.CDLL(path)
+        for name in BLAS_NAMES:
+            if hasattr(library, name.format("sgemm")):
+                return sgemm_of(library, name)
+    return None
+
+
+def _takes_int64(scopy: Any) -> bool | None:
+    """Return whether the integers of a BLAS have 64 bits, as its ``cblas_scopy`` sees them.
+
+    Neither the symbol nor the file is named after them in every build. So a number is copied n
+    times, where n is 1 in its lower 32 bits and negative as a whole: nothing is copied if it is
+    read as a whole. All arguments lie in registers, and a function may read their lower half. None
+    if it did not copy as it should.
+    """
+    if scopy is None or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return None
+    kinds = (ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+    copy = ctypes.CFUNCTYPE(None, *kinds)(_address(scopy))
+    given = np.ones(1, dtype=np.float32)
+    taken = np.zeros((2, 1), dtype=np.float32)
+    for n, out in zip((1, 1 - 2**32), taken, strict=True):
+        copy(n, given.ctypes.data, 1, out.ctypes.data, 1)
+    if not taken[0, 0]:
+        return None
+    return not taken[1, 0]
+
+
+def _address(function: Any) -> int:
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def _compiled_form(name: str, *arguments: Any) -> tuple[Any, ...]:
+    """Return an operation as the extension takes it.
+
+    Raises
+    ------
+    ValueError
+        If it has no such form.
+    """
+    if name == "sample_states":
+        x, bias, _, out, units, shard = arguments
+        if units not in extension.DRAWN:
+            raise ValueError(units)
+        return name, x, bias, out, shard
+    if name in ("means", "times_derivative"):
+        return name, *arguments[:2], _units_number(arguments[2])
+    if name == "phase_differences" and arguments[-1] > EXACT:
+        raise ValueError(arguments[-1])
+    if any(isinstance(value, ConvolutionShape) for value in arguments):
+        return name, *_convolution_form(arguments)
+    if name == "adam_step":
+        return name, *arguments, 0.9, 0.999
+    return name, *arguments
+
+
+def _convolution_form(arguments: tuple[Any, ...]) -> list[Any]:
+    """Return the arguments of a convolution with numbers for its shape and its units."""
+    form: list[Any] = []
+    for value in arguments:
+        if isinstance(value, ConvolutionShape):
+            form += shape_numbers(value)
+        elif isinstance(value, str):
+            form.append(_units_number(value))
+        else:
+            form.append(value)
+    return form
+
+
+def _units_number(units: str) -> Any:
+    if units not in extension.UNITS:
+        raise ValueError(units)
+    return extension.UNITS[units]
+
+
 def _of_some(equation: Callable[..., Any], *arguments: Any) -> None:
     """Evaluate an equation of some filters or channels, given the first and the end of them."""
     *others, first, end = arguments
@@ -240,7 +481,7 @@ _INTERPRETED: dict[str, Callable[..., Any]] = {
     "copy": lambda self, x, out: np.copyto(out, x),
     "sample_states": Program._draw,
     "squared_error": Program._squared_error,
-    "wrong": Program._wrong,
+    "wrong": Program._count_errors,
     "phase_differences": Program._differences,
     "momentum_step": Program._momentum,
     "adam_step": Program._adam,
@@ -252,19 +493,3 @@ _INTERPRETED: dict[str, Callable[..., Any]] = {
     "visible_means": lambda self, *given: visible_means(*given),
     "sum_channels": lambda self, x, out, shape: sum_channels(x, shape, out=out),
 }
-
-
-Phases = Sequence[Phase] | Program  # a program knows its own phases
-PhaseRunner = Callable[[Phases, int], None]  # runs the phases of a number of shards
-
-
-def in_turn(phases: Phases, shards: int) -> None:
-    """Run all shards of all phases, one after another."""
-    if isinstance(phases, Program):
-        if phases.is_compiled:
-            phases.work()
-            return
-        phases = phases.phases
-    for phase in phases:
-        for shard in range(shards):
-            phase(shard)

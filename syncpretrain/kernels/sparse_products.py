@@ -1,7 +1,7 @@
-"""Products with rows that are mostly zeros, whose compiled forms leave these out.
+"""Products with matrices that have many zeros; the compiled forms leave the zeros out.
 
-The compiled forms take every sum in a fixed order. Where one number in eight or more is not 0, they
-leave the work to the dense product, which is faster then.
+The compiled forms take every sum in a fixed order. Of rows in which one number in eight or more is
+not 0, and of few rows of states, they leave the work to the dense product, which is faster then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 
-__all__ = ["sparse_product", "transposed_product"]
+__all__ = ["binary_product", "sparse_product", "transposed_product"]
 
 
 @accelerated
@@ -27,3 +27,13 @@ def transposed_product(v: Array, h: Array, *, out: Array, adds: bool = False) ->
         out += v.T @ h
     else:
         np.matmul(v.T, h, out=out)  # (V, B) @ (B, H) -> (V, H)
+
+
+@accelerated
+def binary_product(states: Array, weight: Array, *, out: Array) -> None:
+    """Fill ``out`` with h W^T, of states h that are 0 or 1.
+
+    The compiled form takes every sum in a fixed order. It leaves the work to the dense product
+    where a state is another number, or there are few rows.
+    """
+    np.matmul(states, weight.T, out=out)  # (B, H) @ (H, V) -> (B, V)

@@ -15,9 +15,8 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
 from syncpretrain.kernels.conditions import conditions_of, impose
-from syncpretrain.learners.base import Learner
-from syncpretrain.learners.first_dense import first_dense
-from syncpretrain.learners.learner_settings import LearnerSettings
+from syncpretrain.learners.base import Learner, LearnerSettings
+from syncpretrain.learners.first_layers import first_dense
 from syncpretrain.rng import Address, Purpose
 
 __all__ = ["Autoencoder", "AutoencoderSettings", "BaseAutoencoder"]
@@ -25,7 +24,7 @@ __all__ = ["Autoencoder", "AutoencoderSettings", "BaseAutoencoder"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoencoderSettings(LearnerSettings):
-    """What one autoencoder's training needs to know.
+    """Settings of one autoencoder's training.
 
     ``loss`` is "squared" or "cross-entropy". ``corruption`` is None, or the kind of noise and its
     amount (Vincent et al. 2010); ``limits`` are the values of pepper and salt. ``contraction`` is
@@ -93,12 +92,12 @@ class BaseAutoencoder(Learner):
 
     @property
     def _changes_input(self) -> bool:
-        """Whether the code is that of other rows than the examples."""
+        """True if the code is computed from other rows than the examples: noisy or masked ones."""
         return self.settings.corruption is not None or self.settings.missing
 
     @property
     def _bias_gradients(self) -> tuple[Array | None, Array | None]:
-        """Those of both biases, where they are the sums of their units' deltas."""
+        """The gradients of both biases, if they are the sums of their units' deltas."""
         return None, None
 
     def hidden_means(self, n: int) -> Array | None:

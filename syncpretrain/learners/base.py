@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
-from dataclasses import replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -28,12 +29,12 @@ from syncpretrain.kernels.contrastive_divergence import momentum_step, momentum_
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.precision import PRECISIONS
-from syncpretrain.learners.flat import FlatParameters
-from syncpretrain.learners.learner_settings import LearnerSettings
 from syncpretrain.models.layer import Layer
+from syncpretrain.settings.fields import MomentumSchedule
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["Learner"]
+__all__ = ["FlatParameters", "Learner", "LearnerSettings"]
+
 
 L = TypeVar("L", bound="Learner")
 FIRST = -1  # the priority of layer 1, for which all other layers wait
@@ -48,23 +49,23 @@ class Learner(ABC):
     layer : int
         Its number in the stack, counted from 1.
     first : Layer
-        What it is before the first step; its arrays are those that are trained.
+        The layer before the first step; its arrays are trained in place.
     settings : LearnerSettings
 
     Attributes
     ----------
     learning_rate : float
-        That of the settings, until it is lowered after a divergence.
+        The rate of the settings, until it is lowered after a divergence.
     parameters, gradients : list of ndarray
         Weight, visible bias, hidden bias, and the decoder weights if it has its own.
     backend, stream : Backend, Stream
-        Where its arrays are, and where its work is queued.
+        The device of its arrays, and the queue of its work there.
     recorder : Recorder
-        What works its steps there.
+        Runs blocks of its steps there.
     precision : Precision
-        Of its products.
+        The precision of its products.
     flat : FlatParameters or None
-        On a device, the vectors that its arrays are parts of.
+        The vectors that hold its arrays, on a device.
     """
 
     model: ClassVar[str]
@@ -95,7 +96,7 @@ class Learner(ABC):
             self.stream.synchronize()
 
     def _train(self, layer: Layer) -> None:
-        """Take the arrays of a layer as those to train, and allocate what belongs to them."""
+        """Train the arrays of a layer from now on; allocate gradients, velocities and buffers."""
         self._now, arrays = layer, dict(layer.parameters())
         self.weight, self.hidden_bias = arrays["weight"], arrays["hidden_bias"]
         self.visible_bias = arrays["visible_bias"]
@@ -114,7 +115,7 @@ class Learner(ABC):
 
     @abstractmethod
     def _allocate(self, rows: int) -> None:
-        """Allocate what the gradient of a minibatch of this many rows is computed in."""
+        """Allocate the buffers for the gradient of a minibatch of at most this many rows."""
 
     @abstractmethod
     def gradient(
@@ -128,8 +129,8 @@ class Learner(ABC):
     ) -> float:
         """Fill the gradients, as the direction to go, from some rows of X.
 
-        The average over these rows, or what they add to the average over ``examples`` of
-        a minibatch that they are a part of.
+        A gradient is the average over these rows; or, if they are a part of a minibatch of
+        ``examples``, their contribution to its average.
 
         Returns
         -------
@@ -148,7 +149,7 @@ class Learner(ABC):
         """Record the first examples before the first step; they need not be in memory.
 
         Visible biases start from log(p / (1 - p)), where p is the mean of a unit (Hinton 2010,
-        section 8), those of linear units from the mean, unless the settings start them from zero.
+        section 8), the biases of linear units from p, unless the settings start them from zero.
         """
         if self._common.visible_bias == "zero":
             return
@@ -177,8 +178,8 @@ class Learner(ABC):
         part._allocate(-(-self.batch_size // shards))
         return part
 
-    def beside(self: L, backend: Backend) -> L:
-        """Return a learner of the same layer on another device, to take parts of."""
+    def copy_on(self: L, backend: Backend) -> L:
+        """Return a learner of the same layer on another device, to be cut into parts."""
         other = copy.copy(self)
         other.flat = None
         other.to(backend)
@@ -192,17 +193,18 @@ class Learner(ABC):
             rates = self.rates(epoch) | {"weights": own.weights}
             momentum_steps(own.parameters, own.gradients, own.velocities, **rates)
             return
+        # In blocks that stay in the cache through the passes of an update.
         for i, gradient in enumerate(self.gradients):
             flat = gradient.reshape(-1)
             for block in blocks_in(slice(0, len(flat)), LONG_BLOCK):
-                self.move(i, block, flat[block], epoch=epoch)
+                self.update_slice(i, block, flat[block], epoch=epoch)
 
     def constants(self, epoch: int) -> Hashable:
-        """Return what a step in an epoch depends on beside arrays, rows and addresses."""
+        """Return the numbers of an epoch's steps that are the same in each of them."""
         return tuple(self.rates(epoch).values())
 
-    def move(self, i: int, part: slice, gradient: Array, *, epoch: int) -> None:
-        """Move a part of the i-th parameter, seen as flat, along its gradient."""
+    def update_slice(self, i: int, part: slice, gradient: Array, *, epoch: int) -> None:
+        """Move a slice of the i-th parameter, seen as flat, along its gradient."""
         parameter, rates = self.parameters[i], self.rates(epoch)
         if parameter.ndim == 1:  # biases are not decayed (Hinton 2010, section 10.1)
             rates["weight_decay"] = rates["l1"] = 0.0
@@ -210,7 +212,7 @@ class Learner(ABC):
         momentum_step(parameter.reshape(-1)[part], gradient, velocity, **rates)
 
     def rates(self, epoch: int) -> dict[str, Any]:
-        """Return the numbers of an epoch's steps by name, as of weights."""
+        """Return the numbers of an epoch's updates by name, for weights."""
         settings = self._common
         return {
             "momentum": settings.momentum.at(epoch),
@@ -219,7 +221,7 @@ class Learner(ABC):
             "l1": settings.l1,
         }
 
-    def moves(self, i: int, rows: slice) -> Operation:
+    def update_operation(self, i: int, rows: slice) -> Operation:
         """Return the operation that moves some rows of the i-th parameter along its gradient."""
         settings, parameter = self._common, self.parameters[i]
         decays = parameter.ndim > 1
@@ -235,8 +237,7 @@ class Learner(ABC):
     def validation_error(self, X: Array, hidden: Array | None = None) -> float:
         """Return the mean squared error of reconstructing X without sampling.
 
-        ``hidden`` are the hidden means of X, computed if they are not given. A missing entry has
-        no error.
+        ``hidden`` are the hidden means of X; None computes them. A missing entry has no error.
         """
         return float(self.summed_error(X, hidden)) / len(X)
 
@@ -252,7 +253,7 @@ class Learner(ABC):
         return self._now
 
     def snapshot(self) -> Layer:
-        """Return a copy of the layer: what a version publishes."""
+        """Return a copy of the layer, to be published as a version."""
         return self._now.to(lambda array: array.copy())
 
     def largest_weight(self) -> float:
@@ -267,7 +268,7 @@ class Learner(ABC):
             return all(bool(np.isfinite(parameter.sum())) for parameter in self.parameters)
 
     def state(self) -> dict[str, Array]:
-        """Return by name what the next step depends on beside the parameters; live arrays."""
+        """Return the next step's inputs except the parameters, by name; live arrays."""
         return self.velocities() | self.own_state()
 
     def velocities(self) -> dict[str, Array]:
@@ -275,11 +276,11 @@ class Learner(ABC):
         return {f"velocity.{i}": velocity for i, velocity in enumerate(self._velocities)}
 
     def own_state(self) -> dict[str, Array]:
-        """Return by name what the next gradient depends on beside the parameters; live arrays."""
+        """Return the next gradient's inputs except the parameters, by name; live arrays."""
         return {}
 
     def restart(self) -> None:
-        """Set :meth:`state` to what it was before the first step."""
+        """Set :meth:`state` back to before the first step."""
         for array in self.state().values():
             array.fill(0)
 
@@ -296,3 +297,129 @@ class Learner(ABC):
         arrays = dict(snapshot.to(self.backend.asarray).parameters())
         for name, array in self._now.parameters():
             np.copyto(array, arrays[name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSettings:
+    """Settings of one layer's training that every model has.
+
+    ``missing`` says whether entries of its input may be missing, marked by
+    :func:`syncpretrain.data.visible.mark_missing`. ``precision`` is the precision of products: see
+    :mod:`syncpretrain.kernels.precision`.
+    """
+
+    batch_size: int
+    learning_rate: float
+    momentum: MomentumSchedule
+    weight_decay: float = 0.0
+    l1: float = 0.0
+    hidden_units: str = "bernoulli"
+    visible_units: str = "bernoulli"
+    visible_bias: str = "zero"
+    missing: bool = False
+    seed: int = 0
+    precision: str = "float32"
+
+    @property
+    def is_conditioned(self) -> bool:
+        """True if visible means depend on more than the hidden units: blocks, missing entries."""
+        return self.missing or kind_of(self.visible_units).blocks is not None
+
+    def kinds(self, model: str) -> dict[str, str]:
+        """Return the kinds of units and the model of a layer, by name."""
+        kinds = {"hidden_units": self.hidden_units, "visible_units": self.visible_units}
+        return kinds | {"model": model}
+
+
+ALIGNED = 4  # numbers, which are 16 bytes
+
+
+class Places:
+    """The places of some parts in a flat vector, one after the other, on a device with gaps.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Numbers of each part.
+    backend : Backend
+
+    Attributes
+    ----------
+    starts : list of int
+        Where each part begins, and the vector ends.
+    """
+
+    def __init__(self, sizes: Sequence[int], backend: Backend) -> None:
+        unit = ALIGNED if backend.devices() else 1
+        self.starts = list(accumulate((-(-size // unit) * unit for size in sizes), initial=0))
+        self._parts = [slice(at, at + n) for at, n in zip(self.starts, sizes, strict=False)]
+        self._count = sum(sizes)
+
+    def packed(self, vector: Array) -> Array:
+        """Return a vector of the host without gaps; an empty one, or one without, as it is."""
+        if self._count == self.starts[-1] or not vector.size:
+            return vector
+        return np.concatenate([vector[part] for part in self._parts])
+
+    def spread(self, vector: Array) -> Array:
+        """Return a vector of the host with the gaps that :meth:`packed` has left out.
+
+        Raises
+        ------
+        ValueError
+            If it has another number of parameters.
+        """
+        if self._count == self.starts[-1] or not vector.size:
+            return vector
+        if vector.shape != (self._count,):
+            raise ValueError(f"got {vector.shape}, expected {(self._count,)}")
+        spread, at = np.zeros(self.starts[-1], vector.dtype), 0
+        for part in self._parts:
+            spread[part] = vector[at : at + part.stop - part.start]
+            at += part.stop - part.start
+        return spread
+
+
+class FlatParameters:
+    """Flat arrays that hold the parameters of a layer on a device, their gradients and velocities.
+
+    One launch updates all parameters. Weights, which decay, lie before the biases. Each array
+    begins at a multiple of 16 bytes, where a product reads its rows fastest; gaps stay 0.
+
+    Parameters
+    ----------
+    given : dict of str to ndarray
+        The parameters by name, which are copied to the backend on the current stream.
+    backend : Backend
+
+    Attributes
+    ----------
+    parameters, gradients, velocities : ndarray of shape (n,)
+        The last two are 0 at first.
+    weights : int
+        The count of numbers before the biases.
+    """
+
+    def __init__(self, given: Mapping[str, Array], backend: Backend) -> None:
+        self._backend = backend
+        self._places: dict[str, tuple[slice, tuple[int, ...]]] = {}
+        names = sorted(given, key=lambda name: given[name].ndim == 1)
+        starts = Places([given[name].size for name in names], backend).starts
+        for name, start in zip(names, starts, strict=False):
+            self._places[name] = slice(start, start + given[name].size), given[name].shape
+        self.weights = starts[sum(given[name].ndim > 1 for name in names)]
+        self.parameters, self.gradients, self.velocities = (
+            backend.zeros(starts[-1]) for _ in range(3)
+        )
+        for name, own in self.views(self.parameters).items():
+            np.copyto(own, backend.asarray(given[name]))
+
+    def part(self) -> FlatParameters:
+        """Return the same parameters with gradients of a shard."""
+        part = copy.copy(self)
+        part.gradients = self._backend.zeros(len(self.parameters))
+        return part
+
+    def views(self, vector: Array) -> dict[str, Array]:
+        """Return the arrays within one of the flat vectors, by name."""
+        return {name: vector[own].reshape(shape) for name, (own, shape) in self._places.items()}

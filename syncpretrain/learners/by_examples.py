@@ -23,17 +23,17 @@ class ByExamples:
     Parameters
     ----------
     learner : Learner
-        Whose parameters are trained.
+        Its parameters are trained.
     shards : int
 
     Attributes
     ----------
     parts : list of Learner
-        What computes the gradient of each shard.
+        The learner of each shard, which computes its gradient.
     errors : list of float
         Squared error of each shard in the last minibatch.
     added : range
-        The shards whose gradients are added up: all, those without rows as zeros.
+        The shards with gradients that are added up: all, with zeros for a shard without rows.
     """
 
     def __init__(self, learner: Learner, shards: int) -> None:
@@ -51,12 +51,12 @@ class ByExamples:
         return ordered_sum(self.errors, 0.0)
 
     def begin(self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int) -> None:
-        """Take a minibatch, of which :meth:`gradient` is to be called for every shard."""
+        """Take a minibatch; :meth:`gradient` is then to be called for every shard."""
         self._X, self._rows, self._epoch, self._step = X, rows, epoch, step
         self._own_rows = slices_of(len(rows), len(self.parts))
 
     def gradient(self, shard: int) -> None:
-        """Fill the gradient of a shard, as its part of that of the whole minibatch."""
+        """Fill the gradient of a shard: its contribution to the gradient of the minibatch."""
         part, rows = self.parts[shard], self._rows[self._own_rows[shard]]
         self.errors[shard] = 0.0
         if len(rows):
@@ -72,8 +72,8 @@ class ByExamples:
         own = self._own_rows[shard]
         return self.parts[shard].hidden_means(own.stop - own.start)
 
-    def copy_hidden(self, out: Array) -> bool:
-        """Copy the hidden means of the last minibatch, where they are those of the plain input."""
+    def hand_up(self, out: Array) -> bool:
+        """Copy the hidden means from before the update; return False if they must be recomputed."""
         for shard, own in enumerate(self._own_rows):
             hidden = self.hidden_means(shard)
             if hidden is None:
@@ -90,7 +90,7 @@ class ByExamples:
         }
 
     def restart(self) -> None:
-        """Set :meth:`state` to what it was before the first step."""
+        """Set :meth:`state` back to before the first step."""
         for part in (self.learner, *self.parts):
             part.restart()
 
@@ -101,4 +101,4 @@ class ByExamples:
             parts = [part.gradients[i].reshape(-1) for part in self.parts]
             for block in blocks_in(own, LONG_BLOCK):
                 total = add_tree([gradient[block] for gradient in parts])
-                self.learner.move(i, block, total, epoch=self._epoch)
+                self.learner.update_slice(i, block, total, epoch=self._epoch)

@@ -2,9 +2,9 @@
 
 Each device has a copy of the parameters, and computes the gradients of its shards. Then each moves
 its part of the parameters, along the sum of all shards' gradients that it reads from the others,
-and copies the other parts. The sum is that of :class:`syncpretrain.learners.by_examples.ByExamples`
-in the same tree, so its bits depend on the number of shards, and not on how many devices they lie
-on.
+and copies the other parts. The gradients are added in the tree of
+:class:`syncpretrain.learners.by_examples.ByExamples`, so the bits depend on the number of shards,
+and not on the number of devices.
 
 A step begins and ends on the stream of the learner; between, events order the streams of the
 devices, and the host waits for none of them. Between two blocks of steps all that a checkpoint
@@ -25,26 +25,25 @@ from numpy.typing import NDArray
 from syncpretrain.backends.base import Backend, Event, Recorder, TrainStep
 from syncpretrain.backends.host_rows import HostRows
 from syncpretrain.kernels.arrays import Array, slices_of
+from syncpretrain.kernels.averaging import sum_in_order, tree_steps
 from syncpretrain.kernels.program import PhaseRunner, in_turn
-from syncpretrain.kernels.shard_steps import sum_in_order, tree_steps
-from syncpretrain.learners.base import Learner
-from syncpretrain.learners.flat import FlatParameters
+from syncpretrain.learners.base import FlatParameters, Learner
 
 __all__ = ["ByExamplesOnDevices"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Place:
-    """One device: its copy of the layer, and what it has of each step."""
+    """One device: its copy of the layer, and its part of each step."""
 
     learner: Learner
     parts: dict[int, Learner]  # by the number of the shard
     own: slice  # of the flat parameters
-    errors: Any  # of all shards, of which its own are filled
-    kept: dict[str, Array]  # what its parts' gradients depend on, for a checkpoint
-    computed: Event
-    moved: Event
-    done: Event
+    errors: Any  # one a shard; only its own shards' are filled
+    kept: dict[str, Array]  # the state of its parts, for a checkpoint
+    computed: Event  # the gradients and errors of its shards are complete
+    moved: Event  # its part of the parameters is moved
+    done: Event  # all its work of a step or a block is done
 
     @property
     def flat(self) -> FlatParameters:
@@ -59,7 +58,7 @@ class _Place:
 
 
 class ByExamplesOnDevices:
-    """The step of a learner whose minibatches are cut into shards, on devices.
+    """The step of a learner on devices, with minibatches that are cut into shards.
 
     Parameters
     ----------
@@ -93,7 +92,7 @@ class ByExamplesOnDevices:
     def _place(self, backend: Backend, shards: slice, own: slice) -> _Place:
         lead = self.learner
         is_lead = backend.name == lead.backend.name
-        learner = lead if is_lead else lead.beside(backend)
+        learner = lead if is_lead else lead.copy_on(backend)
         with learner.stream:
             parts = {s: learner.part(s, self._count) for s in range(shards.start, shards.stop)}
             errors = backend.zeros(self._count, np.float64)
@@ -120,6 +119,11 @@ class ByExamplesOnDevices:
         """Queue a step on some rows of X; return its error, not synchronized."""
         if isinstance(X, HostRows):
             X, rows = self._gathered(X, rows)
+        # Two events a device order a step, and they also keep the next step from overtaking it:
+        # ``moved`` comes after a device has read all gradients, so a device that has waited for it
+        # may overwrite its own; ``computed`` of the next step comes after a device has copied the
+        # parts of the others, so that these may then be moved again. An event may be recorded anew
+        # in each step: a wait is for the newest record when the host queued the wait.
         with self._forked():
             for place in self._places:
                 with place.learner.stream:
@@ -132,6 +136,8 @@ class ByExamplesOnDevices:
                     rates |= {"part": place.own, "weights": flat.weights}
                     tree_steps(flat.parameters, gradients, flat.velocities, **rates)
                     place.moved.record()
+            # This stream has waited for ``computed`` of the others, so their errors are complete;
+            # they stay until the next fork, which waits for this stream.
             error = self._error()
             for place in self._places:
                 with place.learner.stream:
@@ -142,8 +148,8 @@ class ByExamplesOnDevices:
                         )
         return error
 
-    def copy_hidden(self, out: Array) -> bool:
-        """Copy the hidden means of the last minibatch, where they are those of the plain input."""
+    def hand_up(self, out: Array) -> bool:
+        """Copy the hidden means from before the update; return False if they must be recomputed."""
         own_rows = slices_of(len(out), self._count)
         for place in self._places:
             for shard, part in place.parts.items():
@@ -155,14 +161,14 @@ class ByExamplesOnDevices:
         return True
 
     def state(self) -> dict[str, Array]:
-        """Return the learner's velocities, and what each shard's gradient depends on."""
+        """Return the learner's velocities, and the state of each shard."""
         state = self.learner.velocities()
         for place in self._places:
             state |= place.kept
         return state
 
     def restart(self) -> None:
-        """Set :meth:`state` to what it was before the first step."""
+        """Set :meth:`state` back to before the first step."""
         self.learner.restart()
         with self._forked():
             for place in self._places:
@@ -172,7 +178,7 @@ class ByExamplesOnDevices:
         self._keep()
 
     def begin_block(self) -> None:
-        """Let the other devices copy what is the learner's."""
+        """Copy parameters, velocities and states from the learner's device to the others."""
         with self._forked():
             for place in self._others:
                 with place.learner.stream:
@@ -183,7 +189,10 @@ class ByExamplesOnDevices:
                         np.copyto(array, place.kept[name])
 
     def end_block(self) -> None:
-        """Copy what the other devices have; the parameters are copied in each step."""
+        """Copy velocities and states of the others to the learner's device.
+
+        Each step has copied the parameters already.
+        """
         for place in self._others:
             own = place.own
             np.copyto(self._lead.flat.velocities[own], place.flat.velocities[own])
@@ -224,9 +233,8 @@ class ByExamplesOnDevices:
             own, error = rows[cut[shard]], place.errors[shard : shard + 1]
             if len(own):
                 error[...] = part.gradient(X, own, epoch=epoch, step=step, examples=len(rows))
-            elif (
-                part.flat is not None
-            ):  # the last minibatch may be smaller than the shards are many
+            elif part.flat is not None:
+                # The last minibatch may have fewer rows than there are shards.
                 part.flat.gradients.fill(0)
                 error[...] = 0.0
 
@@ -248,13 +256,13 @@ class ByExamplesOnDevices:
 
 
 class _Blocks:
-    """Works blocks of steps between which the state is on the learner's device.
+    """Recorder of blocks of steps; between two blocks the state is on the learner's device.
 
     Parameters
     ----------
     step : ByExamplesOnDevices
     recorder : Recorder
-        Of the learner's device.
+        The recorder of the learner's device.
     """
 
     def __init__(self, step: ByExamplesOnDevices, recorder: Recorder) -> None:
@@ -282,7 +290,7 @@ class _Blocks:
 
 
 def _own_state(place: _Place) -> Iterator[tuple[str, Array]]:
-    """Yield by name what the gradients of a device's shards depend on, in its arrays."""
+    """Yield the state of a device's shards by name, in the arrays of that device."""
     for shard, part in place.parts.items():
         for name, array in part.own_state().items():
             yield f"shard{shard}.{name}", array

@@ -23,6 +23,7 @@ from syncpretrain.kernels.backprop import output_delta
 from syncpretrain.kernels.contrastive_divergence import sample_states
 from syncpretrain.kernels.convolution import (
     convolve,
+    convolve_at,
     convolve_back,
     convolve_gradient,
     scratch_size,
@@ -30,7 +31,6 @@ from syncpretrain.kernels.convolution import (
 )
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
-from syncpretrain.kernels.remembered_places import convolve_at
 from syncpretrain.learners.rbm import BaseRBM
 from syncpretrain.learners.steps import LearnerStep
 from syncpretrain.rng import Address, Purpose
@@ -40,13 +40,13 @@ __all__ = ["by_filters"]
 
 
 class ByFilters(LearnerStep, ABC):
-    """The steps of a learner whose filters and channels are dealt out.
+    """The steps of a learner with filters and channels that are dealt out to shards.
 
     Parameters
     ----------
     learner : Learner
     shape : ConvolutionShape
-        The shape that its products are of.
+        The shape of its products.
     shards : int
     """
 
@@ -124,7 +124,7 @@ class ByFilters(LearnerStep, ABC):
         for i, gradient in enumerate(learner.gradients):
             own, flat = slices_of(gradient.size, len(self._errors))[shard], gradient.reshape(-1)
             for block in blocks_in(own, LONG_BLOCK):
-                learner.move(i, block, flat[block], epoch=self._epoch)
+                learner.update_slice(i, block, flat[block], epoch=self._epoch)
 
 
 class RBMByFilters(ByFilters):
@@ -149,7 +149,7 @@ class RBMByFilters(ByFilters):
         self.learner.backend.gather(self._X, self._rows[own], out=self._v[own])
 
     def _up(self, k: int, shard: int) -> Array:
-        """Fill the inputs of a shard's hidden units, of the data or of what was made of them."""
+        """Fill the inputs of a shard's hidden units, from the data or from the reconstruction."""
         scratch, half = self._scratch[shard], min(k, 1)
         v, h = self._halves(self._v)[half], self._halves(self._h)[half]
         weight, own = self._weight(self.learner.weight), self._filters[shard]

@@ -2,8 +2,8 @@
 
 Model parallelism inside a layer, as the columns of Yadan et al. 2013, in shared memory: a shard
 computes its hidden units of all examples, then its visible ones, and moves the weights of its
-visible units itself. No gradient is exchanged, which serves small minibatches, where averaging
-costs most beside the products. With one shard it is the whole step.
+visible units itself. No gradient is exchanged, which serves small minibatches: for these, averaging
+costs most compared with the products. With one shard it is the whole step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ByUnits(LearnerStep):
     Parameters
     ----------
     rbm : RBM
-        Without persistent chains, sparsity or dropout.
+        An RBM without persistent chains, sparsity or dropout.
     shards : int
 
     Attributes
@@ -87,9 +87,17 @@ class ByUnits(LearnerStep):
         rbm, (_, own) = self.learner, self.own[shard]
         half = slice(n, 2 * n) if k else slice(n)
         inputs, states, units = self._h[half, own], self._states[:n, own], rbm.settings.hidden_units
+        # The noise of each shard is a piece of one flat buffer, in one piece as NumPy's generators
+        # fill it. Shards before this one have ``own.start`` units, with room for ``rows`` numbers
+        # each in the largest minibatch, so pieces never overlap. With one shard the piece is the
+        # whole buffer, filled row by row as for the whole step.
         rows = len(self._states)
         noise = self._noise[rows * own.start :][: inputs.size].reshape(inputs.shape)
         bias = rbm.hidden_bias[own]
+        # A draw's address has the shard in its low 32 bits, and above them the number k of the
+        # reconstruction, so that no two draws of a step share one. A draw is a function of its
+        # address: bits depend on the number of shards, never on who works them; and with one shard
+        # (0 | k << 32) the addresses and the bits are the ones of ``RBM.gradient``.
         return [
             (rbm.precision.operation, self._v[half], rbm.weight[:, own], inputs),
             ("sample_states", inputs, bias, noise, states, units, shard | k << 32),
@@ -122,5 +130,5 @@ class ByUnits(LearnerStep):
         return [
             ("phase_differences", v, own_h, da[visible], db[hidden], scratch, n),
             (rbm.precision.operation, v.T, h, dW[visible]),
-            *(rbm.moves(i, own) for i, own in enumerate((visible, visible, hidden))),
+            *(rbm.update_operation(i, own) for i, own in enumerate((visible, visible, hidden))),
         ]

@@ -1,28 +1,192 @@
-"""A convolutional autoencoder with pooling (Masci et al. 2011), denoising or not."""
+"""Convolutional layers: RBMs (Lee et al. 2009) and an autoencoder (Masci et al. 2011).
+
+One learner of RBMs pools like the autoencoder does, the other by probabilities. Both kinds of
+layer share the shape of a convolution, its kernels, and the averages over a filter's positions.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.contrastive_divergence import draw_noise
 from syncpretrain.kernels.convolution import (
+    block_means,
+    block_sums,
     convolve,
+    convolve_at,
     convolve_back,
     convolve_gradient,
+    draw_blocks,
     scratch_size,
     sum_channels,
     visible_means,
 )
 from syncpretrain.kernels.dispatch import multiply
-from syncpretrain.kernels.remembered_places import convolve_at
 from syncpretrain.learners.autoencoder import AutoencoderSettings, BaseAutoencoder
-from syncpretrain.learners.first_convolution import channel_means, first_convolution
+from syncpretrain.learners.first_layers import channel_means, first_convolution
+from syncpretrain.learners.rbm import INITIAL_SPREAD, BaseRBM, RBMSettings
+from syncpretrain.rng import Address
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["ConvolutionalAutoencoder"]
+__all__ = ["ConvolutionalAutoencoder", "ConvolutionalRBM", "ProbabilisticRBM", "convolutional_rbm"]
+
+
+class ConvolutionalRBM(BaseRBM):
+    """One convolutional layer with shared weights; see :class:`Learner`.
+
+    There is a hidden unit at each position of each filter, before pooling: the energy is
+    -sum_p h_p (v W)_p - b sum_p h_p - a sum_i v_i, in which h_p are the F units of position p.
+    It hands up the pooled code f(pool(v W) + b), which for the maximum is the largest mean of each
+    block.
+
+    A filter acts at P positions. The gradient of the likelihood is a sum over them, and for the
+    visible biases over the pixels; the statistics of weights and hidden biases are averages over
+    the positions, as over the examples, and the statistics of visible biases over the pixels. So a
+    learning rate that suits a dense layer suits a convolution of any image.
+
+    A unit at every position is more than an image needs: filters that are on everywhere, or that
+    copy a pixel, reconstruct it as well as filters that stand for a feature. So with
+    ``sparsity_cost`` the hidden biases, and they alone, are moved by cost (target - q) in addition
+    to their gradient; q is the mean activity of a filter in this minibatch (Lee et al. 2008). The
+    biases of binary units start where their mean is the target.
+
+    Without ``pad`` a corner pixel is reconstructed by one weight of each filter, which grows until
+    it does; padding by half a filter or more avoids that where images do not end in black.
+    """
+
+    def __init__(self, layer: int, shape: ConvolutionShape, settings: RBMSettings) -> None:
+        shape = self._shape = shape.in_precision(settings.precision)
+        self._maps = shape.unpooled
+        first = first_convolution(
+            layer,
+            shape,
+            seed=settings.seed,
+            spread=INITIAL_SPREAD,
+            kinds=settings.kinds(self.model),
+        )
+        start = kind_of(settings.hidden_units).bias_of
+        if settings.sparsity_cost and start is not None:
+            first.hidden_bias.fill(start(np, settings.sparsity_target))
+        super().__init__(layer, first, settings, self._maps)
+
+    def _allocate(self, rows: int) -> None:
+        super()._allocate(rows)
+        empty, zeros = self.backend.empty, self.backend.zeros
+        self._scratch = empty(scratch_size(self._maps))
+        self._places = empty(0)  # nothing is pooled in training
+        self._no_bias = zeros(self._shape.filters)
+        self._code = empty((rows, self._shape.hidden))
+        self._ones = empty(rows * self._maps.positions)
+        self._ones.fill(1)
+
+    def hidden_means(self, n: int) -> Array | None:
+        """Return the code of the positive phase; None with dropout, or where blocks are averaged.
+
+        The mean of a block is taken of its inputs, which the means of its units replaced.
+        """
+        if self.settings.hidden_dropout or self._shape.pooling != "max":
+            return None
+        size, code = self._shape.pool, self._shape.output
+        blocks = self._h[:n].reshape(n, code.height, size, code.width, size, code.channels)
+        out: Array = self._code[:n]
+        np.max(blocks, axis=(2, 4), out=out.reshape(n, code.height, code.width, code.channels))
+        return out
+
+    def _visible_means(self, X: Array) -> Array:
+        return channel_means(X, self._shape)
+
+    @property
+    def _filters(self) -> Array:
+        return self.weight.reshape(self._shape.fan_in, -1)
+
+    def _up(self, v: Array, *, out: Array) -> Array:
+        none, scratch = self._places, self._scratch
+        convolve(v, self._filters, self._no_bias, out, none, scratch, self._maps, "gaussian")
+        return out
+
+    def _down(self, h: Array, *, out: Array) -> Array:
+        convolve_back(h, self._places, self._filters, out, self._scratch, self._maps)
+        return out
+
+    def _visible_biases(self) -> Array:
+        pixels = self._shape.height * self._shape.width
+        tiled = np.repeat if self._shape.channels_first else np.tile
+        biases: Array = tiled(self.visible_bias, pixels)
+        return biases
+
+    def _fill(self, v: Array, h: Array, examples: int) -> None:
+        n, shape, (dW, da, db) = len(v) // 2, self._maps, self.gradients
+        positions, pixels = shape.positions, shape.height * shape.width
+        v *= np.float32(1 / (examples * positions))
+        np.negative(v[n:], out=v[n:])
+        into = dW.reshape(shape.fan_in, -1)
+        convolve_gradient(v, h, self._places, into, self._scratch, shape)
+        sum_channels(v, shape, out=da)
+        da *= np.float32(positions / pixels)
+        h0, h1 = (self._by_bias(half) for half in np.split(h, 2))
+        np.copyto(db, self.bias_gradient(h0, h1, examples * positions))
+
+    def bias_gradient(self, h0: Array, h1: Array, units: int) -> Array:
+        """Return the gradient of the biases of some filters.
+
+        ``h0`` and ``h1`` of shape (n P, filters) are their means; ``units`` is the number of units
+        that a filter has in the whole minibatch.
+        """
+        ones = self._ones[: len(h0)]  # a product adds up ten times as fast as a sum over rows
+        active = multiply(ones, h0)
+        db: Array = np.subtract(active, multiply(ones, h1))
+        cost = self.settings.sparsity_cost
+        if cost:
+            share = np.float32(len(h0))  # the units of a filter in these examples
+            db += np.float32(cost) * (np.float32(self._target) * share - active)
+        db /= np.float32(units)
+        return db
+
+    @property
+    def maps(self) -> ConvolutionShape:
+        """The shape without pooling, with a hidden unit at each position of a filter."""
+        return self._maps
+
+
+class ProbabilisticRBM(ConvolutionalRBM):
+    """One convolutional layer of binary units; at most one unit in a block is on.
+
+    It hands up the probability that one is. There is no dropout: units would have to be left out
+    before the others share the probability.
+    """
+
+    def hidden_means(self, n: int) -> Array | None:
+        """Return the code of the positive phase."""
+        return block_sums(self._h[:n], self._shape, out=self._code[:n])
+
+    def _sample_hidden(self, inputs: Array, address: Address, *, out: Array) -> None:
+        self._add_bias(inputs)
+        noise = self._noise.reshape(-1)[: len(inputs) * self._shape.hidden]
+        noise = noise.reshape(len(inputs), -1)
+        draws: Any = self.backend.generator(address)
+        draw_noise(draws, self.settings.hidden_units, out=noise)
+        draw_blocks(inputs, noise, self._shape, out=out)
+
+    def _take_means(self, inputs: Array) -> None:
+        self._add_bias(inputs)
+        block_means(inputs, self._shape)
+
+    def _add_bias(self, inputs: Array) -> None:
+        by_bias = self._by_bias(inputs)
+        by_bias += self.hidden_bias
+
+
+def convolutional_rbm(
+    layer: int, shape: ConvolutionShape, settings: RBMSettings
+) -> ConvolutionalRBM:
+    """Return the learner of a layer, by the kind of its pooling."""
+    kind = ProbabilisticRBM if shape.pooling == "prob" else ConvolutionalRBM
+    return kind(layer, shape, settings)
 
 
 class ConvolutionalAutoencoder(BaseAutoencoder):
@@ -32,10 +196,10 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
     the code back to the place where the maximum was, with zeros elsewhere, or spreads it evenly
     where blocks are averaged, and adds up what the filters of W, or its own, make of it.
 
-    A filter acts at many positions. The gradients of the weights and hidden biases are averaged
-    over the Q numbers of a code that each filter makes, those of the visible biases over the
-    pixels, where the sums are the gradient of the loss: so a learning rate that suits a dense layer
-    suits a convolution of any image.
+    A filter acts at many positions, and the gradient of the loss is a sum over them. The gradients
+    of the weights and hidden biases are averages over the Q numbers of a code that each filter
+    makes, the gradients of the visible biases averages over the pixels: so a learning rate that
+    suits a dense layer suits a convolution of any image.
     """
 
     settings: AutoencoderSettings
@@ -57,17 +221,20 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
     def _allocate(self, rows: int) -> None:
         super()._allocate(rows)
         shape, empty = self._shape, self.backend.empty
-        self._places = empty((2 * rows, shape.hidden))  # twice, for both halves of what is stacked
+        self._places = empty(
+            (2 * rows, shape.hidden)
+        )  # twice, for both halves of the stacked arrays
         self._ones = empty(rows * shape.output.height * shape.output.width)
         self._ones.fill(1)  # a product adds up ten times as fast as a sum over rows
         self._scratch = empty(max(map(scratch_size, (shape, shape.unpooled))))
 
     @property
     def buffers(self) -> tuple[Array, ...]:
-        """What a step is computed in.
+        """The buffers of a step.
 
-        The examples, their reconstruction, the code; what is read above the derivative by the
-        decoder's inputs, the derivative by those of the code above the code, and the places.
+        They are the examples, their reconstruction and the code; the encoder's input above the
+        derivative by the decoder's inputs; the derivative by the code's inputs above the code; and
+        the places.
         """
         stacked = self._z_and_y_delta, self._h_delta_and_h, self._places
         return self._x, self._y, self._h, *stacked

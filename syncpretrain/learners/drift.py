@@ -14,7 +14,7 @@ Kept = dict[int, NDArray[np.float32]]
 
 
 def drift(old: NDArray[np.float32], new: NDArray[np.float32]) -> float:
-    """Return the root mean square of the difference, relative to that of ``old``.
+    """Return the root mean square of the difference, relative to the root mean square of ``old``.
 
     Infinity where ``old`` is zero and ``new`` is not, or where a value is not finite.
 
@@ -33,7 +33,7 @@ def drift(old: NDArray[np.float32], new: NDArray[np.float32]) -> float:
 
 
 class Outputs:
-    """Outputs of those versions of a layer that newer ones are to be compared with.
+    """Outputs of the versions of a layer that newer versions will be compared with.
 
     Parameters
     ----------
@@ -47,10 +47,10 @@ class Outputs:
     Attributes
     ----------
     kept : dict of int to ndarray of shape (n_examples, n_units)
-        By version: the newest, those that the newest was compared with, and 0, those of the layer
-        before its first epoch, as long as they are needed.
+        Outputs by version, as long as they are needed: the newest version, the versions that it
+        was compared with, and version 0, the layer before its first epoch.
     is_settled : bool
-        Whether the newest version is to be the last of the layer's own epochs.
+        True if the newest version is to be the last of the layer's own epochs.
     """
 
     def __init__(self, settle: float = 0.0, earliest: int = 1) -> None:
@@ -61,7 +61,7 @@ class Outputs:
     def record(
         self, version: int, outputs: NDArray[np.float32], against: Iterable[int] = ()
     ) -> dict[int, float]:
-        """Record a new version; return its drift from the one before it and from those named.
+        """Record a new version; return its drift from the version before and from named versions.
 
         Raises
         ------

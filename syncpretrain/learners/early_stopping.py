@@ -26,15 +26,15 @@ class EarlyStopping:
     metric : str
         ``pseudo-likelihood`` of the held-out examples, or ``validation-error``, their
         reconstruction error: stop when its best is ``patience`` epochs old. ``free-energy-gap``,
-        the mean free energy of held-out examples minus that of training ones: stop when it is
-        significant and has grown ``patience`` times in a row, which is overfitting (Hinton 2010,
+        the mean free energy of held-out examples minus the mean of training examples: stop when it
+        is significant and has grown ``patience`` times in a row, which is overfitting (Hinton 2010,
         section 6).
     patience : int
         Epochs, at least 1.
     seed : int
-        Of the pseudo-likelihood's estimate.
+        The seed of the pseudo-likelihood's estimate.
     missing : bool
-        Whether values of the layer's input may be missing, and marked.
+        True if values of the layer's input may be missing, and are marked.
     """
 
     def __init__(self, metric: str, patience: int, *, seed: int = 0, missing: bool = False) -> None:
@@ -45,7 +45,7 @@ class EarlyStopping:
 
     @property
     def state(self) -> tuple[float, int]:
-        """What the next answer depends on."""
+        """The best value so far, and the number of epochs since that were worse."""
         return self._best, self._bad
 
     @state.setter
@@ -54,7 +54,7 @@ class EarlyStopping:
 
     @property
     def is_over(self) -> bool:
-        """Whether the newest answer was yes."""
+        """True if the newest answer was yes."""
         return self._bad >= self._patience
 
     def stops(self, layer: Layer, train: Array, held_out: Array) -> bool:

@@ -14,8 +14,7 @@ from syncpretrain.data.order import shuffled, steps_per_epoch
 from syncpretrain.errors import DivergedError
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.cursor import Cursor, Stopped
-from syncpretrain.learners.error_sum import ErrorSum
+from syncpretrain.learners.cursor import Cursor, ErrorSum, Stopped
 from syncpretrain.learners.steps import Step
 from syncpretrain.units.kinds import kind_of
 
@@ -41,9 +40,9 @@ def train_epoch(
 ) -> float:
     """Train every row of X once; return the mean squared reconstruction error.
 
-    ``training`` is the learner's step, whose shards ``run`` executes; ``begin`` is where an epoch
-    that was interrupted resumes. ``keep`` is called after a minibatch with how many there were, and
-    the sum of their errors.
+    ``training`` is the learner's step; ``run`` executes its shards. ``begin`` is the position at
+    which an interrupted epoch resumes. ``keep`` is called after a minibatch with the number of
+    minibatches so far, and the sum of their errors.
 
     Raises
     ------

@@ -1,4 +1,8 @@
-"""A restricted Boltzmann machine, trained by contrastive divergence or its persistent kind."""
+"""A restricted Boltzmann machine, trained by contrastive divergence or its persistent kind.
+
+:class:`BaseRBM` has the chains and leaves the products to its subclasses: :class:`RBM` multiplies
+dense rows, :class:`SparseRBM` rows that are mostly zeros.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +15,30 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.conditions import conditions_of, draw_words, impose
+from syncpretrain.kernels.conditions import (
+    conditions_of,
+    draw_words,
+    error_of_means,
+    impose,
+    reconstruct,
+)
 from syncpretrain.kernels.contrastive_divergence import (
+    means_and_differences,
     phase_differences,
     sample_states,
     sparsity_step,
 )
-from syncpretrain.kernels.documents import error_of_means, reconstruct
-from syncpretrain.kernels.joined import means_and_differences
 from syncpretrain.kernels.losses import squared_error
-from syncpretrain.learners.base import Learner
-from syncpretrain.learners.first_dense import first_dense
-from syncpretrain.learners.learner_settings import LearnerSettings
+from syncpretrain.kernels.sparse_products import binary_product, sparse_product, transposed_product
+from syncpretrain.learners.base import Learner, LearnerSettings
+from syncpretrain.learners.first_layers import first_dense
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import LayerShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["INITIAL_SPREAD", "RBM", "BaseRBM", "RBMSettings"]
+__all__ = ["INITIAL_SPREAD", "RBM", "BaseRBM", "RBMSettings", "SparseRBM"]
+
 
 INITIAL_SPREAD = 0.01  # standard deviation of the first weights (Hinton 2010, section 8)
 ERROR_SHARE = 10  # one example in ten is reconstructed for the error of persistent chains
@@ -36,7 +46,7 @@ ERROR_SHARE = 10  # one example in ten is reconstructed for the error of persist
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RBMSettings(LearnerSettings):
-    """What one RBM's training needs to know.
+    """Settings of one RBM's training.
 
     ``sampled`` reconstructs the data by visible states instead of means, and ``sparse`` says that
     the input is sparse rows.
@@ -44,7 +54,7 @@ class RBMSettings(LearnerSettings):
     minibatch left them (Tieleman 2008). ``sparsity_cost`` weighs the pull of each hidden unit's
     mean activity to ``sparsity_target`` (Hinton 2010, section 11). ``hidden_dropout`` is the
     probability with which a hidden unit is left out of an example (Srivastava et al. 2014,
-    section 8); those that stay are scaled up in the decoder, so that all together reach it.
+    section 8); the others are scaled up in the decoder, so that all together reach it.
     """
 
     cd_steps: int = 1
@@ -62,17 +72,17 @@ class BaseRBM(Learner):
     Parameters
     ----------
     layer, first, settings
-        As of :class:`Learner`.
+        As for :class:`Learner`.
     units : LayerShape
-        The shape whose visible and hidden units the chains are of.
+        The shape of the chains: its visible and hidden units.
     """
 
     model = "rbm"
-    _fill_takes_means = False  # of h1, whose inputs are left behind
+    _fill_takes_means = False  # True if ``_fill`` replaces the inputs of h1 by means
 
     def __init__(self, layer: int, first: Layer, settings: RBMSettings, units: LayerShape) -> None:
         self.settings, self._units = settings, units
-        # Activities are averaged over dropped units too, whose means are 0.
+        # Activities are averaged over dropped units too; their means are 0.
         self._target = settings.sparsity_target * (1 - settings.hidden_dropout)
         super().__init__(layer, first, settings)
 
@@ -113,11 +123,11 @@ class BaseRBM(Learner):
 
     @property
     def buffers(self) -> tuple[Array, Array, Array, Array, Array]:
-        """v0 above v1, h0 above h1, hidden states, what they are drawn from, and v0 - v1."""
+        """v0 above v1, h0 above h1, hidden states, their noise, and v0 - v1."""
         return self._v, self._h, self._states, self._noise, self._difference
 
     def _from_data(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
-        """CD-k from the data; documents are drawn, and other visible units if ``sampled``."""
+        """Run CD-k from the data; documents are drawn, and other visible units if ``sampled``."""
         n, settings, error = len(v) // 2, self.settings, 0.0
         v0, v1, h1, states = v[:n], v[n:], h[n:], self._states[:n]
         inputs = h[:n]
@@ -138,7 +148,7 @@ class BaseRBM(Learner):
         if not self._fill_takes_means:
             self._take_means(h1)
             self._drop(h1)
-        if settings.sampled:  # the error is that of the means, of which the states are samples
+        if settings.sampled:  # the error is the error of the means; the states are samples of them
             expected = impose(self._v1_inputs[:n], settings.visible_units, self._known)
             error = squared_error(v0, expected, out=self._difference[:n])
         return error
@@ -255,7 +265,7 @@ class RBM(BaseRBM):
         self._activity.fill(self._target)
 
     def hidden_means(self, n: int) -> Array | None:
-        """Return those of the positive phase, of all units; None with dropout."""
+        """Return the hidden means of the positive phase; None with dropout."""
         return None if self.settings.hidden_dropout else self._h[:n]
 
     def _up(self, v: Array, *, out: Array) -> Array:
@@ -294,3 +304,54 @@ class RBM(BaseRBM):
         """Start velocities, persistent chains and mean activities anew."""
         super().restart()
         self._activity.fill(self._target)
+
+
+class SparseRBM(RBM):
+    """An RBM for examples that are mostly zeros; see :class:`RBM`.
+
+    A minibatch is a dense array, but two of its five products, the products with the data, are
+    sparse.
+    Documents, which are drawn, reconstructions that are sampled, and the states of persistent
+    chains are sparse too: then only the product down to the visible units is dense. Of hidden
+    states that are 0 or 1 it is a sum of weights, which are added several at once.
+    """
+
+    _reads_data = False  # the product up that comes next
+
+    @property
+    def _draws_states(self) -> bool:
+        blocks = kind_of(self.settings.visible_units).blocks
+        are_documents = blocks is not None and blocks.are_counts
+        return are_documents or self.settings.sampled or self.settings.persistent
+
+    def gradient(
+        self,
+        X: Array,
+        rows: NDArray[np.intp],
+        *,
+        epoch: int,
+        step: int,
+        examples: int | None = None,
+    ) -> float:
+        """Fill the gradients; the first product is with the data."""
+        self._reads_data = True
+        return super().gradient(X, rows, epoch=epoch, step=step, examples=examples)
+
+    def _up(self, v: Array, *, out: Array) -> Array:
+        reads_data, self._reads_data = self._reads_data, False
+        if not (reads_data or self._draws_states):
+            return super()._up(v, out=out)
+        sparse_product(v, self.weight, out=out)
+        return out
+
+    def _down(self, h: Array, *, out: Array) -> Array:
+        binary_product(h, self.weight, out=out)
+        return out
+
+    def _correlate(self, v: Array, h: Array, *, out: Array) -> None:
+        if self._draws_states:
+            transposed_product(v, h, out=out)
+            return
+        n = len(v) // 2
+        super()._correlate(v[n:], h[n:], out=out)
+        transposed_product(v[:n], h[:n], out=out, adds=True)

@@ -9,11 +9,9 @@ from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_examples_on_devices import ByExamplesOnDevices
 from syncpretrain.learners.by_filters import by_filters
 from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.convolution import ConvolutionalAutoencoder
-from syncpretrain.learners.convolutional_rbm import ConvolutionalRBM
-from syncpretrain.learners.fused_step import fused_step_of
+from syncpretrain.learners.convolution import ConvolutionalAutoencoder, ConvolutionalRBM
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.learners.steps import Step, WholeStep
+from syncpretrain.learners.steps import Step, WholeStep, fused_step_of
 
 __all__ = ["is_plain", "step_for"]
 
@@ -47,12 +45,12 @@ def step_for(learner: Learner, shards: int, split: str, workers: int = 1) -> Ste
 
 
 def is_plain(learner: Learner) -> TypeGuard[RBM]:
-    """Return whether the learner does CD-k on the host, whose whole step is a program too."""
+    """Return whether the learner does CD-k on the host: its whole step is a program too."""
     return learner.backend.name == "numpy" and _is_cd(learner)
 
 
 def _is_cd(learner: Learner) -> TypeGuard[RBM]:
-    """Return whether the learner does CD-k with nothing beside it."""
+    """Return whether the learner does plain CD-k: no chains, sparsity, dropout or conditions."""
     if not isinstance(learner, RBM):
         return False
     own = learner.settings

@@ -1,4 +1,8 @@
-"""The protocol of a training step, and the step that is not cut into shards."""
+"""The protocol of a training step, and the steps of a minibatch that is not cut into shards.
+
+A whole step is the gradient and then the update; on a device that has a fused form of contrastive
+divergence it is four launches.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.backends.fused import FusedArrays, FusedStep, Pace
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
+from syncpretrain.learners.rbm import RBM
 from syncpretrain.models.layer import Layer
+from syncpretrain.rng import Address, Purpose
 
-__all__ = ["LearnerStep", "Step", "WholeStep", "load_state"]
+__all__ = ["FusedDivergence", "LearnerStep", "Step", "WholeStep", "fused_step_of", "load_state"]
 
 
 class Step(Protocol):
@@ -28,37 +35,37 @@ class Step(Protocol):
         """
         ...
 
-    def copy_hidden(self, out: Array) -> bool:
-        """Copy the hidden means of the last minibatch, as they were before its update.
+    def hand_up(self, out: Array) -> bool:
+        """Copy the hidden means from before the update; return False if they must be recomputed.
 
-        They are those of the positive phase. Return False, and copy nothing, where these are not
-        the means for the plain input: with dropout, or with noise on the input.
+        They are the means of the positive phase. With dropout, or with noise on the input, these
+        are not the means for the plain input: then nothing is copied.
         """
         ...
 
     def state(self) -> dict[str, Array]:
-        """Return by name what the next step depends on beside the parameters; live arrays."""
+        """Return the next step's inputs except the parameters, by name; live arrays."""
         ...
 
     def restart(self) -> None:
-        """Set :meth:`state` to what it was before the first step."""
+        """Set :meth:`state` back to before the first step."""
         ...
 
 
 class LearnerStep:
-    """What the steps have in common that keep nothing beside their learner.
+    """Base of the steps that have no state besides their learner's.
 
     Parameters
     ----------
     learner : Learner
-        Whose parameters are trained.
+        Its parameters are trained.
     """
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
 
-    def copy_hidden(self, out: Array) -> bool:
-        """Copy the hidden means of the last minibatch, where they are those of the plain input."""
+    def hand_up(self, out: Array) -> bool:
+        """Copy the hidden means from before the update; return False if they must be recomputed."""
         hidden = self.learner.hidden_means(len(out))
         if hidden is None:
             return False
@@ -70,7 +77,7 @@ class LearnerStep:
         return self.learner.state()
 
     def restart(self) -> None:
-        """Set :meth:`state` to what it was before the first step."""
+        """Set :meth:`state` back to before the first step."""
         self.learner.restart()
 
 
@@ -92,8 +99,62 @@ def load_state(learner: Learner, step: Step, snapshot: Layer, state: Mapping[str
     Raises
     ------
     ValueError, KeyError
-        If they are those of another learner, or of another step.
+        If they belong to another learner, or to another step.
     """
     learner.restore(snapshot)
     for name, array in step.state().items():
         np.copyto(array, learner.backend.asarray(state[name]))
+
+
+class FusedDivergence(LearnerStep):
+    """The steps of an RBM by CD-k, each made as a whole by its device.
+
+    Parameters
+    ----------
+    rbm : RBM
+        An RBM without persistent chains, sparsity or dropout.
+    fused : FusedStep
+        The device's step for its arrays.
+    """
+
+    learner: RBM
+
+    def __init__(self, rbm: RBM, fused: FusedStep) -> None:
+        super().__init__(rbm)
+        self._fused = fused
+
+    def train_step(
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+    ) -> float:
+        """Train on some rows of X; return their summed squared reconstruction error."""
+        rbm, settings = self.learner, self.learner.settings
+        addresses = [
+            Address(rbm.seed, Purpose.HIDDEN, rbm.layer, epoch, step, k << 32)
+            for k in range(settings.cd_steps)
+        ]
+        draws = [(*address.key, *address.counter) for address in addresses]
+        momentum, decay = settings.momentum.at(epoch), settings.weight_decay
+        pace = Pace(momentum, rbm.learning_rate, decay, settings.l1)
+        given, numbers = (
+            (X, rows) if self._fused.takes(X, rows) else (self._gathered(X, rows), None)
+        )
+        error: float = self._fused(given, numbers, draws, pace)
+        return error
+
+    def _gathered(self, X: Array, rows: NDArray[np.intp]) -> Array:
+        """Return rows in an array of their own."""
+        v, *_ = self.learner.buffers
+        return self.learner.backend.gather(X, rows, out=v[: len(rows)])  # type: ignore[no-any-return]
+
+
+def fused_step_of(rbm: RBM) -> FusedDivergence | None:
+    """Return the fused steps of an RBM; None where its backend has none for it."""
+    v, h, states, _, _ = rbm.buffers
+    arrays = FusedArrays(
+        tuple(rbm.parameters),
+        tuple(rbm.velocities().values()),
+        *(v, h, states, rbm.settings.visible_units, rbm.settings.hidden_units),
+        rbm.settings.precision,
+    )
+    fused = rbm.backend.fused_step(arrays)
+    return None if fused is None else FusedDivergence(rbm, fused)

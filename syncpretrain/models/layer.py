@@ -17,13 +17,14 @@ from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.convolution import (
+    block_means,
+    block_sums,
     convolve,
     convolve_back,
     scratch_size,
     visible_means,
 )
 from syncpretrain.kernels.precision import PRECISIONS
-from syncpretrain.kernels.probabilistic_pooling import block_means, block_sums
 from syncpretrain.shapes import ConvolutionShape, DenseShape, LayerShape
 
 __all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Layer", "in_float32", "parameters_sha256"]

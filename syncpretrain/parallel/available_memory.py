@@ -1,4 +1,8 @@
-"""The memory that is available to this process."""
+"""The memory that is available to this process.
+
+Assumption: other processes do not take the memory between the question and its use. The check
+warns in time; it reserves nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ __all__ = ["available_bytes", "check_available"]
 
 def available_bytes() -> int:
     """Return the memory that can be had: the system's, cut by the control group's limit."""
+    # The smallest number that is known: each source may be missing, or too large alone.
     free = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     try:
         table = dict(row.split(":") for row in Path("/proc/meminfo").read_text().splitlines())
@@ -34,13 +39,13 @@ def check_available(
 ) -> None:
     """Refuse layers that need more bytes for this number of examples than are available.
 
-    ``free`` are the bytes that are free in another memory than this machine's, whose name for the
-    message is ``where``.
+    ``free`` are the free bytes of another memory than this machine's; ``where`` names that memory
+    in the message.
 
     Raises
     ------
     SettingsError
-        Naming what they need and what there is.
+        It names the bytes that the layers need and the bytes that are free.
     """
     available = available_bytes() if free is None else free
     if needed > available:

@@ -6,14 +6,30 @@ One step of two workers with two shards each, where each row is a worker::
     gradients of shards 2, 3  |  mean of the upper half  ->  update of that half  |  next step
                            barrier                                             barrier
 
-After the first barrier all gradients are complete. After the second no rank reads them any more,
-and every rank sees the new parameters.
+Guarantees:
+
+* After the first barrier all gradients are complete. After the second no rank reads them any more,
+  and every rank sees the new parameters.
+* No lock is held, so a worker that is killed leaves none locked. Between two barriers each number
+  has one writer: a gradient and its weight its shard's worker, a parameter the worker of its slice.
+* On Linux the memory is a file without a name: it is gone with the last process that has it open
+  or mapped, however that process ended, and ``/dev/shm`` does not bound it. Elsewhere it is plain
+  memory, which the threads of one process share.
+
+Assumptions: all workers call :meth:`Worker.average` equally often, and an update computes each
+element from that element alone.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
+import multiprocessing
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from multiprocessing import reduction
 from types import TracebackType
 from typing import Any
 
@@ -25,14 +41,14 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.averaging import tree_mean
 from syncpretrain.parallel.available_memory import available_bytes
 from syncpretrain.parallel.barrier import Barrier, abort, counters_for, described
-from syncpretrain.parallel.gradient_memory import GradientMemory, Layout
+from syncpretrain.parallel.descriptors import PAGE, nameless_memory
 
-__all__ = ["GradientAverager", "Handle", "Update", "Worker"]
+__all__ = ["GradientAverager", "GradientMemory", "Handle", "Layout", "Update", "Worker"]
+
 
 TIMEOUT_SECONDS = 60.0
-
 Update = Callable[[Array, Array, slice], object]
-"""Moves a slice of the flat parameters: (parameters, mean gradient, which slice they are)."""
+"""Moves a slice of the flat parameters, given (parameters, mean gradient, the slice)."""
 
 
 class GradientAverager:
@@ -44,18 +60,18 @@ class GradientAverager:
         The parameters begin as copies of the arrays, rounded to float32. A shape, which is a tuple
         of integers, stands for zeros.
     shards : int
-        Into how many parts every minibatch is cut. The results depend on it.
+        Number of parts of every minibatch. The results depend on it.
     workers : int
-        How many threads or processes share them, at most ``shards``. The results do not depend on
-        it.
+        Number of threads or processes that share them, at most ``shards``. The results do not
+        depend on it.
     timeout : float
         Seconds that a worker waits for the others before all give up.
 
     Raises
     ------
     SettingsError
-        For arrays that are not of floats, or numbers out of range; or if there is not enough
-        memory, of which (2 + shards) times the parameters' size is needed.
+        For arrays that are not of floats, or numbers out of range; or if there is less memory
+        than (2 + shards) times the parameters' size.
     OSError
         If the system refuses the memory all the same.
     """
@@ -94,7 +110,7 @@ class GradientAverager:
 
     @property
     def parameters(self) -> list[Array]:
-        """Views of the shared memory; copy what is to outlive the averager's ``with`` block.
+        """Views of the shared memory; copy them to keep them behind the averager's ``with`` block.
 
         Raises
         ------
@@ -166,14 +182,7 @@ class Handle:
         self._barrier.leave()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (self._memory, self._rank, self._workers, self._timeout)
-
-
-def _received(memory: GradientMemory, rank: int, workers: int, timeout: float) -> Handle:
-    """Take over a rank in another process, which has it from now on."""
-    handle = Handle(memory, rank, workers, timeout)
-    handle._barrier.claim()
-    return handle
+        return _take_handle, (self._memory, self._rank, self._workers, self._timeout)
 
 
 class Worker:
@@ -190,8 +199,8 @@ class Worker:
         To be filled before each :meth:`average`, for this worker's shards. Each keeps its values
         until it is filled again.
     slice : slice
-        Which part of the flat vector, that is all arrays raveled, one after another, this worker
-        updates. It may be empty.
+        The part of the flat vector that this worker updates; it may be empty. The flat vector is
+        all arrays raveled, one after another.
     """
 
     def __init__(self, memory: GradientMemory, barrier: Barrier, rank: int, workers: int) -> None:
@@ -216,13 +225,14 @@ class Worker:
         Parameters
         ----------
         update : callable
-            Is called with this worker's slice of the flat parameters, to be changed in place, that
-            of the mean gradient, which it may overwrite, and which slice this is. Is not called if
-            that is empty. What it computes for an element may depend on that element only, or
-            results will depend on the number of workers.
+            Is called with this worker's slice of the flat parameters, to be changed in place; the
+            same slice of the mean gradient, which it may overwrite; and the slice itself. It is
+            not called for an empty slice. It must compute each element from that element alone,
+            or results will depend on the number of workers.
         weights : sequence of numbers, optional
-            What the gradients of each of this worker's shards count, such as examples, if they
-            are means of unequal parts. A shard of weight 0 is left out. Default: 1 each.
+            The weight of the gradient of each of this worker's shards, such as its number of
+            examples, if the gradients are means of unequal parts. A shard of weight 0 is left out.
+            Default: 1 each.
 
         Raises
         ------
@@ -232,14 +242,17 @@ class Worker:
             For weights that are negative, not finite, too many or too few, or 0 for all shards.
         """
         try:
+            # Before the barrier, so that every worker reads every weight behind it.
             self._weights[self.shards.start : self.shards.stop] = self._checked(weights)
             self._barrier.wait()
             if len(self._own):
                 every = self._weights.tolist()
                 update(self._own, tree_mean(self._parts, out=self._mean, weights=every), self.slice)
+            # A worker may fill its next gradients only when no other reads these.
             self._barrier.wait()
         except BaseException as error:
-            self._barrier.fail(error)  # or it would be a barrier behind the others from now on
+            # A caller that caught this and went on would be one barrier behind the others.
+            self._barrier.fail(error)
             raise
 
     def _checked(self, weights: Sequence[float] | None) -> Sequence[float]:
@@ -251,6 +264,129 @@ class Worker:
                 f"one for each of this worker's shards"
             )
         return weights
+
+
+FLOATS_A_LINE = 16  # of 64 bytes, as processors cache them
+TEXT_BYTES = 1024  # of a reason, which is cut there: memory is laid out before any error is known
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Byte offsets of the shared arrays.
+
+    ``counters`` is the number of the barrier's counters, ``error_texts`` the number of its reasons.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    shards: int
+    counters: int
+    error_texts: int
+
+    @property
+    def numbers(self) -> int:
+        """The number n of parameters: the flat vector is all arrays, raveled, one after another."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def row(self) -> int:
+        """The float32 numbers from one flat vector to the next: n in whole cache lines."""
+        return FLOATS_A_LINE * math.ceil(max(self.numbers, 1) / FLOATS_A_LINE)
+
+    def offsets(self) -> list[int]:
+        """Return the offsets of counters, error texts, weights and floats, and of the end."""
+        floats = 4 * self.row * (1 + self.shards)
+        offsets = [0]
+        for size in (8 * self.counters, TEXT_BYTES * self.error_texts, 8 * self.shards, floats):
+            offsets.append(offsets[-1] + PAGE * math.ceil(size / PAGE))
+        return offsets
+
+    def slices(self, workers: int) -> list[slice]:
+        """Return each worker's part of the flat vector, in whole cache lines but for its end."""
+        # Two workers never write to one cache line: it would travel between their cores.
+        lines = self.row // FLOATS_A_LINE
+        ends = [FLOATS_A_LINE * (lines * rank // workers) for rank in range(workers)]
+        return [slice(a, b) for a, b in zip(ends, [*ends[1:], self.numbers], strict=True)]
+
+    def arrays(self, flat: Array) -> list[Array]:
+        """Return the flat vector as views of the shapes."""
+        views, start = [], 0
+        for shape in self.shapes:
+            size = math.prod(shape)
+            views.append(flat[start : start + size].reshape(shape))
+            start += size
+        return views
+
+
+class GradientMemory:
+    """The memory that the workers share, mapped; an argument of a process that is being started.
+
+    Attributes
+    ----------
+    layout : Layout
+    counters : array of int64
+    error_texts : array of uint8, one row a reason
+    weights : array of shape (shards,), float64
+    parameters : array of shape (n,), float32
+    gradients : list of one array of shape (n,) a shard, float32
+    """
+
+    def __init__(self, layout: Layout, memory: mmap.mmap, file: FileIO | None) -> None:
+        self.layout, self._file = layout, file
+        counters, error_texts, weights, floats, _ = layout.offsets()
+        shape = (layout.error_texts, TEXT_BYTES)
+        self.counters: NDArray[np.int64] = np.ndarray(
+            (layout.counters,), np.int64, memory, counters
+        )
+        self.error_texts: NDArray[np.uint8] = np.ndarray(shape, np.uint8, memory, error_texts)
+        self.weights: NDArray[np.float64] = np.ndarray(
+            (layout.shards,), np.float64, memory, weights
+        )
+        rows: Array = np.ndarray((1 + layout.shards, layout.row), np.float32, memory, floats)
+        self.parameters, *self.gradients = (row[: layout.numbers] for row in rows)
+
+    @classmethod
+    def create(cls, layout: Layout) -> GradientMemory:
+        """Return new memory, all 0.
+
+        Raises
+        ------
+        OSError
+            If there is not enough of it.
+        """
+        size = layout.offsets()[-1]
+        if not hasattr(os, "memfd_create"):
+            return cls(layout, mmap.mmap(-1, size), None)
+        file = FileIO(nameless_memory(), "r+")
+        try:
+            # Allocated now: without memory this is an error, not a signal at the first touch.
+            os.posix_fallocate(file.fileno(), 0, size)
+            return cls(layout, mmap.mmap(file.fileno(), size), file)
+        except BaseException:
+            file.close()
+            raise
+
+    def close(self) -> None:
+        """Close the descriptor; the mapping lives as long as an array on it."""
+        if self._file is not None:
+            self._file.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not hasattr(os, "memfd_create"):
+            raise AveragingError(
+                "a worker cannot go to another process here: that needs memfd_create of Linux; "
+                "let the workers be threads"
+            )
+        if multiprocessing.context.get_spawning_popen() is None:
+            raise AveragingError(
+                "a worker was pickled, which only the start of a process can do; pass it in "
+                'args of multiprocessing.get_context("spawn").Process'
+            )
+        if self._file is None or self._file.closed:
+            raise AveragingError(
+                "a worker was passed on by a process that did not make the averager, or after the "
+                "averager's with block; start the processes inside it, where it was made"
+            )
+        return _map_memory, (self.layout, reduction.DupFd(self._file.fileno()))
 
 
 def _check(arrays: Sequence[object], shards: int, workers: int, timeout: float) -> None:
@@ -274,7 +410,8 @@ def _check(arrays: Sequence[object], shards: int, workers: int, timeout: float) 
 
 
 def _check_memory(layout: Layout) -> None:
-    """Refuse what cannot fit: where memory is allocated on trust, processes would be killed."""
+    """Refuse arrays that cannot fit into the memory."""
+    # Where the system grants memory on trust, it would kill a process at the first touch instead.
     means = 4 * layout.numbers  # of the workers' slices, together
     needed, available = layout.offsets()[-1] + means, available_bytes()
     if needed > available:
@@ -283,3 +420,17 @@ def _check_memory(layout: Layout) -> None:
             f" about {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB are free; take smaller"
             " arrays or fewer shards"
         )
+
+
+def _take_handle(memory: GradientMemory, rank: int, workers: int, timeout: float) -> Handle:
+    """Take over a rank in another process, which has it from now on."""
+    # Before the with block, so that the others see it if this process ends on its way there.
+    handle = Handle(memory, rank, workers, timeout)
+    handle._barrier.claim()
+    return handle
+
+
+def _map_memory(layout: Layout, passed: Any) -> GradientMemory:
+    """Map the memory that another process made."""
+    with FileIO(passed.detach(), "r+") as file:
+        return GradientMemory(layout, mmap.mmap(file.fileno(), layout.offsets()[-1]), None)

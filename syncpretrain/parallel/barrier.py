@@ -7,59 +7,41 @@ Guarantees:
   the reason that it points to is complete.
 * A rank arrives by incrementing its own counter, and continues when all counters have reached that
   count. It may be one barrier ahead of a slower rank, never two.
-* A waiting rank checks the missing ones every 50 ms. One that has left, or whose process has
-  ended, will never arrive: the waiting rank breaks the barrier, and all ranks raise.
+* A waiting rank checks the missing ones every 50 ms. A rank that has left, or that lost its
+  process, will never arrive: the waiting rank breaks the barrier, and all ranks raise.
+* A process is known by its number and its start, and watched through a descriptor: its number may
+  be given to another process after its end, its descriptor stays its own.
 
-Assumption: a process whose rank is in its ``with`` block runs or ends. One that is suspended is
-detected by the deadline only.
+Assumption: a process that holds a rank in its ``with`` block runs or ends. Only the deadline
+detects a process that is suspended.
 """
 
 from __future__ import annotations
 
 import os
+import select
+import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import AveragingError
 from syncpretrain.parallel.blas import usable_cores
-from syncpretrain.parallel.process_watch import ProcessWatch, started
 from syncpretrain.parallel.waiting import READY, arrive_and_wait, store_counter, wait_for_counters
 
-__all__ = ["Barrier", "abort", "counters_for", "described"]
+__all__ = ["Barrier", "ProcessWatch", "abort", "counters_for", "described", "started"]
 
-SPIN_SECONDS = 200e-6  # what it costs to nap and be late
+
+# As long as a nap costs by being late: a rank that spins this long loses at most twice the best.
+SPIN_SECONDS = 200e-6
+# A look costs a system call for each missing rank; a death is reported this much late.
 LOOK_SECONDS = 0.05
 WORKER_ROWS = 5  # arrived, process, its start, thread, left: counters of each worker, row by row
 BROKEN_COUNTER = 0  # 0, or 1 + the row of the reason
 FIRST_CELL = 8  # where the workers' counters begin: in another cache line
-
-
-def counters_for(workers: int) -> int:
-    """Return the number of counters that a barrier of ``workers`` ranks needs."""
-    return FIRST_CELL + WORKER_ROWS * workers
-
-
-def abort(
-    counters: NDArray[np.int64], error_texts: NDArray[np.uint8], writer: int, reason: str
-) -> None:
-    """Break the barrier for all ranks, unless it is broken; no rank waits in it again.
-
-    ``writer`` is the row of ``error_texts`` that only the caller writes: a rank, or the last
-    row for the creator of the averager.
-    """
-    if counters[BROKEN_COUNTER]:
-        return
-    text = reason.encode("utf-8", "replace")[: error_texts.shape[1]]
-    error_texts[writer, : len(text)] = np.frombuffer(text, np.uint8)
-    store_counter(counters, BROKEN_COUNTER, writer + 1)
-
-
-def described(error: BaseException) -> str:
-    """Return an exception's type and text."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 class Barrier:
@@ -112,6 +94,7 @@ class Barrier:
                 f"rank {self._rank} was given to process {pid} and to process {os.getpid()}; "
                 "give each rank to one"
             )
+        # The process last: whoever sees its number also sees its start.
         store_counter(self._counters, self._start + self._rank, started(os.getpid()))
         store_counter(self._counters, self._process + self._rank, os.getpid())
 
@@ -145,6 +128,8 @@ class Barrier:
             raise AveragingError(f"{self._name(self._rank)} has left; stay in its with block")
         self.check()  # before arriving: what this worker has broken it does not complete
         own = self._arrived + self._rank
+        # The others wait for this count at least, so no counter is ever reset, and a fast rank
+        # that is in the next barrier already does not disturb the slow one in this.
         target = int(self._counters[own]) + 1
         deadline, left = time.monotonic() + self._timeout, self._timeout
         among = (self._arrived, self._workers, target, BROKEN_COUNTER)
@@ -188,7 +173,7 @@ class Barrier:
         """Break the barrier and raise if a worker that has not arrived never will."""
         for rank in self._missing(target):
             why = self._gone(rank)
-            # What it did before it ended counts, so its counter is read again.
+            # It may have arrived and then ended, after its counter was read: so read it again.
             if why and self._counters[self._arrived + rank] < target:
                 self.abort(f"{self._name(rank)} {why}")
                 self.check()
@@ -210,3 +195,121 @@ class Barrier:
         if thread in (0, pid):
             return f"rank {rank} (process {pid})"
         return f"rank {rank} (process {pid}, thread {thread})"
+
+
+def counters_for(workers: int) -> int:
+    """Return the number of counters that a barrier of ``workers`` ranks needs."""
+    return FIRST_CELL + WORKER_ROWS * workers
+
+
+def abort(
+    counters: NDArray[np.int64], error_texts: NDArray[np.uint8], writer: int, reason: str
+) -> None:
+    """Break the barrier for all ranks, unless it is broken; no rank waits in it again.
+
+    ``writer`` is the row of ``error_texts`` that only the caller writes: a rank, or the last
+    row for the creator of the averager.
+    """
+    # Two writers may both find it unbroken. Each fills a row of its own before it stores its
+    # number, so whichever number stays, its row is complete, and no row is written twice.
+    if counters[BROKEN_COUNTER]:
+        return
+    text = reason.encode("utf-8", "replace")[: error_texts.shape[1]]
+    error_texts[writer, : len(text)] = np.frombuffer(text, np.uint8)
+    store_counter(counters, BROKEN_COUNTER, writer + 1)
+
+
+def described(error: BaseException) -> str:
+    """Return an exception's type and text."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+STATE, STARTED, STATUS = 0, 19, 49  # fields of /proc/PID/stat behind the name; proc(5)
+
+
+class ProcessWatch:
+    """The processes that one worker watches. Their descriptors are opened when first asked for."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[int, int | None] = {}
+
+    def ended(self, pid: int, start: int) -> str | None:
+        """Return how a process ended, or None while it lives; a zombie has ended.
+
+        ``start`` is what :func:`started` returned in that process.
+        """
+        if pid == os.getpid():
+            return None
+        # The descriptor is opened before the start is compared: if the start is right then, the
+        # descriptor is of the right process, and stays so after its number is given away.
+        try:
+            if pid not in self._descriptors:
+                self._descriptors[pid] = _opened(pid)
+        except ProcessLookupError:
+            return "died"
+        fields = _fields(pid)
+        if fields and start and int(fields[STARTED]) != start:
+            return "died"  # and its number is another's now
+        descriptor = self._descriptors[pid]
+        if descriptor is None:
+            over = not _exists(pid) or (fields is not None and fields[STATE] in "ZX")
+        else:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            over = bool(poll.poll(0))
+        return f"died{_how(_fields(pid))}" if over else None
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for descriptor in self._descriptors.values():
+            if descriptor is not None:
+                os.close(descriptor)
+        self._descriptors.clear()
+
+
+def started(pid: int) -> int:
+    """Return when a process was started, in the kernel's ticks; 0 if that cannot be known."""
+    fields = _fields(pid)
+    return int(fields[STARTED]) if fields else 0
+
+
+def _opened(pid: int) -> int | None:
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:  # an old kernel, a sandbox, or no descriptor left: /proc must do
+        return None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _fields(pid: int) -> list[str] | None:
+    """Return what the kernel reports of a process; None if it is gone or cannot be read."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def _how(fields: list[str] | None) -> str:
+    """Describe how a zombie ended; an empty text if the system does not tell."""
+    # A zombie is a process that has ended, with an exit status that no parent has collected.
+    if fields is None or fields[STATE] != "Z" or len(fields) <= STATUS:
+        return ""
+    status = int(fields[STATUS])  # 0 also if we may not know
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        names = {int(known): known.name for known in signal.Signals}
+        return f": killed by {names.get(number, f'signal {number}')}"
+    return f": exit status {os.WEXITSTATUS(status)}" if status else ""

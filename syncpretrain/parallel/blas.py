@@ -1,13 +1,18 @@
 """The thread budget: how many cores a run may use, and how many threads BLAS takes.
 
-BLAS limits belong to the whole process. Overlapping limits from two threads would leave it capped
-for good (threadpoolctl issue 205), so there is one limit at a time: it is set before any worker
-starts, shared by runs that need the same, refused to one that needs another, and restored when
-the last of them ends.
+Guarantees:
 
-From version 3.7 on, threadpoolctl lets only the thread that set a limit last change it, as long as
-that thread lives, and silently ignores all others. So limits are set and restored by threads that
-end at once: then any run can restore what another one set, and none keeps the control for good.
+* BLAS limits belong to the whole process. Overlapping limits from two threads would leave it capped
+  for good (threadpoolctl issue 205), so there is one limit at a time: it is set before any worker
+  starts, shared by runs that need the same, refused to one that needs another, and restored when
+  the last of them ends.
+* An interrupt at any moment leaves no limit behind: what is to be restored is recorded before the
+  limit is set, and forgotten after it is restored.
+
+Assumption: from version 3.7 on, threadpoolctl lets only the thread that set a limit last change it,
+as long as that thread lives, and silently ignores all others. So limits are set and restored by
+threads that end at once: then any run can restore what another one set, and none keeps the control
+for good.
 """
 
 from __future__ import annotations
@@ -53,7 +58,7 @@ def blas_threads(requested: int | None = None) -> int:
 
 
 def blas_environment(threads: int) -> dict[str, str]:
-    """Return the environment of a process whose BLAS is to start at most ``threads`` threads."""
+    """Return environment variables by which BLAS starts at most ``threads`` threads."""
     names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
     return dict.fromkeys(names, str(threads))
 
@@ -101,10 +106,12 @@ class blas_limit:  # noqa: N801 - used like a function, in a with statement
                     f"blas_threads: got {self._threads}, but another run in this process holds"
                     f" BLAS at {held}; let it end first, or start this one in a process of its own"
                 )
-            _active.append(self)  # before the limit is set, so that an interrupt restores it
+            # Before the limit is set, so that an interrupt in between restores it.
+            _active.append(self)
             if len(_active) == 1:
                 _limit(self._threads)
-        # With OpenMP the limit is the calling thread's own.
+        # With OpenMP a limit belongs to the thread that sets it, so each run sets its own, behind
+        # the shared one, and restores it in the thread that leaves.
         for library in ThreadpoolController().select(threading_layer="openmp").lib_controllers:
             if library.user_api == "blas":
                 self._openmp.callback(library.set_num_threads, library.num_threads)
@@ -121,7 +128,9 @@ class blas_limit:  # noqa: N801 - used like a function, in a with statement
 
 def _limit(threads: int) -> None:
     """Set the limit of the whole process, which :func:`_restore_found` undoes."""
-    _restore_found()  # what an interrupt kept from being restored
+    # An interrupt may have kept the last limit from being restored: what is found below must be the
+    # caller's own counts.
+    _restore_found()
     libraries = ThreadpoolController()  # looks through all that the process has loaded: some ms
     found = _counts(libraries)
 
@@ -131,7 +140,8 @@ def _limit(threads: int) -> None:
         libraries.limit(limits=threads, user_api="blas")
 
     _in_thread(limit)
-    if any(n > threads for n in _counts(libraries)):  # the caller may hold the control itself
+    # The caller may hold the control by a limit of its own: then only its thread can set another.
+    if any(n > threads for n in _counts(libraries)):
         libraries.limit(limits=threads, user_api="blas")
     held = max(_counts(libraries), default=0)
     if held > threads:

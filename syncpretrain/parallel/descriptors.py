@@ -1,7 +1,10 @@
-"""File descriptors that another process is given under the same number.
+"""File descriptors that another process is given under the same number, and memory behind them.
 
 A process started with a closed standard stream (``<&-``, some daemons) makes its first file under
-that stream's number, 0 to 2. In a process that it starts, these are the standard streams.
+that stream's number, 0 to 2. In a process that it starts, these numbers are the standard streams.
+
+Guarantee: a descriptor from here is above them, and is closed in a program that is executed unless
+it is passed on by name.
 """
 
 from __future__ import annotations
@@ -13,10 +16,19 @@ import subprocess
 
 from syncpretrain.errors import SettingsError
 
-__all__ = ["above_standard", "closed_first", "nameless_memory", "size_memory", "standard_stream"]
+__all__ = [
+    "PAGE",
+    "above_standard",
+    "closed_first",
+    "nameless_memory",
+    "size_memory",
+    "standard_stream",
+]
 
+PAGE = 4096  # bytes, at a multiple of which each array in shared memory begins
 FIRST_FREE = 3  # behind stdin, stdout and stderr
-HIGH, BELOW_LIMIT = 1000, 16  # select() takes none from 1024 on; some stay free below the limit
+# select() takes no descriptor from 1024 on, and some numbers have to stay free below the limit.
+HIGH, BELOW_LIMIT = 1000, 16
 
 
 def above_standard(descriptor: int) -> int:
@@ -30,10 +42,11 @@ def above_standard(descriptor: int) -> int:
 
 
 def closed_first(descriptor: int) -> int:
-    """Move a descriptor above most others, of which Linux closes the highest first at a death.
+    """Move a descriptor above most others; return it as it is where that fails.
 
-    Where that fails it is returned as it is.
+    When a process dies, Linux closes its highest descriptors first.
     """
+    # So a witness sees this end before a launcher sees the pipes of the standard streams close.
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, min(HIGH, most - BELOW_LIMIT))
@@ -67,10 +80,11 @@ def size_memory(descriptor: int, size: int) -> None:
 
 
 def standard_stream(number: int) -> int | None:
-    """Return what ``subprocess.Popen`` is to take for stdout or stderr.
+    """Return the argument of ``subprocess.Popen`` for stdout or stderr.
 
-    None, the stream of this process, or ``DEVNULL`` where that is closed or no stream.
+    None stands for the stream of this process; ``DEVNULL`` where that is closed or no stream.
     """
+    # A descriptor that is not inheritable got this number by chance: it is some other file.
     try:
         return None if os.get_inheritable(number) else subprocess.DEVNULL
     except OSError:

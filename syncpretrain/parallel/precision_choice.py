@@ -1,7 +1,9 @@
 """The precision that ``auto`` stands for: bfloat16 where this CPU multiplies it faster.
 
-On a GPU it is float32: less is never taken where its gain has not been measured, and there has been
-no GPU to measure it on.
+Guarantee: a precision that was named is never changed. On a GPU ``auto`` is float32: less is never
+taken where its gain has not been measured, and there has been no GPU to measure it on.
+
+Assumption: the gain of one product on one core, measured once, holds for the whole process.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ __all__ = [
 ]
 
 TIMED_PRODUCT = (100, 784, 1000)  # the widest of the paper's stack
-PAIRS = 7  # of timings
+PAIRS = 7  # of timings: the median is right though three are disturbed
 PAYING_GAIN = 1.1
 INSTRUCTIONS = {"tiles": "AMX", "pairs": "AVX512-BF16"}  # by the compiled form that takes them
 
@@ -61,6 +63,7 @@ def _gain() -> float:
     v, W = draw((B, V), dtype=np.float32), draw((V, H), dtype=np.float32)
     out = np.empty((B, H), dtype=np.float32)
     both = PRECISIONS["float32"], PRECISIONS["bfloat16"]
+    # Both of a pair lie next to each other in time, so that a slow moment slows both.
     pairs = [tuple(_seconds(own, v, W, out) for own in both) for _ in range(PAIRS + 1)]
     return median(exact / rough for exact, rough in pairs[1:])  # the first warms the caches
 
@@ -81,7 +84,7 @@ def resolve_precision(name: str, backend: str, setting: str = "precision") -> st
     backend : str
         As :func:`syncpretrain.backends.choice.resolve_backend` returns it.
     setting : str
-        Whose value it is, for messages.
+        The setting that has this value, for messages.
 
     Raises
     ------

@@ -1,4 +1,12 @@
-"""A stop asked for by a signal, seen between two minibatches."""
+"""A stop asked for by a signal, seen between two minibatches.
+
+Guarantees: only the first signal is a request; a second one ends the program as if nothing were
+installed. Handlers of the caller are left alone, and all others are restored however the block
+ends.
+
+Assumption: Python runs handlers in the main thread, between two of its instructions. So a handler
+may set plain attributes that other threads read, and takes no lock.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +23,10 @@ __all__ = ["StopRequest", "interrupted_by_sigterm", "stop_on_signals"]
 
 
 class StopRequest:
-    """False until a stop is requested; ``signum`` is the signal that did.
+    """False until a stop is requested; ``signum`` is the signal that requested it.
 
-    Where ``interrupts`` returns True when the signal comes, KeyboardInterrupt is raised as well: in
-    the main thread, which then waits for something that may never come.
+    KeyboardInterrupt is raised as well if ``interrupts`` returns True when the signal comes: the
+    main thread then waits for something that may never come.
     """
 
     def __init__(self) -> None:
@@ -41,12 +49,14 @@ def stop_on_signals() -> Iterator[StopRequest]:
     found: dict[int, Any] = {}
 
     def restore() -> None:
+        # Emptied as it is used: the handler and the end of the block may both come here.
         while found:
             signum, handler = found.popitem()
             signal.signal(signum, handler)
 
     def ask(signum: int, frame: FrameType | None) -> None:
         request.signum = signum
+        # From here on a second signal acts as it did before: the user need not wait.
         restore()
         if request.interrupts():
             raise KeyboardInterrupt
@@ -60,7 +70,9 @@ def stop_on_signals() -> Iterator[StopRequest]:
             for signum, handlers in known.items():
                 handler = signal.getsignal(signum)
                 if not request() and handler in handlers:
-                    found[signum] = handler  # first: from the next line on it may be restored
+                    # Recorded before it is replaced: a signal may come between the two lines,
+                    # and whatever is installed must be restored.
+                    found[signum] = handler
                     signal.signal(signum, ask)
         yield request
     finally:
@@ -71,8 +83,8 @@ def stop_on_signals() -> Iterator[StopRequest]:
 def interrupted_by_sigterm() -> Iterator[None]:
     """Raise RunInterrupted at SIGTERM, as SIGINT raises KeyboardInterrupt.
 
-    For what is done between two uses of :func:`stop_on_signals`. Where the caller has a handler of
-    its own, nothing is installed.
+    For work between two uses of :func:`stop_on_signals`. Nothing is installed if the caller has a
+    handler of its own.
     """
     is_ours = (
         threading.current_thread() is threading.main_thread()

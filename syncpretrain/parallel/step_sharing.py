@@ -1,14 +1,23 @@
-"""Steps whose shards are taken by any thread that is free at the moment.
+"""Steps with shards that any free thread takes.
 
 Unlike a :class:`~syncpretrain.parallel.worker_pool.WorkerPool`, which deals the shards out when a
 step begins, threads come and go in the middle of a step: each takes the next shard of the running
 phase that no thread has taken. Which thread runs a shard changes no bit of the result.
 
+Shards are numbered through the phases of a step, here two phases of three shards; a shard is taken
+once it is open, and the last one done of a phase opens the next phase::
+
+    number      0  1  2 | 3  4  5
+    taken = 2   x  x    |             two are taken: the next to take is 2
+    open  = 3   ------->|             3 waits until 0, 1 and 2 are done
+
 Guarantees:
 
 * The owner of the steps never waits for a helper to come, and finishes a step alone if none does.
-* A helper leaves after its shard when it is called away.
+* A helper that is called away leaves as soon as the running step has no shard left to take.
 * A failure in any thread is raised by the owner's :meth:`StepSharing.run`.
+
+Assumption: one thread, the owner, calls :meth:`StepSharing.run`; any thread may help or call.
 """
 
 from __future__ import annotations
@@ -21,14 +30,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import StalledError
-from syncpretrain.kernels.compiled import SHARED_COUNTERS
-from syncpretrain.kernels.program import Phase, Phases, Program
+from syncpretrain.kernels.program import SHARED_COUNTERS, Phase, Phases, Program
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.waiting import LATE, store_counter, wait_for_counters
 
 __all__ = ["StepSharing"]
 
-ABORTED, NEWS = SHARED_COUNTERS + 7, SHARED_COUNTERS + 15  # counters; nothing sets the first
+# Counters behind the counters of a compiled step, a cache line apart: a thread that waits for news
+# does not slow one that takes shards. Nothing sets the first: a wait for news is never broken.
+ABORTED, NEWS = SHARED_COUNTERS + 7, SHARED_COUNTERS + 15
 
 
 class StepSharing:
@@ -50,7 +60,7 @@ class StepSharing:
 
     @property
     def calls(self) -> int:
-        """How often helpers have been called away."""
+        """Number of times that helpers have been called away."""
         return self._calls
 
     def run(self, phases: Phases, shards: int) -> None:
@@ -73,6 +83,7 @@ class StepSharing:
         with self._lock:
             self._step = step
             self._announce()
+        # It stays the newest step when it is done. A helper that comes late finds all shards taken.
         step.work(is_owner=True)
 
     def help(self, calls: int) -> bool:
@@ -82,6 +93,8 @@ class StepSharing:
         """
         with np.errstate(all="ignore"):  # as in the owner: what overflows is found there
             while True:
+                # The number of the news is read together with the step. Whatever comes after that
+                # has a larger number, for which the wait below does not sleep.
                 with self._lock:
                     step, news, is_called = self._step, self._news, self._calls != calls
                 if is_called:
@@ -102,6 +115,7 @@ class StepSharing:
             self._announce()
 
     def _announce(self) -> None:
+        # Under the lock, so that the numbers are stored in their order.
         self._news += 1
         store_counter(self._counters, NEWS, self._news)
 
@@ -150,6 +164,8 @@ class _InterpretedStep:
             with self._changed:
                 self._failure = self._failure or failure
                 self._done += 1
+                # Only shards of open phases are taken, so as many done as a whole number of phases
+                # has shards means that these phases are done.
                 if self._done % self._shards == 0:
                     self._open += self._shards
                 self._changed.notify_all()
@@ -158,14 +174,20 @@ class _InterpretedStep:
         """Return the next shard; None when all are taken, or, for the owner, done."""
         with self._changed:
             while True:
+                # After a failure no more shards are taken. The owner still waits for the shards
+                # that run: they write to arrays that its caller owns once it returns.
                 is_over = self._failure is not None or self._taken == total
                 if is_over and (self._done == self._taken or not is_owner):
                     break
                 if not is_over and self._taken < self._open:
                     self._taken += 1
                     return self._taken - 1
+                # Every shard that ends notifies, so this is late only if none ended in the time.
+                # Helpers leave by the failure: else one that waits for that shard would never go.
                 if not self._changed.wait(self._times.stall) and is_owner:
-                    raise _stalled(self._times)
+                    self._failure = _stalled(self._times)
+                    self._changed.notify_all()
+                    raise self._failure
             if is_owner and self._failure is not None:
                 raise self._failure
             return None

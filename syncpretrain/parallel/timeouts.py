@@ -1,45 +1,64 @@
-"""Time limits of the threads and processes that train together."""
+"""Lifetimes of threads and processes that train together: their time limits, and a bounded end.
+
+Guarantee: a ``with`` block of :class:`Closing` leaves nothing behind that it started, or says what.
+It raises that only where no other error is on its way, which would be hidden.
+
+Assumption: whoever waits for an answer ends the wait at one of :class:`Timeouts`, so that the end
+of one part reaches the caller.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import TracebackType
+from typing import TypeVar
 
-__all__ = ["TIMEOUTS", "Timeouts"]
+from syncpretrain.errors import StalledError
+
+__all__ = ["TIMEOUTS", "Closing", "Timeouts"]
+
+
+ClosingT = TypeVar("ClosingT", bound="Closing")
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long the parts of a run wait for each other, in seconds.
+    """Time limits for the parts of a run that wait for each other, in seconds.
 
     Parameters
     ----------
     stall : float
-        Without a minibatch anywhere, before the run fails; and for the other workers in one phase
-        of a step, before the step fails.
+        Time without a minibatch anywhere after which the run fails, and time that a worker waits
+        for the others in one phase of a step after which the step fails.
     tick : float
-        Between two looks of the driver at the progress and at a request to stop.
+        Time between two looks of the driver at the progress and at a request to stop.
     drain : float
-        For the running epochs after a request to stop, which is seen after one minibatch.
+        Time for the running epochs to end after a request to stop, which each sees after one
+        minibatch.
     failed_drain : float
-        The same after a failure, which is reported at once: no checkpoint is written then.
+        The same time after a failure, which is reported at once: no checkpoint is written then.
     iterable : float
-        For an iterable to give the next array after a request to stop or a failure.
+        Time for an iterable to give the next array after a request to stop or a failure.
     join : float
-        For the end of threads and processes.
+        Time for threads and processes to end.
     sleep : float
-        Of a layer's thread, before it looks whether its caller still lives.
+        Time that a layer's thread sleeps before it looks whether its caller still lives.
     spin : float
-        Of a pool's worker, without a nap. The parts of a phase are about equal: a nap would cost
-        more than it saves.
+        Time that a pool's worker spins before it naps. The parts of a phase are about equal: a nap
+        would cost more than it saves.
     stagger : float
-        Of one worker after another: what the interpreter does before a product.
+        Delay of each worker behind the one before it: the time that the interpreter takes before a
+        product.
     linger : float
-        For the next step, before a worker sleeps.
+        Time that a worker waits for the next step before it sleeps.
     look : float
-        Of one uninterrupted wait, after which signals are taken; a longer one means that the
+        Longest uninterrupted wait, after which signals are taken. A longer one means that the
         process was suspended, and counts only this much.
     """
 
+    # Long: a false alarm costs the run, a true one that comes late ten minutes of it.
     stall: float = 600.0
     tick: float = 0.1
     drain: float = 10.0
@@ -54,3 +73,44 @@ class Timeouts:
 
 
 TIMEOUTS = Timeouts()
+
+
+class Closing(ABC):
+    """A context that starts threads or processes when it is entered, and ends all when it is left.
+
+    Parameters
+    ----------
+    times : Timeouts
+        ``join`` bounds the end.
+    """
+
+    def __init__(self, times: Timeouts) -> None:
+        self._times = times
+
+    def __enter__(self: ClosingT) -> ClosingT:
+        try:
+            self._open()
+        except BaseException:
+            # Python calls no __exit__ then; some may have started before "can't start new thread".
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # An error inside the block is why some did not end, and tells more than their names.
+        alive = self._close()
+        if alive and error is None:
+            raise StalledError(f"{', '.join(alive)} did not end within {self._times.join:g} s")
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Start them."""
+
+    @abstractmethod
+    def _close(self) -> Sequence[str]:
+        """End them; return the names of threads or processes that did not end in time."""

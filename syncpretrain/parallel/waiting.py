@@ -1,4 +1,15 @@
-"""Waits for counters in memory that other threads or processes share."""
+"""Waits for counters in memory that other threads or processes share.
+
+Guarantees:
+
+* A counter is a whole number of 64 bits in one place: it is never seen half written.
+* Whoever sees a value that :func:`store_counter` put there also sees all that its thread wrote
+  before it (release and acquire). So a counter hands over arrays without a lock.
+* A wait ends at its target, when it is broken, or at its deadline, and takes signals meanwhile.
+
+Assumption: a counter that is waited for only grows, so that a wait for *at least* a value cannot
+miss that value.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +23,9 @@ from syncpretrain.kernels.native import extension
 __all__ = ["LATE", "READY", "arrive_and_wait", "store_counter", "wait_for_counters"]
 
 Cells = NDArray[np.int64]
-READY, LATE = 0, 2  # what waiting ends with; 1 is broken
-FEW = 100  # looks without a sleep, of a wait in Python
-NAP = 50e-6
+READY, LATE = 0, 2  # results of a wait; 1 is broken
+FEW = 100  # looks that only yield, before the first nap
+NAP = 50e-6  # Linux prolongs shorter ones to about this (the timer slack of a thread)
 
 
 def wait_for_counters(
@@ -42,11 +53,11 @@ def wait_for_counters(
     broken : int
         Or until ``counters[broken]`` is not 0.
     spin_seconds, timeout_seconds : float
-        How long to spin, and to wait in all.
+        Time to spin, and to wait in all.
     stagger_seconds : float
-        How long to spin once the target is reached, so that those who waited together do not all
-        want the interpreter's lock at once: to be woken for it takes some 40 us. The extension's
-        only.
+        Time to spin once the target is reached, so that threads that waited together do not
+        all want the interpreter's lock at once: to be woken for it takes some 40 us. Only the
+        extension does so.
 
     Returns
     -------
@@ -73,6 +84,7 @@ def wait_for_counters(
         0,
     )
     while True:
+        # Broken first: after a failure a target may still be reached, and must not count.
         if counters[broken]:
             return 1
         if (awaited >= target).all():
@@ -86,8 +98,8 @@ def wait_for_counters(
 def store_counter(counters: Cells, index: int, value: int) -> None:
     """Store a value in a counter, after all that this thread has written so far.
 
-    Where the extension is missing, that order is the processor's: kept by x86-64, and between the
-    threads of one interpreter.
+    Without the extension, the processor keeps that order: x86-64 does, and every processor between
+    the threads of one interpreter.
 
     Raises
     ------
@@ -132,6 +144,7 @@ def arrive_and_wait(
             stagger_seconds,
         )
         return waited
+    # Checked before anything is stored: an arrival that raises must not count for the others.
     _check_counters(counters, first, count)
     _check_counters(counters, broken, 1)
     store_counter(counters, rank, target)

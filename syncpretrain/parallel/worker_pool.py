@@ -12,6 +12,10 @@ Guarantees:
 * A failure of a worker is raised by :meth:`WorkerPool.run`; the pool cannot be used after it.
 * A worker that waits too long for the others fails. Its own work does not count, however long it
   takes, nor does the time for which the process was suspended.
+* No wake-up is lost: the newest step and who sleeps change under one lock only (see ``_serve``).
+
+Assumptions: one thread calls :meth:`WorkerPool.run`, and a phase writes only what belongs to its
+shard, so that nothing else is locked while workers work.
 """
 
 from __future__ import annotations
@@ -46,18 +50,20 @@ class _Step:
     program: Program | None  # if it is compiled: the number of phases is fixed then
     shards: int
     workers: int
-    behind: int  # phases that were done before it
-    ahead: int  # that will have been done after it
+    # Phases are counted through all steps, so that no counter of an arrival is ever reset. A worker
+    # that sat out some steps is behind until it arrives next: nobody waits for it before that.
+    behind: int  # phases done before this step
+    ahead: int  # phases done after it
 
 
 class WorkerPool:
-    """Up to ``most`` workers, of which the caller of :meth:`run` is one.
+    """Up to ``most`` workers; the caller of :meth:`run` is one of them.
 
     Parameters
     ----------
     most : int
     name : str
-        Of its threads, with their number behind it.
+        The name of its threads, which their number follows.
     times : Timeouts
     """
 
@@ -67,6 +73,7 @@ class WorkerPool:
         self._lock = threading.Lock()  # of what follows; never held while working or waiting
         self._step = _Step(0, (), None, 0, 1, 0, 0)
         self._asleep = [True] * most
+        # A semaphore remembers a release, so a worker may be woken before it has gone to sleep.
         self._doors = [threading.Semaphore(0) for _ in range(most)]
         self._threads: list[threading.Thread | None] = [None] * most
         self._failure: BaseException | None = None
@@ -96,6 +103,8 @@ class WorkerPool:
             program, count = phases, phases.length
         else:
             each, count = phases.phases, phases.length
+        # Read without the lock: only this thread sets a step. And no worker still works on the last
+        # one: its last phase ended when all of them had arrived.
         number, behind = self._step.number + 1, self._step.ahead
         step = _Step(number, each, program, shards, workers, behind, behind + count)
         with self._lock:
@@ -103,6 +112,7 @@ class WorkerPool:
             needed = [rank for rank in range(1, workers) if self._asleep[rank]]
             for rank in needed:
                 self._asleep[rank] = False
+        # Sleepers first, as they take longest; who lingers finds the counter without a system call.
         for rank in needed:
             self._wake(rank)
         store_counter(self._counters, BEGUN, step.number)
@@ -111,7 +121,8 @@ class WorkerPool:
             raise self._failure
 
     def close(self) -> list[str]:
-        """Stop the helper threads; return the names of those still alive after the deadline."""
+        """Stop the helper threads; return the names of threads still alive after the deadline."""
+        # Closed before anyone is woken: who wakes looks at it before anything else, and leaves.
         with self._lock:
             self._closed = True
         store_counter(self._counters, BROKEN, 1)
@@ -133,7 +144,14 @@ class WorkerPool:
         self._doors[rank].release()
 
     def _serve(self, rank: int) -> None:
-        """Take part in every step that has shards for this worker; sleep meanwhile."""
+        """Take part in every step that has shards for this worker; sleep meanwhile.
+
+        No wake-up is lost, because one critical section both reads the newest step and says
+        whether this worker sleeps, and one critical section of :meth:`run` both sets that step and
+        reads who sleeps. If this one comes first, :meth:`run` finds the sleeper and opens its door;
+        if it comes second, it finds the step and does not sleep. The counter BEGUN only shortens
+        the wait: whatever it said, the step is looked at again under the lock.
+        """
         seen, rests = 0, True
         with np.errstate(all="ignore"):  # as in the epoch: what overflows is found there
             while not self._closed:
@@ -153,6 +171,8 @@ class WorkerPool:
                 )
                 with self._lock:
                     step = self._step
+                    # It sleeps after a step for fewer workers, since the next is likely for as few,
+                    # and after a linger without a step. After work it lingers again.
                     mine = step.number > seen and rank < step.workers
                     rests = not mine and (found != READY or step.number > seen)
                     self._asleep[rank] = rests
@@ -165,6 +185,8 @@ class WorkerPool:
         if step.program is not None:
             self._work_program(step, step.program, rank)
             return
+        # A shard stays with its worker as long as their number stays, so that its arrays are
+        # likely in the cache of that core.
         first = step.shards * rank // step.workers
         last = step.shards * (rank + 1) // step.workers
         try:
@@ -174,6 +196,7 @@ class WorkerPool:
                 if not self._arrive(step, rank, step.behind + done):
                     return
         except BaseException as error:
+            # Not raised here: a thread would only print it. The caller of run raises it.
             self._fail(error)
 
     def _work_program(self, step: _Step, program: Program, rank: int) -> None:
@@ -220,6 +243,7 @@ class WorkerPool:
 
     def _fail(self, error: BaseException) -> None:
         """Let every worker leave the step, which raises the first failure."""
+        # Recorded before the barrier is broken: who leaves because of it finds the reason there.
         with self._lock:
             self._failure = self._failure or error
         store_counter(self._counters, BROKEN, 1)

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.parallel.replicas.paying import WORTH
-from syncpretrain.parallel.replicas.rules import AsyncRules
+from syncpretrain.parallel.replicas.replica_count import WORTH
+from syncpretrain.parallel.replicas.server import AsyncRules
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.timings import Exchange, Timings, sizes
 from syncpretrain.schedule.kinds import ASYNC

@@ -14,8 +14,7 @@ import numpy as np
 from syncpretrain.events import Event, RunFinished
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.blas import blas_limit
-from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import ParameterServer
+from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
 from syncpretrain.parallel.replicas.steps import LocalSteps, Task
 from syncpretrain.planning.probes import Steps
 from syncpretrain.planning.timings import Exchange

@@ -21,7 +21,7 @@ from syncpretrain.finetuning.options import STEPPING, TuningOptions, tuning_opti
 from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.tuned_replica import TunedReplica
-from syncpretrain.learners.first_stack import untrained_stack
+from syncpretrain.learners.first_layers import untrained_stack
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.planning.asynchronous import (

@@ -14,13 +14,11 @@ from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.convolution import ConvolutionalAutoencoder
+from syncpretrain.learners.convolution import ConvolutionalAutoencoder, convolutional_rbm
 from syncpretrain.learners.drift import Outputs
 from syncpretrain.learners.early_stopping import EarlyStopping
-from syncpretrain.learners.probabilistic_rbm import convolutional_rbm
-from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.rbm import RBM, RBMSettings, SparseRBM
 from syncpretrain.learners.select import step_for
-from syncpretrain.learners.sparse_rbm import SparseRBM
 from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.schedule.epochs import Schedule
@@ -278,11 +276,11 @@ def step_on_ranks(step: Step, stop: AgreedStop, *, hands_up: bool = False) -> St
         If the step cannot be shared so.
     """
     if isinstance(step, ByExamples):
-        from syncpretrain.learners.by_examples_on_ranks import ByExamplesOnRanks
+        from syncpretrain.learners.on_ranks import ByExamplesOnRanks
 
         return ByExamplesOnRanks(step, stop, hands_up=hands_up)
     if isinstance(step, ByUnits):
-        from syncpretrain.learners.by_units_on_ranks import ByUnitsOnRanks
+        from syncpretrain.learners.on_ranks import ByUnitsOnRanks
 
         return ByUnitsOnRanks(step, stop)
     raise ValueError(f"step: got {type(step).__name__}, expected one split by examples or units")

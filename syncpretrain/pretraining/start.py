@@ -14,7 +14,7 @@ from syncpretrain.backends.choice import why_no_fused_steps, why_no_gpu
 from syncpretrain.backends.host_rows import HostRows
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Notice, Observer, RunFinished, RunStarted
-from syncpretrain.learners.first_stack import untrained_stack
+from syncpretrain.learners.first_layers import untrained_stack
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import Observed
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts

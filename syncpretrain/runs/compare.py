@@ -17,7 +17,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
-from syncpretrain.learners.first_stack import untrained_stack
+from syncpretrain.learners.first_layers import untrained_stack
 from syncpretrain.models.evaluation import accuracies, stack_error
 from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining.start import driver_for
@@ -181,7 +181,7 @@ def summarized(outcomes: Iterable[Outcome]) -> list[Summary]:
 def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Stack:
     """Return a stack with random weights, and biases of 0.
 
-    See :func:`syncpretrain.learners.first_stack.untrained_stack`.
+    See :func:`syncpretrain.learners.first_layers.untrained_stack`.
     """
     bounded = kind_of(settings.visible_units).is_unit_interval
     scaling = None if bounded else Scaling.of(data.train)

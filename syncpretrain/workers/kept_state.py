@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.parallel.descriptors import nameless_memory
-from syncpretrain.parallel.gradient_memory import PAGE
+from syncpretrain.parallel.descriptors import PAGE, nameless_memory
 from syncpretrain.workers.shared_memory import write_array
 
 __all__ = ["LOST", "Keeping", "KeptStates"]

@@ -22,8 +22,7 @@ from multiprocessing import connection
 import numpy as np
 
 from syncpretrain.errors import WorkerError
-from syncpretrain.parallel.closing import Closing
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
 from syncpretrain.schedule.epochs import Train
 from syncpretrain.workers.child import Job, Order, Report
 from syncpretrain.workers.interface import STDERR, Failed, Message

@@ -15,13 +15,16 @@ import numpy as np
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.blas import blas_limit
-from syncpretrain.parallel.replicas.paying import Trial
-from syncpretrain.parallel.replicas.pool import Failed, ReplicaPool
-from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import ParameterServer
-from syncpretrain.parallel.replicas.started import Started, StartedReplicas
+from syncpretrain.parallel.replicas.pool import (
+    Failed,
+    ReplicaPool,
+    ReplicaThread,
+    Started,
+    StartedReplicas,
+)
+from syncpretrain.parallel.replicas.replica_count import Trial
+from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
 from syncpretrain.parallel.replicas.steps import Fleet, LocalSteps, ReplicaFactory, answer
-from syncpretrain.parallel.replicas.threads import ReplicaThread
 from syncpretrain.parallel.replicas.turns import ReplicaTurns
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.child_loop import sendable, serve

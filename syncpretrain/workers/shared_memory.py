@@ -21,8 +21,7 @@ from syncpretrain.data.blocks import Prepare
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
-from syncpretrain.parallel.descriptors import nameless_memory, size_memory
-from syncpretrain.parallel.gradient_memory import PAGE
+from syncpretrain.parallel.descriptors import PAGE, nameless_memory, size_memory
 from syncpretrain.workers.split import Split
 
 __all__ = [

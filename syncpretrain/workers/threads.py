@@ -17,8 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from syncpretrain.parallel.closing import Closing
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
 from syncpretrain.schedule.epochs import Train
 from syncpretrain.workers.interface import STDERR, Message
 from syncpretrain.workers.mailbox import Broken, Mailbox

@@ -1,72 +1,134 @@
 """Parameter server: the parameters that replicas fetch, and the changes that they push.
 
-One thread owns a server, so that no update is torn or lost, however a replica ends: a change is
-applied once, after its replica has said that it is complete, or not at all. The vector may be cut
-into slices, which threads of the server work at the same time, each its own: that is the lock of a
-slice, and no replica that is killed can leave it locked. Slices may also lie on other ranks
-(``workers/ranks/replicas.py``).
+Replicas fetch parameters from a server, train on them for some steps, and push the change that they
+made. The *staleness* of a push is the number of pushes of others that the server took since the
+fetch. :class:`AsyncRules` says which share of a stale change is added.
+
+Guarantees:
+
+* One thread owns a server, so that no update is torn or lost, however a replica ends: a change is
+  applied once, after its replica has said that it is complete, or not at all.
+* The vector may be cut into slices; threads of the server work them at the same time. The owner
+  waits for all of them, so each slice has one writer at any moment, and there is no lock that
+  a replica that is killed could leave locked.
+
+Assumption: a replica leaves its change alone between its message and the server's next order.
+
+Slices may also lie on other ranks (``workers/ranks/replicas.py``).
 """
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.replicas.rules import AsyncRules, DelayCompensation
-from syncpretrain.parallel.replicas.slice_threads import SliceThreads
+from syncpretrain.errors import StalledError
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 
 __all__ = [
     "LATE_CHANGE",
     "MEAN_SQUARE",
     "SERVER_STATE",
+    "AsyncRules",
+    "DelayCompensation",
     "ParameterServer",
     "Push",
     "Server",
     "ServerSlice",
-    "slices_of",
+    "SliceThreads",
 ]
 
+
+MEMORY = 0.95  # of the mean square of changes (Zheng et al. 2017, DC-ASGD-a)
+TINY = np.float32(1e-30)  # keeps 0 / 0 out where nothing has changed yet
+# Names in a checkpoint: they stay, or runs that were interrupted could not go on.
 MEAN_SQUARE = "mean_square"
-SERVER_STATE = "server."  # before the names of its state, among those of replicas
-LATE_CHANGE = "waiting"  # before the number of a change that is not applied yet
+SERVER_STATE = "server."  # prefix of the server's names; replicas have prefixes of their own
+LATE_CHANGE = "waiting"  # prefix of the number of a change that is not applied yet
 VectorT = TypeVar("VectorT", contravariant=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncRules:
+    """Rules of one asynchronous run.
+
+    Attributes
+    ----------
+    push_every, fetch_every : int
+        Local steps before a push, and before a fetch; the second is a multiple of the first.
+    rate : str
+        ``staleness`` divides a change by its staleness (Zhang, Gupta et al. 2016), which has the
+        effect of dividing the learning rate; ``constant`` takes it whole.
+    compensation : float
+        Strength of the delay's compensation, 0 for none; see :class:`DelayCompensation`.
+    max_staleness : int or None
+        The server refuses a change of a larger staleness; the replica then fetches anew and
+        trains the task again.
+    """
+
+    push_every: int = 1
+    fetch_every: int = 1
+    rate: str = "staleness"
+    compensation: float = 0.0
+    max_staleness: int | None = None
+
+    @property
+    def period(self) -> int:
+        """Number of pushes from a fetch to the next one."""
+        return self.fetch_every // self.push_every
+
+    def share(self, staleness: int) -> float:
+        """Return the share of a change that is added to the parameters."""
+        # A change that is not stale counts whole, like one that is one push late.
+        return 1.0 if self.rate == "constant" else 1 / max(1, staleness)
+
+    def takes(self, staleness: int) -> bool:
+        """Return whether a change is taken."""
+        return self.max_staleness is None or staleness <= self.max_staleness
+
+    def fetches(self, pushes: int) -> bool:
+        """Return whether a replica fetches after a number of pushes since its start."""
+        return pushes % self.period == 0
+
+
 class Push(NamedTuple):
-    """What became of a push: its staleness, and whether its change was taken."""
+    """The result of a push: its staleness, and whether its change was taken."""
 
     staleness: int
     is_taken: bool
 
 
 class Server(Protocol[VectorT]):
-    """The interface of a parameter server; vectors are arrays, or those of a replica elsewhere."""
+    """The interface of a parameter server; a vector is an array, or the number of a replica."""
 
     def fetch(self, out: VectorT) -> int:
         """Copy the parameters to ``out``; return the clock, the number of changes taken so far."""
         ...
 
     def push(self, change: VectorT, then: int, fetched: VectorT) -> Push:
-        """Take a change of the parameters ``fetched`` at the clock ``then``; use it up."""
+        """Take a change made from the parameters ``fetched`` at the clock ``then``; use it up."""
         ...
 
     def start(self) -> None:
-        """Start what works for it, before any replica."""
+        """Start the server's threads, before any replica."""
         ...
 
     def settle(self) -> None:
-        """Wait for all changes that it took, and bring its parameters here."""
+        """Wait until all changes that were taken are added, and bring the parameters here."""
         ...
 
     def end(self) -> None:
-        """End what was started; called whatever happened."""
+        """End the server's threads; called whatever happened."""
         ...
 
     def state(self) -> dict[str, Array]:
-        """Return by name what the next push depends on beside the parameters; live arrays."""
+        """Return the next push's inputs except the parameters, by name; live arrays."""
         ...
 
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -78,38 +140,6 @@ class Server(Protocol[VectorT]):
         ...
 
 
-def slices_of(size: int, count: int) -> list[slice]:
-    """Return ``count`` slices of about the same length, one after the other."""
-    ends = [size * i // count for i in range(count + 1)]
-    return [slice(ends[i], ends[i + 1]) for i in range(count)]
-
-
-class ServerSlice:
-    """A slice of the parameters, changed in place by its owner.
-
-    Parameters
-    ----------
-    parameters, mean_square : ndarray of shape (n,), float32
-        The second is what the compensation remembers.
-    rules : AsyncRules
-    """
-
-    def __init__(self, parameters: Array, mean_square: Array, rules: AsyncRules) -> None:
-        self.parameters, self.mean_square = parameters, mean_square
-        self._compensation: DelayCompensation | None = None
-        if rules.compensation:
-            self._compensation = DelayCompensation(rules.compensation, mean_square)
-
-    def add(self, change: Array, share: float, fetched: Array) -> None:
-        """Add a share of a change of the parameters ``fetched``, compensated; use it up."""
-        with np.errstate(over="ignore", invalid="ignore"):  # who trains looks at the result
-            if self._compensation is not None:
-                self._compensation.apply(change, self.parameters, fetched)
-            if share != 1:
-                change *= np.float32(share)
-            self.parameters += change
-
-
 class ParameterServer:
     """Parameters in this process; see :class:`Server`.
 
@@ -119,7 +149,7 @@ class ParameterServer:
         Changed in place.
     rules : AsyncRules
     servers : int
-        Number of slices, each of a thread of its own from :meth:`start` to :meth:`end`.
+        Number of slices. Each has a thread of its own from :meth:`start` to :meth:`end`.
 
     Attributes
     ----------
@@ -129,7 +159,7 @@ class ParameterServer:
         Changes that were too stale.
     slices : list of slice
     mean_square : ndarray of shape (n,) or (0,), float32
-        What the compensation remembers.
+        The mean squares of the changes so far, if they are compensated.
     """
 
     def __init__(self, parameters: Array, rules: AsyncRules, servers: int = 1) -> None:
@@ -163,7 +193,7 @@ class ParameterServer:
         return self.clock
 
     def push(self, change: Array, then: int, fetched: Array) -> Push:
-        """Add a change, scaled and compensated by the rules; it is used up."""
+        """Add a change, scaled and compensated by the rules; use it up."""
         push = self.decide(then)
         if push.is_taken:
             self._add(change, push.staleness, fetched)
@@ -171,6 +201,7 @@ class ParameterServer:
 
     def decide(self, then: int) -> Push:
         """Return whether a change of the parameters at the clock ``then`` is taken, and count."""
+        # A replica counts its own pushes into ``then``, so that only pushes of others are left.
         staleness = self.clock - then
         if self.rules.takes(staleness):
             self.clock += 1
@@ -179,7 +210,7 @@ class ParameterServer:
         return Push(staleness, is_taken=False)
 
     def state(self) -> dict[str, Array]:
-        """Return by name what the next push depends on beside the parameters; live arrays."""
+        """Return the next push's inputs except the parameters, by name; live arrays."""
         return {MEAN_SQUARE: self.mean_square} if self.rules.compensation else {}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -191,6 +222,7 @@ class ParameterServer:
         """Add the changes that wait in the state of replicas that took turns, however stale."""
         number = 0
         while (task := state.get(f"{LATE_CHANGE}{number}.task")) is not None:
+            # Saved as staleness at the checkpoint; each change added before it makes it one staler.
             change = state[f"{LATE_CHANGE}{number}.change"].copy()
             fetched = state.get(f"{LATE_CHANGE}{number}.fetched", self.parameters)
             self._add(change, int(task[-1]) + number, fetched)
@@ -208,3 +240,144 @@ class ParameterServer:
                 work(own, part)
         else:
             self._threads.run(lambda i: work(*self._parts[i]))
+
+
+class ServerSlice:
+    """A slice of the parameters, changed in place by its owner.
+
+    Parameters
+    ----------
+    parameters, mean_square : ndarray of shape (n,), float32
+        The second holds the mean squares of the changes, for the compensation.
+    rules : AsyncRules
+    """
+
+    def __init__(self, parameters: Array, mean_square: Array, rules: AsyncRules) -> None:
+        self.parameters, self.mean_square = parameters, mean_square
+        self._compensation: DelayCompensation | None = None
+        if rules.compensation:
+            self._compensation = DelayCompensation(rules.compensation, mean_square)
+
+    def add(self, change: Array, share: float, fetched: Array) -> None:
+        """Add a share of a change of the parameters ``fetched``, compensated; use it up."""
+        # A replica that diverged pushes infinities; whoever trains finds them in its error.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self._compensation is not None:
+                self._compensation.apply(change, self.parameters, fetched)
+            if share != 1:
+                change *= np.float32(share)
+            self.parameters += change
+
+
+class DelayCompensation:
+    """Compensation of a change for its delay (Zheng et al. 2017).
+
+    With a gradient g at the parameters w', the one at w is about g + lambda g*g*(w - w'), in which
+    g*g stands for the diagonal of the Hessian. With the adaptive lambda = lambda_0 / sqrt(mean of
+    g*g) and a change d = -rate g the rate drops out, and d becomes
+    d - lambda_0 d*d / sqrt(mean of d*d) (w - w').
+
+    Parameters
+    ----------
+    strength : float
+        lambda_0.
+    mean_square : ndarray of shape (n,), float32
+        Decaying mean of the squared changes, 0 at first; changed in place.
+    """
+
+    def __init__(self, strength: float, mean_square: Array) -> None:
+        self._strength = np.float32(strength)
+        self.mean_square = mean_square
+        self._scratch = np.empty(min(len(mean_square), LONG_BLOCK), dtype=np.float32)
+
+    def apply(self, change: Array, parameters: Array, fetched: Array) -> None:
+        """Correct in place a change made from ``fetched``, to be added to ``parameters``."""
+        # In blocks, so that all passes but the first find their numbers in the cache.
+        for start in range(0, len(change), LONG_BLOCK):
+            block = slice(start, start + LONG_BLOCK)
+            d, mean = change[block], self.mean_square[block]
+            square = np.multiply(d, d, out=self._scratch[: len(d)])
+            mean *= np.float32(MEMORY)
+            mean += np.float32(1 - MEMORY) * square
+            square *= self._strength
+            square /= np.sqrt(mean) + TINY
+            square *= parameters[block] - fetched[block]
+            d -= square
+
+
+SliceWork = Callable[[int], None]  # given the number of a slice
+
+
+class SliceThreads:
+    """Threads that work the slices of a vector at the same time; the caller works the first.
+
+    Their copies and sums of long arrays release the interpreter's lock, so that they share the
+    bandwidth of several cores.
+
+    Parameters
+    ----------
+    slices : int
+    times : Timeouts
+        ``stall`` bounds a piece of work, ``join`` the end.
+    """
+
+    def __init__(self, slices: int, times: Timeouts = TIMEOUTS) -> None:
+        self._times = times
+        self._orders: list[queue.SimpleQueue[SliceWork | None]] = []
+        self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        for number in range(1, slices):
+            orders: queue.SimpleQueue[SliceWork | None] = queue.SimpleQueue()
+            thread = threading.Thread(
+                target=self._serve, args=(number, orders), name=f"syncpretrain-slice-{number + 1}"
+            )
+            self._orders.append(orders)
+            self._threads.append(thread)
+            thread.start()
+
+    def run(self, work: SliceWork) -> None:
+        """Work every slice; return when all are done.
+
+        Raises
+        ------
+        StalledError
+            If a slice is not done in time.
+        """
+        # Answers carry no number: as many are taken as there are orders, before the next run. So an
+        # answer of one run is never counted in another.
+        for orders in self._orders:
+            orders.put(work)
+        errors = [_attempt(work, 0), *(self._answer() for _ in self._orders)]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def close(self) -> None:
+        """End the threads."""
+        for orders in self._orders:
+            orders.put(None)
+        for thread in self._threads:
+            thread.join(self._times.join)
+        if any(thread.is_alive() for thread in self._threads):
+            raise StalledError("a slice of the parameter server did not end its work")
+
+    def _answer(self) -> BaseException | None:
+        try:
+            return self._done.get(timeout=self._times.stall)
+        except queue.Empty:
+            raise StalledError(
+                f"a slice of the parameter server was not done in {self._times.stall:g} s"
+            ) from None
+
+    def _serve(self, number: int, orders: queue.SimpleQueue[SliceWork | None]) -> None:
+        while (work := orders.get()) is not None:
+            self._done.put(_attempt(work, number))
+
+
+def _attempt(work: SliceWork, number: int) -> BaseException | None:
+    """Work a slice; return the error, which :meth:`SliceThreads.run` raises."""
+    try:
+        work(number)
+    except BaseException as error:
+        return error
+    return None

@@ -1,4 +1,11 @@
-"""The work of a replica between a fetch and a push: some local steps, and the change they made."""
+"""The work of a replica between a fetch and a push: some local steps, and the change they made.
+
+Guarantee: a change is the difference of the parameters behind the last step and before the first,
+so it is the same whatever optimizer made the steps.
+
+Assumption: a replica's arrays are its own. Only the two vectors are shared with the server, which
+leaves them alone from its order to the answer.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +53,12 @@ def tasks_of(epoch: int, first: int, steps: int, each: int) -> list[Task]:
 
 
 class Replica(Protocol):
-    """A copy of what is trained, which trains on its own.
+    """A copy of a layer, a stack or a network, which trains on its own.
 
     Attributes
     ----------
     parameters : sequence of ndarray
-        In the order of the flat vector.
+        The arrays in the order of the flat vector.
     """
 
     @property
@@ -60,11 +67,11 @@ class Replica(Protocol):
         ...
 
     def train(self, epoch: int, step: int) -> Sequence[float]:
-        """Train on a minibatch; return its summed errors, one for each thing that is judged."""
+        """Train on a minibatch; return its summed errors, one for each layer or output."""
         ...
 
     def state(self) -> dict[str, Array]:
-        """Return by name what the next step depends on beside the parameters; live arrays."""
+        """Return the next step's inputs except the parameters, by name; live arrays."""
         ...
 
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -95,7 +102,7 @@ class Fleet(Protocol):
         ...
 
     def state(self) -> dict[str, Array]:
-        """Return by name all that the next task depends on beside the parameters."""
+        """Return the next task's inputs except the parameters, by name."""
         ...
 
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -110,8 +117,8 @@ class LocalSteps:
     ----------
     replica : Replica
     fetched, change : ndarray of shape (n,)
-        What the server filled at the last fetch, and what it is to add. They may lie in memory
-        that another process sees, and are the server's from a push until its next order.
+        The parameters of the last fetch, and the change that the server is to add. They may lie in
+        memory that another process sees, and belong to the server from a push to its next order.
     """
 
     def __init__(self, replica: Replica, fetched: Array, change: Array) -> None:
@@ -120,13 +127,15 @@ class LocalSteps:
         ends = list(accumulate((array.size for array in arrays), initial=0))
         slices = [slice(a, b) for a, b in pairwise(ends)]
         self._parts = list(zip(arrays, slices, strict=True))
-        self._own: Array | None = None  # where the steps since the last push began, unless fetched
+        # Where the steps since the last push began, unless at a fetch. Allocated on first use: with
+        # a fetch before each push it is never needed.
+        self._own: Array | None = None
 
     def work(self, task: Task, *, fetches: bool) -> tuple[float, ...]:
         """Train a task, on the fetched parameters or on the replica's own; fill the change."""
         base = self._begin(fetches=fetches)
         total: list[float] = []
-        with np.errstate(all="ignore"):  # who trains looks at the errors
+        with np.errstate(all="ignore"):  # the caller looks at the errors
             for step in range(task.first, task.first + task.count):
                 errors = self.replica.train(task.epoch, step)
                 total = (
@@ -139,6 +148,7 @@ class LocalSteps:
         return tuple(map(float, total))
 
     def _begin(self, *, fetches: bool) -> Array:
+        # Copied array by array: a replica's arrays need not lie one behind the other.
         if fetches:
             for array, own in self._parts:
                 np.copyto(array, self.fetched[own])
@@ -201,5 +211,5 @@ def answer(steps: LocalSteps, order: Work | Save | Load) -> Answer:
 
 
 def part_of(state: Mapping[str, Array], prefix: str) -> dict[str, Array]:
-    """Return what begins with a prefix, without it: nothing of a replica that had died."""
+    """Return the entries that begin with a prefix, without it; none for a replica that had died."""
     return {n.removeprefix(prefix): x for n, x in state.items() if n.startswith(prefix)}

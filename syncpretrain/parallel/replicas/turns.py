@@ -4,8 +4,23 @@ A change is applied ``delay`` turns after it was computed, in the order of the t
 
     delay 2:   compute 0   compute 1   compute 2, apply 0   compute 3, apply 1   ...
 
-So every push but the first few is ``delay`` pushes late, and the result is a function of the seed
-alone. At the end of the tasks all that waits is applied.
+So every push but the first few is ``delay`` pushes late. At the end of the tasks all changes that
+wait are applied.
+
+The clock of the server counts the changes that it took; *known* is the clock of the parameters that
+a replica trains on. With delay 2 and a fetch before each change::
+
+    turn                   0    1    2    3    4
+    replica                0    1    0    1    0
+    known                  0    0    0    1    2
+    change applied                   0    1    2
+    staleness of it                  0    1    2      clock - known of its turn
+
+A replica that does not fetch trains on parameters that hold its own pushes already: so each of them
+raises its *known* by one, and only pushes of others make it stale.
+
+Guarantee: the result is a function of the seed, the number of replicas and the delay alone; a run
+that is interrupted and resumed has the same bits.
 """
 
 from __future__ import annotations
@@ -17,8 +32,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import LATE_CHANGE, SERVER_STATE, ParameterServer
+from syncpretrain.parallel.replicas.server import (
+    LATE_CHANGE,
+    SERVER_STATE,
+    AsyncRules,
+    ParameterServer,
+)
 from syncpretrain.parallel.replicas.steps import Each, LocalSteps, Replica, Task, part_of
 
 __all__ = ["ReplicaTurns"]
@@ -29,11 +48,11 @@ PUSHES = "pushes"
 
 @dataclass(slots=True)
 class _Waiting:
-    """A change that is not applied yet: of which replica and task, and of which parameters."""
+    """A change that is not applied yet, with its replica, its task and the parameters before it."""
 
     replica: int
     task: Task
-    then: int
+    then: int  # the clock that the replica knew when it began
     change: Array
     fetched: Array
 
@@ -82,11 +101,12 @@ class ReplicaTurns:
             self._pushes[replica] += 1
             each(task, errors, len(self._waiting))
             steps = self._steps[replica]
-            # Only the compensation looks at what was fetched.
+            # Only the compensation reads the fetched parameters again.
             fetched = steps.fetched.copy() if self._rules.compensation else steps.fetched
             known, change = self._known[replica], steps.change.copy()
             self._waiting.append(_Waiting(replica, task, known, change, fetched))
-            self._known[replica] += 1  # of its own push it knows
+            # Its own push is no news to it. Until that is applied, this may be ahead of the clock.
+            self._known[replica] += 1
             while len(self._waiting) > self._delay:
                 self._apply()
         while self._waiting:
@@ -95,6 +115,9 @@ class ReplicaTurns:
 
     def state(self) -> dict[str, Array]:
         """Return the states of server and replicas, and the changes that wait."""
+        # A server begins at clock 0 in each run, so clocks are saved as differences to now. Counts
+        # are saved modulo their period: float32, in which a checkpoint keeps them, holds whole
+        # numbers up to 2^24 only.
         clock = self._server.clock
         found = {
             TURN: np.array([self._turn % len(self._steps)], dtype=np.float32),
@@ -117,8 +140,10 @@ class ReplicaTurns:
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Go back to what :meth:`state` held, bit for bit.
 
-        It may be that of replicas that trained at the same time: then all fetch first.
+        The state may come from replicas that trained at the same time: then all fetch first.
         """
+        # These have no turn, and new replicas begin with a fetch (0 pushes). With turns, the clock
+        # may be smaller than at the save: only differences to it count, and they are the same.
         clock = self._server.clock
         if TURN in state:
             self._turn = int(state[TURN][0])
@@ -139,6 +164,7 @@ class ReplicaTurns:
             fetched = self._steps[replica].fetched
             if self._rules.compensation:
                 fetched = state[f"{name}.fetched"].copy()
+            # Saved as an age: at its turn it is as stale as it would have been.
             task_then = Task(epoch, first, count)
             self._waiting.append(_Waiting(replica, task_then, clock - behind, change, fetched))
 
@@ -150,6 +176,7 @@ class ReplicaTurns:
 
     def _apply(self) -> None:
         """Apply the oldest change; one that is too stale is computed anew and applied at once."""
+        # A refused change is trained again at once, in its place: their order decides the bits.
         item = self._waiting.popleft()
         if self._server.push(item.change, item.then, item.fetched).is_taken:
             return

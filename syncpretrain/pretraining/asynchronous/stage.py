@@ -12,8 +12,7 @@ from syncpretrain.errors import CheckpointError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.select import step_for
-from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import ParameterServer
+from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
 from syncpretrain.parallel.replicas.steps import ReplicaFactory, part_of
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import build_learner
@@ -69,7 +68,7 @@ class LayerReplica:
             if i < len(self._handed):
                 out = self._handed[i][: len(rows)]
                 # As in a stream: the means from before the update, or else computed anew after it.
-                if not (trains and training.copy_hidden(out)):
+                if not (trains and training.hand_up(out)):
                     learner.current().up(X[rows], out=out)
                 X, rows = out, self._all_rows[: len(rows)]
         return errors

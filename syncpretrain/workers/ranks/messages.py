@@ -14,8 +14,7 @@ from syncpretrain.cluster.transport import Port
 from syncpretrain.data.blocks import ByteRows, in_bytes
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
-from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import Push
+from syncpretrain.parallel.replicas.server import AsyncRules, Push
 from syncpretrain.parallel.replicas.steps import Load, ReplicaFactory, Save, Work
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.epochs import Train

@@ -19,8 +19,7 @@ import numpy as np
 
 from syncpretrain.cluster.windows import Windows
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.replicas.rules import AsyncRules
-from syncpretrain.parallel.replicas.server import Push
+from syncpretrain.parallel.replicas.server import AsyncRules, Push
 
 __all__ = ["CLOCK_RANK", "CLOCK_SIZE", "ParameterWindows", "WindowPlaces", "WindowSlice"]
 

@@ -28,9 +28,8 @@ from syncpretrain.cluster.job import member
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.replicas.pool import Failed
+from syncpretrain.parallel.replicas.pool import Failed, Started, StartedReplicas
 from syncpretrain.parallel.replicas.server import ParameterServer, Push, Server
-from syncpretrain.parallel.replicas.started import Started, StartedReplicas
 from syncpretrain.parallel.replicas.steps import Work
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.layer_process import RemoteTraceback

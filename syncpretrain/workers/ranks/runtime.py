@@ -21,8 +21,7 @@ import numpy as np
 from syncpretrain.cluster.job import Membership
 from syncpretrain.errors import ScheduleError, WorkerError
 from syncpretrain.models.layer import Layer
-from syncpretrain.parallel.closing import Closing
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
 from syncpretrain.schedule.epochs import Train
 from syncpretrain.workers.activations import ActivationSource
 from syncpretrain.workers.child import Report

@@ -17,8 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from syncpretrain.errors import WorkerError
-from syncpretrain.parallel.closing import Closing
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
 from syncpretrain.workers.interface import STDERR
 from syncpretrain.workers.ranks.messages import StreamAssignment
 from syncpretrain.workers.ranks.run import RunRanks

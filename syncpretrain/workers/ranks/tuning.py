@@ -14,8 +14,7 @@ from syncpretrain.errors import WorkerError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import Phases
 from syncpretrain.parallel.blas import usable_cores
-from syncpretrain.parallel.closing import Closing
-from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.workers.child_loop import sendable
 from syncpretrain.workers.layer_process import RemoteTraceback

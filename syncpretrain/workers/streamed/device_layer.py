@@ -224,7 +224,7 @@ class DeviceStreamedLayer(LearningLayer):
             self._forward(X, rows, out)
         error = self.step.train_step(X, rows, epoch=epoch, step=step)
         if out is not None and self._hands_up_own_means:
-            self.step.copy_hidden(out)
+            self.step.hand_up(out)
         return error
 
     def _serve(self, X: Any, rows: Any, *, epoch: int, step: int, first: int) -> Any:

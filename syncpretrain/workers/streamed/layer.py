@@ -292,7 +292,7 @@ class StreamedLayer(LearningLayer):
             self._forward(X, rows, out)
         error = self.step.train_step(X, rows, epoch=epoch, step=step, run=run)
         if out is not None and self._hands_up_own_means:
-            self.step.copy_hidden(out)
+            self.step.hand_up(out)
         symptom = ""
         if not math.isfinite(error):
             symptom = f"the error is {error} in minibatch {step + 1}"

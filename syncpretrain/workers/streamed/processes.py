@@ -21,8 +21,7 @@ from functools import partial
 import numpy as np
 
 from syncpretrain.errors import WorkerError
-from syncpretrain.parallel.closing import Closing
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
 from syncpretrain.workers.interface import STDERR
 from syncpretrain.workers.layer_process import LayerProcess, dump_stacks, end_all
 from syncpretrain.workers.restarts import Replacement, Restarts

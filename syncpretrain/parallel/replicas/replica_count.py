@@ -1,11 +1,11 @@
-"""Number of replicas that pays, found while they train. Pure: no threads, no clocks.
+"""Choose the number of replicas from measured throughput and staleness.
 
-What pays is error a second. To first order the error falls with the sum of the steps that the
-parameters take, and a change that is s pushes late takes the share of a step that the rules leave
-of it, 1 / s. So at the same parameters the error falls as fast as *useful updates* are made, the
-sum of these shares, which a few tasks show without noise. That leaves out that stale directions
-point elsewhere, and that the mean of several is less noisy. So what useful updates predict is held
-against the fall of the error itself.
+Pure: no threads, no clocks. More replicas are worth it if the error falls faster in a second. To
+first order the error falls with the sum of the steps that the parameters take, and the rules leave
+of a change that is s pushes late the share 1 / s. So from the same parameters the error falls in
+proportion to the *useful updates*, the sum of these shares, which a few tasks show without noise.
+This leaves out that stale directions point elsewhere, and that the mean of several is less noisy.
+So the prediction from useful updates is compared with the fall of the error itself.
 
 A run begins with a *trial* in two parts:
 
@@ -15,11 +15,13 @@ A run begins with a *trial* in two parts:
 
        a b b a b a a b
 
-   In this order (that of Thue and Morse) the change of the slope as training goes on cancels: if
-   neither is better, both fall equally far along any polynomial of the third degree. A line through
-   the errors of each window is its fall a second. Where the two differ by more than noise explains,
-   the steeper one wins; else the prediction stands. The best so far competes with all replicas,
-   then with half of itself.
+   In this order (the sequence of Thue and Morse) the change of the slope as training goes on
+   cancels: if neither is better, both fall equally far along any polynomial of the third degree. A
+   line through the errors of each window is its fall a second. If the two differ by more than noise
+   explains, the steeper one wins; else the prediction stands. The best so far competes with all
+   replicas, then with half of itself.
+
+Assumption: the caller leaves out the time between two calls, in which nothing trains.
 """
 
 from __future__ import annotations
@@ -29,19 +31,20 @@ from typing import NamedTuple
 
 __all__ = ["WORTH", "ErrorFall", "Trained", "Trial"]
 
-TASKS_EACH = 6  # of a replica, in a window
-SKIPPED_EACH = 2  # before them: those of another number of replicas
-DUEL_TASKS = 32  # in a window that measures errors, or more
-WORTH = 0.05  # of the progress, that more replicas must bring
-CLEAR = 3.0  # standard errors, beyond which a difference is none of noise
+TASKS_EACH = 6  # tasks of each replica in a window
+# Tasks of each replica before a window, which another number of replicas has begun or made stale.
+SKIPPED_EACH = 2
+DUEL_TASKS = 32  # least tasks in a window that measures errors, which are noisier than times
+WORTH = 0.05  # least gain of progress for which more replicas are taken
+CLEAR = 3.0  # standard errors; noise alone rarely explains a larger difference
 ORDER = (0, 1, 1, 0, 1, 0, 0, 1)
 
 
 class Trained(NamedTuple):
     """A task that ended.
 
-    ``time`` is when, in seconds; ``share`` what the rules left of its change; ``error`` that of a
-    minibatch, None if it compares with no other.
+    ``time`` is its end in seconds; ``share`` the part of its change that the rules left; ``error``
+    the mean error of its minibatches, None if it compares with no other task.
     """
 
     time: float
@@ -57,7 +60,7 @@ class ErrorFall(NamedTuple):
 
     @classmethod
     def of(cls, tasks: list[Trained]) -> ErrorFall:
-        """Return that of the line through the errors of some tasks, by least squares."""
+        """Return the fall of the line through the errors of some tasks, by least squares."""
         points = [(task.time, task.error) for task in tasks if task.error is not None]
         n = len(points)
         if n < 3:
@@ -84,7 +87,7 @@ class ErrorFall(NamedTuple):
 
 
 class _Window:
-    """Tasks that are skipped, then those that count."""
+    """Some tasks that are skipped, then the tasks that count."""
 
     def __init__(self, skipped: int, counted: int) -> None:
         self._skipped, self._counted = skipped, counted
@@ -101,6 +104,7 @@ class _Window:
     @property
     def useful(self) -> float:
         """Useful updates a second."""
+        # The first task only starts the clock: its own work was done before.
         seconds = self.tasks[-1].time - self.tasks[0].time
         return sum(task.share for task in self.tasks[1:]) / max(seconds, 1e-9)
 
@@ -115,7 +119,7 @@ class _Duel:
 
     @property
     def count(self) -> int:
-        """Whose turn it is."""
+        """The number of replicas that trains now."""
         return self.counts[ORDER[self._turn]]
 
     def window(self) -> _Window:
@@ -149,7 +153,7 @@ class Trial:
     useful : dict of int to float
         Useful updates a second, by the number of replicas.
     falls : dict of int to float
-        Fall of the error in a second, by the number of replicas, of those that took turns.
+        Fall of the error in a second, by the number of replicas; only of numbers that took turns.
     """
 
     def __init__(self, replicas: int) -> None:
@@ -170,7 +174,7 @@ class Trial:
             self._compete(self._duel)
 
     def verdict(self) -> str:
-        """Return a sentence on what was found."""
+        """Return a sentence with the number found, and the measurements behind it."""
         useful = ", ".join(f"{n}: {speed:.3g}" for n, speed in self.useful.items())
         falls = ", ".join(f"{n}: {fall:.3g}" for n, fall in sorted(self.falls.items()))
         measured = f"; the error fell in a second by {falls}" if falls else ""
@@ -218,6 +222,8 @@ class Trial:
         (best, other), (own, others) = duel.counts, duel.falls()
         self.falls |= {best: own.fall, other: others.fall}
         wins = others.is_clearly_above(own)
+        # All replicas are tried once, half the best as long as it wins: numbers only fall, so a
+        # trial ends.
         if (wins and other < best) or (not wins and other > best):
             self._challenge(other if wins else best)
         else:
