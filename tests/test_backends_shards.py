@@ -35,6 +35,7 @@ LAYERS = (16, 12, 8, 5)
 PROMPT = [frozenset(), frozenset({0}), frozenset({1})]  # devices that work as early as they may
 
 pytestmark = [
+    pytest.mark.simulated_gpu,
     pytest.mark.filterwarnings("ignore::syncpretrain.errors.PoorResultWarning"),
     pytest.mark.skipif(fakecuda.COMPILER is None, reason="no g++ here to compile the kernels"),
 ]
