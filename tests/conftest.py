@@ -23,6 +23,9 @@ from trialruns import library_threads
 PROCESS = psutil.Process()
 # The suite's runs are NumPy's, with a GPU as without one; tests of devices name their backend.
 os.environ["SYNCPRETRAIN_BACKEND"] = "numpy"
+# Else each process that a test starts would compile the package anew, in 0.5 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the programs of tests inherit it
 settings.register_profile("untimed", deadline=None)  # other programs may be running
