@@ -339,8 +339,9 @@ class TestRefused:
     def test_gpus_that_cannot_read_each_other(self, bits, monkeypatch):
         machine(monkeypatch, 2)
         monkeypatch.setattr(fakecupy, "PEERS", False)
+        settings = settings_from(LAYERS, replicas=2, batch_size=15, backend="cupy").pretrain
         with pytest.raises(SettingsError, match=r"^replicas: got 2 GPUs for a layer, but GPU 0 c"):
-            Pretraining(settings_from(LAYERS, replicas=2, backend="cupy").pretrain, bits)
+            Pretraining(settings, bits)
         alone = trained(bits, shards=2, replicas=1).parameters_sha256
         monkeypatch.setattr(fakecupy, "PEERS", True)
         assert trained(bits, replicas=2, shards=2).parameters_sha256 == alone
@@ -361,8 +362,8 @@ class TestRefused:
 
     def test_what_does_not_fit(self, bits, monkeypatch):
         machine(monkeypatch, 2)
-        wide = settings_from((16, 3000), replicas=2, backend="cupy").pretrain
-        alone = settings_from((16, 3000), backend="cupy").pretrain
+        own = {"layers": (16, 3000), "batch_size": 90, "backend": "cupy"}
+        wide, alone = settings_from(**own, replicas=2).pretrain, settings_from(**own).pretrain
         assert shard_bytes(alone) == 0
         numbers = 16 * 3000 + 16 + 3000
         # Two gradients, and of the second device parameters, gradient and velocity.
