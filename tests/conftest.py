@@ -6,8 +6,11 @@ import gc
 import io
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from types import CodeType
 
 import numpy as np
 import psutil
@@ -20,10 +23,42 @@ from trialruns import library_threads
 PROCESS = psutil.Process()
 # The suite's runs are NumPy's, with a GPU as without one; tests of devices name their backend.
 os.environ["SYNCPRETRAIN_BACKEND"] = "numpy"
+# Else each process that a test starts would compile the package anew, in 0.5 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the programs of tests inherit it
 settings.register_profile("untimed", deadline=None)  # other programs may be running
 settings.load_profile("untimed")
+
+
+STAND_IN = {"double", "deferred", "fakecuda"}  # see fakecupy.py
+
+
+@cache
+def names_in(value: object) -> frozenset[str]:
+    """Return the names and texts in a function's code, and in tuples."""
+    if isinstance(value, CodeType):
+        return frozenset(value.co_names) | names_in(value.co_consts)
+    if isinstance(value, tuple):
+        return frozenset().union(*map(names_in, value))
+    return frozenset([value] if isinstance(value, str) else [])
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark a test that gets the stand-in for CuPy: by its parameters, code or fixtures."""
+    assert isinstance(item, pytest.Function)
+    fixtures = [each[-1].func for each in item._fixtureinfo.name2fixturedefs.values()]
+    code = tuple(getattr(each, "__code__", None) for each in (item.function, *fixtures))
+    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    names = names_in(code).union(each for each in given if isinstance(each, str))
+    if STAND_IN & names or {"fakecupy", "install"} <= names:
+        item.add_marker("simulated_gpu")
+
+
+def stand_ins() -> int:
+    """Return how often the stand-in for CuPy was installed."""
+    return sys.modules["fakecupy"].installed if "fakecupy" in sys.modules else 0
 
 
 def has_children() -> bool:
@@ -53,6 +88,14 @@ def left_behind(descriptors: int) -> list[str]:
 def frozen_imports() -> None:
     """Let collections of garbage pass over what is imported by now; else they take minutes."""
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def marks_are_true(request) -> Iterator[None]:
+    before = stand_ins()
+    yield
+    is_marked = request.node.get_closest_marker("simulated_gpu") is not None
+    assert is_marked or stand_ins() == before, "the test needs the mark simulated_gpu"
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +143,14 @@ def call(capsys) -> Callable[..., tuple[str, str]]:
         return out, err
 
     return run
+
+
+@pytest.fixture
+def queued(monkeypatch) -> list[str]:
+    """What is given to a device from now on, by its names; see backends.py."""
+    from backends import queued_on
+
+    return queued_on(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,7 @@ _working = threading.RLock()  # the queues, and the work in them
 uploads: list[int] = []  # bytes of each copy from the host
 _numbers = itertools.count()
 _made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # memory, by number
+installed = 0  # so many times
 freed: list[tuple[int, str]] = []  # the device, and of what unused memory was given back
 room: dict[str, int] = {}  # bytes that are "free" for pools, "kept" in the default one, if few
 left: list[int] = []  # bytes of all arrays there were when unused memory was given back
@@ -821,6 +822,8 @@ def fake_cupy(devices: int = DEVICES) -> ModuleType:
 
 def install(monkeypatch: Any, devices: int = DEVICES, *, deferred: bool = False) -> ModuleType:
     """Let ``import cupy`` find the stand-in until the test ends."""
+    global installed
+    installed += 1
     module = fake_cupy(devices)
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(sys.modules[__name__], "_is_deferred", deferred)

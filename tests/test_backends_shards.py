@@ -35,6 +35,7 @@ LAYERS = (16, 12, 8, 5)
 PROMPT = [frozenset(), frozenset({0}), frozenset({1})]  # devices that work as early as they may
 
 pytestmark = [
+    pytest.mark.simulated_gpu,
     pytest.mark.filterwarnings("ignore::syncpretrain.errors.PoorResultWarning"),
     pytest.mark.skipif(fakecuda.COMPILER is None, reason="no g++ here to compile the kernels"),
 ]
@@ -43,13 +44,13 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch):
     """Let blocks be short, so that most of them are graphs."""
-    monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 4)
+    monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 2)
     monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)
 
 
 @pytest.fixture
 def bits() -> np.ndarray:
-    return np.random.default_rng(3).integers(0, 2, (200, 16)).astype(np.float32)
+    return np.random.default_rng(3).integers(0, 2, (95, 16)).astype(np.float32)
 
 
 def machine(monkeypatch, devices: int, mode: str = "deferred"):
@@ -59,7 +60,7 @@ def machine(monkeypatch, devices: int, mode: str = "deferred"):
 
 
 def trained(X: np.ndarray, **settings):
-    # Of blocks of 4, 4, 4 and 2 minibatches, the last of which is smaller.
+    # Of blocks of 2, 2, 2 and 1 minibatches, the last of which is smaller.
     own = {"layers": (16, 12, 8), "batch_size": 15, "epochs": 3, "shards": 4, "runtime": "serial"}
     return pretrain(X, **(own | {"backend": "cupy"} | settings))
 
@@ -106,11 +107,11 @@ class TestBits:
         assert found[1, 1] != trained(bits, shards=3).parameters_sha256
 
     def test_more_shards_than_examples_in_the_last_minibatch(self, bits, monkeypatch):
-        oracle = trained(bits[:182], shards=7, backend="numpy")
+        oracle = trained(bits[:92], shards=7, backend="numpy")
         found = set()
         for devices in (1, 3):
             machine(monkeypatch, devices)
-            stack = trained(bits[:182], shards=7, replicas=devices)
+            stack = trained(bits[:92], shards=7, replicas=devices)
             alike(stack, oracle)
             found.add(stack.parameters_sha256)
         assert len(found) == 1
@@ -125,7 +126,7 @@ class TestBits:
         assert found == expected
 
     @pytest.mark.parametrize("kind", ["cd", "persistent", "sparsity"])
-    @pytest.mark.parametrize("minibatches", [4, 20])
+    @pytest.mark.parametrize("minibatches", [2, 10])
     def test_a_stopped_run_goes_on_to_the_same_bits_on_other_devices(
         self, bits, monkeypatch, kind, minibatches
     ):
@@ -269,9 +270,9 @@ class TestWaits:
     def test_the_host_waits_for_none(self, bits, monkeypatch, replicas):
         machine(monkeypatch, 3, "double")
         counts = []
-        for size in (90, 9):
+        for size in (45, 9):
             fakecupy.log.clear()
-            trained(bits[:180], batch_size=size, epochs=1, replicas=replicas)
+            trained(bits[:90], batch_size=size, epochs=1, replicas=replicas)
             counts.append(sum(what == "synchronize" for _, _, what in fakecupy.log))
         assert counts[0] == counts[1]
 
@@ -285,7 +286,7 @@ class TestWaits:
             if what in ("draw_bernoulli", "tree_steps"):
                 assert stream != fakecupy.NULL
                 counts[device, what] = counts.get((device, what), 0) + 1
-        steps = 14
+        steps = 7
         assert counts == {
             (0, "draw_bernoulli"): steps,
             (1, "draw_bernoulli"): 2 * steps,
@@ -338,8 +339,9 @@ class TestRefused:
     def test_gpus_that_cannot_read_each_other(self, bits, monkeypatch):
         machine(monkeypatch, 2)
         monkeypatch.setattr(fakecupy, "PEERS", False)
+        settings = settings_from(LAYERS, replicas=2, batch_size=15, backend="cupy").pretrain
         with pytest.raises(SettingsError, match=r"^replicas: got 2 GPUs for a layer, but GPU 0 c"):
-            Pretraining(settings_from(LAYERS, replicas=2, backend="cupy").pretrain, bits)
+            Pretraining(settings, bits)
         alone = trained(bits, shards=2, replicas=1).parameters_sha256
         monkeypatch.setattr(fakecupy, "PEERS", True)
         assert trained(bits, replicas=2, shards=2).parameters_sha256 == alone
@@ -360,8 +362,8 @@ class TestRefused:
 
     def test_what_does_not_fit(self, bits, monkeypatch):
         machine(monkeypatch, 2)
-        wide = settings_from((16, 3000), replicas=2, backend="cupy").pretrain
-        alone = settings_from((16, 3000), backend="cupy").pretrain
+        own = {"layers": (16, 3000), "batch_size": 90, "backend": "cupy"}
+        wide, alone = settings_from(**own, replicas=2).pretrain, settings_from(**own).pretrain
         assert shard_bytes(alone) == 0
         numbers = 16 * 3000 + 16 + 3000
         # Two gradients, and of the second device parameters, gradient and velocity.

@@ -9,7 +9,6 @@ import sys
 import fakecupy
 import numpy as np
 import pytest
-import tomllib
 from backends import backend_of
 
 from syncpretrain.backends import host_rows
@@ -17,6 +16,7 @@ from syncpretrain.cli.program import COMMANDS
 from syncpretrain.data import blocks
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import read_settings
+from syncpretrain.settings.files import tomllib
 
 SECONDS = 60  # of every wait
 

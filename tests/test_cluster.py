@@ -264,9 +264,7 @@ def test_the_loss_of_a_rank_is_noticed_by_its_process_its_last_word_or_its_silen
     peers.hear(1, sent=6.0, now=12.0)
     assert peers.offset(1) == 5.0, "the shortest way that a message took"
     assert peers.name(1) == "rank 1 on there"
-    child = os.fork()
-    if not child:
-        os._exit(0)
+    child = os.posix_spawnp("true", ["true"], os.environ)
     try:
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         assert has_died(child), "though nobody has asked how"

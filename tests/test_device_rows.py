@@ -7,7 +7,7 @@ import ctypes
 import fakecupy
 import numpy as np
 import pytest
-from backends import BACKENDS, backend_of
+from backends import BACKENDS, DEVICES, STAND_INS, backend_of, leave_free
 from trialruns import notices_of, stop_after
 
 from syncpretrain import finetune, pretrain
@@ -46,16 +46,21 @@ def backend(request, monkeypatch):
     return backend_of(request.param, monkeypatch)
 
 
-@pytest.fixture(params=["double", "deferred"])
-def stand_in(request, monkeypatch):
+@pytest.fixture(params=DEVICES)
+def device(request, monkeypatch):
     monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)
     return backend_of(request.param, monkeypatch)
 
 
+@pytest.fixture(params=STAND_INS)
+def stand_in(request, monkeypatch):
+    return backend_of(request.param, monkeypatch)
+
+
 @pytest.fixture
-def runtime(stand_in, request) -> str:
-    """Threads on the stand-in that is as late as it may be, turns on the other one."""
-    return "threads" if request.node.callspec.params["stand_in"] == "deferred" else "serial"
+def runtime(device, request) -> str:
+    """Turns on the stand-in that works at once, else threads."""
+    return "serial" if request.node.callspec.params["device"] == "double" else "threads"
 
 
 @pytest.fixture(scope="module")
@@ -95,19 +100,13 @@ def all_bytes() -> np.ndarray:
     return np.tile(np.arange(256, dtype=np.uint8), 2).reshape(-1, 32) / np.float32(255)
 
 
-def launched(*names: str) -> set[str]:
-    """Return those of some kernels and copies that were queued."""
-    return {what for _, _, what in fakecupy.log} & {*names}
-
-
-def both(monkeypatch, run) -> tuple[str, str]:
+def both(monkeypatch, queued, run) -> tuple[str, str]:
     """Return the checksums of a run on float32 rows, and of the same on bytes."""
     sums = []
     for least in (1 << 40, 0):
         monkeypatch.setattr(blocks, "LEAST_BYTES", least)
-        fakecupy.log.clear()
         sums.append(run().parameters_sha256)
-        assert launched("gather_bytes") == ({"gather_bytes"} if least == 0 else set())
+        assert ("gather_bytes" in queued) == (least == 0)
     return sums[0], sums[1]
 
 
@@ -208,20 +207,25 @@ class TestByteRows:
 
 class TestTrainingOnBytes:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_pretraining_comes_to_the_same_bits(self, stand_in, images, kind, runtime, monkeypatch):
+    def test_pretraining_comes_to_the_same_bits(
+        self, device, images, kind, runtime, monkeypatch, queued
+    ):
         settings = BASE | {"validation": images[:50], "backend": "cupy"} | KINDS[kind]
-        actual, expected = both(monkeypatch, lambda: pretrain(images, runtime=runtime, **settings))
+        actual, expected = both(
+            monkeypatch, queued, lambda: pretrain(images, runtime=runtime, **settings)
+        )
         assert actual == expected
 
-    def test_standardized_examples_are_no_bytes(self, stand_in, images, as_bytes):
-        pretrain(images, **BASE, visible_units="gaussian", backend="cupy")
-        assert launched("gather_bytes", "gather_rows") == {"gather_rows"}
+    def test_standardized_examples_are_no_bytes(self, device, images, as_bytes, queued):
+        own = {"model": "autoencoder", "visible_units": "gaussian"}  # without fused steps
+        pretrain(images, **BASE, **own, backend="cupy")
+        assert {"gather_bytes", "gather_rows"} & {*queued} == {"gather_rows"}
 
     @pytest.mark.parametrize("classes", [0, 3])
     @pytest.mark.parametrize("tuning", TUNING)
     @pytest.mark.parametrize("layers", [LAYERS, IMAGES["layers"]])
     def test_fine_tuning_comes_to_the_same_bits(
-        self, stand_in, images, layers, tuning, classes, monkeypatch
+        self, device, images, layers, tuning, classes, monkeypatch, queued
     ):
         stack = pretrain(images, layers=layers, epochs=1, batch_size=20, backend="numpy")
         settings = {"epochs": 2, "batch_size": 15, "validation": images[:50]} | TUNING[tuning]
@@ -229,12 +233,12 @@ class TestTrainingOnBytes:
         if classes:
             settings["validation_y"] = y[:50]
         actual, expected = both(
-            monkeypatch, lambda: finetune(stack, images, y, **settings, backend="cupy")
+            monkeypatch, queued, lambda: finetune(stack, images, y, **settings, backend="cupy")
         )
         assert actual == expected
 
     def test_a_stopped_run_computes_its_activations_again(
-        self, stand_in, images, monkeypatch, as_bytes
+        self, device, images, monkeypatch, as_bytes, queued
     ):
         settings = settings_from((16, 12, 8, 5), epochs=3, batch_size=25, backend="cupy").pretrain
         whole, states = Pretraining(settings, images).run(), []
@@ -247,10 +251,10 @@ class TestTrainingOnBytes:
             stop_after(patch, 30)
             with pytest.raises(RunInterrupted):
                 Pretraining(settings, images, save=save).run()
-        fakecupy.log.clear()
+        queued.clear()
         resumed = Pretraining(settings, images, resume=states[-1]).run()
         assert resumed.parameters_sha256 == whole.parameters_sha256
-        assert launched("values_of_bytes")
+        assert "values_of_bytes" in queued
 
     def test_a_quarter_is_uploaded(self, stand_in, images, as_bytes):
         fakecupy.uploads.clear()
@@ -364,55 +368,55 @@ class TestRoom:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_pretraining_with_its_data_on_the_host_comes_to_the_same_bits(
-        self, stand_in, numbers, small_blocks, kind, runtime, monkeypatch
+        self, device, numbers, small_blocks, kind, runtime, monkeypatch, queued
     ):
         settings = BASE | {"backend": "cupy:0", "runtime": runtime} | KINDS[kind]
         own = settings | {"validation": numbers[:50]}
         expected = pretrain(numbers, **own).parameters_sha256
-        assert not launched("upload")
+        assert "rows of the host" not in queued
         room = buffer_bytes(250, 16)
-        monkeypatch.setattr(fakecupy, "MEMORY", pretraining_memory(settings, 250) + room)
+        leave_free(monkeypatch, pretraining_memory(settings, 250) + room)
         events = []
         stack = pretrain(numbers, **own, observers=[events.append])
         assert stack.parameters_sha256 == expected
-        assert launched("upload")
+        assert "rows of the host" in queued
         assert any("no room for the data" in text for text in notices_of(events))
 
     def test_bytes_are_on_the_device_where_float32_would_not_be(
-        self, stand_in, images, small_blocks, as_bytes, monkeypatch
+        self, device, images, small_blocks, as_bytes, monkeypatch, queued
     ):
         settings = BASE | {"backend": "cupy:0"}
-        monkeypatch.setattr(fakecupy, "MEMORY", pretraining_memory(settings, 200) + images.size)
+        leave_free(monkeypatch, pretraining_memory(settings, 200) + images.size)
         pretrain(images, **settings)
-        assert launched("gather_bytes", "upload") == {"gather_bytes"}
+        assert "gather_bytes" in queued and "rows of the host" not in queued
 
     def test_what_does_not_fit_is_refused_with_what_it_needs(
-        self, stand_in, images, numbers, small_blocks, as_bytes, monkeypatch
+        self, device, images, numbers, small_blocks, as_bytes, monkeypatch
     ):
         settings = BASE | {"backend": "cupy:0"}
         beside = pretraining_memory(settings, 200)
         for X, least in ((images, images.size), (numbers, buffer_bytes(200, 16))):
-            monkeypatch.setattr(fakecupy, "MEMORY", beside + least - 1)
+            leave_free(monkeypatch, beside + least - 1)
             with pytest.raises(SettingsError, match=r"^layers: .* are free on the GPU"):
                 pretrain(X, **settings)
-            monkeypatch.setattr(fakecupy, "MEMORY", beside + least)
+            leave_free(monkeypatch, beside + least)
             pretrain(X, **settings)
 
     @pytest.mark.parametrize("classes", [0, 3])
     @pytest.mark.parametrize("is_file", [False, True])
     def test_fine_tuning_with_its_data_on_the_host_comes_to_the_same_bits(
-        self, stand_in, numbers, small_blocks, classes, is_file, monkeypatch, tmp_path
+        self, device, numbers, small_blocks, classes, is_file, monkeypatch, tmp_path, queued
     ):
         stack = pretrain(numbers, **BASE, backend="numpy")
         y = np.arange(200) % 3 if classes else None
         settings = {"epochs": 2, "batch_size": 15, "backend": "cupy:0"}
         expected = finetune(stack, numbers, y, **settings).parameters_sha256
-        assert not launched("upload")
+        assert "rows of the host" not in queued
         np.save(tmp_path / "x.npy", numbers)
         X = np.load(tmp_path / "x.npy", mmap_mode="r") if is_file else numbers
-        monkeypatch.setattr(fakecupy, "MEMORY", 1 << 24)  # less than is reserved
+        leave_free(monkeypatch, 1 << 24)  # less than is reserved
         assert finetune(stack, X, y, **settings).parameters_sha256 == expected
-        assert launched("upload")
+        assert "rows of the host" in queued
 
     def test_a_second_device_has_a_part_of_the_rest(self, stand_in, numbers, monkeypatch):
         monkeypatch.setattr(fakecupy, "MEMORY", numbers.nbytes + 1_000)

@@ -145,6 +145,17 @@ def test_a_failure_that_is_no_answer_is_not_taken_for_one():
     assert [type(order) for order in ranks.sent] == [GiveLayer]
 
 
+def test_a_late_answer_of_a_lost_rank_is_not_taken_for_that_to_another_order(monkeypatch):
+    ranks = Ranks()
+    layer, _ = remote(ranks)
+    monkeypatch.setattr(ranks, "lost", lambda number: "rank 7 has left")
+    with pytest.raises(WorkerError, match=r"rank 7 has left$"):
+        layer.state(None)
+    ranks.answers.append((7, Answer("a state")))
+    assert not layer.refresh()
+    assert layer._newest is None
+
+
 def test_a_run_stopped_anywhere_is_resumed_to_the_same_bits(bits, monkeypatch):
     options = {"epochs": (12, 8, 16)}
     wanted = run(bits, "serial", **options).run().parameters_sha256

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import pytest
 import tomli_w
-import tomllib
 from trialruns import Abort, DieAt, died, notices_of
 
 from syncpretrain import load
@@ -31,6 +30,7 @@ from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, IDENTITY_NAME
 from syncpretrain.runs.lock import LOCK_NAME, owned
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from, write_settings
+from syncpretrain.settings.files import tomllib
 
 LAYERS = (16, 10, 6, 4)
 OLD_RUNS = Path(__file__).parent / "data" / "run_4a28c1a"

@@ -11,7 +11,7 @@ import fakecupy
 import numpy as np
 import pytest
 import test_larger_data
-from backends import backend_of
+from backends import DEVICES, REAL, backend_of, leave_free
 from devicedraws import draw_as_on_a_device
 from disturbedsteps import before_steps
 from test_backends_recorder import as_it_is
@@ -39,8 +39,20 @@ STREAM = {"layers": LAYERS, "batch_size": 30, "epochs": 3, "handoff": "minibatch
 IMAGES = ("1x4x4,conv:3x2,pool:1,conv:2x2,5", {"batch_size": 20, "epochs": 2})
 
 
-@pytest.fixture(params=["double", "deferred"])
+@pytest.fixture(params=DEVICES)
 def device(request, monkeypatch):
+    return with_small_rings(request.param, monkeypatch)
+
+
+@pytest.fixture(params=["double", *REAL])
+def prompt(request, monkeypatch):
+    """CuPy, or the stand-in that works at once."""
+    return with_small_rings(request.param, monkeypatch)
+
+
+@pytest.fixture(params=["deferred", *REAL])
+def late(request, monkeypatch):
+    """CuPy, or the stand-in that works as late as it may."""
     return with_small_rings(request.param, monkeypatch)
 
 
@@ -49,13 +61,8 @@ def double(monkeypatch):
     return with_small_rings("double", monkeypatch)
 
 
-@pytest.fixture
-def deferred(monkeypatch):
-    return with_small_rings("deferred", monkeypatch)
-
-
 def with_small_rings(name: str, monkeypatch):
-    """Return the stand-in, with rings of 4 minibatches in blocks of 2: of 7 in an epoch."""
+    """Return CuPy or the stand-in, with rings of 4 minibatches in blocks of 2: of 7 in an epoch."""
     monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)
     monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 4)
     return backend_of(name, monkeypatch)
@@ -88,7 +95,7 @@ def test_every_learner_comes_to_numpys_weights(bits, device, variant, delay, mon
 
 
 @pytest.mark.parametrize("model", ["rbm", "autoencoder"])
-def test_convolutions_come_to_numpys_weights(bits, deferred, model):
+def test_convolutions_come_to_numpys_weights(bits, late, model):
     layers, options = IMAGES
     options = options | {"handoff": "minibatch", "delay": 0.5, "model": model}
     oracle = pretrain(bits, layers=layers, **options, backend="numpy")
@@ -106,17 +113,15 @@ def test_late_and_immediate_work_and_one_device_come_to_the_same_bits(bits, monk
     assert len(found) == 1
 
 
-def test_neither_rings_nor_blocks_change_a_bit(bits, monkeypatch):
+def test_neither_rings_nor_blocks_change_a_bit(bits, late, monkeypatch):
     found = set()
     for steps in (2, 3, 4, 9, 50):
-        with monkeypatch.context() as patch:
-            with_small_rings("deferred", patch)
-            patch.setattr(cupy_backend, "STEPS_AT_ONCE", steps)
-            found.add(on_device(bits, delay=0.4).run().parameters_sha256)
+        monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", steps)
+        found.add(on_device(bits, delay=0.4).run().parameters_sha256)
     assert len(found) == 1
 
 
-def test_auto_streams_on_a_gpu(bits, double):
+def test_auto_streams_on_a_gpu(bits, prompt):
     assert on_device(bits, backend="auto").run().info["pretrain"]["backend"] == "cupy"
 
 
@@ -166,7 +171,7 @@ class TestOrder:
                 outcomes[name] = self.outcome(bits, delay=delay) == expected
         assert outcomes == {"double": True, "deferred": False}
 
-    def test_what_was_not_handed_up_is_not_read(self, bits, deferred, monkeypatch):
+    def test_what_was_not_handed_up_is_not_read(self, bits, late, monkeypatch):
         monkeypatch.setattr(Events, "record", lambda self, number: None)
         with pytest.raises(WorkerError, match="array 2 of a ring was read before it was handed"):
             on_device(bits, runtime="serial").run()
@@ -226,9 +231,9 @@ class TestBlocks:
         "variant", ["rbm", "gaussian", "dropout", "persistent", "denoising", "uneven"]
     )
     def test_they_have_the_bits_of_single_launches(
-        self, bits, deferred, monkeypatch, variant, delay
+        self, bits, late, monkeypatch, variant, delay, queued
     ):
-        events, worked, launched = [], [], fakecupy.Graph.launched
+        events, worked = [], []
         own = {"delay": delay, "observers": [events.append]}
         own |= {} if variant == "uneven" else {"epochs": 4}
         process = DeviceStreamedLayer.process
@@ -239,16 +244,15 @@ class TestBlocks:
 
         monkeypatch.setattr(DeviceStreamedLayer, "process", counted)
         expected = on_device(bits, variant, **own).run().parameters_sha256
-        launched = fakecupy.Graph.launched - launched
+        launched = queued.count("graph")
         if delay:
             assert launched > len(worked) / 2
         elif variant != "uneven":  # all but the first block of each length
             assert launched == len(worked) - 3 * 2
         assert not [text for text in notices_of(events) if "launch by launch" in text]
         as_it_is(monkeypatch)
-        before = fakecupy.Graph.launched
         found = on_device(bits, variant, **own, runtime="serial").run().parameters_sha256
-        assert fakecupy.Graph.launched == before and found == expected
+        assert queued.count("graph") == launched and found == expected
         slow = [text for text in notices_of(events) if "launch by launch" in text]
         told = {text[:16] for text in slow}  # at the end of an epoch, if any is left
         wanted = {f"warning: layer {i}" for i in (1, 2, 3)}
@@ -339,7 +343,7 @@ class TestResume:
             np.testing.assert_allclose(errors, [errors[0]] * len(errors), rtol=1e-12)
 
     @pytest.mark.parametrize("runtime", ["serial", "threads"])
-    def test_states_after_epochs_go_on_there_and_with_numpy(self, bits, deferred, runtime):
+    def test_states_after_epochs_go_on_there_and_with_numpy(self, bits, late, runtime):
         states = []
         run = on_device(bits, delay=0.4, runtime=runtime, epochs=3)
         run.save = lambda state, *, done, final: states.append((state(), done))
@@ -354,7 +358,7 @@ class TestResume:
             other.resume = state
             alike(other.run(), whole)
 
-    def test_a_run_that_died_goes_on_from_its_checkpoint(self, bits, deferred, tmp_path):
+    def test_a_run_that_died_goes_on_from_its_checkpoint(self, bits, late, tmp_path):
         own = {"backend": "cupy", "handoff": "minibatch", "delay": 0.5, "tuning": 1}
         settings = settings_on(tmp_path, bits, LAYERS, **own, batch_size=30)
         whole = train_run(settings, out=tmp_path / "whole")
@@ -362,7 +366,7 @@ class TestResume:
         report = resume_run(died(settings, tmp_path / "run", n=4))
         assert report["parameters_sha256"] == whole["parameters_sha256"]
 
-    def test_a_state_of_numpy_goes_on_there(self, bits, deferred):
+    def test_a_state_of_numpy_goes_on_there(self, bits, late):
         states = []
         run = streamed(bits, "rbm", delay=0.4, epochs=3, backend="numpy", runtime="serial")
         run.save = lambda state, *, done, final: states.append(state())
@@ -405,7 +409,7 @@ class TestDivergence:
         assert not library_threads()
         assert end.value is not None
 
-    def test_what_is_not_finite_is_handed_up_as_0(self, bits, deferred, monkeypatch):
+    def test_what_is_not_finite_is_handed_up_as_0(self, bits, late, monkeypatch):
         broken = []
 
         def poison(learner: Learner, epoch: int, step: int) -> None:
@@ -421,7 +425,7 @@ class TestDivergence:
         assert all(np.isfinite(layer.weight).all() for layer in stack.layers)
 
     @pytest.mark.parametrize("runtime", ["serial", "threads"])
-    def test_a_failure_ends_the_run_with_its_layer(self, bits, deferred, runtime, monkeypatch):
+    def test_a_failure_ends_the_run_with_its_layer(self, bits, late, runtime, monkeypatch):
         def fail(learner: Learner, epoch: int, step: int) -> None:
             if learner.layer == 2:
                 raise ZeroDivisionError("staged")
@@ -458,13 +462,12 @@ class TestData:
         assert not slow, "blocks are recorded wherever the data are"
         return stack.parameters_sha256, events
 
-    def test_bytes(self, bits, device, monkeypatch):
+    def test_bytes(self, bits, device, monkeypatch, queued):
         expected, _ = self.run(bits)
         monkeypatch.setattr(blocks, "LEAST_BYTES", 0)
-        fakecupy.log.clear()
+        assert "gather_bytes" not in queued
         assert self.run(bits)[0] == expected
-        names = {what for _, _, what in fakecupy.log}
-        assert "gather_bytes" in names
+        assert "gather_bytes" in queued
 
     @pytest.mark.parametrize("shuffle", ["rows", "blocks:25"])
     @pytest.mark.parametrize("visible_bias", ["zero", "log-odds"])
@@ -484,12 +487,13 @@ class TestData:
         rows = held_rows(settings, device, steps=7, held_out=0)
         beside = pretraining_bytes(settings.shapes, examples=rows, batch_size=30)
         room = host_rows.buffer_bytes(200, 16) + room_bytes(settings, device, 7)
-        # Two devices, of which the second has half of what is beside the data.
-        monkeypatch.setattr(fakecupy, "MEMORY", (beside + room) // 2 + 1)
+        # Of two devices the second has half of what is beside the data.
+        each = (beside + room) // len(device.devices())
+        leave_free(monkeypatch, each + 1)
         found, events = self.run(bits)
         assert found == expected
         assert [text for text in notices_of(events) if "no room for the data" in text]
-        monkeypatch.setattr(fakecupy, "MEMORY", (beside + room) // 2 - 1)
+        leave_free(monkeypatch, each - 1)
         with pytest.raises(SettingsError, match=r"^layers: .* are free on the GPU"):
             self.run(bits)
 
@@ -510,7 +514,7 @@ class TestData:
         alike(pretrain(Loader(), **STREAM, **own), oracle)
         assert not [text for text in notices_of(events) if "launch by launch" in text]
 
-    def test_a_file_stays_on_the_host(self, bits, double, tmp_path):
+    def test_a_file_stays_on_the_host(self, bits, prompt, tmp_path):
         np.save(tmp_path / "x.npy", bits)
         run = on_device(np.load(tmp_path / "x.npy", mmap_mode="r"))
         assert isinstance(run.inputs.train, HostRows) and run.inputs.train.is_stored
@@ -523,8 +527,8 @@ class TestBlocking(test_larger_data.TestBlocking):
     test_a_failure_elsewhere_does_not_wait_for_it = None  # its place is beyond a ring here
 
     @pytest.fixture(autouse=True)
-    def on_a_device(self, deferred):
-        """Take the stand-in."""
+    def on_a_device(self, late):
+        """Take CuPy, or the stand-in."""
 
     def run(self, source, **options):
         return super().run(source, **{"backend": "cupy", **options})
@@ -532,10 +536,10 @@ class TestBlocking(test_larger_data.TestBlocking):
 
 class TestMemory:
     @pytest.mark.parametrize("batch_size", [7, 30, 200])
-    def test_the_estimate_counts_the_rings(self, bits, double, batch_size):
+    def test_the_estimate_counts_the_rings(self, bits, prompt, batch_size):
         run = on_device(bits, batch_size=batch_size)
         steps = -(-200 // batch_size)
-        rows = held_rows(run.settings, double, steps=steps, held_out=50)
+        rows = held_rows(run.settings, prompt, steps=steps, held_out=50)
         counted = 4 * VERSIONS * rows * sum(LAYERS[1:-1])
         held = [layer._staged for layer in run._layers[:2]]
         for layer in run._layers[:2]:
@@ -562,9 +566,9 @@ class TestMemory:
         room = 2 * 20 * 16 * 4
         assert found["data_on_host"] and found["data"] == 2 * 3 * 16 * 4 + room + 50 * 16 * 4
 
-    def test_rings_of_large_minibatches_are_shorter(self, double, monkeypatch):
+    def test_rings_of_large_minibatches_are_shorter(self, prompt, monkeypatch):
         monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 50)
-        backend = CupyBackend(double.xp)
+        backend = CupyBackend(prompt.xp)
         small = settings_from((784, 1000, 500), handoff="minibatch").pretrain
         assert stream_size(small, backend, 500) == (50, 25, 500)
         assert stream_size(small, backend, 9) == (8, 4, 9)

@@ -54,12 +54,13 @@ class LayerRank:
         self._answer: tuple[int, Answer] | None = None  # with the rank that gave it
         self._failure: tuple[int, Answer] | None = None  # in a block that it had answered already
         self._is_asked, self._is_training = False, True  # by the last order
-        self._killed = False
+        # Once the rank is lost, a late answer would be taken for the answer to another order.
+        self._is_lost = False
 
     @property
     def has_ended(self) -> bool:
         """True if the rank is lost, or has failed and has no order that it would answer."""
-        if self._killed or (self._failure is not None and not self._is_asked):
+        if self._is_lost or (self._failure is not None and not self._is_asked):
             return True
         return self._ranks.lost(self._layer.number) is not None
 
@@ -74,7 +75,7 @@ class LayerRank:
 
     def poll(self, seconds: float) -> bool:
         """Wait for an answer or the loss of the rank; return whether it came."""
-        if self._answer is None:
+        if self._answer is None and not self._is_lost:
             self._answer = self._ranks.take("answers", seconds, self._layer.number)
         return self._answer is not None or self.has_ended
 
@@ -85,6 +86,7 @@ class LayerRank:
         if found is None and not self._is_asked:
             found, self._failure = self._failure, None
         if found is None:
+            self._is_lost = True
             return None
         self._is_asked = False
         (rank, answer), number = found, self._layer.number
@@ -108,7 +110,7 @@ class LayerRank:
 
     def kill(self) -> None:
         """Count the rank as lost; the job is aborted in the end."""
-        self._killed = True
+        self._is_lost = True
         self._ranks.give_up()
 
 
