@@ -10,10 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
 
-from syncpretrain.schedule.epochs import Command, Schedule, Train
 from syncpretrain.schedule.kinds import SCHEDULES, ScheduleOptions
 from syncpretrain.schedule.pace import Pace
 from syncpretrain.schedule.reads import LayerPlan
+from syncpretrain.schedule.schedule import Command, Schedule, Train
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.rst", ROOT / "CONTRIBUTING.rst", *sorted((ROOT / "docs").glob("*.rst"))]

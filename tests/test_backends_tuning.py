@@ -123,8 +123,8 @@ class TestSteps:
             errors = trained(net, optimizer, arrays)
             found.append((errors, state_of(net, optimizer)))
         (errors, ours), (right, theirs) = found
-        # Tensor cores truncate each sum of 8 terms, by 3e-8 of it in the mean. It grows to 2.0e-6 in
-        # the linear chain, whose error grows a hundredfold; NumPy's float32 is off by 6.5e-7 there.
+        # Tensor cores truncate each sum of 8 terms, by 3e-8 of it in the mean. In the linear chain
+        # errors grow a hundredfold, and it to 2.0e-6; NumPy's float32 is off by 6.5e-7 there.
         np.testing.assert_allclose(errors, right, rtol=4e-6)
         for x, y in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-5)

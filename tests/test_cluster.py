@@ -18,7 +18,8 @@ from syncpretrain.cluster.job import Membership, check_ranks, member, using
 from syncpretrain.cluster.launched import launched
 from syncpretrain.cluster.local import local_engines
 from syncpretrain.cluster.mpi import import_mpi
-from syncpretrain.cluster.transport import Beat, Link, Peers, Transport, has_died
+from syncpretrain.cluster.peers import Beat, has_died
+from syncpretrain.cluster.transport import Link, Peers, Transport
 from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.ranks.placement import ranks_of_layers

@@ -17,7 +17,7 @@ from syncpretrain import pretrain
 from syncpretrain.observers.event_log import EventLog
 from syncpretrain.observers.history import History
 from syncpretrain.pretraining.build import build_schedule
-from syncpretrain.schedule.epochs import Train
+from syncpretrain.schedule.schedule import Train
 from syncpretrain.settings import settings_from
 
 ROOT = Path(syncpretrain.__file__).parent

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from syncpretrain.schedule.epochs import Command, Past, Release, Schedule, Train
 from syncpretrain.schedule.kinds import SCHEDULES, ScheduleOptions
 from syncpretrain.schedule.pace import Free, Pace
 from syncpretrain.schedule.reads import LayerPlan
+from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
 
 SLOTS, MAX_BUFFERS = 2, 3
 Plans = list[LayerPlan]

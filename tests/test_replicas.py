@@ -9,9 +9,9 @@ from trialruns import library_threads
 from syncpretrain import finetune, pretrain
 from syncpretrain.errors import WorkerError
 from syncpretrain.learners.by_examples import ByExamples
-from syncpretrain.schedule.epochs import Schedule
 from syncpretrain.schedule.pace import Planned
 from syncpretrain.schedule.reads import LayerPlan, greedy_row, lockstep_row
+from syncpretrain.schedule.schedule import Schedule
 
 LAYERS = (16, 12, 8, 5)
 KINDS = {

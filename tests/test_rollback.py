@@ -17,7 +17,7 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.steps import WholeStep
-from syncpretrain.schedule.epochs import Train
+from syncpretrain.schedule.schedule import Train
 from syncpretrain.settings import MomentumSchedule
 from syncpretrain.workers.interface import Failed, Finished
 from syncpretrain.workers.split import Split

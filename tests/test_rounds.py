@@ -14,7 +14,6 @@ from test_schedule import layer_plans, planned_reads, play, shortened, stops_aft
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.build import build_schedule
-from syncpretrain.schedule.epochs import Schedule
 from syncpretrain.schedule.kinds import GROUP_SIZE
 from syncpretrain.schedule.pace import Planned
 from syncpretrain.schedule.reads import (
@@ -24,6 +23,7 @@ from syncpretrain.schedule.reads import (
     lockstep_row,
     rounds_row,
 )
+from syncpretrain.schedule.schedule import Schedule
 from syncpretrain.settings import PretrainSettings, settings_from
 
 LAYERS = (16, 12, 10, 8, 5)

@@ -27,7 +27,7 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.state import PretrainState
-from syncpretrain.schedule.epochs import Train
+from syncpretrain.schedule.schedule import Train
 from syncpretrain.settings import settings_from
 from syncpretrain.workers import layer_process
 from syncpretrain.workers.processes import ProcessesRuntime

@@ -14,7 +14,7 @@ from syncpretrain.events import EpochStarted, Event
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.schedule.epochs import Train
+from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.interface import Failed, Finished, Message
 from syncpretrain.workers.serial import SerialRuntime
 from syncpretrain.workers.threads import ThreadsRuntime

@@ -483,12 +483,24 @@ class TestTexts:
         [
             *((bandwidth_from, text) for text in ("", "10", "-1Gb/s", "0b/s", "1.2.3Gb/s", "nan")),
             *((latency_from, text) for text in ("20", "1h", "-1s", "..s")),
-            *((devices_from, text) for text in ("", "0", "1,...", "...,4", "1,2,...,4,5", "x")),
+            *(
+                (devices_from, text)
+                for text in (
+                    "",
+                    "0",
+                    "0,1,...,4",
+                    "0,1,2,...,4",
+                    "1,...",
+                    "...,4",
+                    "1,2,...,4,5",
+                    "x",
+                )
+            ),
             *(
                 (devices_from, text)
                 for text in ("1,2,4,...,9", "2,1,...,4", "1,1,...,2", "99999999")
             ),
-            *((replicas_from, text) for text in ("", "some", "1,x", "1.5")),
+            *((replicas_from, text) for text in ("", "some", "1,x", "1.5", "2,0", "-1")),
         ],
     )
     def test_what_is_none_is_refused(self, parse, text):

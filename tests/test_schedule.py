@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.errors import ScheduleError, SettingsError
-from syncpretrain.schedule.epochs import Command, Release, Schedule, Train
 from syncpretrain.schedule.kinds import SCHEDULES, ScheduleOptions
 from syncpretrain.schedule.pace import Fixed, Pace, Planned
 from syncpretrain.schedule.reads import (
@@ -22,6 +21,7 @@ from syncpretrain.schedule.reads import (
     planned_rows,
     rounds_row,
 )
+from syncpretrain.schedule.schedule import Command, Release, Schedule, Train
 
 MAX_BUFFERS = 3
 

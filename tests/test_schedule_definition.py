@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_schedule import PACES, layer_plans, stops_after
 
-from syncpretrain.schedule.epochs import Command, Past, Release, Schedule, Train
 from syncpretrain.schedule.pace import Fixed, Pace
 from syncpretrain.schedule.reads import LayerPlan
+from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
 
 
 @dataclass

@@ -23,9 +23,9 @@ from test_schedule import (
 )
 
 from syncpretrain.errors import ScheduleError
-from syncpretrain.schedule.epochs import Command, Past, Release, Schedule, Train
 from syncpretrain.schedule.pace import Fixed
 from syncpretrain.schedule.reads import LayerPlan, Reads, lockstep_row
+from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
 
 free = FREE["synchronized"]
 LEAST = 0.5

@@ -22,8 +22,8 @@ from test_schedule import (
 )
 
 from syncpretrain.errors import ScheduleError
-from syncpretrain.schedule.epochs import Command, Past, Release, Schedule, Train
 from syncpretrain.schedule.reads import LayerPlan, greedy_row, lockstep_row
+from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
 
 RULES = {lockstep: lockstep_row, greedy: greedy_row, rounds: in_pairs}
 

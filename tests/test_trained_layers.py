@@ -12,7 +12,7 @@ from test_schedule import free, greedy, layer_plans, lockstep, rounds
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.pretraining.driver import TrainedLayers
 from syncpretrain.pretraining.state import PretrainState
-from syncpretrain.schedule.epochs import Command, Past, Release, Schedule, Train
+from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
 from syncpretrain.settings import settings_from
 
 

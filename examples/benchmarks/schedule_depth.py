@@ -21,7 +21,7 @@ from _timing import busy, machine, rst_table
 
 from syncpretrain import pretrain
 from syncpretrain.pretraining.build import build_schedule
-from syncpretrain.schedule.epochs import Command, Train
+from syncpretrain.schedule.schedule import Command, Train
 from syncpretrain.settings import settings_from
 
 PLAYED: dict[str, dict[str, Any]] = {

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from syncpretrain.schedule.epochs import Command, Release, Schedule, Train
+from syncpretrain.schedule.schedule import Command, Release, Schedule, Train
 
 __all__ = ["EpochCost", "Simulated", "simulate"]
 

@@ -21,10 +21,10 @@ from syncpretrain.learners.rbm import RBM, RBMSettings, SparseRBM
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.schedule.epochs import Schedule
 from syncpretrain.schedule.kinds import SCHEDULES, ScheduleOptions
 from syncpretrain.schedule.pace import Fixed, Pace
 from syncpretrain.schedule.reads import LayerPlan, Reads
+from syncpretrain.schedule.schedule import Schedule
 from syncpretrain.settings.checks import parsed_corruption
 from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.fields import MomentumSchedule

@@ -51,9 +51,9 @@ from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.pretraining.runtimes import runtime_for, versions_for, workers_of
 from syncpretrain.pretraining.stall_watch import Watch
 from syncpretrain.pretraining.state import PretrainState
-from syncpretrain.schedule.epochs import Command, Past, Release, Train
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.schedule.reads import Reads
+from syncpretrain.schedule.schedule import Command, Past, Release, Train
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.interface import Failed, Finished, Message, Runtime
 from syncpretrain.workers.layer_state import LayerState

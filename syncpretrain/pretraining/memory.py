@@ -32,8 +32,7 @@ COPIES = 8  # parameters, gradient, velocity, and up to 5 published snapshots
 DEVICE_COPIES = 3  # on another device: parameters, gradient, velocity
 REPLICA_COPIES = 6  # of a replica: the three above, what it fetched, began with, and changed
 
-VERSIONS = 3  # of a layer's activations at a time, at most: see schedule/epochs.py
-WAITING = 2  # minibatches between layers: VERSIONS times as many are more than any ring has
+VERSIONS = 3  # of a layer's activations at a time, at most: see schedule/schedule.py
 PROCESS_BYTES = 60_000_000  # an interpreter with NumPy
 OUTPUTS = 8  # kept by a layer and in its state, and two of them compared in float64
 
@@ -53,8 +52,6 @@ def held_rows(settings: PretrainSettings, backend: Backend, *, steps: int, held_
     The estimate counts each of them :data:`VERSIONS` times.
     """
     size = stream_size(settings, backend, steps)
-    if not size.steps:
-        return WAITING * (settings.batch_size + held_out)
     # The activations of a block are computed outside the ring, and then copied into it.
     rows = (size.ring + size.block) * settings.batch_size + (
         passes_in_ring(size.ring, steps) + 1

@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 
 from syncpretrain.cluster.job import member
 from syncpretrain.errors import WorkerError
-from syncpretrain.workers.child_loop import sendable
+from syncpretrain.workers.child_start import sendable
 from syncpretrain.workers.ranks.messages import CONTROL, RunEnded
 from syncpretrain.workers.ranks.server import follow
 

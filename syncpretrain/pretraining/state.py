@@ -15,8 +15,8 @@ from syncpretrain.array_files import StateFile
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
 from syncpretrain.observers.errors import ErrorCurve
-from syncpretrain.schedule.epochs import Past
 from syncpretrain.schedule.kinds import ASYNC
+from syncpretrain.schedule.schedule import Past
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.layer_state import (
     LayerScalars,

@@ -59,7 +59,10 @@ RAREST = 0.01  # smallest first share of a choice, relative to equally likely ch
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Columns from ``start`` to ``stop`` of one kind, divided into ``groups`` if it is softmax."""
+    """Columns from ``start`` to ``stop`` of one kind.
+
+    Softmax units are divided into ``groups``; counts are one group, other kinds 0.
+    """
 
     kind: str
     start: int

@@ -14,9 +14,9 @@ from typing import Any
 from syncpretrain.kernels.program import PhaseRunner
 from syncpretrain.learners.cursor import Cursor
 from syncpretrain.parallel.blas import blas_limit
-from syncpretrain.schedule.epochs import Train
+from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.activations import ActivationSource, activations_from
-from syncpretrain.workers.child_loop import sendable, serve
+from syncpretrain.workers.child_start import sendable, serve
 from syncpretrain.workers.interface import Failed, Finished, Message
 from syncpretrain.workers.kept_state import Keeping, KeptStates
 from syncpretrain.workers.layer_state import LayerState

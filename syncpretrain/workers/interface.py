@@ -10,7 +10,7 @@ from typing import Protocol
 from syncpretrain.errors import DivergedError, IterableError, StalledError, WorkerError
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.models.layer import Layer
-from syncpretrain.schedule.epochs import Train
+from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.layer_state import LayerState
 
 __all__ = ["STDERR", "Failed", "Finished", "Message", "Runtime", "failure_of"]

@@ -23,7 +23,7 @@ from typing import Any
 from syncpretrain.parallel.blas import blas_environment
 from syncpretrain.parallel.descriptors import above_standard, standard_stream
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.workers.child_loop import DUMP_SIGNAL
+from syncpretrain.workers.child_start import DUMP_SIGNAL
 
 __all__ = ["LayerProcess", "RemoteTraceback", "dump_stacks", "end_all"]
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
-from syncpretrain.schedule.epochs import Train
+from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.child import Job, Order, Report
 from syncpretrain.workers.interface import STDERR, Failed, Message
 from syncpretrain.workers.layer_process import (

@@ -27,7 +27,7 @@ from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
 from syncpretrain.parallel.replicas.steps import Fleet, LocalSteps, ReplicaFactory, answer
 from syncpretrain.parallel.replicas.turns import ReplicaTurns
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.workers.child_loop import sendable, serve
+from syncpretrain.workers.child_start import sendable, serve
 from syncpretrain.workers.layer_process import LayerProcess, RemoteTraceback, end_all
 from syncpretrain.workers.shared_memory import SharedSplits
 from syncpretrain.workers.split import Split

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from syncpretrain.schedule.epochs import Train
+from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.interface import STDERR, Message
 from syncpretrain.workers.worker import LayerWorker
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
-from syncpretrain.schedule.epochs import Train
+from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.interface import STDERR, Message
 from syncpretrain.workers.mailbox import Broken, Mailbox
 from syncpretrain.workers.worker import LayerWorker
@@ -96,8 +96,7 @@ class ThreadsRuntime(Closing):
 
     def _close(self) -> list[str]:
         """Wake and join every thread; return the names of those that did not end in time."""
-        # First the flag, then the inboxes: a thread that a broken inbox wakes must not begin a
-        # command that it took just before, and train on for an epoch.
+        # The flag ends epochs that run, the broken inbox ends waits.
         self._stopping.set()
         for inbox in self._inboxes:
             inbox.break_("the run has ended")

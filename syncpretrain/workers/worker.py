@@ -21,7 +21,7 @@ from syncpretrain.learners.epoch import MAX_ROLLBACKS, train_epoch
 from syncpretrain.learners.steps import Step, load_state
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.schedule.epochs import Train
+from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.interface import Failed, Finished, Message
 from syncpretrain.workers.layer_state import LayerState, StateKeeper
 from syncpretrain.workers.split import Split

@@ -1,4 +1,4 @@
-"""Texts of options: bandwidths, latencies, numbers of devices, replicas."""
+"""Parse texts of options: bandwidths, latencies, numbers of devices, replicas."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ def bandwidth_from(text: str) -> float:
     Raises
     ------
     SettingsError
-        If it is none.
+        If the text is no bandwidth, or less than 1 bit a second.
     """
     found = re.fullmatch(r"([0-9.]+(?:e[+-]?\d+)?)\s*([kMGT]?)(b|B)(?:/s|ps)", text.strip())
-    number = _positive(found[1]) if found else None
     if text.strip() == "inf":
         return math.inf
-    if found is None or not number or number * PREFIXES[found[2]] < 1:
+    number = _finite(found[1]) if found else None
+    bits = BITS_A_BYTE if found is not None and found[3] == "B" else 1
+    if found is None or not number or number * PREFIXES[found[2]] * bits < 1:
         raise SettingsError(
             f"bandwidth: got {text!r}, expected bits or bytes a second, such as 10Gb/s or 1.2GB/s,"
             " or inf; at least 1b/s"
         )
-    return number * PREFIXES[found[2]] / (BITS_A_BYTE if found[3] == "b" else 1)
+    return number * PREFIXES[found[2]] * bits / BITS_A_BYTE
 
 
 def latency_from(text: str) -> float:
@@ -43,10 +44,10 @@ def latency_from(text: str) -> float:
     Raises
     ------
     SettingsError
-        If it is none.
+        If the text is no time.
     """
     found = re.fullmatch(r"([0-9.]+(?:e[+-]?\d+)?)\s*(s|ms|us|ns)", text.strip())
-    number = _positive(found[1]) if found else None
+    number = _finite(found[1]) if found else None
     if found is None or number is None or number * SECOND_UNITS[found[2]] > MOST_LATENCY:
         raise SettingsError(
             f"latency: got {text!r}, expected a time such as 20us, 1.5ms or 0s, of at most"
@@ -55,7 +56,7 @@ def latency_from(text: str) -> float:
     return number * SECOND_UNITS[found[2]]
 
 
-def _positive(text: str) -> float | None:
+def _finite(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:
@@ -66,20 +67,20 @@ def _positive(text: str) -> float | None:
 def devices_from(text: str) -> tuple[int, ...]:
     """Return the numbers of devices of a text such as ``1,2,4`` or ``1,2,4,...,1024``.
 
-    What the dots stand for goes on by the same factor as the two numbers before, or, where only two
-    numbers are before them or these have none, by the same difference.
+    With three or more numbers before the dots, the last three by one factor, the numbers go on by
+    that factor; else by the last difference.
 
     Raises
     ------
     SettingsError
-        If it is none, or if the dots do not lead to the number behind them.
+        If a number is out of range, or if the dots do not lead to the number behind them.
     """
     parts = [part.strip() for part in text.split(",")]
     try:
         dots = parts.index("...")
     except ValueError:
         return _in_range([_count(part, text) for part in parts], text)
-    before = [_count(part, text) for part in parts[:dots]]
+    before = list(_in_range([_count(part, text) for part in parts[:dots]], text))
     after = [_count(part, text) for part in parts[dots + 1 :]]
     if len(before) < 2 or len(after) != 1:
         raise _wrong(text)
@@ -103,12 +104,15 @@ def replicas_from(text: str) -> str | tuple[int, ...]:
     if text in (PAYING, EVERY):
         return text
     try:
-        return tuple(int(part) for part in text.split(","))
+        found = tuple(int(part) for part in text.split(","))
     except ValueError:
+        found = ()
+    if not found or min(found) < 1:
         raise SettingsError(
-            f"replicas: got {text!r}, expected {PAYING}, {EVERY}, or whole numbers separated by"
-            " commas"
-        ) from None
+            f"replicas: got {text!r}, expected {PAYING}, {EVERY}, or whole numbers from 1 on,"
+            " separated by commas"
+        )
+    return found
 
 
 def _count(part: str, text: str) -> int:

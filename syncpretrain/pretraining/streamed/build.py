@@ -187,9 +187,9 @@ def device_stream(
     return DeviceStream(layers, runs.inputs, data.data, backend)
 
 
-# A process that replaces another reads again from its ring what came after the kept state. So the
-# state is copied at least once in that many minibatches: many, to copy seldom, and few where they
-# are large.
+# A process that replaces another reads again from its ring what came after the kept state. The
+# ring is longer by REREAD_BYTES of minibatches, within these two limits, and a state is kept at
+# least once in that many: many, to keep states seldom.
 REREAD_MINIBATCHES, MOST_REREAD = 64, 1024
 REREAD_BYTES = 1 << 24
 FROM_THE_DATA = 1 << 62  # is never overwritten

@@ -31,7 +31,7 @@ class StreamSize(NamedTuple):
 
 def passes_in_ring(ring: int, steps: int) -> int:
     """Return from how many passes, of some steps each, the minibatches of a ring may be."""
-    # A ring of R minibatches touches R // S + 1 passes, and one more if it begins within a pass.
+    # R minibatches touch at most R // S + 1 passes, and one more if they begin within a pass.
     return ring // steps + 2
 
 
@@ -43,7 +43,7 @@ def stream_size(settings: PretrainFields, backend: Backend, steps: int) -> Strea
     if backend.steps_at_once == 1:
         ring = RANK_RING_MINIBATCHES if settings.runtime == "mpi" else RING_MINIBATCHES
         return StreamSize(ring, BLOCK_MINIBATCHES)
-    # A device works whole blocks, so that a block is as long as may be recorded at once.
+    # A device works whole blocks: as long ones as may be recorded at once, and as fit twice.
     fitting = RING_BYTES // (FLOAT_BYTES * settings.batch_size * max(settings.layers[:-1]))
     block = max(1, min(backend.steps_at_once, steps, fitting) // 2)
     return StreamSize(2 * block, block, steps)

@@ -14,7 +14,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.replicas.pool import Failed
 from syncpretrain.parallel.replicas.server import Push, ServerSlice
 from syncpretrain.parallel.replicas.steps import LocalSteps, Work, Worked, answer
-from syncpretrain.workers.child_loop import sendable
+from syncpretrain.workers.child_start import sendable
 from syncpretrain.workers.ranks.messages import (
     ReplicaAnswer,
     ReplicaAssignment,

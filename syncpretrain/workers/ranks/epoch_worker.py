@@ -20,10 +20,10 @@ from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.errors import ScheduleError
 from syncpretrain.kernels.program import PhaseRunner
 from syncpretrain.models.layer import Layer
-from syncpretrain.schedule.epochs import Train
+from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.activations import transform
 from syncpretrain.workers.child import Report
-from syncpretrain.workers.child_loop import sendable
+from syncpretrain.workers.child_start import sendable
 from syncpretrain.workers.interface import Failed, Finished, Message
 from syncpretrain.workers.ranks.messages import EpochAssignment, HandUp, RankOrder, port
 from syncpretrain.workers.ranks.worker import RankWorker
@@ -47,7 +47,7 @@ def layers_sent_activations(
     parameters : sequence of int
         Numbers of each layer's parameters.
     """
-    # The parameters of all layers below a layer are its alternative, so they are added up.
+    # Instead of activations, a layer would be sent the parameters of all layers below it.
     below = zip(hidden[:-1], accumulate(parameters), strict=False)
     return frozenset(
         layer for layer, (width, numbers) in enumerate(below, start=2) if rows * width < numbers
@@ -75,7 +75,7 @@ class KeptVersions:
         self.newest: Split | None = None
         self._data, self._keeps = data, keeps
         # Guards the tables, never a computation: what is in them is not changed any more, so a
-        # reader may use it after the lock is gone.
+        # reader may use it after the lock is released.
         self._lock = threading.Lock()
         self._inputs = {0: data}  # layer 1 alone reads version 0
         self._snapshots: dict[int, tuple[Layer, int]] = {}  # with the version it was trained on

@@ -17,7 +17,7 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.replicas.server import AsyncRules, Push
 from syncpretrain.parallel.replicas.steps import Load, ReplicaFactory, Save, Work
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.schedule.epochs import Train
+from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.ranks.parameter_windows import WindowPlaces
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.streamed.inputs import Passes, RingSize

@@ -22,7 +22,7 @@ from syncpretrain.cluster.job import Membership
 from syncpretrain.errors import ScheduleError, WorkerError
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
-from syncpretrain.schedule.epochs import Train
+from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.activations import ActivationSource
 from syncpretrain.workers.child import Report
 from syncpretrain.workers.interface import STDERR, Failed, Finished, Message

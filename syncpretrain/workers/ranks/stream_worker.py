@@ -27,7 +27,7 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.stream import Block
-from syncpretrain.workers.child_loop import sendable
+from syncpretrain.workers.child_start import sendable
 from syncpretrain.workers.ranks.messages import HandedUp, RunJob, StreamAssignment, port
 from syncpretrain.workers.ranks.worker import RankWorker
 from syncpretrain.workers.split import Split
@@ -45,8 +45,8 @@ from syncpretrain.workers.streamed.inputs import Passes, Rings
 __all__ = ["AHEAD_MINIBATCHES", "Inlet", "Outlet", "StreamWorker"]
 
 AHEAD_MINIBATCHES = 1  # minibatches of a block that are not computed yet when it is answered
-# Parameters are sent to rank 0 that often, not with every answer: if this rank is lost, the error
-# carries a stack that is at most so old.
+# Parameters are sent to rank 0 at the end of an epoch, at most that often: if this rank is lost,
+# the error carries a stack with them.
 KNOWN_SECONDS = 10.0
 
 

@@ -16,7 +16,7 @@ from syncpretrain.kernels.program import Phases
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.workers.child_loop import sendable
+from syncpretrain.workers.child_start import sendable
 from syncpretrain.workers.layer_process import RemoteTraceback
 from syncpretrain.workers.ranks.messages import (
     GiveShare,

@@ -20,7 +20,7 @@ from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.stream import BLOCK_MINIBATCHES, Block
-from syncpretrain.workers.child_loop import sendable, serve
+from syncpretrain.workers.child_start import sendable, serve
 from syncpretrain.workers.kept_state import Keeping, KeptStates
 from syncpretrain.workers.layer_state import StreamedLayerState
 from syncpretrain.workers.shared_memory import SharedNumbers, SharedSplits

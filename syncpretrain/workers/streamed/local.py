@@ -13,7 +13,8 @@ from syncpretrain.workers.streamed.inputs import RingSize
 
 __all__ = ["LocalStream", "StreamedLayerFactory", "built_layers"]
 
-# Builds a layer, in its own process, on the memory of its input, and of what it hands up if any.
+# Builds a layer in whichever process trains it, given the memory that it reads, and the memory
+# through which it hands up, if it does.
 StreamedLayerFactory = Callable[[Split, Split | None], BaseStreamedLayer]
 
 
