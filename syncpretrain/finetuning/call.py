@@ -63,11 +63,10 @@ def finetune(
         As for pretraining: values in [0, 1], or any where the visible units are Gaussian. What
         ``numpy.load`` maps with ``mmap_mode="r"`` is read a minibatch at a time.
     y : array-like of shape (n_examples,) or (n_examples, outputs), optional
-        Texts and whole numbers are classes, and -1, None or NaN stands for no label, of which the
-        observers get a ``Notice`` with the number of rows; other numbers
-        are a regression's, and so are more than 50 different whole ones of a float type. NaN stands
-        for none of them. ``objective="regression"`` or ``"classification"`` decides it. Rows
-        without a target are left out.
+        Texts and whole numbers are classes; -1, None or NaN means no label, and a ``Notice`` tells
+        the observers how many rows have none. Other numbers are a regression's, and so are more
+        than 50 different whole numbers of a float type; NaN means no target. Rows without a target
+        are left out. ``objective="regression"`` or ``"classification"`` overrides this choice.
     weights : array-like of shape (n_examples,), optional
         How much the loss of each row counts, relative to the others; rows without a target do not
         count. The reported errors are not weighted.
@@ -124,11 +123,11 @@ def finetune(
         If X, y or ``validation`` cannot be trained on, or do not fit each other or the stack.
     DivergedError
         If training leaves the finite numbers, or ends an epoch far worse than it began and worse
-        than a constant guess. Its ``stack`` is that of the last good epoch.
+        than a constant guess. Its ``stack`` is the stack after the last good epoch.
     StalledError
         If a worker waits too long for the others.
     RunInterrupted
-        On Ctrl-C or SIGTERM, or if ``stop`` said so. Its ``stack`` is that after the last
+        On Ctrl-C or SIGTERM, or if ``stop`` said so. Its ``stack`` is the stack after the last
         whole minibatch.
     """
     check_names(settings, (*TuningOptions.__struct_fields__, *TUNING_ARGUMENTS))

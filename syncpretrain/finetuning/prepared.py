@@ -1,6 +1,6 @@
 """A fine-tuning that is checked and settled before there is a stack to tune.
 
-What does not depend on the stack's weights is built once, at construction: the targets, the
+All that does not depend on the stack's weights is built once, at construction: the targets, the
 options, the optimizer, the backend. So a run refuses before its pretraining whatever its
 fine-tuning would refuse.
 """
@@ -30,7 +30,7 @@ from syncpretrain.finetuning.asynchronous import (
 )
 from syncpretrain.finetuning.on_ranks import TrainerOnRanks
 from syncpretrain.finetuning.optimizers import optimizer_for, optimizer_vectors
-from syncpretrain.finetuning.options import TuningOptions, shared_out, why_on_the_cpu
+from syncpretrain.finetuning.options import TuningOptions, resolve_options, why_on_the_cpu
 from syncpretrain.finetuning.parts import (
     Examples,
     Form,
@@ -86,7 +86,7 @@ class Finetuning:
     Parameters
     ----------
     form : Form
-        Of the stack that there will be.
+        Form of the stack that will be tuned.
     options : TuningOptions
     train, validation : Part
         ``validation`` is None where there are no such examples.
@@ -94,7 +94,7 @@ class Finetuning:
         Names of the options that the user gave; others follow from the number of rows with a
         target. None leaves all options as they are.
     copies : int
-        Of the stack's parameters that pretraining still holds, for the check of the memory.
+        Copies of the stack's parameters that pretraining still holds, for the check of the memory.
 
     Raises
     ------
@@ -133,7 +133,7 @@ class Finetuning:
         self._idle_gpu = why_no_gpu(
             options.backend, why_on_the_cpu(options, form.shapes, sparse=is_sparse)
         )
-        self.options, self._threads = shared_out(options, form.shapes, sparse=is_sparse)
+        self.options, self._threads = resolve_options(options, form.shapes, sparse=is_sparse)
         self._optimizer = optimizer_for(self.options)
         self._backend = backend_for(self.options.backend)
         check_ranks(self.options.runtime, self.options.precision, "finetune_runtime")
@@ -289,9 +289,9 @@ class Finetuning:
 
 
 class AsyncTrainer(Trainer):
-    """The training of one asynchronous fine-tuning; its parameters are those of :class:`Trainer`.
+    """The training of one asynchronous fine-tuning, with the parameters of :class:`Trainer`.
 
-    ``times`` is how long the server waits for the replicas.
+    ``times`` says how long the server waits for the replicas.
     """
 
     def __init__(self, *arguments: Any, times: Timeouts, **options: Any) -> None:
@@ -361,22 +361,22 @@ def finetuning_bytes(
     Parameters
     ----------
     shapes : sequence of LayerShape
-        Of the layers of the stack.
+        Shapes of the stack's layers.
     outputs : int or None
-        Of the head; None unrolls the stack for reconstruction.
+        Outputs of the head; None for reconstruction by the unrolled stack.
     rows, labelled : int
         Examples that are copied, and those with a target.
     batch_size : int
     lowered : bool
-        Whether what filters see of a whole minibatch is laid out at once, as NumPy's forms do.
+        True if the inputs of all filters are laid out for a whole minibatch, as NumPy's forms do.
     vectors : int
-        Of the network's size, that the optimizer holds.
+        Vectors of the network's size that the optimizer holds.
     split : str
     shards : int
-        Of a minibatch, each with scratch for its updates.
+        Shards of a minibatch; each has scratch for its updates.
     dropout : bool
     copies : int
-        Of the stack's parameters that are held beside.
+        Copies of the stack's parameters that are held too.
     """
     top = shapes[-1].hidden
     head = 0 if outputs is None else top * outputs + outputs

@@ -77,11 +77,11 @@ class AsyncWay:
     ----------
     replicas : int
     seconds : float
-        Of all stages.
+        Seconds of all stages.
     staleness : int
-        Of a change, where all replicas are equally fast.
+        Staleness of a change, if all replicas are equally fast.
     useful : float
-        Useful updates a second: the changes, each as the share of it that is taken.
+        Useful updates a second: each change counts as the share of it that is taken.
     """
 
     replicas: int

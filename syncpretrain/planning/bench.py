@@ -30,6 +30,8 @@ from syncpretrain.workers.split import Split
 __all__ = ["Bench", "Reached", "bench", "random_rows", "run_candidate", "seconds_to", "sgemm_peak"]
 
 SIDE = 1536  # of the matrices of the peak: 14 GFLOP for both
+# The fastest of these counts, after one more to warm up: a peak is what the machine can do
+# undisturbed.
 TRIES = 5
 MINIBATCH = 100  # of fine-tuning
 MOST_EPOCHS = 20  # of fine-tuning, until the target
@@ -37,7 +39,7 @@ MOST_EPOCHS = 20  # of fine-tuning, until the target
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What was measured.
+    """The measurements of a bench.
 
     Attributes
     ----------
@@ -46,7 +48,7 @@ class Bench:
     peak : dict of int to float
         Operations a second of a large product, by BLAS threads, or of one GPU.
     seconds : dict of str to list of float
-        Of each schedule's runs, by its name.
+        Seconds of each schedule's runs, by the schedule's name.
     """
 
     plan: Plan

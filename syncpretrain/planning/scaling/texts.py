@@ -66,8 +66,8 @@ def _positive(text: str) -> float | None:
 def devices_from(text: str) -> tuple[int, ...]:
     """Return the numbers of devices of a text such as ``1,2,4`` or ``1,2,4,...,1024``.
 
-    What the dots stand for goes on by the same factor as the two numbers before, or, where only two
-    numbers are before them or these have none, by the same difference.
+    The dots continue by a factor if the three numbers before them have the same factor from one to
+    the next; else by the difference of the two numbers before them.
 
     Raises
     ------
