@@ -76,7 +76,7 @@ def resolve_backend(name: str, unless: str | None = None) -> str:
     Parameters
     ----------
     name : str
-        As of :class:`syncpretrain.settings.PretrainSettings`.
+        The setting ``backend`` of :class:`syncpretrain.settings.PretrainSettings`.
     unless : str, optional
         Reason why a GPU is not supported, as :mod:`syncpretrain.settings.devices` says; ``auto`` is
         NumPy then, and "numpy" or "cupy" by what is found otherwise.

@@ -135,8 +135,8 @@ class Cublas:
     def prepare(self) -> None:
         """Make the handle of the current stream, if it has none.
 
-        That may wait for the device, which is refused while one of its streams is recorded: so it
-        is done before layers train.
+        It may wait for the device, and CUDA refuses that while a stream of the device is recorded.
+        So handles are made before layers train.
         """
         if self.is_there:
             self._handle(DEFAULT_MATH)

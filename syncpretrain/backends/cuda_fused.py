@@ -25,7 +25,8 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = ["FUSED_FILES", "PRODUCT_TILE", "CudaFused", "tiles_of"]
 
-FUSED_FILES = ("kernels.cu", "products.cu", "fused.cu")  # which use functions of those before
+# Each file calls functions of the files before it.
+FUSED_FILES = ("kernels.cu", "products.cu", "fused.cu")
 # Rows and columns of a product that a block makes: PRODUCT_ROWS, PRODUCT_COLUMNS of products.cu.
 PRODUCT_TILE = (64, 32)
 

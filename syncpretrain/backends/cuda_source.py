@@ -36,7 +36,7 @@ CUDA_FILES = (
     "errors.cu",
     "convolutions.cu",
     "peers.cu",
-)  # those after the first call functions of the first
+)  # each calls functions of the first
 THREADS = 256
 TILE = (32, 8)  # columns and rows, of the sums over examples
 # Beyond that a thread takes several elements. A million threads: four times what an H100 holds at

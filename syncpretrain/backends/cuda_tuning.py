@@ -29,7 +29,8 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = ["TUNING_FILES", "CudaTuning"]
 
-TUNING_FILES = ("kernels.cu", "products.cu", "tuning.cu")  # which use functions of those before
+# Each file calls functions of the files before it.
+TUNING_FILES = ("kernels.cu", "products.cu", "tuning.cu")
 BETAS = (0.9, 0.999)  # Adam's, as in its equation
 
 # Shared by all networks of the process: NVRTC compiles a source once for each precision and device.
@@ -109,7 +110,7 @@ class CudaTuning:
         return error
 
     def _up(self, layer: int, read: Any, n: int, *others: Any) -> tuple[Any, ...]:
-        """Return the arguments of a layer on the way up: those before its sizes, and its units."""
+        """Return the arguments of a layer on the way up: arrays, sizes and units."""
         *arrays, units = others
         sizes = (n, *self._widths[layer : layer + 2])
         return (read, _step(read), *self._arrays.chain[layer], *arrays, *sizes, units)

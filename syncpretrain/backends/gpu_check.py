@@ -94,7 +94,7 @@ def _without_driver(runtime: Any, error: Exception) -> str:
 def _without_libraries(cupy: Any, device: int) -> str | None:
     """Multiply on the device, and launch a kernel, as training does.
 
-    That takes cuBLAS, NVRTC and some memory.
+    This needs cuBLAS, NVRTC and some memory.
     """
     # In CuPy a failed compilation is no RuntimeError, and a full GPU raises a MemoryError: either
     # must end in a sentence, and in NumPy where the backend is auto.

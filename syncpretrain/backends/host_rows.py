@@ -175,8 +175,8 @@ class HostRows:
         """Return the buffer of a block, with its copy queued."""
         if not self._buffers:
             rows, width = self._block, self.shape[1]
-            # Allocated on the copies' stream: CuPy hands freed memory to that stream alone, whose
-            # later work comes after a copy that still writes there.
+            # Allocated on the copies' stream: CuPy hands freed memory to that stream alone, and
+            # its later work comes after a copy that still writes there.
             with self._stream:
                 self._buffers += [_Buffer(self._backend, rows, width) for _ in range(BUFFERS)]
         buffer = self._buffers[number % BUFFERS]

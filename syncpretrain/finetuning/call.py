@@ -68,8 +68,8 @@ def finetune(
         than 50 different whole numbers of a float type; NaN means no target. Rows without a target
         are left out. ``objective="regression"`` or ``"classification"`` overrides this choice.
     weights : array-like of shape (n_examples,), optional
-        How much the loss of each row counts, relative to the others; rows without a target do not
-        count. The reported errors are not weighted.
+        Relative weight of each row in the loss; rows without a target do not count. The reported
+        errors are not weighted.
     validation : array-like of shape (n_validation, input units), optional
         After each epoch the error is measured on it: on all rows where ``patience`` depends on
         it, else on 1,000 evenly spaced ones.
@@ -92,7 +92,7 @@ def finetune(
     resume : FinetuneState, optional
         State of a call with the same arguments to continue from; the result is bit-identical.
     stall_seconds : float, optional
-        How long a worker may wait in a minibatch for others that share it; default 600.
+        Seconds that a worker may wait in a minibatch for others that share it; default 600.
     **settings
         Fields of :class:`syncpretrain.settings.FinetuneSettings`, and ``seed`` (of the order of
         the minibatches, of dropout, of the head's first weights), ``blas_threads`` (default all
@@ -193,7 +193,7 @@ def _finetuned(
 
 
 def _examples(X: ArrayLike, stack: Stack, options: TuningOptions) -> Any:
-    """Return examples to train on; those in a mapped file stay there."""
+    """Return examples to train on; examples in a mapped file stay there."""
     X = as_examples(_as_array(X, stack, "X"), "X")
     rows = rows_in_file(X) if options.backend == "numpy" else None
     bounded = is_bounded(stack.units[0], stack.scaling)

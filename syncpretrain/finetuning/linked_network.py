@@ -238,7 +238,7 @@ class LinkedNetwork:
             at += array.size
 
     def _draw_masks(self, epoch: int, step: int) -> None:
-        """Draw which units stay, each 0 or the factor that makes up for those left out."""
+        """Draw a factor for each unit: 0, or what makes up for the units left out."""
         masks = self._buffers.masks
         if all(mask is None for mask in masks):
             return

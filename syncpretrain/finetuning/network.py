@@ -276,7 +276,7 @@ class Network:
         return float(total) / len(X)
 
     def _drawn_masks(self, n: int, epoch: int, step: int) -> list[Array | None]:
-        """Draw which units stay, each 0 or the factor that makes up for those left out."""
+        """Draw a factor for each unit: 0, or what makes up for the units left out."""
         if all(mask is None for mask in self.masks):
             return []
         draws = self.backend.generator(

@@ -55,7 +55,7 @@ class Optimizer(Protocol):
     Attributes
     ----------
     steps : int
-        That were taken.
+        Number of steps taken.
     """
 
     steps: int

@@ -74,7 +74,7 @@ __all__ = ["Finetuning"]
 
 THREADS_PER_CORE = 2
 COPIES_LOWERED, COPIES_MAPS = 2, 6  # of the forms in NumPy
-MOST_ROWS_JUDGED = 1000  # whose spread an error is compared with
+MOST_ROWS_JUDGED = 1000  # an error is compared with the spread of so many targets
 TUNED_COPIES = 5  # parameters, the last good, the best, the result; a part's while it is made
 
 
@@ -150,7 +150,7 @@ class Finetuning:
 
     @property
     def examples(self) -> int:
-        """The number of examples to train on: those with a target."""
+        """Number of examples to train on, each with a target."""
         return len(self._train.X) if self._labels is None else len(self._labels.rows)
 
     @property
@@ -326,8 +326,8 @@ def judged(
 ) -> Stack:
     """Return the stack with its history, and the verdict in its info.
 
-    ``targets`` are those trained on, of shape (n, outputs); ``cause`` is why nothing can be learned
-    of the rows, if it is known.
+    ``targets`` are the training targets, of shape (n, outputs); ``cause`` is the reason why nothing
+    can be learned from the rows, if it is known.
     """
     if objective == "classification":
         constant = 1 - float(targets.mean(axis=0).max())  # the most frequent class is right
@@ -365,7 +365,7 @@ def finetuning_bytes(
     outputs : int or None
         Outputs of the head; None for reconstruction by the unrolled stack.
     rows, labelled : int
-        Examples that are copied, and those with a target.
+        Number of examples that are copied, and of examples with a target.
     batch_size : int
     lowered : bool
         True if the inputs of all filters are laid out for a whole minibatch, as NumPy's forms do.
@@ -381,23 +381,28 @@ def finetuning_bytes(
     top = shapes[-1].hidden
     head = 0 if outputs is None else top * outputs + outputs
     halves = 2 if outputs is None else 1
+    # Reconstruction trains encoder and decoder, with both biases; a head the encoder alone.
     network = head + sum(halves * x.weights + sum(x.biases[-halves:]) for x in shapes)
     stack = sum(shape.weights + sum(shape.biases) for shape in shapes)
     convolutions = [shape for shape in shapes if isinstance(shape, ConvolutionShape)]
     above = [shape.visible for shape in reversed(shapes)] if outputs is None else [outputs]
     chain = [shapes[0].visible, *(shape.hidden for shape in shapes), *above]
+    # For an example, each link's output and its delta; with dropout its factors and its input too.
     buffers = 2 * sum(chain[1:]) + (2 * sum(chain[:-1]) if dropout else 0)
     parameters = (TUNED_COPIES + vectors + 1) * network + copies * stack
-    parameters += 2 * shards * min(BLOCK, network)
+    parameters += 2 * shards * min(BLOCK, network)  # scratch of the optimizer
     if convolutions:
         local = sum(halves * x.weights + sum(x.biases[-halves:]) for x in convolutions)
         own = {"examples": network, "hybrid": local, "columns": local}.get(split, 0)
         kinds = [replace(x, pooling=kind) for x in convolutions for kind in ("max", "mean")]
+        # Shards with rows of their own need gradients of their own, where they split by examples.
         parameters += (shards - 1) * own + shards * max(map(scratch_size, kinds))
+        # The minibatch is copied, its targets too, and each hidden number may store an index.
         buffers += chain[0] + chain[-1] + sum(shape.hidden for shape in convolutions)
         if lowered:
             buffers += max(COPIES_LOWERED * x.lowered + COPIES_MAPS * x.units for x in convolutions)
     elif split == "examples":
+        # Each dense shard is a network of its own, with gradients and buffers.
         parameters += shards * network
         buffers *= 2
     minibatches = batch_size * (chain[0] + chain[-1] + buffers)

@@ -206,8 +206,8 @@ def labels_of(
 ) -> Labels:
     """Return classes as rows of zeros with a one; rows of -1, None or NaN have no label.
 
-    ``classes`` are those there can be, and rows of another one have zeros alone. None takes the
-    ``usual`` ones if these hold all there are, else those there are.
+    ``classes`` are the possible classes; a row of another class has zeros alone. None takes the
+    ``usual`` classes if these hold all classes in y, else the classes in y.
 
     Raises
     ------

@@ -349,7 +349,7 @@ class Trainer(Observed):
         if not (math.isfinite(smallest) and math.isfinite(largest)):
             raise self.diverged(epoch, "parameters are no longer finite")
         if self.options.objective == "classification":
-            return  # whose error cannot grow beyond all bounds
+            return  # a share of wrong classes cannot grow beyond all bounds
         # A few rows may begin far below the mean's error; what has no limit soon leaves it behind.
         far = 1 if self.task.is_bounded else EXPLODED
         if error <= EXPLODED * self.first_error:

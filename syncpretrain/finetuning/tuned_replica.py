@@ -41,7 +41,7 @@ class TunedReplica:
     data : sequence of ndarray
         The inputs, and the targets if they are others.
     share : callable, optional
-        As of :func:`~syncpretrain.finetuning.data_parallel.network_of`.
+        Argument of :func:`~syncpretrain.finetuning.data_parallel.network_of`.
     run : callable
         Works the phases of a step.
     """

@@ -59,7 +59,7 @@ def checked_weights(
     Raises
     ------
     DataError
-        If they are not one number of at least 0 a row, or all of those chosen are 0.
+        If they are not one number of at least 0 a row, or the chosen ones are all 0.
     """
     if weights is None:
         return None

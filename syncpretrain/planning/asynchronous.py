@@ -47,7 +47,7 @@ class AsyncStage:
     computing : float
         Seconds of a task's steps, where all other workers are at rest.
     contention : float
-        By how much they grow where all workers are busy.
+        Factor by which ``computing`` grows when all workers are busy.
     local, server : float
         Seconds that the replica and the server take for a task beside the steps.
     rest : float

@@ -44,7 +44,7 @@ class Bench:
     Attributes
     ----------
     plan : Plan
-        With the bound, and what each schedule was expected to take.
+        The plan, with the bound and the expected seconds of each schedule.
     peak : dict of int to float
         Operations a second of a large product, by BLAS threads, or of one GPU.
     seconds : dict of str to list of float
@@ -104,10 +104,10 @@ def bench(
     data : Split of arrays of shape (n_examples, layers[0])
     rounds : int
     handoff : str, optional
-        That of the schedules to run; plain greedy training is run in any case, as what they are
-        compared with. By default all are.
+        Hand-over of the schedules to run, by default any. Plain greedy training is run in any case,
+        for comparison.
     measure_seconds : float
-        As of :func:`syncpretrain.planning.plan`.
+        Argument of :func:`syncpretrain.planning.plan`.
     report : callable
         Called with a line about each step.
     """

@@ -27,7 +27,7 @@ from syncpretrain.settings.kinds import MAX_WORKERS
 
 __all__ = ["LEARNS", "Plan", "check_workers", "limited", "option_text", "plan", "plan_for"]
 
-NEARLY_FASTEST = 1.01  # times the shortest prediction; of those the simplest is taken
+NEARLY_FASTEST = 1.01  # times the shortest prediction; the simplest plan up to that is taken
 LEARNS = (
     "greedy, synchronized and streamed pretraining are all valid, and learn different weights: the"
     " layers of a pipeline or of a stream begin on unfinished ones below"

@@ -237,7 +237,7 @@ def _device_memory(driver: Driver, data: Dataset) -> DeviceMemory | None:
 
 
 def _size(X: Any) -> int:
-    """Return the bytes of examples in memory; those in a file take none."""
+    """Return the bytes of examples in memory; examples in a file take none."""
     if hasattr(X, "csr"):
         return sum(array.nbytes for array in X.csr)
     return int(X.nbytes) if hasattr(X, "nbytes") else 0

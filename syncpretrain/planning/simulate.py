@@ -49,9 +49,9 @@ class EpochCost:
 class Simulated:
     """Predicted result of a run.
 
-    ``buffers`` is how many arrays of activations each layer needs; ``epochs`` counts those that
-    each layer trains, ``transforms`` the versions of the layer below that it computes for them, and
-    ``busy`` is in how many seconds it has an epoch.
+    For each layer, ``epochs`` is the number of epochs that it trains, ``buffers`` the number of
+    arrays of activations that it needs, ``transforms`` the number of versions of the layer below
+    that it computes, and ``busy`` the seconds in which it trains an epoch.
     """
 
     seconds: float

@@ -44,7 +44,7 @@ class StreamCost:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """Predicted result of a stream: its seconds, and those in which each layer has a block."""
+    """Predicted result of a stream: its seconds, and the seconds that each layer is busy."""
 
     seconds: float
     busy: tuple[float, ...]

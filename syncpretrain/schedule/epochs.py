@@ -185,8 +185,8 @@ class Schedule:
         """Record that a layer finished its epoch and published it; return the commands that follow.
 
         ``stops`` says that the layer has learned enough: its stipulated epochs end here. Newer
-        versions below still wake it for refreshes. ``drifts`` is by how much its version differs
-        from older ones, at least from those that its command named.
+        versions below still wake it for refreshes. ``drifts`` are the drifts of its version from
+        older versions, at least from the versions that its command named.
 
         Raises
         ------
@@ -212,10 +212,10 @@ class Schedule:
         return commands
 
     def workers_per_layer(self, workers: int, most: Sequence[int]) -> dict[int, int]:
-        """Return how many workers each training layer has.
+        """Return the number of workers of each training layer.
 
-        Each has one. What is left over goes to those with the longest way to go, up to the
-        ``most`` that each layer takes.
+        Each has one. The others go to the layers with the longest way to go, up to the ``most``
+        that each layer takes.
         """
         counts = dict.fromkeys(self.training, 1)
         free = workers - len(counts)

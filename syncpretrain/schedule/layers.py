@@ -6,7 +6,7 @@ An event costs about the same at any depth, since a layer depends on its neighbo
   below;
 * whether it has ended, on itself and the end of the layer below.
 
-:meth:`Layers.record` marks those that an event may have changed, and no other is examined. One
+:meth:`Layers.record` marks layers that an event may have changed, and no other is examined. One
 thing depends on all layers, whether any of them still keeps the run going; it changes once in a
 run.
 """

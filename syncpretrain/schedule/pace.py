@@ -129,7 +129,7 @@ class Planned(Fixed):
     ) -> None:
         self._plans, self._rule = list(plans), rule
         self._rows = planned_rows(plans, rule)
-        self._fresh = len(plans)  # rows; those above are of plans that were longer
+        self._fresh = len(plans)  # rows; the rows above are of plans that were longer
         self._group_size = group_size or len(plans)
         super().__init__([row.reads for row in self._rows], max_unread=max_unread)
 

@@ -56,7 +56,7 @@ def scaled(job: Job, devices: int) -> Scaled:
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """Result of a run: its seconds, those in which its devices compute, and bytes."""
+    """Result of a run: its seconds, the seconds in which its devices compute, and bytes."""
 
     seconds: float
     computing: float

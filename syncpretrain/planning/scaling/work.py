@@ -16,7 +16,7 @@ __all__ = ["SPLITS", "GroupWork", "LayerWork", "PartCost", "Seconds", "SharedCos
 
 SplitName = Literal["examples", "units"]
 SPLITS = get_args(SplitName)
-PRODUCTS = 5  # of a step of CD-1, one of which computes the hidden means
+PRODUCTS = 5  # of a step of CD-1; one of them computes the hidden means
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
