@@ -67,7 +67,7 @@ class Event(Protocol):
     """A place in the work of one stream, which others can wait for."""
 
     def record(self) -> None:
-        """Mark the end of the work queued by now on the current stream, of the event's device."""
+        """Mark the end of the work queued by now on the current stream of the event's device."""
         ...
 
     def wait(self) -> None:

@@ -13,7 +13,7 @@ from syncpretrain.backends.cuda_kernels import kernels_of
 __all__ = ["has_gpu", "import_cupy", "missing"]
 
 INSUFFICIENT_DRIVER = 35  # cudaErrorInsufficientDriver: also where there is no driver at all
-# Environment variables of CuPy and of cuBLAS. They change every product, and no run records them.
+# Environment variables of CuPy and of cuBLAS that change products, and that no run records.
 ROUNDING = ("CUPY_TF32", "NVIDIA_TF32_OVERRIDE")
 INSTALL = "pip install 'syncpretrain[cuda12]', or [cuda13] if nvidia-smi says CUDA 13"
 

@@ -106,8 +106,8 @@ class Recorder:
     def __init__(self, cupy: Any, source: CudaSource, blas: Cublas) -> None:
         self._cupy, self._source, self._blas = cupy, source, blas
         # Nothing but this recorder gets the memory that a graph computes in. Its graphs share it,
-        # and the blocks between them: they run one after another on one stream, and none reads what
-        # another left there.
+        # and the blocks between them: they run one after another on one stream, and what one needs
+        # of another, as the error, is in arrays that are held.
         self._pool = cupy.cuda.MemoryPool(partial(_new_memory, cupy))
         # 0 is no limit: a pool that reaches one, as the environment may set, gives memory back too.
         self._pool.set_limit(size=0)
@@ -215,7 +215,7 @@ class Recorder:
         self.reason = f"{without}{failure}"
 
     def _with_own_arrays(self, block: _Block) -> _Block:
-        """Return the block with new device arrays for its row numbers and its numbers."""
+        """Return the block with device arrays in place of its row numbers and its numbers."""
         if self._now is None:
             self._now = self._cupy.zeros(3, dtype=np.uint64)
         own = block._replace(rows=self._cupy.empty(len(block.rows), dtype=np.int64))
