@@ -423,7 +423,7 @@ class TestOnADevice:
         for is_whole in (True, False):
             copies.clear()
             if not is_whole:  # as without room
-                monkeypatch.setattr(CupyBackend, "brought", lambda self, X: X)
+                monkeypatch.setattr(CupyBackend, "to_device_if_fits", lambda self, X: X)
             stack = pretrain(bits, layers=(16, 16, 16), epochs=2, backend="cupy", runtime="serial")
             sums.add(stack.parameters_sha256)
             rows = [shape for shape in copies if shape in ((200, 16), (50, 16))]

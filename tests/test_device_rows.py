@@ -178,14 +178,14 @@ class TestByteRows:
         with other.stream() as stream:
             for name, kept in kinds.items():
                 fakecupy.log.clear()
-                brought = other.brought(kept)
+                brought = other.to_device_if_fits(kept)
                 assert [entry[::2] for entry in fakecupy.log] == [(1, "copy")]
                 assert type(brought) is type(kept)
-                assert other.brought(brought) is brought
+                assert other.to_device_if_fits(brought) is brought
                 same_bits(other.tohost(brought[:]), X)
-                assert stand_in.brought(kept) is kept and other.brought(X) is X
+                assert stand_in.to_device_if_fits(kept) is kept and other.to_device_if_fits(X) is X
                 monkeypatch.setattr(fakecupy, "MEMORY", X.nbytes // 4 - 1)
-                assert other.brought(kept) is kept, f"{name}: without room"
+                assert other.to_device_if_fits(kept) is kept, f"{name}: without room"
                 monkeypatch.setattr(fakecupy, "MEMORY", 1 << 30)
             stream.synchronize()
 

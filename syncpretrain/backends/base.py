@@ -67,11 +67,11 @@ class Event(Protocol):
     """A place in the work of one stream, which others can wait for."""
 
     def record(self) -> None:
-        """Stand behind all that is queued on the current stream now, one of the event's device."""
+        """Mark the end of the work queued by now on the current stream of the event's device."""
         ...
 
     def wait(self) -> None:
-        """Have the current stream, and not the host, wait for it before what is queued next."""
+        """Make the current stream, not the host, wait for the mark before the work queued next."""
         ...
 
 
@@ -84,10 +84,10 @@ class TrainStep(Protocol):
 
 
 class Recorder(Protocol):
-    """Works the steps of one learner, a block of them at a time."""
+    """Recorder of one learner's steps: it works a block of them at a time."""
 
     def slow(self) -> str | None:
-        """Return how steps are worked that are not recorded where they might be, and why, once."""
+        """Return once why steps are not recorded that might be, and how they are worked instead."""
         ...
 
     def train(
@@ -110,15 +110,15 @@ class Recorder(Protocol):
             May be called once for many blocks: beside its arguments and the arrays that it writes
             to, it depends on ``constants`` alone.
         X : array of shape (examples, V), or None
-            None for rows that are always in the same place, of which ``work`` knows.
+            None for rows that are always in the same place, which ``work`` knows.
         rows : array of int64
             The numbers of the rows of all minibatches, one after another.
         batch_size : int
         epoch, step : int
-            Of the first minibatch.
+            Epoch and step of the first minibatch.
         constants : hashable
         numbers : ndarray of shape (steps, n), float32, optional
-            What the optimizer computes with in each step, and no other may; see
+            Numbers of each step that the optimizer, and nothing else, computes with; see
             :meth:`syncpretrain.finetuning.optimizers.Optimizer.numbers`.
         """
         ...
@@ -128,7 +128,7 @@ class Later(Protocol):
     """A number that a device may still compute."""
 
     def value(self) -> float:
-        """Return it; waits for no more than what it was asked for after."""
+        """Return the number; wait for the work queued before it was asked for, and no more."""
         ...
 
 
@@ -142,14 +142,14 @@ class Backend(Protocol):
     xp : module
         The array module, numpy or cupy.
     array_type : type
-        Of its arrays: what faster forms of the equations are registered for.
+        Type of its arrays, which faster forms of the equations are registered for.
     forms : mapping of str to callable
         Those faster forms, by the equation's name.
     steps_at_once : int
-        How many minibatches are worked as one block. Their error is looked at after that: each
-        look waits for a device.
+        Minibatches that are worked as one block. Their error is read after the block, because each
+        reading waits for the device.
     blocks_behind : int
-        How many blocks are queued before the error of the first one is looked at.
+        Blocks that are queued before the error of the first one is read.
     """
 
     @property
@@ -174,9 +174,9 @@ class Backend(Protocol):
         ...
 
     def dealt(self, costs: Sequence[float], replicas: Sequence[int]) -> Backend:
-        """Return a backend whose layers are dealt to the devices by their costs.
+        """Return a backend that deals its layers to the devices by their costs.
 
-        Each to as many devices as it has replicas, if there are as many.
+        A layer is dealt to as many devices as it has replicas, if there are as many.
         """
         ...
 
@@ -215,10 +215,10 @@ class Backend(Protocol):
         """
         ...
 
-    def brought(self, X: Any) -> Any:
-        """Return rows of another device in one copy, if there is room for it; else themselves.
+    def to_device_if_fits(self, X: Any) -> Any:
+        """Copy rows of another device to this one, if they fit; else return them as they are.
 
-        Those of this device, or of the host, are returned as they are.
+        Rows of this device or of the host are returned as they are too.
         """
         ...
 
@@ -232,7 +232,7 @@ class Backend(Protocol):
         ...
 
     def order(self, X: Any, rows: NDArray[np.intp]) -> Any:
-        """Return the row numbers of an epoch on X, whose slices :meth:`gather` takes."""
+        """Return the row numbers of an epoch on X; :meth:`gather` takes slices of them."""
         ...
 
     def tohost(self, array: Any) -> NDArray[Any]:
@@ -259,7 +259,7 @@ class Backend(Protocol):
         ...
 
     def recorder(self) -> Recorder:
-        """Return what works the steps of one learner, whose stream is the current one."""
+        """Return a recorder for one learner, which works its steps on the current stream."""
         ...
 
     def later(self, number: Any) -> Later:
@@ -267,7 +267,7 @@ class Backend(Protocol):
         ...
 
     def stream(self, priority: int = 0) -> Stream:
-        """Return a new stream; on NumPy, whose work is done when a call returns, a null object.
+        """Return a new stream; on NumPy a null object, since its calls return finished work.
 
         A device begins the work of a stream of lower ``priority`` first, where both have some.
         """

@@ -20,7 +20,7 @@ __all__ = [
     "why_no_gpu",
 ]
 
-USUAL_BACKEND = "SYNCPRETRAIN_BACKEND"  # of the environment: what "auto" stands for
+USUAL_BACKEND = "SYNCPRETRAIN_BACKEND"  # environment variable: what "auto" stands for
 
 
 def select(name: str = "auto") -> Backend:
@@ -43,6 +43,7 @@ def select(name: str = "auto") -> Backend:
     named = re.fullmatch(r"cupy(?::(\d+))?", wanted)
     if named is None and wanted != "auto":
         raise SettingsError(f"{source}: got {wanted!r}, expected auto, numpy, cupy or cupy:NUMBER")
+    # Imported on use: a run on NumPy loads none of the CUDA modules.
     from syncpretrain.backends.cupy_backend import CupyBackend
     from syncpretrain.backends.gpu_check import import_cupy, missing
 
@@ -50,6 +51,7 @@ def select(name: str = "auto") -> Backend:
     lacks = missing(device)
     if lacks is not None:
         if wanted == "auto":
+            # Without a notice: several callers select a backend, and why_no_gpu gives the reason.
             return NumpyBackend()
         raise SettingsError(f"{source}: got {wanted}, but {lacks}. Or take --backend numpy")
     return CupyBackend(import_cupy(), device or 0, None if device is None else (device,))
@@ -74,10 +76,10 @@ def resolve_backend(name: str, unless: str | None = None) -> str:
     Parameters
     ----------
     name : str
-        As of :class:`syncpretrain.settings.PretrainSettings`.
+        The setting ``backend`` of :class:`syncpretrain.settings.PretrainSettings`.
     unless : str, optional
-        Why a GPU is not supported, as :mod:`syncpretrain.settings.devices` says; ``auto`` is NumPy
-        then, and "numpy" or "cupy" by what is found otherwise.
+        Reason why a GPU is not supported, as :mod:`syncpretrain.settings.devices` says; ``auto`` is
+        NumPy then, and "numpy" or "cupy" by what is found otherwise.
 
     Raises
     ------
@@ -91,13 +93,14 @@ def resolve_backend(name: str, unless: str | None = None) -> str:
         return name
     if not backend.devices():
         return "numpy"
+    # Not the backend's name, cupy:0, which would keep all layers on one GPU.
     return "cupy" if _usual() == "auto" else _usual()
 
 
 def why_no_gpu(name: str, unless: str | None = None) -> str | None:
     """Return a notice that a machine has a GPU which ``auto`` does not take, and why; else None.
 
-    The parameters are those of :func:`resolve_backend`.
+    The parameters have the meaning that they have in :func:`resolve_backend`.
     """
     if name != "auto" or _usual() == "numpy":
         return None

@@ -6,9 +6,14 @@ streams do, and CuPy would set the workspace back before each product. Whether f
 to TF32 is said with each product; ``CUPY_TF32`` makes no difference.
 
 Factors are rounded to bfloat16 by a kernel, bit for bit as the CPU rounds them, into arrays of
-float32 whose product is taken in TF32: that has three digits more and loses nothing of them,
-however cuBLAS may round. This costs two launches a product, and is no faster than TF32; for that,
-products would have to read arrays of bfloat16.
+float32, and their product is taken in TF32: TF32 has three binary digits more and loses nothing of
+bfloat16, however cuBLAS may round. This costs two launches a product, and is no faster than TF32;
+for that, products would have to read arrays of bfloat16.
+
+Guarantees: threads may multiply at the same time, each on a stream of its own; the same product has
+the same bits every time; a product may be recorded once :meth:`Cublas.prepare` was called on the
+stream. Assumptions: a stream is used by one thread at a time, and a handle lives as long as the
+process, since graphs compute in its workspace.
 
 It has never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
 """
@@ -27,7 +32,8 @@ from syncpretrain.backends.cuda_source import CudaSource, layout
 
 __all__ = ["Cublas", "CublasError", "CudaProducts", "load_library"]
 
-WORKSPACE = 32 << 20  # bytes: what NVIDIA recommends for compute capability 9.0, the most of all
+# Bytes: what NVIDIA recommends for compute capability 9.0, the most of all.
+WORKSPACE = 32 << 20
 TRANSPOSITIONS = {"as it is": 0, "transposed": 1}  # cublasOperation_t
 DEFAULT_MATH, TF32_MATH = 0, 3  # cublasMath_t: no rounding of factors, and to TF32
 
@@ -50,7 +56,9 @@ def load_library(cupy: Any) -> Any:
 
     The name is that of the CUDA release that CuPy is built for.
     """
-    cupy.cuda.device.get_cublas_handle()  # loads it, wherever it is
+    # CuPy knows where the library lies, perhaps in a wheel that is on no search path. Once it has
+    # loaded it, the loader finds the library in memory by its bare name.
+    cupy.cuda.device.get_cublas_handle()
     major = cupy.cuda.runtime.runtimeGetVersion() // 1000
     name = f"cublas64_{major}.dll" if sys.platform == "win32" else f"libcublas.so.{major}"
     try:
@@ -72,12 +80,19 @@ class Cublas:
         self._cupy = cupy
         self._library: Any = None
         self._is_loaded = False
+        # One a stream, by device and stream. Products of two streams run at the same time, and in
+        # one workspace would overwrite each other. No lock: only the thread of a stream asks for
+        # its key.
         self._handles: dict[tuple[int, int], _Handle] = {}
+        # cuBLAS reads these on the host during a call, so threads share them, and graphs keep the
+        # values and not the addresses.
         self._one, self._zero = ctypes.c_float(1), ctypes.c_float(0)
 
     @property
     def is_there(self) -> bool:
         """Whether the library was found."""
+        # Two threads may both load it and find the same. The library is assigned first, so a thread
+        # that sees _is_loaded sees it too.
         if not self._is_loaded:
             self._library, self._is_loaded = load_library(self._cupy), True
         return self._library is not None
@@ -85,11 +100,11 @@ class Cublas:
     def multiply(self, a: Any, b: Any, *, out: Any = None, tf32: bool = False) -> Any:
         """Return the product of two matrices of float32, the first perhaps a row, in ``out``.
 
-        With ``tf32`` the factors are rounded to that on devices whose tensor cores take it; how,
-        is not documented.
+        With ``tf32`` the factors are rounded to TF32 on devices with tensor cores for it; NVIDIA
+        does not document how.
 
         Return ``NotImplemented``, having done nothing, for what cuBLAS does not take: arrays of
-        another type, without elements, or whose elements are not next to each other along an axis.
+        another type, without elements, or with gaps between the elements along both axes.
 
         Raises
         ------
@@ -120,8 +135,8 @@ class Cublas:
     def prepare(self) -> None:
         """Make the handle of the current stream, if it has none.
 
-        That may wait for the device, which is refused while one of its streams is recorded: so it
-        is done before layers train.
+        It may wait for the device, and CUDA refuses that while a stream of the device is recorded.
+        So handles are made before layers train.
         """
         if self.is_there:
             self._handle(DEFAULT_MATH)
@@ -130,9 +145,11 @@ class Cublas:
         """Return the handle of the current stream, set to a kind of arithmetic."""
         stream = self._cupy.cuda.get_current_stream()
         key = self._cupy.cuda.Device().id, stream.ptr
-        if key not in self._handles:  # a stream is one thread's
+        if key not in self._handles:
             self._handles[key] = self._new_handle(stream.ptr)
         own = self._handles[key]
+        # cuBLAS reads the mode on the host when a product is queued: those queued before keep
+        # theirs.
         if own.math != math:
             self._call("cublasSetMathMode", own.handle, math)
             own.math = math
@@ -144,7 +161,7 @@ class Cublas:
         workspace = self._cupy.empty(WORKSPACE, dtype=np.uint8)
         self._call("cublasCreate_v2", ctypes.byref(handle))
         self._call("cublasSetStream_v2", handle, ctypes.c_void_p(stream))
-        # After the stream: to set that is to go back to cuBLAS's own workspace.
+        # After the stream: setting a stream puts cuBLAS's default workspace back.
         size = ctypes.c_size_t(WORKSPACE)
         self._call("cublasSetWorkspace_v2", handle, _pointer(workspace), size)
         return _Handle(handle, workspace)
@@ -166,6 +183,8 @@ def _factor(array: Any) -> tuple[str, int] | None:
     """
     if array.dtype != np.float32 or array.ndim != 2 or not array.size:
         return None
+    # Along an axis of length 1 NumPy may give any stride, and cuBLAS refuses one that is less than
+    # the row is long: there the least that is allowed takes its place.
     (rows, columns), (down, right) = array.shape, array.strides
     if right == 4 or columns == 1:
         step = down if rows > 1 else 4 * columns

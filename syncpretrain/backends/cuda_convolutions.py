@@ -1,9 +1,13 @@
 """The forms of convolutions on a GPU: lowering by an own kernel, and products of cuBLAS.
 
-What the filters see of some examples is copied into a matrix, whose product with the weights are
-the maps; one pass over these pools them, adds the bias and takes the units' means. The way back
-gathers: each number of an image adds up its part of the product. The memory in between is CuPy's,
-which reuses what the same stream has freed; the ``scratch`` of the equations is not needed.
+A kernel copies what the filters see of some examples into a matrix; its product with the weights
+are the maps; one pass over the maps pools them, adds the bias and takes the units' means. On the
+way back each number of an image gathers and adds up its part of the product: no atomic additions,
+so the bits are the same every time.
+
+The matrices in between are allocated anew each time, and nothing waits before they are freed: CuPy
+hands freed memory on to the same stream only, where later work runs later. The ``scratch`` of the
+equations is not needed.
 
 The source is in ``convolutions.cu``. It has never run on a GPU;
 see :mod:`syncpretrain.backends.cuda_source`.
@@ -25,7 +29,9 @@ from syncpretrain.shapes import ConvolutionShape
 
 __all__ = ["CudaConvolutions"]
 
-COLUMNS_AT_ONCE = 2**25  # numbers of a lowered matrix or of maps, 128 MB
+# Numbers of a lowered matrix or of maps, 128 MB of float32. A constant, and not the memory that is
+# free: the gradient is added up chunk by chunk, so its bits depend on where chunks end.
+COLUMNS_AT_ONCE = 2**25
 
 
 class CudaConvolutions:
@@ -76,6 +82,7 @@ class CudaConvolutions:
             maps = self._products(x[rows], weight, shape, filters)
             kept = places[rows] if places.size else None
             self._pooled(maps, bias, out[rows], kept, shape, units, begin)
+        # Units that the source lacks were linear so far: see _number.
         if units not in self._source.units:
             activate(out.reshape(-1, shape.filters)[:, begin:end], units)
 
@@ -99,6 +106,7 @@ class CudaConvolutions:
             multiply = PRECISIONS[shape.precision_back].multiply
             for own, read in groups_of(shape, filters):
                 product = multiply(of_group(seen, read, shape).T, maps[:, own])
+                # The first chunk overwrites: ``out`` holds the gradient of the step before.
                 out[:, own] = product if rows.start == 0 else out[:, own] + product
 
     def convolve_back(
@@ -131,6 +139,7 @@ class CudaConvolutions:
         filters: slice = slice(None),
     ) -> None:
         """Fill ``out`` with x W of some filters at the places of a code."""
+        # Without a maximum nothing is chosen: what remains is a convolution with linear units.
         if not shape.has_places:
             bias, none = self._cupy.zeros(shape.filters, dtype=np.float32), places[:0]
             self.convolve(x, weight, bias, out, none, scratch, shape, "gaussian", filters)
@@ -232,11 +241,13 @@ class CudaConvolutions:
 
     def _unpooled(self, delta: Any, places: Any, shape: ConvolutionShape) -> Any:
         """Return maps of shape (B P, F) with each number at its place, or spread evenly."""
+        # Without pooling the deltas are the maps; callers read the result and never write to it.
         if shape.pool == 1 and delta.flags.c_contiguous:
             return delta.reshape(-1, shape.filters)
         size = (len(delta) * shape.positions, shape.filters)
         maps = self._cupy.empty(size, dtype=np.float32)
         kept, has_places = places, shape.has_places and places is not None
+        # A kernel takes no missing array: it gets one that it does not read.
         if places is None:
             kept = delta
         args = (delta, _step("delta", delta), kept, _step("places", kept), maps, len(delta))
@@ -254,7 +265,7 @@ class CudaConvolutions:
 
 
 def _at_once(examples: int, shape: ConvolutionShape) -> list[slice]:
-    """Return slices of examples whose lowered matrix and maps are not too large."""
+    """Return slices of examples, each with a lowered matrix and maps that are not too large."""
     step = max(1, COLUMNS_AT_ONCE // max(shape.lowered, shape.units))
     return blocks_in(slice(0, examples), step)
 

@@ -3,6 +3,10 @@
 Hidden states are drawn with NumPy's numbers, but from means that may differ from NumPy's in their
 last bits: where a number is as near to a mean as that, the state is the other one.
 
+A step waits for nothing: its launches are on one stream, which runs them one after another. No
+launch adds to what another wrote: each tile leaves its sums in its own place, and the last launch
+adds them up in order, so the bits are the same every time.
+
 For compute capability 8.0 or later; :mod:`syncpretrain.backends.fused_check` tries them first. They
 have never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
 """
@@ -21,10 +25,13 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = ["FUSED_FILES", "PRODUCT_TILE", "CudaFused", "tiles_of"]
 
-FUSED_FILES = ("kernels.cu", "products.cu", "fused.cu")  # which use functions of those before
-PRODUCT_TILE = (64, 32)  # rows and columns of a product that a block makes
+# Each file calls functions of the files before it.
+FUSED_FILES = ("kernels.cu", "products.cu", "fused.cu")
+# Rows and columns of a product that a block makes: PRODUCT_ROWS, PRODUCT_COLUMNS of products.cu.
+PRODUCT_TILE = (64, 32)
 
-_source = cache(CudaSource)  # of this process
+# Shared by all layers of the process: NVRTC compiles a source once for each precision and device.
+_source = cache(CudaSource)
 
 
 class CudaFused:
@@ -48,7 +55,9 @@ class CudaFused:
         self._source = _source(cupy, FUSED_FILES, arrays.precision)
         (self._batch_size, self._hidden), (_, self._visible) = arrays.states.shape, arrays.v.shape
         tiles = -(-self._batch_size // PRODUCT_TILE[0])
-        # What each row of tiles adds to the gradients of the biases, and each tile to the error.
+        # What each row of tiles adds to the gradients of the biases, and each tile to the error. A
+        # smaller minibatch has fewer tiles: the last launch reads no more than this step has
+        # written.
         self._of_visible = cupy.empty((tiles, self._visible), dtype=np.float32)
         self._of_hidden = cupy.empty((tiles, self._hidden), dtype=np.float32)
         self._errors = cupy.empty(tiles_of(self._batch_size, self._visible), dtype=np.float64)
@@ -89,6 +98,7 @@ class CudaFused:
         data, units = (*_matrix(X), len(X) - 1, rows), self._source.units[arrays.visible_units]
         up, down = tiles_of(n, self._hidden), tiles_of(n, self._visible)
         for k, words in enumerate(draws):
+            # The means of the data stay in h0 for the gradient: later draws leave theirs in h1.
             given, h = ((*_matrix(v1), 0, None), h1) if k else (data, h0)
             drawn, at = (*_matrix(h), *states), (np.uint64(word) for word in words)
             self._launch("draw_hidden", up, *given, *weight, b, *drawn, *sizes, *at, now)

@@ -2,10 +2,14 @@
 
 Each form has the signature of the equation of its name in :mod:`syncpretrain.kernels`, and returns
 ``NotImplemented``, having done nothing, for arrays that its kernel does not take: others than
-float32 whose rows are contiguous. The differences: scratch that the equation overwrites is often
-left unchanged here, and errors are zero-dimensional device arrays, not synchronized. Sums are
-float64 on the device, in an order of their own, the same every time. The forms of products, of
-steps and of convolutions are in modules of their own.
+float32 with contiguous rows. The differences: scratch that the equation overwrites is often left
+unchanged here, and errors are zero-dimensional device arrays, not synchronized. Sums are float64 on
+the device, in an order of their own, the same every time. The forms of products, of steps and of
+convolutions are in modules of their own.
+
+Guarantees: a form queues its launches on the current stream and waits for nothing; threads may call
+forms at the same time, each on a stream of its own. Assumption: the caller orders streams that
+share arrays, by events or by waiting.
 
 The source is in ``kernels.cu`` and ``errors.cu``. It has never run on a GPU; see
 :mod:`syncpretrain.backends.cuda_source`.
@@ -29,16 +33,17 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = ["CudaErrors", "CudaKernels", "DeviceDraws", "kernels_of"]
 
-SOFTMAX_THREADS = 128
-SUM_BLOCKS = 256  # of a sum: as many as the threads of the block that adds up those of all
+SOFTMAX_THREADS = 128  # SOFTMAX_THREADS of kernels.cu, which fixes the order of a row's sum
+# As many blocks as the last of them has threads: each thread then adds at most one block's sum.
+SUM_BLOCKS = 256
 
 
 class DeviceDraws:
     """The numbers at an address, in float32 arrays on a device.
 
-    Uniform ones are those of NumPy's generator. Normal ones are the device's own: each pair is made
-    of one word of the generator (Box and Muller 1958), where NumPy's ziggurat takes a varying
-    number of words, one after another. See :class:`syncpretrain.backends.base.Draws`.
+    Uniform numbers equal NumPy's. Normal numbers are the device's own: each pair is made of one
+    word of the generator (Box and Muller 1958), where NumPy's ziggurat takes a varying number of
+    words, one after another. See :class:`syncpretrain.backends.base.Draws`.
 
     Parameters
     ----------
@@ -73,7 +78,8 @@ class DeviceDraws:
         TypeError
             If they are not to be float32.
         """
-        self._drawn += self._drawn % 2  # a pair is of one word, of which no uniform number was made
+        # A word makes two uniform numbers or two normal ones: a half that is left of it is skipped.
+        self._drawn += self._drawn % 2
         return self._filled("normal", size, dtype, out)
 
     def _filled(self, kind: str, size: Any, dtype: Any, out: Any) -> Any:
@@ -102,7 +108,8 @@ class CudaErrors:
 
     def __init__(self, cupy: Any, source: CudaSource) -> None:
         self._cupy, self._source = cupy, source
-        self._rooms: dict[tuple[int, int], tuple[Any, Any]] = {}  # by device and stream
+        # By device and stream. Never forgotten: recorded graphs add up there.
+        self._rooms: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     def forms(self) -> dict[str, Callable[..., Any]]:
         """Return the forms by the names of their equations."""
@@ -176,7 +183,7 @@ class CudaErrors:
         return None
 
     def wrong(self, x: Any, y: Any) -> Any:
-        """Return how many rows of y have their largest value elsewhere than those of x."""
+        """Count the rows in which x and y have their largest value at different places."""
         found = layout(x, y)
         if found is None or x.ndim != 2 or not x.shape[1]:
             return NotImplemented
@@ -193,10 +200,13 @@ class CudaErrors:
         return total
 
     def _room(self) -> tuple[Any, Any]:
-        """Return room for the sums of blocks, and the counter of those that are finished.
+        """Return room for the sums of blocks, and the counter of finished blocks.
 
-        Those of the current stream, whose launches use them one after another.
+        Both belong to the current stream, which uses them for one launch after another.
         """
+        # One a stream: launches of two streams overlap, and would count each other's blocks. The
+        # last block of a launch sets the counter back to 0, so the next launch need not. No lock:
+        # only the thread of a stream asks for its key.
         cuda = self._cupy.cuda
         place = cuda.Device().id, cuda.get_current_stream().ptr
         if place not in self._rooms:
@@ -210,7 +220,7 @@ def _words(address: Address) -> tuple[np.uint64, ...]:
 
 
 class CudaKernels:
-    """The forms of the equations of dense layers and of steps, and those of convolutions.
+    """The forms of all equations: dense layers, steps and convolutions.
 
     Parameters
     ----------
@@ -290,6 +300,8 @@ class CudaKernels:
             if kind.is_binary
             else ("draw_noisy", (self.source.units[units],))
         )
+        # A thread makes 4 states, of half a block of the generator: 8 a thread would leave some of
+        # the multiprocessors without work at usual sizes.
         args = (x, ldx, bias, out, ldo, rows, columns, *own, *_words(address), self.source.now)
         self._flat(name, -(-x.size // 4), *args)
         return out
@@ -316,6 +328,7 @@ class CudaKernels:
             )
         rows, columns, ld = found
         if out.size:
+            # A block of Philox has 8 numbers; the first and the last one may be needed in part.
             blocks = -(-(skip + out.size) // 8) - skip // 8
             words = (np.uint64(skip), *_words(address))
             self._flat(f"fill_{kind}", blocks, out, ld, rows, columns, *words, self.source.now)
@@ -339,7 +352,7 @@ class CudaKernels:
     def _differences(
         self, name: str, v: Any, h: Any, means: tuple[Any, ...], da: Any, db: Any, examples: int
     ) -> Any:
-        """Launch one of both, of which the second takes the bias and the number of the units."""
+        """Launch a kernel of differences; ``means`` are its bias and number of units, or empty."""
         of_v, of_h = layout(v), layout(h)
         if of_v is None or of_h is None or len(v) != len(h) or v.ndim != 2:
             return NotImplemented
@@ -353,12 +366,15 @@ class CudaKernels:
         return None
 
     def gather_rows(self, X: Any, rows: Any, out: Any) -> bool:
-        """Copy rows of X, whose numbers are int64 on the device; return whether that was done."""
+        """Copy rows of X, numbered by int64 on the device; return whether that was done."""
         if X.ndim != 2 or rows.dtype != np.int64 or not rows.flags.c_contiguous:
             return False
-        of_x, of_out = layout(X[:1]), layout(out)  # X may be larger than what other kernels index
+        # The first row alone: X may have more elements than 31 bits count, and this kernel, unlike
+        # others, computes addresses in 64.
+        of_x, of_out = layout(X[:1]), layout(out)
         if of_x is None or of_out is None or out.shape != (len(rows), X.shape[1]):
             return False
+        # With the last row's number the kernel clips, as np.take does with mode "clip".
         args = (X, of_x[2], len(X) - 1, rows, out, of_out[2], len(rows), X.shape[1])
         self._flat("gather_rows", out.size, *args, self.source.now)
         return True
@@ -389,6 +405,6 @@ class CudaKernels:
         return out
 
 
-# Of this process. Graphs compute in the workspaces of cuBLAS's handles, one a stream, so that these
-# must not end with a backend.
+# One a process: graphs compute in the workspaces of cuBLAS's handles and in the rooms of sums, so
+# these must outlive every backend.
 kernels_of = cache(CudaKernels)

@@ -1,8 +1,10 @@
 """Memory that several GPUs of one process read of each other.
 
-Sums have an order of our own, whatever the number of GPUs, which the collectives of NCCL do not
-keep; and NCCL warns of deadlocks where one process records graphs for several GPUs. The source is
-in ``peers.cu``. It has never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
+A sum has one order, whatever the number of GPUs. The collectives of NCCL do not keep it, and NCCL
+warns of deadlocks where one process records graphs for several GPUs. A kernel here reads what the
+memory of other devices holds when it runs: the caller's events have to order it behind what fills
+that memory, and what writes there next behind it. The source is in ``peers.cu``. It has never run
+on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from syncpretrain.errors import SettingsError
 
 __all__ = ["CudaPeers", "PeerVectors", "enable_access"]
 
-MOST_LEAVES = 2**16  # of the tree in the kernel
-ALREADY_ENABLED = 704  # cudaErrorPeerAccessAlreadyEnabled
+MOST_LEAVES = 2**16  # LEVELS of peers.cu is 16: one register for each level of the tree
+# cudaErrorPeerAccessAlreadyEnabled: CuPy enables access at its first copy between two devices, and
+# so did any earlier run of this process.
+ALREADY_ENABLED = 704
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +36,7 @@ class PeerVectors:
     """Vectors of one device or several, as kernels of one of them read them."""
 
     vectors: tuple[Any, ...]
-    table: Any  # where each begins, on the device that reads
+    table: Any  # addresses of the vectors, on the device that reads them
 
 
 def enable_access(cupy: Any, devices: Sequence[int]) -> None:
@@ -43,6 +47,7 @@ def enable_access(cupy: Any, devices: Sequence[int]) -> None:
     SettingsError
         If one cannot.
     """
+    # Access has a direction, from the current device to another one: so both orders of each pair.
     runtime = cupy.cuda.runtime
     for device in devices:
         for peer in devices:
@@ -111,6 +116,7 @@ class CudaPeers:
         """Return the sum as a device array of shape (), not synchronized."""
         if numbers.dtype != np.float64 or numbers.ndim != 1 or not numbers.flags.c_contiguous:
             return NotImplemented
+        # One thread, so that the order is the vector's; the numbers are few, one a shard.
         total = self._cupy.empty((), dtype=np.float64)
         self._source.launch("sum_in_order", (1,), (1,), total, numbers, len(numbers))
         return total

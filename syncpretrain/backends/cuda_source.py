@@ -2,6 +2,10 @@
 
 The tests compile the source by NVRTC for several architectures, and run it on the CPU. It has never
 run on a GPU.
+
+Guarantees: threads may launch at the same time, each on its own current stream; what one thread
+records never changes what another launches. Assumption: the arrays of a launch live until it has
+run, which CuPy's pools see to where one stream allocates, uses and frees them.
 """
 
 from __future__ import annotations
@@ -32,12 +36,15 @@ CUDA_FILES = (
     "errors.cu",
     "convolutions.cu",
     "peers.cu",
-)  # which use functions of the first
+)  # each calls functions of the first
 THREADS = 256
 TILE = (32, 8)  # columns and rows, of the sums over examples
-MOST_BLOCKS = 4096  # beyond that a thread takes several elements
-MOST_ELEMENTS = 2**31 - 1
-COMPILER_OPTIONS = ("--fmad=false",)  # no contraction: NumPy's roundings
+# Beyond that a thread takes several elements. A million threads: four times what an H100 holds at
+# once (132 multiprocessors of 2,048), so no more are needed to keep it busy.
+MOST_BLOCKS = 4096
+MOST_ELEMENTS = 2**31 - 1  # kernels number elements by 32 bits
+# Without it a product and a sum become one operation that rounds once, where NumPy rounds twice.
+COMPILER_OPTIONS = ("--fmad=false",)
 
 
 @cache
@@ -89,7 +96,9 @@ class NotRecordedError(RuntimeError):
     """Work that cannot be recorded: it would be the same each time, or needs the host."""
 
 
-_now: ContextVar[Any] = ContextVar("now", default=None)  # of this thread
+# The source is one for all threads, and layers record at the same time: as attributes these would
+# enter another thread's launches.
+_now: ContextVar[Any] = ContextVar("now", default=None)
 _numbers: ContextVar[Any] = ContextVar("numbers", default=None)
 
 
@@ -103,7 +112,7 @@ class CudaSource:
     names : tuple of str
         The files of the source.
     precision : str
-        Of the products in ``products.cu``, where that is one of the files.
+        Precision of the products in ``products.cu``, where that is one of the files.
 
     Attributes
     ----------
@@ -122,9 +131,9 @@ class CudaSource:
 
     @property
     def now(self) -> Any:
-        """What a recorded graph takes its step, epoch and rows from; None outside of a recording.
+        """Device array that a graph reads its step, epoch and rows from; None if none is recorded.
 
-        Of this thread: three numbers of 64 bits on the device.
+        The array has three numbers of 64 bits. Each thread has its own.
         """
         return _now.get()
 
@@ -134,7 +143,7 @@ class CudaSource:
 
     @property
     def numbers(self) -> Any:
-        """Where a recorded step takes the numbers from that its optimizer needs; else None."""
+        """Device array that a recorded step reads its optimizer's numbers from; else None."""
         return _numbers.get()
 
     @numbers.setter
@@ -153,6 +162,7 @@ class CudaSource:
 
     def launch(self, name: str, grid: tuple[int], block: tuple[int, ...], *args: Any) -> None:
         """Launch a kernel onto the current stream."""
+        # No lock: two threads that miss a name both look it up, and find the same function.
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = self._module.get_function(name)

@@ -31,6 +31,11 @@ class CudaSteps:
     source : CudaSource
     """
 
+    # A graph keeps a launch's arguments as they were recorded. So rates that change from step to
+    # step are passed twice: as arguments, and in ``source.numbers``, a device array that is filled
+    # before each launch of the graph and null outside of one; where it is there, kernels read it
+    # instead.
+
     def __init__(self, source: CudaSource) -> None:
         self._source, self._flat = source, source.flat
 
@@ -77,7 +82,7 @@ class CudaSteps:
         weight_decay: float = 0.0,
         l1: float = 0.0,
     ) -> Any:
-        """Ascend with flat vectors, whose first ``weights`` numbers decay."""
+        """Ascend with flat vectors; their first ``weights`` numbers decay."""
         n, vectors = len(parameters), (parameters, gradients, velocities)
         if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in vectors):
             return NotImplemented

@@ -1,8 +1,9 @@
 """Whole steps of fine-tuning dense layers on a GPU, from ``tuning.cu``.
 
-A launch for each layer on the way up, one for each but the first on the way down, and one that
-moves all parameters: 16 for 8 layers. Softmax units, which need a whole row, make their means and
-delta in launches of their own.
+A step is a launch for each layer on the way up, one for each but the first on the way down, and one
+that moves all parameters: 16 for 8 layers. Softmax units, which need a whole row, make their means
+and delta in launches of their own. All are on one stream, which runs them one after another, so
+none waits; every delta is made before the last launch moves the weights that it is made of.
 
 For compute capability 8.0 or later; :mod:`syncpretrain.backends.tuning_check` tries them first.
 They have never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
@@ -28,10 +29,12 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = ["TUNING_FILES", "CudaTuning"]
 
-TUNING_FILES = ("kernels.cu", "products.cu", "tuning.cu")  # which use functions of those before
-BETAS = (0.9, 0.999)  # of Adam, as of its equation
+# Each file calls functions of the files before it.
+TUNING_FILES = ("kernels.cu", "products.cu", "tuning.cu")
+BETAS = (0.9, 0.999)  # Adam's, as in its equation
 
-_source = cache(CudaSource)  # of this process
+# Shared by all networks of the process: NVRTC compiles a source once for each precision and device.
+_source = cache(CudaSource)
 
 
 class CudaTuning:
@@ -53,7 +56,8 @@ class CudaTuning:
         self._is_exclusive = kind_of(arrays.units[-1]).is_exclusive
         self._batch_size = size = len(arrays.deltas[0])
         rows = -(-size // PRODUCT_TILE[0])
-        # What each row of tiles adds to the gradients of biases, and each tile to the error.
+        # What each row of tiles adds to the gradients of biases, and each tile to the error. Zeros,
+        # because softmax units fill the first row alone, and the last launch adds up all rows.
         self._sums = [cupy.zeros((rows, width), dtype=np.float32) for width in self._widths[1:]]
         self._errors = cupy.empty(tiles_of(size, self._widths[-1]), dtype=np.float64)
         self._table, self._tiles = self._described()
@@ -69,6 +73,7 @@ class CudaTuning:
             return False
         vectors = (arrays.parameters, *arrays.moments)
         matrices = (*(weight for weight, _ in arrays.chain), *arrays.activations, *arrays.deltas)
+        # The kernel knows where a layer's weights begin, and looks for its bias right behind them.
         if any(bias.data.ptr != weight.data.ptr + weight.nbytes for weight, bias in arrays.chain):
             return False
         return all(is_vector(vector, count) for vector in vectors) and all(
@@ -105,7 +110,7 @@ class CudaTuning:
         return error
 
     def _up(self, layer: int, read: Any, n: int, *others: Any) -> tuple[Any, ...]:
-        """Return the arguments of a layer on the way up: those before its sizes, and its units."""
+        """Return the arguments of a layer on the way up: arrays, sizes and units."""
         *arrays, units = others
         sizes = (n, *self._widths[layer : layer + 2])
         return (read, _step(read), *self._arrays.chain[layer], *arrays, *sizes, units)
@@ -128,7 +133,8 @@ class CudaTuning:
         affine(read, weight, bias, units, out=y, multiply=PRECISIONS[arrays.precision].multiply)
         count = count_errors(target, y)
         squared = output_delta(target, y, units, arrays.loss, out=delta, sums=sums)
-        return count + 0 * squared  # NaN where the output is not finite
+        # 0 times infinity is NaN: so an output that is not finite shows in the count too.
+        return count + 0 * squared
 
     def _move(self, x: Any, error: Any, numbers: Sequence[float]) -> None:
         """Launch the step of all parameters, which fills the squared error."""
@@ -147,6 +153,7 @@ class CudaTuning:
 
     def _described(self) -> tuple[Any, int]:
         """Return the table of the layers that ``move_network`` reads, and its number of tiles."""
+        # Addresses, which stay right: the arrays are held by self._arrays, and CuPy moves none.
         arrays, rows, tiles = self._arrays, [], 0
         first = arrays.parameters.data.ptr
         for layer, (weight, _) in enumerate(arrays.chain):

@@ -6,6 +6,12 @@ waits permit.
 
 Launches go onto the layer's stream, in pretraining as graphs of 50 steps
 (:mod:`syncpretrain.backends.recorder`), and nothing in a step waits for the device.
+
+Guarantees: an array of one stream is safe to use there at once, since a stream works in order;
+:meth:`CupyBackend.tohost` and an upload from the host return when they are done. Assumptions: who
+reads an array on another stream has waited for the one that writes it; an array is let go of when
+the other streams that read it are done, because CuPy gives its memory to the next array of the
+stream that allocated it, without a look at others.
 """
 
 from __future__ import annotations
@@ -38,9 +44,13 @@ from syncpretrain.rng import Address
 
 __all__ = ["CupyBackend"]
 
-STEPS_AT_ONCE = 50  # at 0.1 ms a step, one launch and one look at the error in 5 ms
-BLOCKS_BEHIND = 1  # the device works one block while the error of the one before is looked at
-LARGE_BYTES = 1 << 24  # of an array that is uploaded without pinned memory of its size
+# At 0.1 ms a step, one launch and one look at the error in 5 ms.
+STEPS_AT_ONCE = 50
+# The device works one block while the host looks at the error of the block before. With 0 the
+# device would stand still during each look; with more a failure is noticed later, and nothing is
+# gained.
+BLOCKS_BEHIND = 1
+LARGE_BYTES = 1 << 24  # an array of this size is uploaded without pinned memory of its size
 
 
 class CupyBackend:
@@ -55,7 +65,7 @@ class CupyBackend:
     devices : tuple of int, optional
         The GPUs that layers are dealt to; all by default.
     kernels : CudaKernels, optional
-        Those of another device's backend, which are compiled for each device anyway.
+        Kernels of another device's backend, which are compiled for each device anyway.
     """
 
     def __init__(
@@ -87,7 +97,7 @@ class CupyBackend:
         return self._group
 
     def dealt(self, costs: Sequence[float], replicas: Sequence[int]) -> CupyBackend:
-        """Return a backend whose layers are dealt to the GPUs by their costs."""
+        """Return a backend that deals its layers to the GPUs by their costs."""
         return self._on(self._group, deal(costs, self._devices, replicas))
 
     def for_layer(self, layer: int) -> CupyBackend:
@@ -104,6 +114,7 @@ class CupyBackend:
 
     def peers(self, vectors: Sequence[Any]) -> PeerVectors:
         """Return vectors of the GPUs of a layer as a kernel of this one takes them."""
+        # Every GPU of a process has the same address space, so an address says the device too.
         places = np.array([vector.data.ptr for vector in vectors], dtype=np.uint64)
         return PeerVectors(tuple(vectors), self.asarray(places))
 
@@ -117,6 +128,8 @@ class CupyBackend:
         with self.xp.cuda.Device(self.device):
             has_steps = has_fused_steps(self.xp, self.device, arrays.precision)
             if has_steps and CudaFused.supports(self.xp, arrays):
+                # Asked for at each launch, and not here: the thread that trains, not the one that
+                # builds, is the one that records.
                 source = self._kernels.source
                 return CudaFused(self.xp, arrays, now=lambda: source.now)
         return None
@@ -131,18 +144,23 @@ class CupyBackend:
 
     def asarray(self, array: Any) -> Any:
         """Return an array of this GPU: itself, a copy from another GPU, or from the host."""
+        # CuPy allocates on the current device, and each thread begins with device 0.
         with self.xp.cuda.Device(self.device):
             if isinstance(array, ByteRows):
                 return self._kernels.values_of_bytes(self.asarray(array.numbers))
             if isinstance(array, self.xp.ndarray):
-                return array if array.device.id == self.device else array.copy()  # peer to peer
+                # From another GPU peer to peer, queued on this GPU's stream: the caller has waited
+                # for the stream that fills the array (syncpretrain/backends/base.py).
+                return array if array.device.id == self.device else array.copy()
             self._kernels.source.require_no_recording("an array is copied from the host")
             if isinstance(array, np.ndarray) and array.nbytes >= LARGE_BYTES:
                 return self._uploaded(np.ascontiguousarray(array))
             return self.xp.asarray(array)
 
-    def brought(self, X: Any) -> Any:
-        """Return rows of another GPU in one copy, if there is room for it; else themselves."""
+    def to_device_if_fits(self, X: Any) -> Any:
+        """Copy rows of another GPU to this one, if they fit; else return them as they are."""
+        # One copy at the full speed of the link. A caller that reads them chunk by chunk would else
+        # make a copy of each chunk, with a launch and an allocation of its own.
         kept = X.numbers if isinstance(X, DeviceRows) else X
         is_far = isinstance(kept, self.xp.ndarray) and kept.device.id != self.device
         if not is_far or kept.nbytes > self._free_of(self.device):
@@ -164,7 +182,7 @@ class CupyBackend:
         return DeviceRows(self.asarray(kept.numbers), self)
 
     def order(self, X: Any, rows: NDArray[np.intp]) -> Any:
-        """Return the row numbers of an epoch on the GPU; those of X on the host are known there."""
+        """Return the row numbers of an epoch: on the GPU, and also on the host if X lies there."""
         return X.in_order(rows) if isinstance(X, HostRows) else self.asarray(rows)
 
     def _uploaded(self, array: NDArray[Any]) -> Any:
@@ -172,9 +190,11 @@ class CupyBackend:
 
         CuPy would copy through pinned memory of the array's size, and keep that.
         """
+        # From memory that is not pinned CUDA copies piece by piece through buffers of its own, and
+        # may return before it has read all of it.
         copy = self.xp.empty(array.shape, dtype=array.dtype)
         copy.data.copy_from_host_async(ctypes.c_void_p(array.ctypes.data), array.nbytes)
-        self.xp.cuda.get_current_stream().synchronize()  # the host's memory may be let go of
+        self.xp.cuda.get_current_stream().synchronize()  # then the caller may let go of the array
         return copy
 
     def tohost(self, array: Any) -> NDArray[Any]:
@@ -227,6 +247,7 @@ class CupyBackend:
 
     def recorder(self) -> Recorder:
         """Return what works steps on the current stream, as graphs where it can."""
+        # The first recording comes later, when other streams may be recorded as well.
         self._kernels.blas.prepare()
         return Recorder(self.xp, self._kernels.source, self._kernels.blas)
 
@@ -246,7 +267,8 @@ class CupyBackend:
 
     def send(self, array: Any, *, out: Any) -> None:
         """Copy a contiguous array into one of any GPU, peer to peer, on the current stream."""
-        # Not in a block of the other device, where another stream would be the current one.
+        # Without a block of the device of ``out``: CuPy has a current stream for each device, and
+        # the caller orders the copy on the one that is current now.
         out.data.copy_from_device_async(array.data, array.nbytes)
 
     def free_bytes(self) -> int:
@@ -255,16 +277,20 @@ class CupyBackend:
 
     def free_unused(self) -> None:
         """Give memory back, of pinned buffers too: CuPy would keep it for this process."""
-        gc.collect()  # of arrays that are let go of in a circle
+        # Arrays in a circle of references are free only after a collection.
+        gc.collect()
         try:
             for device in self._devices:
                 with self.xp.cuda.Device(device):
                     self.xp.get_default_memory_pool().free_all_blocks()
             self.xp.get_default_pinned_memory_pool().free_all_blocks()
         except self.xp.cuda.runtime.CUDARuntimeError:
-            return  # a GPU that has failed gives nothing back, and its first error is being raised
+            # After an error of a kernel every call fails. This runs while that first error is being
+            # raised, and must not take its place.
+            return
 
     def _free_of(self, device: int) -> int:
+        # What CuPy's pool keeps unused is not free to CUDA, but to new arrays it is.
         with self.xp.cuda.Device(device) as own:
             free: int = own.mem_info[0] + self.xp.get_default_memory_pool().free_bytes()
         return free

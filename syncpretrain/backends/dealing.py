@@ -22,7 +22,7 @@ def deal(
     places : sequence of int
         At least one.
     shares : sequence of int, optional
-        On how many places each piece is spread evenly, if there are as many; 1 by default.
+        Number of places that each piece is spread over evenly, if there are as many; 1 by default.
 
     Returns
     -------
@@ -32,6 +32,8 @@ def deal(
     loads = dict.fromkeys(places, 0.0)
     most = [min(n, len(loads)) for n in shares] or [1] * len(costs)
     found: list[tuple[int, ...]] = [()] * len(costs)
+    # What counts is the part that one place gets. Sorting is stable, so equal pieces keep their
+    # order and every run deals alike.
     for i in sorted(range(len(costs)), key=lambda i: -costs[i] / most[i]):
         found[i] = tuple(sorted(loads, key=lambda place: loads[place])[: most[i]])
         for place in found[i]:

@@ -16,9 +16,9 @@ __all__ = ["DeviceRows"]
 class DeviceRows(ByteRows):
     """Rows of a device, of values that are bytes divided by 255.
 
-    Slices are float32 arrays of the device, each made anew on the current stream; minibatches are
-    what ``Backend.gather`` makes of them. Another device gets a run of them by its
-    ``Backend.asarray``, which divides there.
+    A slice is a new float32 array of the device, filled on the current stream; ``Backend.gather``
+    makes minibatches. Another device gets a run of the bytes by its ``Backend.asarray``, and
+    divides there.
     """
 
     backend: Backend

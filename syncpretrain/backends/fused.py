@@ -22,7 +22,7 @@ class FusedArrays(NamedTuple):
         Room for hidden states.
     visible_units, hidden_units : str
     precision : str
-        Of the products; see :mod:`syncpretrain.kernels.precision`.
+        Precision of the products; see :mod:`syncpretrain.kernels.precision`.
     """
 
     parameters: tuple[Any, ...]

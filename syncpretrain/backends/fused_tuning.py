@@ -24,7 +24,7 @@ class TunedArrays(NamedTuple):
     parameters : array of shape (n,)
         The weight of each layer with its bias behind it, and gaps between layers that align these.
     moments : tuple of arrays of that shape
-        Of Adam both, of gradient descent the velocity, if it has momentum.
+        Both moments of Adam; the velocity of gradient descent with momentum; else none.
     chain : sequence of (weight, bias)
         Views of the parameters.
     activations, deltas : sequence of arrays of shape (B, units)
@@ -33,7 +33,7 @@ class TunedArrays(NamedTuple):
     loss : str
         ``squared`` or ``cross-entropy``.
     precision : str
-        Of the products; see :mod:`syncpretrain.kernels.precision`.
+        Precision of the products; see :mod:`syncpretrain.kernels.precision`.
     """
 
     parameters: Any
@@ -60,7 +60,7 @@ class FusedTuning(Protocol):
         ----------
         x, target : arrays of shape (n, inputs) and (n, outputs)
         numbers : sequence of float
-            What the optimizer computes with; see
+            Numbers that the optimizer computes with; see
             :meth:`syncpretrain.finetuning.optimizers.Optimizer.numbers`.
 
         Returns

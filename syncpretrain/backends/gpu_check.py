@@ -13,7 +13,8 @@ from syncpretrain.backends.cuda_kernels import kernels_of
 __all__ = ["has_gpu", "import_cupy", "missing"]
 
 INSUFFICIENT_DRIVER = 35  # cudaErrorInsufficientDriver: also where there is no driver at all
-ROUNDING = ("CUPY_TF32", "NVIDIA_TF32_OVERRIDE")  # of the environment: of CuPy, and of cuBLAS
+# Environment variables of CuPy and of cuBLAS that change products, and that no run records.
+ROUNDING = ("CUPY_TF32", "NVIDIA_TF32_OVERRIDE")
 INSTALL = "pip install 'syncpretrain[cuda12]', or [cuda13] if nvidia-smi says CUDA 13"
 
 
@@ -93,8 +94,10 @@ def _without_driver(runtime: Any, error: Exception) -> str:
 def _without_libraries(cupy: Any, device: int) -> str | None:
     """Multiply on the device, and launch a kernel, as training does.
 
-    That takes cuBLAS, NVRTC and some memory.
+    This needs cuBLAS, NVRTC and some memory.
     """
+    # In CuPy a failed compilation is no RuntimeError, and a full GPU raises a MemoryError: either
+    # must end in a sentence, and in NumPy where the backend is auto.
     failures = (
         ImportError,
         RuntimeError,
@@ -116,6 +119,7 @@ def _without_libraries(cupy: Any, device: int) -> str | None:
             f"CuPy finds GPU {device} but cannot compute there: {error}; if CUDA's libraries are"
             " missing, pip install 'cupy-cuda12x[ctk]' (or 'cupy-cuda13x[ctk]')"
         )
+    # Ones of 2 x 2: their product has 2 everywhere, which is 1 too much in four places.
     if found != 4.0:
         return f"GPU {device} computes {found} where 4 is right"
     return None

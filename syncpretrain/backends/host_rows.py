@@ -4,9 +4,13 @@ The order of an epoch is known at its beginning, so the block after the one that
 copied meanwhile: from one of two pinned buffers, into one of two buffers of the device, on a stream
 of its own. Two events of each buffer keep this right, in whatever order host and device get there:
 
-* ``copied``: before the host writes to the pinned buffer again, and before the layer's stream reads
-  that of the device, its copy is done.
-* ``used``: before the next copy into the buffer of the device, the layer's stream has read it.
+* ``copied``: the copy is done before the host writes to the pinned buffer again, and before the
+  layer's stream reads the device's buffer.
+* ``used``: the layer's stream has read the device's buffer before the next copy into it begins.
+
+Guarantee: a minibatch has the rows that its numbers say. Assumptions: one thread reads, on one
+stream; the minibatches of an order come in that order, each block once (another order of reading is
+right too, but copies blocks again).
 
 Any other rows are gathered on the host and copied at once. It has never run on a GPU.
 """
@@ -27,7 +31,9 @@ from syncpretrain.kernels.arrays import FLOAT_BYTES
 
 __all__ = ["BLOCK_BYTES", "BUFFERS", "HostRows", "OrderedRows", "buffer_bytes"]
 
-BLOCK_BYTES = 1 << 25  # of a buffer: some 10,000 rows of 784
+# Bytes of a buffer: some 10,000 rows of 784. Its copy takes a millisecond or more, so that
+# the microseconds of events and waits do not count.
+BLOCK_BYTES = 1 << 25
 BUFFERS = 2  # one is trained on, one is filled
 
 
@@ -98,7 +104,7 @@ class HostRows:
     ----------
     X : array or StoredRows of shape (n, width), float32
     backend : Backend
-        Of the device.
+        Backend of the device.
     """
 
     dtype = np.dtype(np.float32)
@@ -117,7 +123,7 @@ class HostRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the device's memory: of its buffers."""
+        """Bytes of the device's memory that the buffers take."""
         return buffer_bytes(*self.shape)
 
     def __len__(self) -> int:
@@ -136,7 +142,7 @@ class HostRows:
             yield self[chunk]
 
     def in_order(self, numbers: NDArray[np.intp]) -> OrderedRows:
-        """Return the row numbers of an epoch, whose slices :meth:`gather` copies ahead."""
+        """Return the row numbers of an epoch; :meth:`gather` takes slices and copies ahead."""
         order = _Order(numbers, self._backend.asarray(numbers))
         return OrderedRows(order, 0, len(numbers))
 
@@ -146,38 +152,55 @@ class HostRows:
             numbers = self._backend.tohost(rows)
             out[...] = self._backend.asarray(np.take(self._X, numbers, axis=0, mode="clip"))
             return
+        # A minibatch may begin in one block and end in the next. Block n is in buffer n modulo 2:
+        #
+        #   trained on        n-1 |     n     |    n+1
+        #   copied meanwhile   n  |    n+1    |    n+2
+        #
+        # The buffer of n+1 held n-1, and all that reads n-1 was queued before the first row of n.
         order, done = rows.order, 0
-        while done < len(rows):  # from two blocks, where a minibatch begins in one of them
+        while done < len(rows):
             number, first = divmod(rows.start + done, self._block)
             more = min(self._block - first, len(rows) - done)
             buffer = self._buffer_of(order, number)
+            # The layer's stream waits, the host does not: it goes on and queues the next steps.
             self._backend.xp.cuda.get_current_stream().wait_event(buffer.copied)
             out[done : done + more] = buffer.rows[first : first + more]
             done += more
             if (number + 1) * self._block < len(order.numbers):
-                self._buffer_of(order, number + 1)  # which is copied meanwhile
+                # At the block's first minibatch this queues the copy; at others it finds it queued.
+                self._buffer_of(order, number + 1)
 
     def _buffer_of(self, order: _Order, number: int) -> _Buffer:
-        """Return the buffer of a block, whose copy is queued."""
+        """Return the buffer of a block, with its copy queued."""
         if not self._buffers:
             rows, width = self._block, self.shape[1]
-            with self._stream:  # memory that a copy may still write to is used by it alone again
+            # Allocated on the copies' stream: CuPy hands freed memory to that stream alone, and
+            # its later work comes after a copy that still writes there.
+            with self._stream:
                 self._buffers += [_Buffer(self._backend, rows, width) for _ in range(BUFFERS)]
         buffer = self._buffers[number % BUFFERS]
         if buffer.holds != (order, number):
-            buffer.holds = None  # a file's rows may be refused as they are read
+            # Reading a file may fail half-way: the buffer then holds no block.
+            buffer.holds = None
             self._copy(buffer, order.numbers[number * self._block : (number + 1) * self._block])
             buffer.holds = order, number
         return buffer
 
     def _copy(self, buffer: _Buffer, numbers: NDArray[np.intp]) -> None:
         """Fill a buffer with some rows, and queue their copy to the device."""
-        buffer.used.record()  # all that reads the block before is queued on the current stream
+        # The current stream is the layer's: what reads this buffer's last block is queued there.
+        buffer.used.record()
+        # The one wait of the host: for a copy that was queued a block ago, and is done as a rule.
+        # An event that was never recorded, as at first, does not wait.
         buffer.copied.synchronize()
         rows = buffer.pinned[: len(numbers)]
+        # With mode "raise" NumPy would gather into a buffer of its own first.
         np.take(self._X, numbers, axis=0, out=rows, mode="clip")
         with self._stream:
             self._backend.xp.cuda.get_current_stream().wait_event(buffer.used)
+            # Pinned memory, so the call returns while the copy runs; ``copied`` says when it is
+            # over.
             target = buffer.rows[: len(numbers)].data
             target.copy_from_host_async(ctypes.c_void_p(rows.ctypes.data), rows.nbytes)
             buffer.copied.record()

@@ -19,14 +19,14 @@ __all__ = ["Known", "NumpyBackend"]
 
 
 class _NullStream(nullcontext[None]):
-    """The stream of a machine whose calls return when their work is finished."""
+    """The null stream: a call of NumPy returns when its work is finished."""
 
     def synchronize(self) -> None:
         """Return at once."""
 
 
 class _NullEvent:
-    """A place in work that is finished."""
+    """The null event: what it marks is finished when it is recorded."""
 
     def record(self) -> None:
         """Do nothing."""
@@ -36,7 +36,7 @@ class _NullEvent:
 
 
 class _Direct:
-    """Works one step after another."""
+    """The recorder that records nothing: it works one step after another."""
 
     def slow(self) -> None:
         """Return None: there is nothing to record."""
@@ -78,6 +78,7 @@ class NumpyBackend:
     xp: Any = np
     array_type: type = np.ndarray
     forms: Mapping[str, Callable[..., Any]] = {}
+    # An error is known when its step returns: nothing is saved by reading it later.
     steps_at_once = 1
     blocks_behind = 0
 
@@ -115,7 +116,7 @@ class NumpyBackend:
         """Return the array itself; what lies in a file stays there."""
         return cast("NDArray[Any]", array) if isinstance(array, StoredRows) else np.asarray(array)
 
-    def brought(self, X: Any) -> Any:
+    def to_device_if_fits(self, X: Any) -> Any:
         """Return the rows themselves."""
         return X
 
@@ -141,7 +142,8 @@ class NumpyBackend:
 
     def gather(self, X: Any, rows: Any, *, out: Any) -> Any:
         """Copy some rows of X into ``out`` and return it."""
-        return np.take(X, rows, axis=0, out=out, mode="clip")  # "raise" would buffer
+        # With mode "raise" NumPy would fill a buffer, to leave ``out`` alone if a number is wrong.
+        return np.take(X, rows, axis=0, out=out, mode="clip")
 
     def generator(self, address: Address) -> Draws:
         """Return NumPy's generator at the address."""

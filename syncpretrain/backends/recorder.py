@@ -12,6 +12,12 @@ A graph writes to memory that its arrays had while it was recorded, long after t
 that memory is of a pool of the recorder, which never gives it back: CuPy's pool would where the
 device has no more, but not on a MemoryError, which is what :func:`_new_memory` raises.
 
+Guarantees: a block has the same bits recorded or not; a recorded block is launched without a wait
+for the device; several threads may record at the same time. Assumptions: one thread queues all
+blocks of a recorder, on one stream; X and the rows may change from block to block, but the arrays
+that steps write to keep their places; the caller queues the copy of a block's error before the next
+block.
+
 It has never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
 """
 
@@ -33,8 +39,11 @@ from syncpretrain.kernels.arrays import ordered_sum
 
 __all__ = ["Recorder"]
 
-MOST_GRAPHS = 4  # of a layer: whole blocks and the last one, with the old momentum and the new
-MOST_GIVEN = 16  # errors that one launch adds up, and numbers that one brings
+# A layer has whole blocks and an epoch's last one, each with the old momentum and with the new.
+MOST_GRAPHS = 4
+# Errors that one launch adds up, and numbers that one brings: parameters of sum_errors,
+# set_numbers.
+MOST_GIVEN = 16
 WORD_NUMBERS = 2**64
 OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 # Blocks, some 50 ms: by then others may have freed memory, or ended a wait for the whole device.
@@ -53,7 +62,8 @@ class _Block(NamedTuple):
     numbers: NDArray[np.float32] | None
 
     def key(self, constants: Hashable) -> Hashable:
-        """Return what two blocks have in common that may be one graph."""
+        """Return the key of a block: blocks with the same key may be one graph."""
+        # Not X itself: versions take turns in some buffers, and a graph is told where X is now.
         X, numbers = self.X, self.numbers
         rows = None if X is None else (type(X), X.shape, getattr(X, "strides", None))
         table = None if numbers is None else numbers.shape
@@ -62,15 +72,17 @@ class _Block(NamedTuple):
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A graph, where it reads what differs from block to block, and where it leaves its error.
+    """A graph, the arrays from which it reads a block's rows and numbers, and its error.
 
-    The block's ``work`` and rows are not kept: by the former a learner would keep itself.
+    The block's ``work`` and rows are not kept: a learner has the recorder, and ``work`` the
+    learner.
     """
 
     graph: Any
     step: int
     epoch: int
-    rows: Any  # arrays of its own on the device
+    # The graph has their addresses in it. Held here, no other array gets their memory.
+    rows: Any
     numbers: Any
     error: Any
 
@@ -88,23 +100,26 @@ class Recorder:
     Attributes
     ----------
     reason : str or None
-        Why blocks are not recorded, once that is known.
+        Reason why blocks are not recorded, once one is known.
     """
 
     def __init__(self, cupy: Any, source: CudaSource, blas: Cublas) -> None:
         self._cupy, self._source, self._blas = cupy, source, blas
-        # Nothing else gets the memory that a graph computes in.
+        # Nothing but this recorder gets the memory that a graph computes in. Its graphs share it,
+        # and the blocks between them: they run one after another on one stream, and what one needs
+        # of another, as the error, is in arrays that are held.
         self._pool = cupy.cuda.MemoryPool(partial(_new_memory, cupy))
-        self._pool.set_limit(size=0)  # none: at the user's it would give memory back too
+        # 0 is no limit: a pool that reaches one, as the environment may set, gives memory back too.
+        self._pool.set_limit(size=0)
         self._graphs: dict[Hashable, _Recorded | None] = {}  # None: seen once
         self._now: Any = None
-        self._blocks = 0  # that were worked
+        self._blocks = 0  # worked so far
         self._again: int | None = None  # the block at which to try once more
         self.reason: str | None = None
         self._told: str | None = None
 
     def slow(self) -> str | None:
-        """Return how steps are worked that are not recorded, and why, once; else None."""
+        """Return, once, why steps are not recorded, and how they are worked; else None."""
         if self._told == self.reason:
             return None
         self._told = self.reason
@@ -130,6 +145,8 @@ class Recorder:
         The error is overwritten by the next block.
         """
         block = _Block(work, X, rows, batch_size, epoch, step, numbers)
+        # The first block of a kind is worked, and only the next one recorded: by then kernels are
+        # compiled and loaded, and the pool has most of the memory.
         key, is_due = block.key(constants), self._again is None or self._blocks >= self._again
         self._blocks += 1
         if self.reason is None and key in self._graphs:
@@ -155,9 +172,12 @@ class Recorder:
 
     def _record(self, block: _Block) -> _Recorded | None:
         """Record a block without working it; None if that fails."""
+        # Before the capture: zeros are a launch, which the graph would repeat.
         own = self._with_own_arrays(block)
         stream, source = self._cupy.cuda.get_current_stream(), self._source
         failure = error = graph = None
+        # CuPy captures in the relaxed mode: other threads may allocate and wait meanwhile, as they
+        # do when their layers train, and only calls on this stream enter the graph.
         try:
             stream.begin_capture()
         except RuntimeError as caught:
@@ -170,9 +190,12 @@ class Recorder:
             failure = caught
         finally:
             source.now = source.numbers = None
+            # Also after a failure: until its capture ends, a stream works nothing that is queued.
             try:
                 graph = stream.end_capture()
-            except RuntimeError as caught:  # which leaves the stream as it was before
+            except RuntimeError as caught:
+                # A capture that went wrong ends with an error, and the stream is as before. The
+                # first failure says more: what follows it is its consequence.
                 failure = failure or caught
         if failure is not None:
             self._fail(failure)
@@ -182,15 +205,17 @@ class Recorder:
     def _fail(self, failure: Exception) -> None:
         """Keep why a recording failed; of what CUDA refuses only if it does so again."""
         may_pass = isinstance(failure, (MemoryError, self._cupy.cuda.runtime.CUDARuntimeError))
+        # A full device, or another thread's wait for the whole device, passes. What cannot be
+        # recorded never will be.
         if may_pass and self._again is None:
             self._again = self._blocks + AGAIN_AFTER
             return
-        # CuPy's own products, without cuBLAS, are refused.
+        # Without cuBLAS products are CuPy's own, which it refuses to record.
         without = "" if self._blas.is_there else "cuBLAS is not found by its usual name: "
         self.reason = f"{without}{failure}"
 
     def _with_own_arrays(self, block: _Block) -> _Block:
-        """Return a block whose row numbers and numbers are in arrays that a graph can read."""
+        """Return the block with device arrays in place of its row numbers and its numbers."""
         if self._now is None:
             self._now = self._cupy.zeros(3, dtype=np.uint64)
         own = block._replace(rows=self._cupy.empty(len(block.rows), dtype=np.int64))
@@ -199,10 +224,21 @@ class Recorder:
         return own._replace(numbers=self._cupy.empty(block.numbers.shape, dtype=np.float32))
 
     def _launch(self, recorded: _Recorded, block: _Block) -> Any:
+        """Queue a graph for another block; return its error."""
+        # A recorded launch has its arguments for good: step and epoch as they were then. Its
+        # kernels add what ``now`` says to these. A difference may be negative, as after going back
+        # to an earlier epoch; words have 64 bits and wrap round, so it is taken modulo 2^64 and
+        # recorded + (step - recorded) is the step all the same.
+        #
+        # X is told by its address and not by a difference: versions take turns in several buffers,
+        # and X of this block may lie elsewhere than that of the recorded one. 0 means that nothing
+        # moves: the rows are always in the recorded place.
         X = block.X.numbers if isinstance(block.X, DeviceRows) else block.X
         place = 0 if X is None else X.data.ptr
         moved = (block.step - recorded.step, block.epoch - recorded.epoch, place)
         words = (np.uint64(number % WORD_NUMBERS) for number in moved)
+        # All of it is queued on the stream of the graph: what is filled here is filled after the
+        # last launch of the graph has read it, and before this one does. So nothing waits.
         self._source.launch("set_now", (1,), (1,), self._now, *words)
         recorded.rows[...] = block.rows
         if block.numbers is not None:
@@ -212,6 +248,8 @@ class Recorder:
 
     def _sum_of(self, errors: Sequence[Any]) -> Any:
         """Return the sum of device arrays of shape () in their order."""
+        # One launch for 16 errors, and the same order as one after another: the same bits. Errors
+        # that no own kernel made may have another type.
         if any(error.dtype != np.float64 for error in errors):
             return ordered_sum(errors[1:], errors[0])
         total = self._cupy.empty((), dtype=np.float64)
@@ -223,6 +261,8 @@ class Recorder:
 
     def _set(self, table: Any, numbers: NDArray[np.float32]) -> None:
         """Fill a table on the device with numbers of the host, and wait for nothing."""
+        # As arguments of a launch, which CUDA copies at the call: a copy from the host's memory
+        # would need it pinned, and kept until the copy is done.
         flat, own = numbers.reshape(-1), table.reshape(-1)
         for first in range(0, len(flat), MOST_GIVEN):
             some = flat[first : first + MOST_GIVEN]
@@ -231,19 +271,23 @@ class Recorder:
 
     def _remember(self, key: Hashable) -> None:
         """Remember that a block of this kind was worked, and forget the oldest kind."""
+        # A graph that is dropped may still run. Its arrays go back to the pool of this stream,
+        # where the next user's work is queued behind it.
         self._graphs.setdefault(key, None)
         while len(self._graphs) > MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
 
 
 def _new_memory(cupy: Any, size: int) -> Any:
-    """Return new memory of the device, if need be what the default pool has unused.
+    """Return new memory of the device; if it is full, free what the default pool keeps unused.
 
     Raises
     ------
     MemoryError
         If there is none.
     """
+    # A MemoryError, and not CUDA's error: at that, the recorder's pool would give back memory that
+    # graphs write to, and try again.
     cuda, failure = cupy.cuda, None
     for _ in range(2):
         try:

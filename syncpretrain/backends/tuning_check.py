@@ -22,14 +22,16 @@ from syncpretrain.units.kinds import kind_of
 __all__ = ["has_fused_tuning", "why_not_tuned"]
 
 TRIED_UNITS = ("tanh", "relu", "bernoulli")
-# An optimizer, examples, and the sizes of a chain: with and without alignment.
+# An optimizer, examples, and the sizes of a chain. In the first rows begin at multiples of 16
+# bytes, which kernels load at once, and there are more examples than a tile has rows (64); in the
+# second neither is so.
 TRIED_STEPS = (
     (Rule("adam"), 70, (36, 44, 12, 40)),
     (Rule("sgd", 0.5, nesterov=True), 9, (5, 3, 2, 5)),
 )
 SHRINK, SIZE, FLOOR = 0.99, 0.05, 0.5
-# Of parameters and moments near 1. Factors that are rounded otherwise are off by more. A number
-# that differs in its last bit may be rounded to the one beside.
+# Largest difference of parameters and moments near 1. Factors rounded in another way are off by
+# more. A number that differs in its last bit may be rounded to its neighbour.
 MOST_AWAY = {"float32": 1e-5, "tf32": 3e-5, "bfloat16": 3e-4}
 
 

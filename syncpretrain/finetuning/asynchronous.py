@@ -1,9 +1,9 @@
 """Asynchronous fine-tuning: replicas of the network, each on minibatches of its own.
 
-An epoch's minibatches are those of the synchronous trainer, in the same order, each trained by the
-replica that is free next. The server has the parameters, and nothing else: momentum and Adam's
-moments are the replicas', because a momentum of the server would go on along directions that are
-as stale as it is long (Giladi et al. 2019).
+An epoch has the same minibatches in the same order as the synchronous trainer; the replica that is
+free next trains on the next one. The server has the parameters, and nothing else: each replica has
+its own momentum or Adam's moments, because a momentum of the server would go on along directions as
+stale as it is long (Giladi et al. 2019).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = [
     "fleet_of",
 ]
 
-REPORT_SECONDS = 0.2
+REPORT_SECONDS = 0.2  # five reports a second: smooth to the eye, and no cost beside the minibatches
 
 
 class OptimizersOfReplicas:
-    """The replicas' optimizers, where a trainer expects that of its network."""
+    """All replicas' optimizers, as the one optimizer that a trainer calls."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -66,7 +66,7 @@ class Training(Protocol):
     """The trainer of an asynchronous fine-tuning: see ``syncpretrain/finetuning/trainer.py``."""
 
     options: TuningOptions
-    examples: Any  # of which ``inputs`` has a row each
+    examples: Any  # ``inputs`` has a row for each example
     steps: int
     first_error: float
     stop: Callable[[], bool]
@@ -123,7 +123,7 @@ def fleet_of(
     emit: Callable[[Event], None],
     times: Timeouts,
 ) -> Fleet:
-    """Return the replicas that ``build`` builds; ``network`` has the parameters of the server."""
+    """Return the replicas, made by ``build``; ``network`` holds the server's parameters."""
     push = options.push_every
     rules = AsyncRules(
         push_every=push,

@@ -63,14 +63,13 @@ def finetune(
         As for pretraining: values in [0, 1], or any where the visible units are Gaussian. What
         ``numpy.load`` maps with ``mmap_mode="r"`` is read a minibatch at a time.
     y : array-like of shape (n_examples,) or (n_examples, outputs), optional
-        Texts and whole numbers are classes, and -1, None or NaN stands for no label, of which the
-        observers get a ``Notice`` with the number of rows; other numbers
-        are a regression's, and so are more than 50 different whole ones of a float type. NaN stands
-        for none of them. ``objective="regression"`` or ``"classification"`` decides it. Rows
-        without a target are left out.
+        Texts and whole numbers are classes; -1, None or NaN means no label, and a ``Notice`` tells
+        the observers how many rows have none. Other numbers are a regression's, and so are more
+        than 50 different whole numbers of a float type; NaN means no target. Rows without a target
+        are left out. ``objective="regression"`` or ``"classification"`` overrides this choice.
     weights : array-like of shape (n_examples,), optional
-        How much the loss of each row counts, relative to the others; rows without a target do not
-        count. The reported errors are not weighted.
+        Relative weight of each row in the loss; rows without a target do not count. The reported
+        errors are not weighted.
     validation : array-like of shape (n_validation, input units), optional
         After each epoch the error is measured on it: on all rows where ``patience`` depends on
         it, else on 1,000 evenly spaced ones.
@@ -93,7 +92,7 @@ def finetune(
     resume : FinetuneState, optional
         State of a call with the same arguments to continue from; the result is bit-identical.
     stall_seconds : float, optional
-        How long a worker may wait in a minibatch for others that share it; default 600.
+        Seconds that a worker may wait in a minibatch for others that share it; default 600.
     **settings
         Fields of :class:`syncpretrain.settings.FinetuneSettings`, and ``seed`` (of the order of
         the minibatches, of dropout, of the head's first weights), ``blas_threads`` (default all
@@ -124,11 +123,11 @@ def finetune(
         If X, y or ``validation`` cannot be trained on, or do not fit each other or the stack.
     DivergedError
         If training leaves the finite numbers, or ends an epoch far worse than it began and worse
-        than a constant guess. Its ``stack`` is that of the last good epoch.
+        than a constant guess. Its ``stack`` is the stack after the last good epoch.
     StalledError
         If a worker waits too long for the others.
     RunInterrupted
-        On Ctrl-C or SIGTERM, or if ``stop`` said so. Its ``stack`` is that after the last
+        On Ctrl-C or SIGTERM, or if ``stop`` said so. Its ``stack`` is the stack after the last
         whole minibatch.
     """
     check_names(settings, (*TuningOptions.__struct_fields__, *TUNING_ARGUMENTS))
@@ -194,7 +193,7 @@ def _finetuned(
 
 
 def _examples(X: ArrayLike, stack: Stack, options: TuningOptions) -> Any:
-    """Return examples to train on; those in a mapped file stay there."""
+    """Return examples to train on; examples in a mapped file stay there."""
     X = as_examples(_as_array(X, stack, "X"), "X")
     rows = rows_in_file(X) if options.backend == "numpy" else None
     bounded = is_bounded(stack.units[0], stack.scaling)

@@ -43,13 +43,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The numbers of a row, as those of a number of units at each of some positions.
+    """Layout of a row: numbers of some units at each of some positions.
 
     Attributes
     ----------
     units, positions : int
     by_unit : bool
-        Whether the numbers of a unit lie together, or those of a position.
+        True if the numbers of one unit lie together, False if those at one position do.
     """
 
     units: int
@@ -77,10 +77,10 @@ class Site:
     weight, bias, weight_gradient, bias_gradient : ndarray
         Parameters and their gradients.
     read, out, delta : ndarray of shape (n, numbers)
-        What the link reads, what it hands on, and the derivative of the loss with respect to the
-        inputs of its units.
+        Input of the link, its output, and the derivative of the loss with respect to the inputs of
+        its units.
     places, scratch : ndarray
-        Of the kernels of convolutions; of no size where there are none.
+        Pooling indices and scratch of the convolution kernels; empty for other links.
     """
 
     weight: Array
@@ -100,12 +100,12 @@ class Link(Protocol):
     Attributes
     ----------
     weight, bias : ndarray of shape (rows, columns) and (units,)
-        Where the parameters start.
+        Initial values of the parameters.
     units : str
     is_local : bool
-        Whether its units read parts of what is below, with the same weights at each position.
+        Whether each unit reads a part of the layer below, with the same weights at each position.
     groups : int
-        Groups of its units, each of which reads its own part of the units below.
+        Number of groups of its units; each group reads its own part of the units below.
     """
 
     is_local: ClassVar[bool]
@@ -128,12 +128,12 @@ class Link(Protocol):
 
     @property
     def reads(self) -> Columns:
-        """What it reads."""
+        """Layout of its input."""
         ...
 
     @property
     def makes(self) -> Columns:
-        """What it hands on."""
+        """Layout of its output."""
         ...
 
     @property
@@ -142,8 +142,8 @@ class Link(Protocol):
         ...
 
     @property
-    def keeps_places(self) -> bool:
-        """Whether going up leaves places, which are needed on the way down."""
+    def stores_argmax(self) -> bool:
+        """Whether the forward pass stores pooling indices for the backward pass."""
         ...
 
     def up(self, site: Site, own: slice) -> list[Operation]:
@@ -153,7 +153,7 @@ class Link(Protocol):
     def gradient(self, site: Site, reads: slice, own: slice) -> list[Operation]:
         """Return what fills a shard's part of the gradients.
 
-        Those of some units that the link reads, or of some of its own, as suits it.
+        A link divides its weights by the units that it reads or by its own, as suits it.
         """
         ...
 
@@ -161,17 +161,17 @@ class Link(Protocol):
         """Return what fills the derivative of the loss with respect to some units it reads."""
         ...
 
-    def moved(self, reads: slice) -> slice | None:
-        """Return where the weights lie that :meth:`gradient` and :meth:`down` are for.
+    def weight_slice(self, reads: slice) -> slice | None:
+        """Return the slice of the flat weights that these input units own, counted from 0.
 
-        In the flat weights, from 0; None if they do not lie together, or others read them too.
+        None if their weights do not lie together, or the backward passes of other units read them.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """One layer of a chain: the means of ``units`` whose input is x W + b, in a precision."""
+    """One layer of a chain: the means of ``units`` at the input x W + b, in a precision."""
 
     weight: Array
     bias: Array
@@ -181,7 +181,7 @@ class Affine:
     is_local: ClassVar[bool] = False
     groups: ClassVar[int] = 1
     scratch: ClassVar[int] = 0
-    keeps_places: ClassVar[bool] = False
+    stores_argmax: ClassVar[bool] = False
 
     def in_precision(self, name: str) -> Affine:
         """Return the same with products in a precision."""
@@ -194,12 +194,12 @@ class Affine:
 
     @property
     def reads(self) -> Columns:
-        """What it reads."""
+        """Layout of its input."""
         return Columns(len(self.weight))
 
     @property
     def makes(self) -> Columns:
-        """What it hands on."""
+        """Layout of its output."""
         return Columns(len(self.bias))
 
     def up(self, site: Site, own: slice) -> list[Operation]:
@@ -224,8 +224,8 @@ class Affine:
         """Return what fills the derivative of the loss with respect to some units it reads."""
         return [(self.product.operation, site.delta, site.weight[reads].T, below[:, reads])]
 
-    def moved(self, reads: slice) -> slice | None:
-        """Return where the rows of the weight lie that belong to some units it reads."""
+    def weight_slice(self, reads: slice) -> slice | None:
+        """Return the slice of the flat weights that these input units own: whole rows."""
         return slice(reads.start * len(self.bias), reads.stop * len(self.bias))
 
 
@@ -233,7 +233,7 @@ class Affine:
 class Dropout:
     """Shares of the inputs and of the hidden units left out of each example (Hinton et al. 2012).
 
-    Those that stay are scaled up, so that nothing is to be scaled when all are there.
+    The units that stay are scaled up, so that nothing needs scaling when all are there.
     """
 
     input: float = 0.0
@@ -255,7 +255,7 @@ def views(vector: Array, chain: Sequence[Link], places: Places) -> Iterator[Pair
 
 @dataclass(frozen=True, slots=True)
 class Convolve:
-    """A convolution: the means of ``units`` whose input is pool(x W) + b, a bias a filter."""
+    """A convolution: the means of ``units`` at the input pool(x W) + b, with a bias a filter."""
 
     weight: Array
     bias: Array
@@ -270,7 +270,7 @@ class Convolve:
 
     @property
     def groups(self) -> int:
-        """Groups of filters, each of which reads its own part of the channels."""
+        """Number of groups of filters; each group reads its own part of the channels."""
         return self.shape.groups
 
     @property
@@ -289,8 +289,8 @@ class Convolve:
         return scratch_size(self.shape)
 
     @property
-    def keeps_places(self) -> bool:
-        """Whether the maximum of each block has a place."""
+    def stores_argmax(self) -> bool:
+        """Whether the forward pass stores the place of each block's maximum."""
         return self.shape.has_places
 
     def up(self, site: Site, own: slice) -> list[Operation]:
@@ -313,14 +313,14 @@ class Convolve:
         arrays = (site.delta, site.places, site.weight, below, site.scratch)
         return [("convolve_back", *arrays, self.shape, reads.start, reads.stop)]
 
-    def moved(self, reads: slice) -> slice | None:
+    def weight_slice(self, reads: slice) -> slice | None:
         """Return None: all shards need all weights on the way down."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Deconvolve:
-    """The way back: the means of ``units`` whose input is spread(code) W' + a, a bias a channel.
+    """The way back: the means of ``units`` at the input spread(code) W' + a, a bias a channel.
 
     The transposed of a convolution with mean pooling; ``shape`` is that of the convolution.
     """
@@ -331,7 +331,7 @@ class Deconvolve:
     shape: ConvolutionShape
 
     is_local: ClassVar[bool] = True
-    keeps_places: ClassVar[bool] = False
+    stores_argmax: ClassVar[bool] = False
 
     def in_precision(self, name: str) -> Deconvolve:
         """Return the same with products in a precision."""
@@ -339,7 +339,7 @@ class Deconvolve:
 
     @property
     def groups(self) -> int:
-        """Groups of channels, each of which reads the codes of its own filters."""
+        """Number of groups of channels; each group reads the codes of its own filters."""
         return self.shape.groups
 
     @property
@@ -386,7 +386,7 @@ class Deconvolve:
         arrays = (site.delta, site.weight, bias, below, none, site.scratch)
         return [("convolve", *arrays, self._transposed, "gaussian", reads.start, reads.stop)]
 
-    def moved(self, reads: slice) -> slice | None:
+    def weight_slice(self, reads: slice) -> slice | None:
         """Return None: the weights of filters do not lie together."""
         return None
 

@@ -15,7 +15,9 @@ from syncpretrain.errors import DataError
 __all__ = ["Classes", "as_classes", "minus_ones", "objective_of"]
 
 Classes = tuple[int, ...] | tuple[str, ...]
-MOST_WHOLE = 50  # different whole numbers of a float type that are classes
+# Different whole numbers of a float type up to which they are classes: files and frames often turn
+# class numbers into floats. More of them are rather counts or prices, to be predicted as numbers.
+MOST_WHOLE = 50
 
 
 def objective_of(y: Any) -> str:

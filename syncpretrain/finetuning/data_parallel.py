@@ -1,4 +1,4 @@
-"""Networks whose minibatches are shared: which there are, and those with shards of examples."""
+"""The choice of a network by the way its minibatches are split, and networks split by examples."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ def network_of(
     share: Callable[[Any], Trainable] | None = None,
     **options: Any,
 ) -> Trainable:
-    """Return the network of a chain; the options are those of all networks.
+    """Return the network of a chain; ``options`` are the arguments that all networks take.
 
-    ``precision`` is that of the products. Dense chains alone are split by ``units`` or
-    ``examples``; a device splits nothing. Where others ``share`` a network, it is split by
-    examples.
+    ``precision`` is the precision of the products. Only dense chains are split by ``units`` or
+    ``examples``; a device splits nothing. A network that others ``share`` is split by examples.
     """
     chain = [link.in_precision(precision) for link in chain]
     has_links = any(link.is_local for link in chain)
@@ -49,10 +48,10 @@ def network_of(
 
 
 class DataParallelNetwork(Network):
-    """A network whose minibatches are cut into shards of examples; see :class:`Network`.
+    """A network that cuts minibatches into shards of examples; see :class:`Network`.
 
-    Each shard computes the gradient of its part in a vector of its own. They are added up in a
-    fixed tree, a slice of the flat vector a shard, which then moves that slice.
+    Each shard computes the gradient of its part in a vector of its own. Then each shard adds up one
+    slice of all these vectors, in a fixed tree, and moves that slice of the parameters.
     """
 
     splits_examples = True
@@ -62,6 +61,8 @@ class DataParallelNetwork(Network):
         self.shards = shards
         part_size = -(-batch_size // shards)
         self.parts = [Network(chain, batch_size=part_size, **options) for _ in range(shards)]
+        # All parts read the same parameters, each fills gradients of its own: so the shards of a
+        # phase share nothing that is written.
         for number, part in enumerate(self.parts):
             part.parameters, part.chain, part.shard_number = self.parameters, self.chain, number
         self.shard_gradients = [part.chain_gradients for part in self.parts]
@@ -102,18 +103,20 @@ class DataParallelNetwork(Network):
                 if move is not None:
                     move(shard, block, is_weight)
 
+        # Two phases: a slice is moved by the shard that adds it up, when all gradients are there
+        # and nobody reads the parameters any more.
         phases: tuple[Phase, ...] = (self.shard_gradient, follow)
         run(phases, self.shards)
         return self.total(self.errors)
 
     def total(self, errors: list[float]) -> float:
-        """Return the error of a minibatch from those of all shards."""
+        """Return the error of a minibatch, the sum of its shards' errors."""
         return ordered_sum(errors, 0.0)
 
     def begin(
         self, x: Array, target: Array, *, epoch: int, step: int, examples: int | None = None
     ) -> None:
-        """Take a minibatch, of which :meth:`shard_gradient` is to be called for every shard."""
+        """Take a minibatch; then call :meth:`shard_gradient` for every shard."""
         self._x, self._target, self._epoch, self._number = x, target, epoch, step
         self._rows, self._examples = slices_of(len(x), self.shards), examples or len(x)
 
@@ -121,7 +124,9 @@ class DataParallelNetwork(Network):
         """Fill the gradient of a shard, as its part of that of the whole minibatch."""
         own, part = self._rows[shard], self.parts[shard]
         self.errors[shard] = 0.0
-        if own.start == own.stop:  # the last minibatch may be smaller than the shards are many
+        # The last minibatch may have fewer rows than there are shards. The tree adds up all of
+        # them, so that an old gradient must not stay here.
+        if own.start == own.stop:
             part.gradients.fill(0)
             return
         part.weights = None if self.weights is None else self.weights[own]
@@ -135,22 +140,22 @@ class DataParallelNetwork(Network):
 
 
 class LinkedByExamples(LinkedNetwork):
-    """A network of links by examples whose shards can be worked one by one.
+    """A network of links, split by examples, that can work its shards one by one.
 
-    Each has the operations that it has in a step of the whole network, so that its gradient has
-    the same bits.
+    A shard has the same operations as in a step of the whole network, so its gradient has the same
+    bits.
 
     Parameters
     ----------
     chain, options
-        As of :class:`LinkedNetwork`, but ``split``.
+        Parameters of :class:`LinkedNetwork`, except ``split``.
 
     Attributes
     ----------
     shard_gradients : list of list of (weight, bias)
-        The gradients of each shard; those of the first are ``chain_gradients``.
+        Gradients of each shard; the first shard's are ``chain_gradients``.
     errors : list of float
-        Of each shard in the last minibatch.
+        Error of each shard in the last minibatch.
     added : tuple of int
         The shards that have rows of the minibatch. The others' gradients are old.
     """
@@ -163,7 +168,7 @@ class LinkedByExamples(LinkedNetwork):
         self._by_shard: dict[int, list[Program]] = {}  # by the rows of the minibatch
 
     def begin(self, x: Array, target: Array, *, epoch: int, step: int) -> None:
-        """Take a minibatch, of which :meth:`shard_gradient` is to be called for every shard."""
+        """Take a minibatch; then call :meth:`shard_gradient` for every shard."""
         n = len(x)
         if n not in self._by_shard:
             self._by_shard[n] = self._programs(n)
@@ -185,7 +190,7 @@ class LinkedByExamples(LinkedNetwork):
             self.errors[shard] = self._error_of(program.results)
 
     def total(self, errors: list[float]) -> float:
-        """Return the error of a minibatch from those of all shards."""
+        """Return the error of a minibatch, the sum of its shards' errors."""
         return float(np.sum(errors))
 
     def _programs(self, n: int) -> list[Program]:

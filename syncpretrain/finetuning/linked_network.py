@@ -37,23 +37,22 @@ class LinkedNetwork:
     Parameters
     ----------
     chain : sequence of Link
-        The parameters where they start are copied, and their type, float32 or float64, is that of
-        all arithmetic.
+        The initial parameters are copied; all arithmetic has their type, float32 or float64.
     loss : str
         "squared", or "cross-entropy" of a last layer of bernoulli or softmax units.
     batch_size : int
         The most examples that a minibatch can have.
     dropout : Dropout, optional
-        What is left out does not depend on shards or split.
+        The units that are left out do not depend on shards or split.
     shards : int
-        Into how many parts a step is cut, for workers to share.
+        Number of parts that a step is cut into, for workers to share.
     split : str
-        By "examples" of the minibatch; by "units" or "filters", which are the same, on the way
-        down channels; "hybrid": convolutions by examples, dense links by units; or "columns":
-        as hybrid, with the columns of the convolutions dealt out too, of which the number of
-        shards is a multiple.
+        "examples": by the examples of the minibatch. "units" or "filters", which mean the same: by
+        units, on the way down by channels. "hybrid": convolutions by examples, dense links by
+        units. "columns": as hybrid, with the columns of the convolutions dealt out too; the number
+        of shards is a multiple of the number of columns.
     backend : Backend, optional
-        Where its arrays are; on a device errors are arrays too, not synchronized.
+        Backend of its arrays; on a device errors are arrays too, not synchronized.
 
     Attributes
     ----------
@@ -178,7 +177,7 @@ class LinkedNetwork:
         reads = [link.reads.numbers for link in chain]
         drops = list(zip(reads, self._shares, strict=True))
         makes = [link.makes.numbers for link in chain]
-        places = [m if link.keeps_places else 0 for link, m in zip(chain, makes, strict=True)]
+        places = [m if link.stores_argmax else 0 for link, m in zip(chain, makes, strict=True)]
         scratch = max(link.scratch for link in chain)
         own = [link for section in sections if section.columns for link in section.links]
         columns = max(1, *(section.columns for section in sections))
@@ -239,7 +238,7 @@ class LinkedNetwork:
             at += array.size
 
     def _draw_masks(self, epoch: int, step: int) -> None:
-        """Draw which units stay, each 0 or the factor that makes up for those left out."""
+        """Draw a factor for each unit: 0, or what makes up for the units left out."""
         masks = self._buffers.masks
         if all(mask is None for mask in masks):
             return

@@ -10,6 +10,10 @@ layers by units.
 A section in columns is a grid: a shard takes its rows through its column of all links, and waits
 for the others before a link in which units read other columns too. Shards with the same rows share
 one gradient array, and each fills its column. By examples is a grid of one column.
+
+Guarantee: within a phase no shard reads what another one writes, so workers may work the shards of
+a phase in any order or at once, with the same bits. Assumption: a phase begins when all shards of
+the phase before are done; see :mod:`syncpretrain.kernels.program`.
 """
 
 from __future__ import annotations
@@ -62,13 +66,13 @@ class Buffers:
     links : sequence of Link
     sections : list of Section
     starts : list of int
-        Where the parameters of each link begin in the flat vector, and where the last ends.
+        First index of each link's parameters in the flat vector, then the end of the last.
     chain : list of (weight, bias)
     gradients : list of list of (weight, bias)
-        Those of a shard's rows in sections split by examples; else the same for all shards.
+        Gradients of a shard's rows in sections split by examples; else the same for all shards.
     activations, deltas, places : list of ndarray
     masks, inputs : list of ndarray or None
-        Of dropout: what is left out of what each link reads, and what is left of it.
+        Dropout's factors of each link's input, and that input with units left out.
     scratch : list of ndarray
         One a shard.
     loss : str
@@ -122,9 +126,9 @@ def step_phases(
 ) -> list[Dealt]:
     """Return the phases of a step on the minibatch that lies in ``x`` and ``target``.
 
-    ``follow`` returns the operations of the optimizer; ``weights`` are those of
+    ``follow`` returns the operations of the optimizer; for ``weights`` see
     :class:`syncpretrain.finetuning.trainable.Trainable`. Slots of the results: the squared error of
-    each shard, then the number of classes that are wrong in each.
+    each shard, then the number of wrong classes of each.
     """
     step = _Step(buffers, x, target, weights)
     last = [step.last(shard, follow) for shard in range(buffers.shards)]
@@ -136,7 +140,7 @@ def shard_gradients(
 ) -> Dealt:
     """Return what fills the gradients of each shard, all of them by examples, with no sum.
 
-    Parameters and slots of the results are those of :func:`step_phases`.
+    Parameters and slots of the results are the same as in :func:`step_phases`.
     """
     (phase,) = _Step(buffers, x, target, weights).gradient(lambda part, is_weight: [])
     return phase
@@ -163,7 +167,12 @@ class _Step:
         sections = self.buffers.sections
         up = [phase for section in sections for phase in self.section_up(section)]
         down = [p for section in reversed(sections) for p in self.section_down(section, follow)]
-        if sections[-1].columns == 1:  # a shard turns round without waiting for others
+        # A shard may turn round without waiting for others where the top section is by examples:
+        # from the inputs of its rows it makes their outputs, from these their delta, and from that
+        # its own gradient array. Besides, it reads the weights alone, and by examples these move
+        # in the last phase only. By units it has to wait: the delta below a link is a sum over all
+        # units of the link, which other shards have made.
+        if sections[-1].columns == 1:
             turn = [a + b for a, b in zip(up.pop(), down.pop(0), strict=True)]
             down = [turn, *down]
         return [*up, *down]
@@ -187,6 +196,8 @@ class _Step:
             return
         for link in reversed(section.links):
             pairs = zip(self.shares(self.buffers.links[link].reads), self.owned(link), strict=True)
+            # A dense link's weights may move in the phase that goes down through them: the rows of
+            # the units below that a shard owns are read by this shard alone, and before.
             yield [
                 self.down(link, self.all, reads, own, shard) + self.move(link, reads, own, follow)
                 for shard, (reads, own) in enumerate(pairs)
@@ -197,6 +208,7 @@ class _Step:
         phase = self.drop_inputs(section)
         for link in section.links:
             this = self.buffers.links[link]
+            # With as many groups as columns, or a multiple, a column reads itself alone.
             if this.groups % section.columns:
                 yield phase
                 phase = [[] for _ in phase]
@@ -210,7 +222,9 @@ class _Step:
         phase: Dealt = [[] for _ in range(self.buffers.shards)]
         for link in reversed(section.links):
             this = self.buffers.links[link]
-            if link and this.groups % section.columns:  # below the lowest link nothing is filled
+            # Units that are read by all columns get their delta from all of them, which have to
+            # have theirs. Below the lowest link there is no delta to fill, so nothing to wait for.
+            if link and this.groups % section.columns:
                 yield phase
                 phase = [[] for _ in phase]
             for shard, (rows, column) in enumerate(self.cells(section)):
@@ -235,6 +249,7 @@ class _Step:
 
     def cells(self, section: Section) -> list[tuple[slice, int]]:
         """Return the rows and the column of each shard in a section in columns."""
+        # Column after column, so that the shards from 0 on have different rows: see sum.
         return [(rows, column) for column in range(section.columns) for rows in self.rows(section)]
 
     def rows(self, section: Section) -> list[slice]:
@@ -248,7 +263,8 @@ class _Step:
     def owned(self, link: int) -> list[slice]:
         """Return the units of a link that each shard owns."""
         this = self.buffers.links[link]
-        if kind_of(this.units).is_exclusive:  # they need one another
+        # The mean of a softmax unit depends on all others of its layer: one shard makes them all.
+        if kind_of(this.units).is_exclusive:
             return [slice(0, this.makes.units), *[slice(0, 0)] * (self.buffers.shards - 1)]
         return self.shares(this.makes)
 
@@ -311,12 +327,12 @@ class _Step:
         return [*operations, ("times_derivative", delta, a, buffers.links[link - 1].units)]
 
     def move(self, link: int, reads: slice, own: slice, follow: Follow) -> list[Operation]:
-        """Follow the gradients of a shard that no other shard needs in this phase."""
+        """Follow the gradients of the parameters that no other shard reads in this phase."""
         start, this = self.buffers.starts[link], self.buffers.links[link]
-        moved = this.moved(reads)
+        weights = this.weight_slice(reads)
         operations: list[Operation] = []
-        if moved is not None and moved.start < moved.stop:
-            operations += follow(slice(start + moved.start, start + moved.stop), True)
+        if weights is not None and weights.start < weights.stop:
+            operations += follow(slice(start + weights.start, start + weights.stop), True)
         if own.start < own.stop:
             start += this.weight.size
             operations += follow(slice(start + own.start, start + own.stop), False)
@@ -328,7 +344,8 @@ class _Step:
         for section in self.buffers.sections:
             for link in section.links:
                 start = self.buffers.starts[link]
-                every = self.buffers.links[link].moved(slice(0, 0))
+                # Asked for no units: None says that this link's weights never move on the way down.
+                every = self.buffers.links[link].weight_slice(slice(0, 0))
                 for number, array in enumerate(self.buffers.chain[link]):
                     if section.columns or (number == 0 and every is None):
                         mine = slices_of(array.size, self.buffers.shards)[shard]
@@ -343,10 +360,13 @@ class _Step:
     def sum(self, section: Section, link: int, number: int, block: slice) -> list[Operation]:
         """Add the gradients of all parts that had rows, in a fixed tree, into the first one's."""
         dealt = self.rows(section)
-        own = self.buffers.gradients[: len(dealt)]  # of the first column, shared by the others
+        # Shards with the same rows share a gradient array, so those of the first column are all.
+        own = self.buffers.gradients[: len(dealt)]
         parts = [pairs[link][number].reshape(-1)[block] for pairs in own]
         live = [part for part, rows in zip(parts, dealt, strict=True) if rows.start < rows.stop]
         operations: list[Operation] = []
+        # The sum goes where the optimizer looks for it, into the first part, even if that had no
+        # rows and holds an old gradient.
         if live[0] is not parts[0]:
             operations += [("copy", live[0], parts[0])]
             live[0] = parts[0]

@@ -43,18 +43,18 @@ class Network:
     Parameters
     ----------
     chain : sequence of Affine
-        Weights of shape (fan in, fan out), biases of shape (fan out,); where the parameters
-        start. They are copied, and their type, float32 or float64, is that of all arithmetic but
-        for the products, whose precision is that of the first.
+        Initial weights of shape (fan in, fan out) and biases of shape (fan out,). They are copied,
+        and all arithmetic has their type, float32 or float64, except the products: these have the
+        precision of the first layer.
     loss : str
         "squared", or "cross-entropy" of a last layer of bernoulli or softmax units.
     batch_size : int
         The most examples that a minibatch can have.
     dropout : Dropout, optional
     shards : int
-        Into how many parts the units of each layer are dealt, for workers to share.
+        Number of parts that the units of each layer are dealt into, for workers to share.
     backend : Backend, optional
-        Where its arrays are; on a device errors are arrays too, not synchronized.
+        Backend of its arrays; on a device errors are arrays too, not synchronized.
 
     Attributes
     ----------
@@ -152,7 +152,8 @@ class Network:
             Given a shard, a slice of the flat vectors and whether it is of weights, as soon as the
             gradient there is known and the parameters there are no longer needed.
         examples : int, optional
-            Of the minibatch that these are a part of; the gradient is this part's share of it.
+            Size of the whole minibatch, if these examples are a part of one; the gradient is then
+            this part's share.
         run : callable
             Works the phases; see :mod:`syncpretrain.kernels.program`.
         """
@@ -274,7 +275,7 @@ class Network:
         return float(total) / len(X)
 
     def _drawn_masks(self, n: int, epoch: int, step: int) -> list[Array | None]:
-        """Draw which units stay, each 0 or the factor that makes up for those left out."""
+        """Draw a factor for each unit: 0, or what makes up for the units left out."""
         if all(mask is None for mask in self.masks):
             return []
         draws = self.backend.generator(
@@ -290,7 +291,7 @@ class Network:
 
 @dataclass(slots=True)
 class Minibatch:
-    """What the phases of a step share."""
+    """The arrays that the phases of a step share."""
 
     x: Array
     target: Array
@@ -302,7 +303,7 @@ class Minibatch:
     share: float
 
     def read(self, layer: int) -> Array:
-        """Return what a layer reads."""
+        """Return the input of a layer."""
         dropped = self.inputs[layer]
         if dropped is not None:
             return dropped
@@ -343,7 +344,7 @@ class _Steps:
         self.x = x
 
     def read(self, layer: int) -> Array:
-        """Return what a layer reads."""
+        """Return the input of a layer."""
         dropped = self.inputs[layer]
         if dropped is not None:
             return dropped

@@ -1,9 +1,9 @@
 """The network that ranks fine-tune together: each has some shards of every minibatch.
 
-Every rank has the whole network. A step is that of
-:class:`~syncpretrain.learners.on_ranks.ByExamplesOnRanks`, so that its bits are those
-of as many shards in one process: sums of gradients are exchanged, each rank moves a slice of the
-parameters with what its optimizer remembers of them, and the slices go to all.
+Every rank has the whole network. A step is a step of
+:class:`~syncpretrain.learners.on_ranks.ByExamplesOnRanks`, and has the same bits as the
+same number of shards in one process: ranks exchange sums of gradients, each rank moves one slice of
+the parameters with its own part of the optimizer's memory, and sends that slice to all.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["NetworkOnRanks"]
 
 
 class _Whole(Protocol):
-    """The network with all shards of examples, of which a rank works some.
+    """The network with all shards of examples; a rank works some of them.
 
-    ``shard_gradients`` are the gradients of each shard, and ``errors`` its error in the last
-    minibatch, of which :meth:`total` makes that of the whole; ``added`` is as that of
+    ``shard_gradients`` are the gradients of each shard, and ``errors`` the errors of the shards in
+    the last minibatch; :meth:`total` adds these up. For ``added`` see
     :class:`~syncpretrain.learners.on_ranks.ShardsOfExamples`.
     """
 
@@ -58,16 +58,16 @@ class _Whole(Protocol):
 
 
 class NetworkOnRanks:
-    """A network as one rank of a group sees it, on which all call :meth:`step` at the same time.
+    """A network as one rank of a group sees it; all ranks call :meth:`step` at the same time.
 
-    As :class:`syncpretrain.finetuning.trainable.Trainable`; what is not a step concerns this rank
-    alone.
+    See :class:`syncpretrain.finetuning.trainable.Trainable`. Methods other than :meth:`step` and
+    :meth:`collect` concern this rank alone.
 
     Parameters
     ----------
     whole : DataParallelNetwork or LinkedByExamples
     stop : AgreedStop
-        Of the group, of at most as many ranks as there are shards; agreed on in every step.
+        Stop of the group, agreed on in every step. The group has at most as many ranks as shards.
     """
 
     def __init__(self, whole: _Whole, stop: AgreedStop) -> None:
@@ -80,7 +80,7 @@ class NetworkOnRanks:
 
     @property
     def weights(self) -> Array | None:
-        """What the loss of a minibatch is weighted by."""
+        """Weights of the loss, of the shape of a minibatch's targets; None for no weights."""
         return self._whole.weights
 
     @weights.setter
@@ -102,7 +102,9 @@ class NetworkOnRanks:
         run: PhaseRunner = in_turn,
     ) -> float:
         """Compute the gradients of this rank's shards, and move its slice of the parameters."""
-        if move is None:  # which is no step of the group
+        # Without a move nothing is exchanged: the other ranks take no part in it and wait for
+        # nothing.
+        if move is None:
             return self._whole.step(x, target, epoch=epoch, step=step, move=None, run=run)
         self._sharing.mover = move
         return self._sharing.train_step((x, target), range(len(x)), epoch=epoch, step=step, run=run)
@@ -129,10 +131,11 @@ class NetworkOnRanks:
         return self._whole.error(X, target)
 
     def collect(self, vectors: Iterable[Array]) -> None:
-        """Fill vectors of the parameters' size on the first rank, of which each rank has a slice.
+        """Fill vectors of the parameters' size on the first rank with the slice of every rank.
 
-        Shorter ones stay as they are: they hold nothing of the parameters.
+        Shorter vectors stay as they are: they hold nothing of the parameters.
         """
+        # All ranks have the same optimizer, so they pick the same vectors in the same order.
         whole = [vector for vector in vectors if len(vector) == len(self.parameters)]
         own = self._sharing.flat_slices(self._sharing.own)
         found = self._group.gather([[vector[part].copy() for part in own] for vector in whole])
@@ -163,7 +166,7 @@ class _Parameters:
 
 
 class _Shards:
-    """All shards of a network, for ``ByExamplesOnRanks``; what is remembered is the optimizer's."""
+    """All shards of a network, for ``ByExamplesOnRanks``; only the optimizer has a memory."""
 
     def __init__(self, network: _Whole) -> None:
         self.network, self.learner = network, _Parameters(network)
@@ -172,7 +175,7 @@ class _Shards:
 
     @property
     def added(self) -> Sequence[int]:
-        """The shards whose gradients are added up."""
+        """Shards that have a gradient to add up."""
         return self.network.added
 
     def begin(self, X: tuple[Array, Array], rows: Any, *, epoch: int, step: int) -> None:
@@ -196,7 +199,7 @@ class _Shards:
 
 
 class _Sharing(ByExamplesOnRanks):
-    """The step of this rank, whose optimizer follows the gradients."""
+    """The step of this rank; the rank's optimizer follows the gradients."""
 
     mover: Move
 
@@ -212,7 +215,7 @@ class _Sharing(ByExamplesOnRanks):
         return [self._flat(k, own) for k, own in enumerate(slices)]
 
     def total(self, errors: list[float]) -> float:
-        """Return the error of a minibatch from those of all shards."""
+        """Return the error of a minibatch, the sum of its shards' errors."""
         return self._network.total(errors)
 
     def follow(self, shard: int, k: int, block: slice, total: Array) -> None:

@@ -1,4 +1,4 @@
-"""The trainer whose minibatches ranks share, and its optimizer, which leads the others."""
+"""Trainer that shares its minibatches with other ranks, and its optimizer, which leads theirs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["OptimizerOnRanks", "TrainerOnRanks"]
 
 
 class OptimizerOnRanks:
-    """An optimizer of which each rank remembers a slice; see ``Optimizer``.
+    """An optimizer that is spread over ranks: each remembers a slice; see ``Optimizer``.
 
-    The other ranks get an order an epoch. They leave it where all agree on a stop, so that no order
-    but the next epoch's ends one.
+    The other ranks get one order an epoch, and leave the epoch early where all ranks agree on a
+    stop. So nothing but the next order has to end an epoch.
 
     Parameters
     ----------
@@ -42,11 +42,11 @@ class OptimizerOnRanks:
     ) -> None:
         assert isinstance(network, NetworkOnRanks)
         self._own, self._ranks, self._network = build(network), ranks, network
-        self._epoch = 0  # that was ordered last
+        self._epoch = 0  # the last one ordered
 
     @property
     def steps(self) -> int:
-        """The steps that were taken."""
+        """Number of steps taken."""
         return self._own.steps
 
     @steps.setter
@@ -54,7 +54,7 @@ class OptimizerOnRanks:
         self._own.steps = steps
 
     def numbers(self, rate: float, steps: int) -> tuple[float, ...]:
-        """Return what a step computes with; see ``Optimizer``."""
+        """Return the numbers that a step computes with; see ``Optimizer``."""
         return self._own.numbers(rate, steps)
 
     def train(
@@ -70,21 +70,24 @@ class OptimizerOnRanks:
     ) -> float:
         """Move the parameters, on every rank; return the error before that."""
         with self._failures_elsewhere():
+            # Once an epoch: from there the other ranks count the steps themselves, draw the same
+            # order of rows, and meet this one in each step's exchange.
             if epoch != self._epoch:
                 self._epoch = epoch
                 self._ranks.order(TrainShare(epoch, step))
             return self._own.train(network, x, target, rate=rate, epoch=epoch, step=step, run=run)
 
     def state(self) -> dict[str, Array]:
-        """Return what the ranks remember, each of its slice."""
+        """Return the memory of all ranks, collected from the slice of each."""
         found = self._own.state()
+        # The order comes first: collect is a gathering, in which every rank has to take part.
         with self._failures_elsewhere():
             self._ranks.order(GiveShare())
             self._network.collect(found.values())
         return found
 
     def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
-        """Go back to what :meth:`state` held, and have the others do so with its parameters."""
+        """Go back to what :meth:`state` held, on all ranks, with this rank's parameters."""
         self._own.load_state(state, steps=steps)
         with self._failures_elsewhere():
             self._ranks.order(TakeShare(self._network.parameters.copy(), state, steps))
@@ -99,18 +102,18 @@ class OptimizerOnRanks:
 
 
 class TrainerOnRanks:
-    """The training of one fine-tuning whose minibatches ranks share.
+    """One fine-tuning that shares its minibatches with other ranks.
 
     Parameters
     ----------
     build, share : callable
-        The trainer, as ``Trainer``, and what builds the share of another rank, as ``TunedShare``.
+        Builders of the trainer, as ``Trainer``, and of another rank's share, as ``TunedShare``.
     task, examples, validation, options, optimizer, others
-        As of the trainer.
+        Arguments of the trainer.
     times : Timeouts
-        How long the ranks wait for each other.
+        Seconds that the ranks wait for each other.
     blas_threads : int
-        Of each rank.
+        BLAS threads of each rank.
     """
 
     def __init__(

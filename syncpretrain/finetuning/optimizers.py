@@ -38,7 +38,9 @@ __all__ = [
 ]
 
 
-MOST_PROGRAMS = 4  # of minibatches: a whole one and the last lie in the same arrays each epoch
+# Minibatches with a program: the whole one and the last one of an epoch lie in the same arrays each
+# time, and come first. Arrays that change with every step would fill the memory with programs.
+MOST_PROGRAMS = 4
 LEARNING_RATES = {"adam": 0.001, "sgd": 0.1, "cg": 1.0, "lbfgs": 1.0}  # the last two have none
 
 # SciPy's are of float64: for cg points, gradients and directions, old and new; for lbfgs also the
@@ -52,7 +54,7 @@ class Optimizer(Protocol):
     Attributes
     ----------
     steps : int
-        That were taken.
+        Number of steps taken.
     """
 
     steps: int
@@ -88,7 +90,7 @@ class Optimizer(Protocol):
 
 
 class _Stepping(ABC):
-    """What the optimizers have in common that take one step along the gradient.
+    """Base of the optimizers that take one step along the gradient.
 
     Weight decay is decoupled from the gradient: each step shrinks the weights, not the biases, by
     rate * decay (Loshchilov and Hutter 2019).
@@ -113,7 +115,7 @@ class _Stepping(ABC):
         run: PhaseRunner = in_turn,
     ) -> float:
         """Take one step; return the error before it, summed over the examples."""
-        whole = self._whole.taking(network, self.state(), x, target)
+        whole = self._whole.step_for(network, self.state(), x, target)
         if whole is not None:
             self.steps += 1
             with np.errstate(over="ignore"):  # the caller checks the error

@@ -27,7 +27,7 @@ __all__ = [
     "TUNING_ARGUMENTS",
     "TuningOptions",
     "network_options",
-    "shared_out",
+    "resolve_options",
     "tuning_options",
     "tuning_precision",
     "why_on_the_cpu",
@@ -37,7 +37,9 @@ OF_CONVOLUTIONS = ("filters", "hybrid", "columns")  # splits
 # Arguments of finetune() beside the settings.
 TUNING_ARGUMENTS = ("validation", "validation_y", "verbose", "warn", "observers")
 STEPPING = ("adam", "sgd")  # the others search along lines
-WORTH_SHARING = 10**7  # examples of a minibatch times weights: some tenths of a ms a step
+# Examples of a minibatch times weights, 20 million operations a product: some tenths of a ms a
+# step. Waiting for each other some times a step would cost workers more than they save on less.
+WORTH_SHARING = 10**7
 
 
 class TuningOptions(FinetuneSettings, frozen=True, kw_only=True):
@@ -64,12 +66,14 @@ def tuning_options(settings: FinetuneSettings | dict[str, Any], **others: Any) -
     return checked({**plain, **others}, TuningOptions)
 
 
-def shared_out(
+def resolve_options(
     options: TuningOptions, shapes: Sequence[LayerShape], *, sparse: bool = False
 ) -> tuple[TuningOptions, int]:
-    """Return the options with all that they left open, and the BLAS threads of each replica.
+    """Fill in replicas, shards, split, backend and precision.
 
-    ``shapes`` are those of the layers of the stack; ``sparse`` says that it reads sparse rows.
+    Return the options and the BLAS threads of each replica.
+
+    ``shapes`` are the shapes of the stack's layers; ``sparse`` says that it reads sparse rows.
 
     Raises
     ------

@@ -31,8 +31,9 @@ __all__ = [
 class Form(NamedTuple):
     """Shape of a stack, known before it is trained.
 
-    ``shapes`` are those of its layers, ``units`` those of the input and of each layer, ``classes``
-    those of its head, if it has one, and ``scaling`` is what is known of that of the input.
+    ``shapes`` has the shape of each layer, ``units`` the kinds of the input's units and of each
+    layer's, ``classes`` the classes of its head, if it has one, and ``scaling`` the scaling of its
+    input, as far as it is known.
     """
 
     shapes: tuple[LayerShape, ...]
@@ -53,9 +54,9 @@ class Form(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Examples to train on or to validate with, an array; their targets; what errors call these.
+    """Examples to train on or to validate with, their targets, and the name for error messages.
 
-    ``weights`` are how much each example to train on counts, None for alike.
+    ``weights`` says how much each training example counts; None if all count alike.
     """
 
     X: Any
@@ -65,7 +66,7 @@ class Part(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """Rows as the lowest layer sees them, and what is to come out for each."""
+    """Rows as the lowest layer sees them, and the target of each."""
 
     inputs: Array
     targets: Array
@@ -77,7 +78,7 @@ class Examples(NamedTuple):
 
 
 def chosen_rows(X: Any, rows: Any) -> Any:
-    """Return some rows; those of a file stay there."""
+    """Return some rows; rows of a file stay in the file."""
     return X.subset(rows) if isinstance(X, StoredRows) else X[rows]
 
 
@@ -134,7 +135,10 @@ def check_sizes(
 def targets_of(
     objective: str, part: Part, *, usual: Classes = (), like: Labels | None = None
 ) -> Labels:
-    """Return the targets of a part; those to validate with are ``like`` those to train with."""
+    """Return the targets of a part.
+
+    ``like`` are the training targets: validation targets must have their classes or width.
+    """
     if objective == "classification":
         classes = None if like is None else like.classes
         return labels_of(part.y, len(part.X), part.name, classes, usual=usual)
@@ -143,7 +147,7 @@ def targets_of(
 
 
 def unknown_classes(judged: Labels | None) -> str:
-    """Return a warning of validation examples whose class no training example has, or nothing."""
+    """Return a warning of validation examples with a class that no training example has, or ""."""
     if judged is None or not judged.others:
         return ""
     count = int((~judged.targets.any(axis=1)).sum())

@@ -1,6 +1,6 @@
 """A fine-tuning that is checked and settled before there is a stack to tune.
 
-What does not depend on the stack's weights is built once, at construction: the targets, the
+All that does not depend on the stack's weights is built once, at construction: the targets, the
 options, the optimizer, the backend. So a run refuses before its pretraining whatever its
 fine-tuning would refuse.
 """
@@ -30,7 +30,7 @@ from syncpretrain.finetuning.asynchronous import (
 )
 from syncpretrain.finetuning.on_ranks import TrainerOnRanks
 from syncpretrain.finetuning.optimizers import optimizer_for, optimizer_vectors
-from syncpretrain.finetuning.options import TuningOptions, shared_out, why_on_the_cpu
+from syncpretrain.finetuning.options import TuningOptions, resolve_options, why_on_the_cpu
 from syncpretrain.finetuning.parts import (
     Examples,
     Form,
@@ -74,7 +74,7 @@ __all__ = ["Finetuning"]
 
 THREADS_PER_CORE = 2
 COPIES_LOWERED, COPIES_MAPS = 2, 6  # of the forms in NumPy
-MOST_ROWS_JUDGED = 1000  # whose spread an error is compared with
+MOST_ROWS_JUDGED = 1000  # an error is compared with the spread of so many targets
 TUNED_COPIES = 5  # parameters, the last good, the best, the result; a part's while it is made
 
 
@@ -86,7 +86,7 @@ class Finetuning:
     Parameters
     ----------
     form : Form
-        Of the stack that there will be.
+        Form of the stack that will be tuned.
     options : TuningOptions
     train, validation : Part
         ``validation`` is None where there are no such examples.
@@ -94,7 +94,7 @@ class Finetuning:
         Names of the options that the user gave; others follow from the number of rows with a
         target. None leaves all options as they are.
     copies : int
-        Of the stack's parameters that pretraining still holds, for the check of the memory.
+        Copies of the stack's parameters that pretraining still holds, for the check of the memory.
 
     Raises
     ------
@@ -133,7 +133,7 @@ class Finetuning:
         self._idle_gpu = why_no_gpu(
             options.backend, why_on_the_cpu(options, form.shapes, sparse=is_sparse)
         )
-        self.options, self._threads = shared_out(options, form.shapes, sparse=is_sparse)
+        self.options, self._threads = resolve_options(options, form.shapes, sparse=is_sparse)
         self._optimizer = optimizer_for(self.options)
         self._backend = backend_for(self.options.backend)
         check_ranks(self.options.runtime, self.options.precision, "finetune_runtime")
@@ -150,7 +150,7 @@ class Finetuning:
 
     @property
     def examples(self) -> int:
-        """The number of examples to train on: those with a target."""
+        """Number of examples to train on, each with a target."""
         return len(self._train.X) if self._labels is None else len(self._labels.rows)
 
     @property
@@ -289,9 +289,9 @@ class Finetuning:
 
 
 class AsyncTrainer(Trainer):
-    """The training of one asynchronous fine-tuning; its parameters are those of :class:`Trainer`.
+    """The training of one asynchronous fine-tuning, with the parameters of :class:`Trainer`.
 
-    ``times`` is how long the server waits for the replicas.
+    ``times`` says how long the server waits for the replicas.
     """
 
     def __init__(self, *arguments: Any, times: Timeouts, **options: Any) -> None:
@@ -326,8 +326,8 @@ def judged(
 ) -> Stack:
     """Return the stack with its history, and the verdict in its info.
 
-    ``targets`` are those trained on, of shape (n, outputs); ``cause`` is why nothing can be learned
-    of the rows, if it is known.
+    ``targets`` are the training targets, of shape (n, outputs); ``cause`` is the reason why nothing
+    can be learned from the rows, if it is known.
     """
     if objective == "classification":
         constant = 1 - float(targets.mean(axis=0).max())  # the most frequent class is right
@@ -361,43 +361,48 @@ def finetuning_bytes(
     Parameters
     ----------
     shapes : sequence of LayerShape
-        Of the layers of the stack.
+        Shapes of the stack's layers.
     outputs : int or None
-        Of the head; None unrolls the stack for reconstruction.
+        Outputs of the head; None for reconstruction by the unrolled stack.
     rows, labelled : int
-        Examples that are copied, and those with a target.
+        Number of examples that are copied, and of examples with a target.
     batch_size : int
     lowered : bool
-        Whether what filters see of a whole minibatch is laid out at once, as NumPy's forms do.
+        True if the inputs of all filters are laid out for a whole minibatch, as NumPy's forms do.
     vectors : int
-        Of the network's size, that the optimizer holds.
+        Vectors of the network's size that the optimizer holds.
     split : str
     shards : int
-        Of a minibatch, each with scratch for its updates.
+        Shards of a minibatch; each has scratch for its updates.
     dropout : bool
     copies : int
-        Of the stack's parameters that are held beside.
+        Copies of the stack's parameters that are held too.
     """
     top = shapes[-1].hidden
     head = 0 if outputs is None else top * outputs + outputs
     halves = 2 if outputs is None else 1
+    # Reconstruction trains encoder and decoder, with both biases; a head the encoder alone.
     network = head + sum(halves * x.weights + sum(x.biases[-halves:]) for x in shapes)
     stack = sum(shape.weights + sum(shape.biases) for shape in shapes)
     convolutions = [shape for shape in shapes if isinstance(shape, ConvolutionShape)]
     above = [shape.visible for shape in reversed(shapes)] if outputs is None else [outputs]
     chain = [shapes[0].visible, *(shape.hidden for shape in shapes), *above]
+    # For an example, each link's output and its delta; with dropout its factors and its input too.
     buffers = 2 * sum(chain[1:]) + (2 * sum(chain[:-1]) if dropout else 0)
     parameters = (TUNED_COPIES + vectors + 1) * network + copies * stack
-    parameters += 2 * shards * min(BLOCK, network)
+    parameters += 2 * shards * min(BLOCK, network)  # scratch of the optimizer
     if convolutions:
         local = sum(halves * x.weights + sum(x.biases[-halves:]) for x in convolutions)
         own = {"examples": network, "hybrid": local, "columns": local}.get(split, 0)
         kinds = [replace(x, pooling=kind) for x in convolutions for kind in ("max", "mean")]
+        # Shards with rows of their own need gradients of their own, where they split by examples.
         parameters += (shards - 1) * own + shards * max(map(scratch_size, kinds))
+        # The minibatch is copied, its targets too, and each hidden number may store an index.
         buffers += chain[0] + chain[-1] + sum(shape.hidden for shape in convolutions)
         if lowered:
             buffers += max(COPIES_LOWERED * x.lowered + COPIES_MAPS * x.units for x in convolutions)
     elif split == "examples":
+        # Each dense shard is a network of its own, with gradients and buffers.
         parameters += shards * network
         buffers *= 2
     minibatches = batch_size * (chain[0] + chain[-1] + buffers)

@@ -20,9 +20,9 @@ __all__ = ["FINETUNE_STATE", "FinetuneSaver", "FinetuneState"]
 class FinetuneState:
     """The epoch that is next or was left at ``cursor``, and what was learned by then.
 
-    ``arrays`` are the parameters, those of the last good epoch and of the best one, and what the
-    optimizer remembers. ``best_error`` and ``first_error`` are None before there is one; ``curve``
-    are the errors of the epochs before, None in the oldest files.
+    ``arrays`` holds the parameters, the parameters after the last good epoch and after the best
+    one, and the optimizer's memory. ``best_error`` and ``first_error`` are None before there is
+    one; ``curve`` holds the errors of the epochs before, None in the oldest files.
     """
 
     epoch: int

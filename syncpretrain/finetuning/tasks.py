@@ -50,7 +50,7 @@ class Standard(NamedTuple):
 
     @classmethod
     def of(cls, targets: Array, weights: Array | None = None) -> Standard:
-        """Return those of targets of shape (n, outputs), with weights of shape (n, 1) if given."""
+        """Return mean and spread of targets of shape (n, outputs), with weights of shape (n, 1)."""
         by = None if weights is None else weights[:, 0]
         mean = np.average(targets.astype("f8"), axis=0, weights=by)
         squares = np.average(np.square(targets - mean), axis=0, weights=by)
@@ -101,7 +101,7 @@ class Reconstruction:
 def reconstruction_loss(loss: str | None, visible_units: str) -> str:
     """Return the loss of a reconstruction by units of a kind: ``squared`` if none is asked for.
 
-    Of units in blocks it is the matching loss of each.
+    For units in blocks it is the matching loss of each block.
 
     Raises
     ------
@@ -119,8 +119,8 @@ def reconstruction_loss(loss: str | None, visible_units: str) -> str:
 class Supervised:
     """The output is to be a class or numbers, by a head on the code.
 
-    With ``standard`` the head predicts targets as they are, and the chain standardized ones, whose
-    errors are ``error_scale`` times smaller.
+    With ``standard`` the head predicts targets as they are, and the chain standardized targets,
+    with errors that are ``error_scale`` times smaller.
     """
 
     def __init__(
@@ -206,8 +206,8 @@ def labels_of(
 ) -> Labels:
     """Return classes as rows of zeros with a one; rows of -1, None or NaN have no label.
 
-    ``classes`` are those there can be, and rows of another one have zeros alone. None takes the
-    ``usual`` ones if these hold all there are, else those there are.
+    ``classes`` are the possible classes; a row of another class has zeros alone. None takes the
+    ``usual`` classes if these hold all classes in y, else the classes in y.
 
     Raises
     ------

@@ -21,9 +21,8 @@ Follow = Callable[[slice, bool], list[Operation]]  # moves a part of the vector,
 class Trainable(Protocol):
     """Parameters and their gradients in flat vectors, and the steps that fill these.
 
-    The methods are those of :class:`syncpretrain.finetuning.network.Network`. ``weights`` of the
-    shape of a minibatch's targets are what its loss is weighted by, None for not at all; errors
-    are not weighted.
+    For the methods see :class:`syncpretrain.finetuning.network.Network`. ``weights``, of the shape
+    of a minibatch's targets, weight its loss; None for no weights. Errors are not weighted.
     """
 
     backend: Backend
@@ -56,7 +55,7 @@ class Trainable(Protocol):
         ...
 
     def whole(self, moments: tuple[Array, ...], rule: Rule) -> FusedTuning | None:
-        """Return the step and its optimizer's as one of the device, if there is one."""
+        """Return the step together with its optimizer's, fused on the device, if there is one."""
         ...
 
     def stepwise(self, program: Program, *, epoch: int, step: int, run: PhaseRunner = ...) -> float:

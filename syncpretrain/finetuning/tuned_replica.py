@@ -24,7 +24,9 @@ from syncpretrain.kernels.program import PhaseRunner, in_turn
 __all__ = ["TunedReplica", "TunedShare"]
 
 STEPS = "steps"
-STEPS_BASE = 1 << 20  # of the two digits in which float32 keeps a number of steps
+# Base of the two digits in which float32 keeps a number of steps: its whole numbers end at 2^24,
+# and two digits of 2^20 reach 2^40.
+STEPS_BASE = 1 << 20
 
 
 class TunedReplica:
@@ -39,7 +41,7 @@ class TunedReplica:
     data : sequence of ndarray
         The inputs, and the targets if they are others.
     share : callable, optional
-        As of :func:`~syncpretrain.finetuning.data_parallel.network_of`.
+        Argument of :func:`~syncpretrain.finetuning.data_parallel.network_of`.
     run : callable
         Works the phases of a step.
     """
@@ -118,9 +120,9 @@ class TunedShare(TunedReplica):
     Parameters
     ----------
     chain, loss, options, weights, data, run
-        As of :class:`TunedReplica`.
+        Arguments of :class:`TunedReplica`.
     shared : AgreedStop
-        Of the ranks, of which the trainer's is the first.
+        Stop that all ranks agree on; the trainer's rank is the first.
     """
 
     def __init__(self, *arguments: Any, shared: AgreedStop, run: PhaseRunner) -> None:
@@ -135,7 +137,7 @@ class TunedShare(TunedReplica):
             self.train(epoch, step)
 
     def give_state(self) -> None:
-        """Send the trainer's rank what this one remembers."""
+        """Send this rank's part of the optimizer's memory to the trainer's rank."""
         assert isinstance(self.network, NetworkOnRanks)
         self.network.collect(self.optimizer.state().values())
 

@@ -21,9 +21,9 @@ class ExampleWeights:
     ----------
     weights : ndarray of shape (n_examples, 1) or None
     network : Trainable
-        Whose ``weights`` they become, one for each output of an example.
+        Network that gets them as its ``weights``, one for each output of an example.
     shape : tuple of int
-        Of the targets of a minibatch.
+        Shape of the targets of a minibatch.
     """
 
     def __init__(self, weights: Array | None, network: Trainable, shape: tuple[int, ...]) -> None:
@@ -45,21 +45,21 @@ class ExampleWeights:
 def checked_weights(
     weights: ArrayLike | None, examples: int, chosen: NDArray[np.intp] | None
 ) -> Array | None:
-    """Return weights of shape (n_chosen, 1) whose mean is 1, so that rates keep their meaning.
+    """Return weights of shape (n_chosen, 1) with mean 1, so that rates keep their meaning.
 
     Parameters
     ----------
     weights : array-like of shape (n_examples,) or None
-        None for alike ones, of which there is no array.
+        None if all examples count alike.
     examples : int
-        How many there must be.
+        Number of weights that there must be.
     chosen : ndarray of int, or None
         The rows that are trained on, if these are not all.
 
     Raises
     ------
     DataError
-        If they are not one number of at least 0 a row, or all of those chosen are 0.
+        If they are not one number of at least 0 a row, or the chosen ones are all 0.
     """
     if weights is None:
         return None
@@ -78,6 +78,6 @@ def checked_weights(
             "weights: got 0 for every row to train on, expected some above 0; leave them out to"
             " count all rows alike"
         )
-    array = array / largest  # whose sum may be infinite
+    array = array / largest  # so that the sum is finite
     mean_one: Array = (array / array.mean()).astype(np.float32)
     return mean_one.reshape(-1, 1)

@@ -33,7 +33,7 @@ class _Dense(Protocol):
 def whole_step(network: _Dense, moments: tuple[Array, ...], rule: Rule) -> FusedTuning | None:
     """Return the step of a network and its optimizer as a whole; None where there is none.
 
-    It is for layers without dropout, whose examples count alike. ``moments`` are the optimizer's.
+    There is none with dropout or with weights of examples. ``moments`` are the optimizer's arrays.
     """
     if network.weights is not None or any(mask is not None for mask in network.masks):
         return None
@@ -56,17 +56,17 @@ class WholeSteps:
     Parameters
     ----------
     rule : Rule
-        What the optimizer is.
+        The optimizer.
     """
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
         self._found: list[FusedTuning | None] = []  # one, once the network was asked
 
-    def taking(
+    def step_for(
         self, network: Trainable, state: Mapping[str, Array], x: Array, target: Array
     ) -> FusedTuning | None:
-        """Return the step if it takes such a minibatch; ``state`` is that of the optimizer."""
+        """Return the fused step if it supports these arrays, else None; state: the optimizer's."""
         if not self._found:
             moments = tuple(array for array in state.values() if array.size)
             self._found = [network.whole(moments, self._rule)]

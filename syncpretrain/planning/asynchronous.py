@@ -47,7 +47,7 @@ class AsyncStage:
     computing : float
         Seconds of a task's steps, where all other workers are at rest.
     contention : float
-        By how much they grow where all workers are busy.
+        Factor by which ``computing`` grows when all workers are busy.
     local, server : float
         Seconds that the replica and the server take for a task beside the steps.
     rest : float
@@ -77,11 +77,11 @@ class AsyncWay:
     ----------
     replicas : int
     seconds : float
-        Of all stages.
+        Seconds of all stages.
     staleness : int
-        Of a change, where all replicas are equally fast.
+        Staleness of a change, if all replicas are equally fast.
     useful : float
-        Useful updates a second: the changes, each as the share of it that is taken.
+        Useful updates a second: each change counts as the share of it that is taken.
     """
 
     replicas: int

@@ -30,6 +30,8 @@ from syncpretrain.workers.split import Split
 __all__ = ["Bench", "Reached", "bench", "random_rows", "run_candidate", "seconds_to", "sgemm_peak"]
 
 SIDE = 1536  # of the matrices of the peak: 14 GFLOP for both
+# The fastest of these counts, after one more to warm up: a peak is what the machine can do
+# undisturbed.
 TRIES = 5
 MINIBATCH = 100  # of fine-tuning
 MOST_EPOCHS = 20  # of fine-tuning, until the target
@@ -37,16 +39,16 @@ MOST_EPOCHS = 20  # of fine-tuning, until the target
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What was measured.
+    """The measurements of a bench.
 
     Attributes
     ----------
     plan : Plan
-        With the bound, and what each schedule was expected to take.
+        The plan, with the bound and the expected seconds of each schedule.
     peak : dict of int to float
         Operations a second of a large product, by BLAS threads, or of one GPU.
     seconds : dict of str to list of float
-        Of each schedule's runs, by its name.
+        Seconds of each schedule's runs, by the schedule's name.
     """
 
     plan: Plan
@@ -102,10 +104,10 @@ def bench(
     data : Split of arrays of shape (n_examples, layers[0])
     rounds : int
     handoff : str, optional
-        That of the schedules to run; plain greedy training is run in any case, as what they are
-        compared with. By default all are.
+        Hand-over of the schedules to run, by default any. Plain greedy training is run in any case,
+        for comparison.
     measure_seconds : float
-        As of :func:`syncpretrain.planning.plan`.
+        Argument of :func:`syncpretrain.planning.plan`.
     report : callable
         Called with a line about each step.
     """

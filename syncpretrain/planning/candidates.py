@@ -65,11 +65,11 @@ class Candidate:
     options : dict
         The settings that make it, as ``pretrain`` takes them.
     seconds : float
-        Expected, of pretraining.
+        Expected seconds of pretraining.
     bytes : int
-        Of the memory beside the data, about.
+        Bytes of memory besides the data, about.
     epochs : tuple of int
-        That each layer trains, refreshes included.
+        Epochs that each layer trains, refreshes included.
     """
 
     name: str

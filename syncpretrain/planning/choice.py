@@ -27,7 +27,7 @@ from syncpretrain.settings.fields import MAX_WORKERS
 
 __all__ = ["LEARNS", "Plan", "check_workers", "limited", "option_text", "plan", "plan_for"]
 
-NEARLY_FASTEST = 1.01  # times the shortest prediction; of those the simplest is taken
+NEARLY_FASTEST = 1.01  # times the shortest prediction; the simplest plan up to that is taken
 LEARNS = (
     "greedy, synchronized and streamed pretraining are all valid, and learn different weights: the"
     " layers of a pipeline or of a stream begin on unfinished ones below"
@@ -48,7 +48,7 @@ class Plan:
     floor_seconds : float
         The bound: the time of the steps' matrix products alone, spread over all workers.
     timings : Timings
-        What was measured.
+        The measurements.
     """
 
     task: Task
@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def alone(self) -> str:
-        """What the candidates' speed is relative to, in words."""
+        """Reference of the candidates' speed, in words."""
         return "one core" if self.timings.unit == CORE else "one layer at a time"
 
     @property
@@ -112,11 +112,11 @@ class Plan:
         return one_core.seconds / candidate.seconds
 
     def share(self, candidate: Candidate) -> float:
-        """Return the share of its time that a candidate could not do without: the bound's."""
+        """Return the share of a candidate's time that no candidate can do without: the bound."""
         return self.floor_seconds / candidate.seconds
 
     def apply(self, settings: PretrainSettings) -> PretrainSettings:
-        """Return settings with those of the choice on top."""
+        """Return settings with the options of the choice on top."""
         return settings_with(settings, self.choice.options)
 
     def report(self) -> dict[str, Any]:
@@ -219,7 +219,8 @@ def plan_for(
 ) -> Plan:
     """Return the plan of a task, measured now or with timings that were.
 
-    ``workers`` are the most there may be, by default those of the settings, or the usable cores.
+    ``workers`` is the largest number of workers; by default the settings' number, or the usable
+    cores.
     With handoff minibatch only streamed candidates can be the choice.
 
     Raises
@@ -258,7 +259,7 @@ def simplest(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def limited(plan: Plan, handoff: str) -> Plan:
-    """Return a plan whose choice has one hand-over, with plain greedy training beside it."""
+    """Return a plan with candidates of one hand-over alone, and plain greedy training."""
     able = [x for x in plan.candidates if x.options.get("handoff", "epoch") == handoff]
     kept = tuple(
         x

@@ -37,7 +37,7 @@ def measure_devices(
     Parameters
     ----------
     settings : PretrainSettings
-        Of the stack, with a backend of GPUs; its own schedule, replicas and shards do not count.
+        Settings of the stack, with a backend of GPUs; schedule, replicas and shards do not count.
     examples, held_out : int
         Rows to train on, and to validate on after an epoch.
     seconds : float

@@ -1,7 +1,7 @@
 """Pieces of a layer's work on a GPU, to be timed: blocks of steps, input, validation, products.
 
-Each work queues on a learner's stream and waits for it at the end, so that its seconds are those of
-the GPU, or of the interpreter where that is slower. It has never run on a GPU.
+Each work is queued on a learner's stream and waits for it at the end. So it takes the seconds of
+the GPU, or of the interpreter if that is slower. It has never run on a GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["BareProducts", "steps_on_device", "transforming_on_device", "validat
 
 
 def steps_on_device(learner: Learner, train_step: TrainStep, X: Any) -> Work:
-    """Return steps on rows of X as work, worked in whole blocks of which each step is a part.
+    """Return steps on rows of X as work, done in whole blocks of steps.
 
     The first block is launched step by step, the second is recorded.
     """
@@ -66,7 +66,7 @@ class BareProducts:
     learner : Learner
         On a GPU.
     shape : LayerShape
-        Of a convolution the rows are the positions.
+        Shape of the layer; the rows of a convolution's products are the positions.
     cd_steps : int
     """
 
@@ -99,9 +99,9 @@ class BareProducts:
 def transforming_on_device(
     below: Learner, layer: Layer, X: Any, reader: Backend, rows: int
 ) -> Work:
-    """Return the making of a layer's activations of X, where their reader is.
+    """Return, as work, the making of a layer's activations of X on their reader's device.
 
-    ``rows`` are those of a chunk.
+    ``rows`` is the number of rows of a chunk.
     """
     stream, width = reader.stream(), layer.shape.hidden
     with stream:

@@ -56,7 +56,7 @@ FAIR_SHARE = 0.45  # of the usable cores; two hyper-threads of one core are wort
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found.
+    """The finding of one check.
 
     ``found`` says it in a sentence, ``advice`` what to do about it (empty where nothing is to be
     done), and ``facts`` holds the same as JSON values.

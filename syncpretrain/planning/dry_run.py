@@ -44,14 +44,16 @@ from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = ["DeviceMemory", "DryRun", "dry_run"]
 
+# A dry run is looked at before a run of minutes or hours: seconds are short beside it, and give
+# each of some layers a few timings of 20 ms.
 MEASURED_SECONDS = 3.0
 TUNED_SECONDS = 1.0
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes of the GPUs: needed beside the data, of the data, and free beside them.
+    """Bytes of the GPUs: needed besides the data, taken by the data, and free besides the data.
 
-    With ``data_on_host`` those of the data are of the buffers that they come through.
+    With ``data_on_host`` the bytes of the data are the bytes of the buffers they come through.
     """
 
     run: int
@@ -68,19 +70,19 @@ class DryRun:
     ----------
     settings : Settings
     data_seconds : float
-        That loading the data took.
+        Seconds that loading the data took.
     pretrain_seconds, finetune_seconds : float or None
-        Expected; None where they cannot be predicted, and 0 where there is nothing to train.
+        Expected seconds; None if they cannot be predicted, and 0 if there is nothing to train.
     reason : str
-        Of what is not predicted.
+        Reason why something is not predicted.
     bytes : int
-        Of the memory beside the data, at most.
+        Bytes of memory besides the data, at most.
     data_bytes, free_bytes : int
-        Of the data, which are in the memory already, and of the memory that is free beside.
+        Bytes of the data, which are in memory already, and of the memory that is free besides.
     device : DeviceMemory or None
-        The same of the GPUs, None for a pretraining without them.
+        The same for the GPUs; None for a pretraining without them.
     placement : str or None
-        Which layers are on which of several GPUs, in words.
+        The layers of each of several GPUs, in words.
     """
 
     settings: Settings
@@ -96,7 +98,7 @@ class DryRun:
 
     @property
     def seconds(self) -> float | None:
-        """Of the whole run, without the figures that are measured in its end."""
+        """Expected seconds of the whole run, without the figures that are measured at its end."""
         if self.pretrain_seconds is None or self.finetune_seconds is None:
             return None
         return self.data_seconds + self.pretrain_seconds + self.finetune_seconds
@@ -131,10 +133,10 @@ def dry_run(
     *,
     measure_seconds: float | None = None,
 ) -> DryRun:
-    """Return what a run is predicted to take, whose driver and fine-tuning are ready.
+    """Predict the seconds and the memory of a run, given its driver and its fine-tuning.
 
-    ``data_seconds`` is what loading the data took, ``measure_seconds`` about how long the layers
-    are measured; default 3.
+    ``data_seconds`` are the seconds that loading the data took; the layers are measured for about
+    ``measure_seconds``, by default 3.
     """
     wanted = MEASURED_SECONDS if measure_seconds is None else measure_seconds
     seconds, reason = _pretraining(driver.settings, data, wanted)
@@ -235,7 +237,7 @@ def _device_memory(driver: Driver, data: Dataset) -> DeviceMemory | None:
 
 
 def _size(X: Any) -> int:
-    """Return the bytes of examples in memory; those in a file take none."""
+    """Return the bytes of examples in memory; examples in a file take none."""
     if hasattr(X, "csr"):
         return sum(array.nbytes for array in X.csr)
     return int(X.nbytes) if hasattr(X, "nbytes") else 0

@@ -27,14 +27,15 @@ __all__ = ["exchange_of", "exchanges", "handover_seconds"]
 
 
 WIDTHS = (8, 8, 8)  # so little work that what is around it shows
+# Many beside the start and the end of a run, and soon over.
 MINIBATCHES = 400
-TIMES = 3
+TIMES = 3  # the median of three: one may be disturbed
 
 
 def handover_seconds() -> float:
-    """Return the seconds of a minibatch of one layer in a stream, beside its step.
+    """Return the seconds of a minibatch of one layer in a stream, without its step.
 
-    Most of them are spent in Python, whose interpreter runs one thread at a time.
+    Most of them are spent in Python's interpreter, which runs one thread at a time.
     """
     settings = settings_from(
         WIDTHS, handoff="minibatch", delay=0.0, epochs=1, batch_size=1, workers=1, backend="numpy"

@@ -67,7 +67,7 @@ def drawn(backend: Backend, shape: tuple[int, ...]) -> Any:
 
 
 def unreadable_pairs(cupy: Any) -> list[tuple[int, int]]:
-    """Return pairs of GPUs of which the first cannot read the memory of the second."""
+    """Return the pairs of GPUs in which the first cannot read the memory of the second."""
     runtime = cupy.cuda.runtime
     pairs = permutations(range(runtime.getDeviceCount()), 2)
     return [pair for pair in pairs if not runtime.deviceCanAccessPeer(*pair)]

@@ -65,9 +65,9 @@ def measure(
     Parameters
     ----------
     settings : PretrainSettings
-        Of the stack; its own schedule, replicas and shards do not count.
+        Settings of the stack; schedule, replicas and shards do not count.
     workers : int
-        The most there may be, of all layers together.
+        Largest number of workers, of all layers together.
     examples, held_out : int
         Rows to train on, and to validate on after an epoch; more than a few thousand change
         nothing.
@@ -112,7 +112,7 @@ def measure(
 
 
 def check_measuring(settings: PretrainSettings, *, workers: int) -> None:
-    """Refuse a stack whose layers cannot be timed in the memory that is free.
+    """Refuse a stack with layers that cannot be timed in the free memory.
 
     Raises
     ------
@@ -151,7 +151,7 @@ class _Bench:
     def layers(self, examples: int, seconds: float) -> list[LayerProbes]:
         """Return the probes of each layer; layers that are alike share theirs.
 
-        ``seconds`` are those of a round of all of them, about.
+        A round of all probes takes about ``seconds``.
         """
         draw = np.random.default_rng(0).random
         batch = self._settings.batch_size

@@ -97,9 +97,9 @@ class Probe:
 def measured(probes: Sequence[Probe], *, seconds: float, most: float = math.inf) -> None:
     """Time all probes, round after round, so that a drift of the machine hits all alike.
 
-    It ends after the round in which ``seconds`` are over; after ``most`` seconds nothing more is
-    begun, and what comes last may not be measured. In a round those that keep the same number of
-    cores busy come together, those of one core and one BLAS thread first.
+    It ends after the round in which ``seconds`` are over; after ``most`` seconds no probe begins,
+    and the last ones may not be measured. In a round the probes that keep the same number of cores
+    busy come together; probes of one core and one BLAS thread come first.
     """
     groups: dict[tuple[int, bool], list[Probe]] = {}
     for probe in probes:
@@ -108,6 +108,7 @@ def measured(probes: Sequence[Probe], *, seconds: float, most: float = math.inf)
     for index in range(MOST_ROUNDS):
         for (threads, _), group in sorted(groups.items(), key=lambda item: item[0]):
             with blas_limit(threads), np.errstate(all="ignore"):
+                # The first time a core may sleep, and memory may not be there yet.
                 for probe in () if index else group:
                     if perf_counter() < end:
                         probe.warm_up()
@@ -116,6 +117,7 @@ def measured(probes: Sequence[Probe], *, seconds: float, most: float = math.inf)
                 for probe in group:
                     if perf_counter() < end:
                         probe.time(index)
+            # Threads of BLAS spin on their cores, and would slow down the probes of the next group.
             if threads > 1:
                 sleep(BLAS_SPIN_SECONDS)
         if perf_counter() >= min(deadline, end):
@@ -221,8 +223,8 @@ def products(
 ) -> Work:
     """Return the bare matrix products of contrastive divergence: 2 k + 3 passes over the weights.
 
-    Those of an autoencoder's step are as many as with k = 1. Those of a convolution, whose rows are
-    the positions, are made of some rows at a time.
+    An autoencoder's step has as many products as k = 1. A convolution's products have a row for
+    each position, and take some rows at a time.
     """
     draw = np.random.default_rng(0).random
     visible, hidden, n = shape.fan_in, shape.biases[1], batch_size * shape.positions
@@ -255,7 +257,7 @@ PASSES = 5  # as long as a step: what stands in for a pass that there was no tim
 
 @dataclass(slots=True)
 class LayerProbes:
-    """What is timed of one layer.
+    """The probes that time one layer.
 
     ``sample`` has the rows of its steps, ``rows`` is how many a transform makes, and ``held_out``
     the share of the validation rows that is timed.
@@ -287,8 +289,8 @@ class LayerProbes:
     def timings(self, crowd: float, threads: int) -> LayerTimings:
         """Return the layer's timings, of whole minibatches; what was not measured is left out.
 
-        ``crowd`` is the contention with all workers over that with the layers measured beside,
-        ``threads`` the number of those of BLAS.
+        ``crowd`` is the contention with all workers, relative to the contention with the layers
+        that were measured at the same time; ``threads`` is the number of BLAS threads.
         """
         scale = self.sample.scale
         own = self.step.seconds if self.step.is_measured else self.sample.seconds or 0.0

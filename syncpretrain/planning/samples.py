@@ -24,11 +24,11 @@ class Sample:
     ----------
     rows, batch_size : int
     slope : float
-        Seconds of one row more, as a share of those of a step on these rows.
+        Seconds of one row more, as a share of the seconds of a step on these rows.
     seconds : float or None
-        Of a step on these rows, as it was tried; None where no trial was needed.
+        Seconds of the trial step on these rows; None if no trial was needed.
     is_tried : bool
-        False where one row would take too long, whose seconds are then those of its operations.
+        False if one row would take too long; its seconds are then computed from its operations.
     """
 
     rows: int
@@ -44,11 +44,11 @@ class Sample:
 
     @property
     def scale(self) -> float:
-        """The seconds of a whole minibatch over those of a step on these rows."""
+        """Seconds of a whole minibatch, relative to a step on these rows."""
         return self.scale_to(self.batch_size)
 
     def scale_to(self, rows: int) -> float:
-        """Return the seconds of a step on more rows over those of one on these."""
+        """Return the seconds of a step on more rows, relative to a step on these rows."""
         return 1 + (rows - self.rows) * self.slope
 
 
@@ -68,9 +68,9 @@ def sampled(
         Makes a step on a number of rows, and returns its seconds.
     batch_size : int
     operations : float
-        Of the products of a step on one row.
+        Operations of the products of a step on one row.
     parameters : int
-        That a step updates.
+        Parameters that a step updates.
     seconds : float
 
     Notes

@@ -34,9 +34,9 @@ class EpochCost:
         The training steps, and computing a new version of the layer below for it, by the number of
         workers. Between two numbers the lower one counts.
     validation : float
-        What one worker does when the steps are over.
+        Seconds of the validation, by one worker when the steps are over.
     contention : float
-        By how much a worker alone becomes slower when all others are at work too, 1 for not.
+        Factor by which a worker becomes slower when all others are at work too; 1 for none.
     """
 
     train: BySize
@@ -49,9 +49,9 @@ class EpochCost:
 class Simulated:
     """Predicted result of a run.
 
-    ``buffers`` is how many arrays of activations each layer needs; ``epochs`` counts those that
-    each layer trains, ``transforms`` the versions of the layer below that it computes for them, and
-    ``busy`` is in how many seconds it has an epoch.
+    For each layer, ``epochs`` is the number of epochs that it trains, ``buffers`` the number of
+    arrays of activations that it needs, ``transforms`` the number of versions of the layer below
+    that it computes, and ``busy`` the seconds in which it trains an epoch.
     """
 
     seconds: float
@@ -62,7 +62,7 @@ class Simulated:
 
 
 class _Epoch:
-    """A running epoch: the parts that are left, the first of which is partly done."""
+    """A running epoch: the parts that are left; the first may be partly done."""
 
     def __init__(self, cost: EpochCost, *, transforms: bool) -> None:
         self._cost = cost
@@ -72,7 +72,7 @@ class _Epoch:
 
     @property
     def is_finished(self) -> bool:
-        """Whether no part is left."""
+        """True if no part is left."""
         return not self._parts
 
     def cores(self, own: int) -> int:
@@ -104,9 +104,9 @@ class _Epoch:
 
 
 class _Activations:
-    """Versions whose activations are computed, and the most of a layer at any time.
+    """Versions with activations, and the largest number of them that a layer has at any time.
 
-    ``reads`` counts the versions that each layer computes of the one below.
+    ``reads`` counts the versions of the layer below that each layer computes.
     """
 
     def __init__(self, depth: int) -> None:
@@ -139,9 +139,9 @@ def simulate(
     costs : sequence of EpochCost
         One a layer, from the lowest up.
     workers : int
-        Of all layers together.
+        Workers of all layers together.
     replicas : sequence of int
-        The most of them that each layer takes.
+        Largest number of workers that each layer takes.
     """
     running: dict[int, _Epoch] = {}
     activations = _Activations(len(costs))

@@ -1,7 +1,7 @@
 """Predict the duration of a streamed run by simulating its schedule on a clock of its own.
 
 Pure: no threads, clocks or arrays. A block takes the seconds of its minibatches, in training or
-forward; threads without a block help the lowest layer that shares its steps, as those of the run
+forward; threads without a block help the lowest layer that shares its steps, as threads of the run
 do. A long stream is simulated with fewer minibatches, and its time multiplied.
 """
 
@@ -28,11 +28,11 @@ class StreamCost:
     forward : float
         Computing only the hidden means.
     epoch_end : float
-        What is added at the end of an epoch: the validation error, the copy of the layer.
+        Seconds at the end of an epoch: the validation error, the copy of the layer.
     contention : float
-        By how much a worker becomes slower when all others are at work too, 1 for not.
+        Factor by which a worker becomes slower when all others are at work too; 1 for none.
     handover : float
-        What is added to every minibatch, and done by one worker of the run at a time.
+        Seconds that every minibatch needs too, and that one worker of the run at a time can do.
     """
 
     train: Mapping[int, float]
@@ -44,7 +44,7 @@ class StreamCost:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """Predicted result of a stream: its seconds, and those in which each layer has a block."""
+    """Predicted result of a stream: its seconds, and the seconds that each layer is busy."""
 
     seconds: float
     busy: tuple[float, ...]
@@ -70,9 +70,9 @@ def simulate_stream(
     steps : int
         Minibatches of an epoch.
     ring, block : int
-        As of :class:`StreamSchedule`.
+        Parameters of :class:`StreamSchedule`.
     workers : int
-        Of all layers together.
+        Workers of all layers together.
     replicas : sequence of int
         The most workers of a step of each layer.
     """
@@ -94,8 +94,8 @@ def play_stream(
 ) -> Streamed:
     """Play a stream to its end, as :func:`simulate_stream` does.
 
-    ``links`` are those of the layers, counted from 1, that stand for a link of a network between
-    the layers beside it: they pass minibatches on and take no worker.
+    ``links`` are numbers of layers, counted from 1, that stand for a network's link between the
+    layers beside them: they pass minibatches on and take no worker.
     """
     longest = max(plan.delay + plan.steps for plan in plans)
     fewer = max(1, longest // MOST_MINIBATCHES)
@@ -113,6 +113,7 @@ def play_stream(
             busy[layer - 1] += seconds
         schedule.done(done)
     whole = sum(plan.steps for plan in plans) / sum(plan.steps for plan in short)
+    # The interpreter hands over one minibatch at a time: no number of workers is faster than that.
     seconds = max(clock, run.handing_over) * whole
     return Streamed(seconds, tuple(whole * own for own in busy))
 
@@ -162,6 +163,8 @@ class _Run:
         slower = others / (self._workers - 1) if self._workers > 1 else 0.0
         for block in speeds:
             speeds[block] /= 1 + (self._costs[block.layer - 1].contention - 1) * slower
+        # Until a block ends nobody starts or stops, so all speeds stay as they are: the clock may
+        # go to the next end in one step.
         first = min(self.left, key=lambda block: self.left[block] / speeds[block])
         seconds = self.left[first] / speeds[first]
         for block, speed in speeds.items():

@@ -24,7 +24,7 @@ def timings_of(task: Task, *, workers: int | None, seconds: float) -> Timings:
     ----------
     task : Task
     workers : int or None
-        The most there may be; None for those of the settings, or the usable cores.
+        Largest number of workers; None for the settings' number, or the usable cores.
     seconds : float
         About how long to measure.
 

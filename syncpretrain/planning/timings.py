@@ -21,16 +21,16 @@ class LayerTimings:
     sharded : mapping of (str, int) to mapping of int to float
         A minibatch cut by "examples", "units" or "filters" into shards, by the number of workers.
     contention : float
-        By how much ``step`` grows when all workers are busy with other layers.
+        Factor by which ``step`` grows when all workers are busy with other layers.
     products : float
         Only the matrix products of ``step``.
     transform : mapping of int to float
         A row of this layer's input made by the layer below, by the number of workers; empty for
-        layer 1, whose input is the data.
+        layer 1, which reads the data.
     validation : float
-        What ends an epoch: the copy of the layer that is published, and its validation error.
+        Seconds at the end of an epoch: the copy that is published, and the validation error.
     blas_step, blas_transform, blas_validation : float or None
-        The same by one worker, whose BLAS has all cores; None where it has but one.
+        The same by one worker with all cores for BLAS; None if BLAS has one core.
     parts : mapping of int to float
         ``step`` on fewer rows, by their number, as far as that was asked for.
     """
@@ -56,7 +56,8 @@ class LayerTimings:
 class Exchange:
     """Seconds of a replica's exchange of one layer's parameters with the server.
 
-    ``fetch`` and ``push`` are those of the server, ``local`` those of the replica beside its steps.
+    ``fetch`` and ``push`` are seconds of the server, ``local`` seconds of the replica besides its
+    steps.
     """
 
     fetch: float = 0.0
@@ -86,7 +87,7 @@ class Timings:
 def no_faster_than_linear(seconds: Mapping[int, float]) -> dict[int, float]:
     """Return seconds by the number of workers, none below the share of one worker's.
 
-    What is less was measured at a moment when the machine was faster: tiny steps take several
+    Smaller values were measured when the machine was faster for a moment: tiny steps take several
     times as long at one moment as at another.
     """
     return {workers: max(own, seconds[1] / workers) for workers, own in sorted(seconds.items())}

@@ -52,17 +52,17 @@ class TuningPlan:
     Attributes
     ----------
     options : TuningOptions
-        As asked for.
+        The options as asked for.
     synchronous : float or None
-        Seconds of an epoch whose minibatches the workers share; None where steps differ in length.
+        Seconds of an epoch if workers share its minibatches; None if steps differ in length.
     replicas : int
         The workers that share a minibatch there.
     asynchronous : AsyncPlan or None
-        Of one epoch, by the number of replicas; None where the optimizer permits none.
+        Plan of one epoch, by the number of replicas; None if the optimizer permits none.
     reason : str
-        Of what is not predicted.
+        Reason why something is not predicted.
     note : str
-        On what was timed of it, if not all.
+        Note on the part that was timed, if not all was.
     """
 
     options: TuningOptions
@@ -74,7 +74,7 @@ class TuningPlan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What is left open of the asynchronous fine-tuning that was asked for, as options."""
+        """Options of the asynchronous fine-tuning that the user left open."""
         if self.options.schedule != ASYNC or self.asynchronous is None or self.options.replicas:
             return {}
         return {"finetune_replicas": self.asynchronous.paying.replicas}
@@ -123,11 +123,11 @@ def plan_tuning(
     Parameters
     ----------
     pretrain : PretrainSettings
-        Of the stack.
+        Settings of the stack.
     finetune : FinetuneSettings
         With an objective. Targets are random: of 10 classes, or one number.
     workers : int
-        The most there may be.
+        Largest number of workers.
     examples : int
         To train on.
     seconds : float
@@ -140,7 +140,7 @@ def plan_tuning(
 
     Notes
     -----
-    Of large stacks a part of a minibatch is timed, and scaled up.
+    For large stacks a part of a minibatch is timed, and scaled up.
     """
     options = tuning_options(finetune, seed=pretrain.seed, backend="numpy", patience=None)
     plain = {"schedule": "synchronous", "runtime": "threads", **ASYNC_DEFAULTS}

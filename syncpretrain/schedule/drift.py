@@ -43,12 +43,12 @@ class Drifts:
     Parameters
     ----------
     plans : sequence of LayerPlan
-        Of which each says by what drift of the layer below its layer is woken.
+        Plans; each says what drift of the layer below wakes its layer.
 
     Attributes
     ----------
     is_used : bool
-        Whether it depends on drift that any layer is woken.
+        True if drift wakes any layer.
     judgements : list of Judgement
         In the order in which they were made.
     """
@@ -61,13 +61,13 @@ class Drifts:
         self._newest: dict[int, Judgement] = {}  # of each layer
 
     def wake(self, i: int) -> bool:
-        """Return whether it depends on drift that a layer is woken."""
+        """Return whether drift wakes a layer."""
         return 0 < i <= len(self._least) and self._least[i - 1] is not None
 
     def record(self, i: int, version: int, drifts: Mapping[int, float]) -> None:
-        """Record by how much a new version of a layer differs from older ones, one at least.
+        """Record the drift of a new version of a layer from older versions, at least one.
 
-        None is needed from versions before these, which the layer above has left behind.
+        Drifts from still older versions are dropped: the layer above has left these behind.
         """
         if self.wake(i + 1):
             oldest = min(drifts)

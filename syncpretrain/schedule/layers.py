@@ -6,7 +6,7 @@ An event costs about the same at any depth, since a layer depends on its neighbo
   below;
 * whether it has ended, on itself and the end of the layer below.
 
-:meth:`Layers.record` marks those that an event may have changed, and no other is examined. One
+:meth:`Layers.record` marks layers that an event may have changed, and no other is examined. One
 thing depends on all layers, whether any of them still keeps the run going; it changes once in a
 run.
 """
@@ -26,11 +26,11 @@ class Layers:
     Parameters
     ----------
     pace : Pace
-        What each epoch reads.
+        Says which version each epoch reads.
     reads : list of list of int
         For each layer, the upstream version of every epoch begun so far.
     done : list of int
-        How many of these each layer has finished, which is also its newest version.
+        Number of epochs that each layer has finished, which is also its newest version.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class Layers:
     def record_from(self, i: int) -> None:
         """Record that a layer and those above it may have other epochs to come than before.
 
-        Where a layer has not begun, no layer above has anything to begin on.
+        It ends at a layer that has not begun: no layer above has anything to begin on.
         """
         while i < self._depth and self.reads[i]:
             self.record(i)

@@ -19,7 +19,7 @@ __all__ = ["Fixed", "Free", "Pace", "Planned"]
 
 
 class Pace(Protocol):
-    """What the schedule asks of a pace."""
+    """A pace: it says which version each epoch reads, and how far layers may run ahead."""
 
     @property
     def max_unread(self) -> int | None:
@@ -112,8 +112,8 @@ class Planned(Fixed):
     plans : sequence of LayerPlan
     rule : Rule
         The reads of a layer above another, as in
-        :mod:`syncpretrain.schedule.reads`. The reads of a plan with fewer epochs must
-        begin like those of the plan.
+        :mod:`syncpretrain.schedule.reads`. A plan and the same plan with more epochs must
+        begin with the same reads.
     group_size : int, optional
         Layers of a group; each waits until all layers of the groups below have ended. This changes
         no read, only what trains at the same time. Default all layers.
@@ -129,7 +129,7 @@ class Planned(Fixed):
     ) -> None:
         self._plans, self._rule = list(plans), rule
         self._rows = planned_rows(plans, rule)
-        self._fresh = len(plans)  # rows; those above are of plans that were longer
+        self._fresh = len(plans)  # rows; the rows above are of plans that were longer
         self._group_size = group_size or len(plans)
         super().__init__([row.reads for row in self._rows], max_unread=max_unread)
 

@@ -35,11 +35,11 @@ MAX_EPOCHS = 1_000_000  # of a layer, refreshes included
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """What is stipulated for one layer.
+    """The plan of one layer.
 
-    ``epochs`` is N_l; ``refresh_epochs`` is how many more follow each newer upstream version once
-    they are done. With a ``drift``, only a version that differs by more than that from the one last
-    trained on; ``skipped`` are those found not to.
+    ``epochs`` is N_l. Once they are done, ``refresh_epochs`` more follow each newer upstream
+    version. With a ``drift`` they follow only a version that differs by more than that from the
+    version last trained on; ``skipped`` are the versions that did not.
     """
 
     epochs: int

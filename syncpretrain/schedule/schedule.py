@@ -10,8 +10,8 @@ that no layer reads costs nothing. A version is therefore *held* as long as
 
 1. the layer above trains on it, or may do so once more;
 2. the layer above has not begun it yet but will;
-3. the layer above published a version that was trained on it and whose activations are still to
-   be computed by the layer two above.
+3. the layer above published a version that was trained on it, and the layer two above has still
+   to compute the activations of that version.
 
 At most 3 versions of a layer have activations at a time.
 
@@ -40,10 +40,10 @@ __all__ = ["Command", "Past", "Release", "Schedule", "Train"]
 class Train:
     """Train one epoch of a layer on version ``reads`` of the layer below, then publish it.
 
-    ``below_reads`` is the version of the layer two below that ``reads`` was trained on: its
-    activations are what those of ``reads`` are computed from. It is 0 where ``reads`` is the data.
-    ``against`` are the older versions of this layer from which the drift of the new one is asked
-    for: whichever of them the layer above will have trained on when it is judged.
+    ``below_reads`` is the version of the layer two below that ``reads`` was trained on: the
+    activations of ``reads`` are computed from its activations. It is 0 if ``reads`` is the data.
+    ``against`` are older versions of this layer; the drift of the new version from each is asked
+    for, because the layer above may have trained on any of them when the drift is judged.
     """
 
     layer: int
@@ -89,9 +89,9 @@ class Schedule:
     plans : sequence of LayerPlan
         From the lowest layer up.
     pace : Pace
-        What each epoch reads.
+        Says which version each epoch reads.
     slots : int
-        How many layers may train at a time.
+        Largest number of layers that train at a time.
     """
 
     def __init__(self, plans: Sequence[LayerPlan], pace: Pace, *, slots: int) -> None:
@@ -156,8 +156,8 @@ class Schedule:
     def resume(self, past: Past) -> list[Command]:
         """Continue from a past; return the first commands: the epochs that were begun, then others.
 
-        Where more were begun than there are slots now, they all train; others wait until slots are
-        free.
+        All epochs that were begun train, even if they are more than there are slots now; others
+        wait until slots are free.
 
         Raises
         ------
@@ -185,8 +185,8 @@ class Schedule:
         """Record that a layer finished its epoch and published it; return the commands that follow.
 
         ``stops`` says that the layer has learned enough: its stipulated epochs end here. Newer
-        versions below still wake it for refreshes. ``drifts`` is by how much its version differs
-        from older ones, at least from those that its command named.
+        versions below still wake it for refreshes. ``drifts`` are the drifts of its version from
+        older versions, at least from the versions that its command named.
 
         Raises
         ------
@@ -212,10 +212,10 @@ class Schedule:
         return commands
 
     def workers_per_layer(self, workers: int, most: Sequence[int]) -> dict[int, int]:
-        """Return how many workers each training layer has.
+        """Return the number of workers of each training layer.
 
-        Each has one. What is left over goes to those with the longest way to go, up to the
-        ``most`` that each layer takes.
+        Each has one. The others go to the layers with the longest way to go, up to the ``most``
+        that each layer takes.
         """
         counts = dict.fromkeys(self.training, 1)
         free = workers - len(counts)

@@ -14,8 +14,8 @@ With a delay of 2 minibatches, 4 to train on and a ring of 2 (``t`` trains, ``f`
     layer 3                 t  t  t  t
 
 A layer may process a minibatch when the layer below has, and when the ring above has room for it.
-What it computes follows from the minibatches alone, so any order that keeps to this gives the same
-result (a Kahn network). The lowest layer that may process goes first: it has the longest way to go.
+Its result follows from the minibatches alone, so any order that keeps to this gives the same result
+(a Kahn network). The lowest layer that may process goes first: it has the longest way to go.
 
 On a device, blocks are cut at the same places whatever the timing: a layer waits until it may
 process all of one. No block goes beyond the end of an epoch of the layer, or of a pass over the

@@ -92,7 +92,7 @@ def transform(
     """
     if reader is not None:
         snapshots = [snapshot.to(reader.asarray) for snapshot in snapshots]
-        source = Split(*map(reader.brought, source))
+        source = Split(*map(reader.to_device_if_fits, source))
     chunks = list(_chunks(source, target, rows))
     for start in range(0, len(chunks), CHUNKS_AT_ONCE):
         if stop():

@@ -52,7 +52,7 @@ def costs_from(text: str, **stack: Any) -> list[LayerCosts]:
     DataError
         If the file cannot be read.
     SettingsError
-        If the costs in it are wrong, or those of another stack.
+        If the costs in it are wrong, or belong to another stack.
     """
     numbers = _numbers(text)
     if numbers is not None:
@@ -80,7 +80,7 @@ def works_of(settings: PretrainSettings, costs: Sequence[LayerCosts]) -> tuple[L
     Raises
     ------
     SettingsError
-        If the costs are those of another number of layers.
+        If the costs are of another number of layers.
     """
     shapes = settings.shapes
     if len(costs) != len(shapes):

@@ -58,7 +58,7 @@ WAYS: Mapping[str, Way] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What all ways have in common.
+    """The options that all ways to train have in common.
 
     ``stack`` are the settings of the layers, as keyword arguments of
     :func:`syncpretrain.settings.settings_from`, ``schedule`` and ``handoff`` left out.
@@ -74,7 +74,7 @@ class Options:
     push_every: int = 1
 
     def plain(self) -> Options:
-        """Return the options without those of schedules: as of greedy training."""
+        """Return the options of greedy training: without the settings of other schedules."""
         kept = {name: value for name, value in self.stack.items() if name not in OF_SCHEDULES}
         return replace(self, stack=kept)
 

@@ -28,7 +28,7 @@ class Job:
     Attributes
     ----------
     settings : PretrainSettings
-        Of the schedule, the hand-over, the epochs and the minibatch size; others do not count.
+        Settings; only schedule, hand-over, epochs and minibatch size count.
     works : tuple of LayerWork
         One a layer, from the lowest up.
     examples, held_out : int
@@ -41,8 +41,8 @@ class Job:
         A version reaches the layer above as ``activations``, as ``parameters`` of all layers below,
         from which the reader computes them in every epoch, or ``auto``: whichever is faster.
     servers : int
-        Of an asynchronous run, beside the devices; its parameters are spread over them. 0 for a run
-        that is not asynchronous.
+        Servers of an asynchronous run, besides the devices; the parameters are spread over the
+        servers. 0 for a run that is not asynchronous.
     push_every : int
         Minibatches between two exchanges with the server.
     """
@@ -89,7 +89,7 @@ class Job:
 
     @property
     def steps(self) -> float:
-        """Minibatches of an epoch, the last of which may be a part of one."""
+        """Minibatches of an epoch; the last one may count as a part."""
         return self.examples / self.settings.batch_size
 
     def group(self, layer: int, devices: int) -> GroupWork:
@@ -110,10 +110,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A job with devices: those of each layer, and how many layers train at once.
+    """A job on devices: the devices of each layer, and how many layers train at once.
 
-    Rounds without a size of their groups take as many layers at a time as there are devices, as
-    those of the CMU project do.
+    Rounds without a group size take as many layers at a time as there are devices, as in the CMU
+    project.
     """
 
     job: Job
@@ -160,7 +160,7 @@ class Placed:
     def memory(self, inputs: Sequence[float]) -> float:
         """Return the bytes of the device that needs the most, given each layer's rows of input.
 
-        Where layers are more than devices, those of them that need the most on one device.
+        With more layers than devices, the layers that need the most are taken to share a device.
         """
         needs = []
         by_units = self.job.split == "units"
@@ -181,19 +181,19 @@ class Scaled:
     Attributes
     ----------
     devices, used : int
-        That there are, and that have work.
+        Number of devices, and of devices that have work.
     seconds : float
     idle : float
         The share of the devices' time in which they compute nothing.
     bytes_moved : float
-        Of all messages together.
+        Bytes of all messages together.
     memory : float
         Bytes of the device that needs the most.
     replicas : tuple of int
         Devices of each layer.
     staleness : float or None
-        Of an asynchronous run: how many updates others made, on average, between the fetch of the
-        parameters and the update by their gradient.
+        Mean number of updates by others between the fetch of the parameters and the update by their
+        gradient, in an asynchronous run; else None.
     """
 
     devices: int

@@ -16,7 +16,7 @@ from syncpretrain.settings import PretrainSettings
 
 __all__ = ["costs_together", "machine_costs", "measured_costs"]
 
-HALVINGS = 4  # of a minibatch whose steps are timed: to a sixteenth
+HALVINGS = 4  # steps are timed on a minibatch, and on parts of it down to a sixteenth
 
 
 def measured_costs(

@@ -24,7 +24,7 @@ class Network:
     Attributes
     ----------
     bandwidth : float
-        Of one device's link, bytes a second in each direction; infinite for a shared memory.
+        Bytes a second of one device's link, in each direction; infinite for a shared memory.
     latency : float
         Seconds of a message without content.
     all_reduce : str

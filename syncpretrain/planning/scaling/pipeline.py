@@ -1,4 +1,4 @@
-"""Predicted run of a job whose schedule is one of layers: each is trained by a group of devices.
+"""Predicted run of a job with a schedule of layers: a group of devices trains each layer.
 
 A group stands for one worker of the simulations of a machine
 (:mod:`syncpretrain.planning.simulate` and :mod:`syncpretrain.planning.simulate_stream`), which play
@@ -56,7 +56,7 @@ def scaled(job: Job, devices: int) -> Scaled:
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """Result of a run: its seconds, those in which its devices compute, and bytes."""
+    """Result of a run: its seconds, the seconds in which its devices compute, and bytes."""
 
     seconds: float
     computing: float
@@ -72,7 +72,7 @@ def _played(placed: Placed) -> _Played:
 
 @dataclass(frozen=True, slots=True)
 class _Handed:
-    """A version that one group gets from another: seconds, those of the network, and bytes."""
+    """A version that one group gets from another: seconds, seconds of the network, and bytes."""
 
     seconds: float
     network: float

@@ -30,7 +30,7 @@ def place(
     group : sequence of int
         Layers, counted from 0.
     load : callable
-        What is to become short: the longest of the group.
+        Returns the seconds of a layer on a number of devices; the group's longest is minimized.
     devices : int
     most : sequence of int
         The most devices of each layer of the group.

@@ -16,7 +16,7 @@ __all__ = ["SPLITS", "GroupWork", "LayerWork", "PartCost", "Seconds", "SharedCos
 
 SplitName = Literal["examples", "units"]
 SPLITS = get_args(SplitName)
-PRODUCTS = 5  # of a step of CD-1, one of which computes the hidden means
+PRODUCTS = 5  # of a step of CD-1; one of them computes the hidden means
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
@@ -31,7 +31,7 @@ class PartCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class SharedCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds of a minibatch that cores of one machine share: of a step, and of the hidden means.
 
-    What the cores take from each other is in it: memory, caches, the interpreter, and the waits
+    They include what the cores take from each other: memory, caches, the interpreter, and the waits
     between the phases of a step.
     """
 
@@ -56,14 +56,14 @@ class LayerWork:
     forward : float
         The hidden means of a minibatch.
     end : float
-        What ends an epoch: the copy that is published, and the validation error.
+        Seconds at the end of an epoch: the copy that is published, and the validation error.
     crowding : float
         By which share of itself a step grows for each other device at work; 0 unless the devices
         are the cores of one machine.
     shared : tuple of SharedCost
         Minibatches that cores of one machine share, for a network that takes no time.
     handover : float
-        Of a minibatch that is handed up in the memory of one machine, beside its step.
+        Seconds of handing up a minibatch in the memory of one machine, without its step.
     visible, hidden : int
         Units.
     parameters : int
@@ -98,10 +98,10 @@ class LayerWork:
 
 @dataclass(frozen=True, slots=True)
 class GroupWork:
-    """Work of one layer whose minibatches a group of devices shares.
+    """Work of one layer; a group of devices shares its minibatches.
 
     ``step`` and ``forward`` are the seconds of a minibatch, ``step_network`` and
-    ``forward_network`` what of these is the network's, ``bytes_moved`` what a step sends.
+    ``forward_network`` the network's part of them, ``bytes_moved`` the bytes that a step sends.
     """
 
     devices: int
