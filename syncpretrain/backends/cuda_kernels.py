@@ -118,7 +118,7 @@ class CudaErrors:
             "means_and_error": self.means_and_error,
             "output_delta": self.output_delta,
             "derivative_and_sums": self.derivative_and_sums,
-            "wrong": self.wrong,
+            "count_errors": self.count_errors,
         }
 
     def squared_error(self, x: Any, y: Any, *, out: Any) -> Any:
@@ -182,7 +182,7 @@ class CudaErrors:
         self._source.launch("derivative_and_sums", (-(-columns // TILE[0]),), TILE, *args)
         return None
 
-    def wrong(self, x: Any, y: Any) -> Any:
+    def count_errors(self, x: Any, y: Any) -> Any:
         """Count the rows in which x and y have their largest value at different places."""
         found = layout(x, y)
         if found is None or x.ndim != 2 or not x.shape[1]:
