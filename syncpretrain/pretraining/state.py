@@ -115,6 +115,7 @@ def _unpack_epochs(header: _EpochsHeader, arrays: dict[str, Array]) -> PretrainS
         for number, version in header.snapshots
     }
     state = PretrainState(header.past, snapshots, header.computed, tuple(states), header.curves)
+    # A damaged file is found now, not in the middle of the resumed run.
     held = {(i, version) for i, row in enumerate(header.past.held, start=1) for version in row}
     if not held <= snapshots.keys() or not held >= set(header.computed):
         raise ValueError("versions are held without their parameters, or computed but not held")

@@ -68,6 +68,7 @@ class SharedSplits:
     @classmethod
     def create(cls, rows: tuple[int, int], width: int, splits: int) -> SharedSplits:
         """Return new memory; its pages are allocated when they are first touched."""
+        # Until this returns, nobody else can close the descriptor.
         shared = cls(nameless_memory(), rows, width, splits)
         try:
             size_memory(shared.descriptor, splits * sum(shared._sizes()))
@@ -104,6 +105,7 @@ class SharedSplits:
         os.close(self.descriptor)
 
     def _arrays(self, memory: mmap.mmap, i: int) -> Iterator[NDArray[np.float32]]:
+        # Each array begins on a page, so that a write to one never touches a page of another.
         offset = i * sum(self._sizes())
         for rows, size in zip(self.rows, self._sizes(), strict=True):
             shape = (rows, self.width)
@@ -122,6 +124,8 @@ def write_array(descriptor: int, array: NDArray[Any], offset: int) -> None:
     OSError
         If there is not enough memory: an array that is mapped would end in a signal.
     """
+    # Written, not copied into a mapping: without memory a write fails with an error, while a store
+    # to a mapped page ends the process with a signal.
     left = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     while len(left):
         written = os.pwrite(descriptor, left[:AT_ONCE], offset)

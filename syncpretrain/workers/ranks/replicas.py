@@ -97,6 +97,7 @@ class RankServers:
     def begin(self, ranks: Ranks) -> tuple[tuple[ServerRank, ...], list[ServerAssignment]]:
         """Return the servers as replicas have to know them, and what their ranks are sent."""
         self._ranks = ranks
+        # A server must know where each replica is, for it sends slices there by itself.
         where = {number: ranks.groups[number][0] for number in self._replicas}
         known = tuple(
             ServerRank(number, ranks.groups[number][0], (own.start, own.stop))
@@ -126,6 +127,8 @@ class RankServers:
     def push(self, change: int, then: int, fetched: int) -> Push:
         """Have every server add its slice of a replica's change, or drop it."""
         push = self._own.decide(then)
+        # Also for a change that is dropped: its slices are on their way to the servers, and must be
+        # taken out of their ports.
         share = self._own.rules.share(push.staleness) if push.is_taken else None
         self._send_all(TakeChange(change, share))
         return push
@@ -140,6 +143,7 @@ class RankServers:
         StalledError
             If a server does not answer.
         """
+        # Orders of one sender keep their order: a report comes after all changes before it.
         self._send_all(ReportSlice())
         missing = set(self._slices)
         deadline = time.monotonic() + self._times.stall

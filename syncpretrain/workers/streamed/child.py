@@ -145,6 +145,7 @@ class KeptStream:
         if self._found is not None:
             layer.load_state(self._found.state)
         self._newest, self._is_final = layer.position, layer.is_trained
+        # After its own steps a layer only hands up, and hands up nothing when it goes over them again.
         last = min(position, layer.plan.delay + layer.plan.steps)
         if last - self._newest > self._reread:
             raise WorkerError(
@@ -158,7 +159,9 @@ class KeptStream:
         """Return the answer to an order; a block that was processed before is not again."""
         if isinstance(order, Block) and self._found is not None and self._found.block == order:
             self._layer.progress[0] = order.last
-            return replace(self._found.answer, busy_seconds=0.0)  # those of the former process
+            # The former process was killed between keeping this answer and sending it. The parent
+            # counts the seconds of that process itself.
+            return replace(self._found.answer, busy_seconds=0.0)
         answer = obey(order)
         if isinstance(order, TakeState):
             self._keep(None, answer)
@@ -169,6 +172,7 @@ class KeptStream:
     def _is_due(self) -> bool:
         if self._layer.is_trained:
             return not self._is_final
+        # Due by the clock, or because the next block would be more than the ring can give again.
         behind = self._layer.position - self._newest
         return self._keeping.is_due or behind + BLOCK_MINIBATCHES > self._reread
 
@@ -198,6 +202,7 @@ def _work(job: StreamJob, take: Callable[[], StreamOrder], send: Callable[[Any],
         keeper = None if job.kept is None else KeptStream(layer, job.kept, job.reread)
         if keeper is not None:
             keeper.go_to(int(numbers[job.layer]), run)
+        # Only now, since the parent reads it: until here it says how far the former process was.
         layer.progress = numbers[job.layer : job.layer + 1]
 
         def obey(order: StreamOrder) -> Any:

@@ -74,6 +74,7 @@ class Ring:
 
     def array(self, number: int, rows: int) -> Array:
         """Return the array of a number, a view of shape (rows, width)."""
+        # Number n takes the place of number n - capacity, which the schedule says has been read.
         array: Array = self._arrays[number % len(self._arrays), :rows]
         return array
 
@@ -317,8 +318,10 @@ class PassesSource(DataSource):
             If the iterable ends early, or gives what cannot be trained on.
         """
         number_of_pass, step = divmod(number - 1, self.passes.steps)
+        # Minibatches are asked for in order. Only a resume, or a layer taken back, asks for others:
+        # then the pass is begun again, and read up to the one that is asked for.
         if number <= self._read or self._read < number - 1 - step:
-            self._running = None  # another pass, or back in this one
+            self._running = None
         if self._running is None:
             self._running = self._arrays.minibatches(number_of_pass + 1, self.passes.batch_size)
             self._read = number - 1 - step
