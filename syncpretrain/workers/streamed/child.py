@@ -145,7 +145,7 @@ class KeptStream:
         if self._found is not None:
             layer.load_state(self._found.state)
         self._newest, self._is_final = layer.position, layer.is_trained
-        # After its own steps a layer only hands up, and hands up nothing when it goes over them again.
+        # After its own steps a layer only hands up, and what it handed up is in the ring above.
         last = min(position, layer.plan.delay + layer.plan.steps)
         if last - self._newest > self._reread:
             raise WorkerError(
