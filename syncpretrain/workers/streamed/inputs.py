@@ -318,8 +318,8 @@ class PassesSource(DataSource):
             If the iterable ends early, or gives what cannot be trained on.
         """
         number_of_pass, step = divmod(number - 1, self.passes.steps)
-        # Minibatches are asked for in order, but by a resume: then the pass is begun again, and read
-        # up to the one that is asked for.
+        # Minibatches are asked for in order, but by a resume: then the pass is begun again, and
+        # read up to the one that is asked for.
         if number <= self._read or self._read < number - 1 - step:
             self._running = None
         if self._running is None:
