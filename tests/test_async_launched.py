@@ -8,6 +8,7 @@ import re
 import signal
 from pathlib import Path
 
+import asyncreplicas
 import numpy as np
 import pytest
 from mpijobs import finished, job, needs_mpiexec, start
@@ -55,7 +56,7 @@ def data(bits, tmp_path, monkeypatch):
 
 def test_whole_numbers_add_up_exactly(tmp_path, monkeypatch):
     Path("add_up.py").write_text(ADD_UP)
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(asyncreplicas.__file__).parent), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     status, out, err = finished(start(4, "add_up.py"))
     assert (status, out, err) == (0, "[True, True, True]\n", "")

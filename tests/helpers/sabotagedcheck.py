@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SLEEPER = "sleeper.txt"  # in the folder of results: the number of a process that a part started
 STEPS_AT_ONCE = 3
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 JOB_SECONDS, BEGIN_SECONDS = 90, 60
-EMULATED_HOSTS = Path(__file__).parents[1] / "examples" / "emulated_hosts.py"
+EMULATED_HOSTS = Path(__file__).parents[2] / "examples" / "emulated_hosts.py"
 
 
 @functools.cache

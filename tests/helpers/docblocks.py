@@ -15,7 +15,7 @@ from syncpretrain.schedule.kinds import SCHEDULES, ScheduleOptions
 from syncpretrain.schedule.pace import Pace
 from syncpretrain.schedule.reads import LayerPlan
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.rst", ROOT / "CONTRIBUTING.rst", *sorted((ROOT / "docs").glob("*.rst"))]
 DIRECTIVE = re.compile(r"( *)\.\. code-block:: (\w+)")
 MARK = re.compile(r" *\.\. (timeline|not run|output)(?:: (.+))?")

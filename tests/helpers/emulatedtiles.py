@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 HERE = Path(__file__).parent
-KERNELS = HERE.parent / "syncpretrain" / "kernels"
+KERNELS = HERE.parents[1] / "syncpretrain" / "kernels"
 NAME = "syncpretrain.kernels._native"
 COMPILER = shutil.which("gcc") or shutil.which("clang")
 FLAGS = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC", "-shared"]
