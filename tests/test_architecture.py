@@ -6,17 +6,18 @@ A rule is one test of all modules, which lists those that break it.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
-from functools import cache
-from pathlib import Path
+from collections.abc import Iterable
 
-import syncpretrain
+from packagemodules import (
+    MODULES,
+    NAMES,
+    imports,
+    knowledge,
+    own_imports,
+    package,
+    parsed,
+)
 
-ROOT = Path(syncpretrain.__file__).parent
-MODULES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in sorted(ROOT.rglob("*.py"))
-}
 # From the bottom up; a module imports only from its own row or from those above it here.
 ROWS = [
     ["errors", "units"],
@@ -36,46 +37,6 @@ QUESTION_WORDS = {"What", "Where", "Which", "How", "Who", "Whether", "When"}
 INPUT_OUTPUT = {"pathlib", "os", "io", "sys", "json", "socket", "tempfile", "logging", "shutil"}
 
 
-@cache
-def parsed(name: str) -> ast.Module:
-    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
-
-
-def statements(body: list[ast.stmt], *, lazy: bool) -> Iterator[ast.stmt]:
-    """Yield what is executed at import; with ``lazy`` also what is when a function is called."""
-    for node in body:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            continue
-        yield node
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not lazy:
-            continue
-        for name in ("body", "orelse", "finalbody"):
-            yield from statements(getattr(node, name, []), lazy=lazy)
-        for handler in getattr(node, "handlers", []):
-            yield from statements(handler.body, lazy=lazy)
-
-
-@cache
-def imports(name: str, *, lazy: bool) -> frozenset[str]:
-    """Return the full names that a module imports."""
-    found = set()
-    for node in statements(parsed(name).body, lazy=lazy):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{name}: a relative import"
-            found.add(str(node.module))
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return frozenset(found)
-
-
-def own_imports(name: str, *, lazy: bool) -> set[str]:
-    """Return the modules of this library that a module imports, the packages left out."""
-    prefix = "syncpretrain."
-    found = {x.removeprefix(prefix) for x in imports(name, lazy=lazy) if x.startswith(prefix)}
-    return found & (MODULES.keys() - {name, name.rpartition(".")[0]})
-
-
 def assigned(name: str) -> set[str]:
     """Return the names that are assigned at the top of a module."""
     targets: list[ast.expr] = []
@@ -86,10 +47,6 @@ def assigned(name: str) -> set[str]:
             targets.append(node.target)
     found = [x for target in targets for x in getattr(target, "elts", [target])]
     return {target.id for target in found if isinstance(target, ast.Name)}
-
-
-def package(name: str) -> str:
-    return name.partition(".")[0]
 
 
 def rank(name: str) -> int:
@@ -118,22 +75,6 @@ def imported_from(names: Iterable[str], packages: set[str]) -> dict[str, set[str
     """Return which of some packages each module imports that imports one."""
     found = {name: foreign(name) & packages for name in names}
     return {name: what for name, what in found.items() if what}
-
-
-@cache
-def knowledge(name: str) -> frozenset[str]:
-    """Return every module of this library that a module names, for types and calls too."""
-    prefix, found = "syncpretrain.", set()
-    for node in ast.walk(parsed(name)):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(prefix):
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    known = {x.removeprefix(prefix) for x in found if x.startswith(prefix)} & MODULES.keys()
-    return frozenset(known - {name, name.rpartition(".")[0]})
-
-
-NAMES = list(MODULES)
 
 
 def test_every_module_has_its_row():

@@ -11,8 +11,7 @@ from pathlib import Path
 import asyncreplicas
 import numpy as np
 import pytest
-from mpijobs import finished, job, needs_mpiexec, start
-from test_mpi_launched import layer_ranks
+from mpijobs import finished, job, layer_ranks, needs_mpiexec, start
 
 pytestmark = needs_mpiexec
 TRAIN = ["-m", "syncpretrain", "train", "--layers", "16,12,8", "--batch-size", 20, "--quiet"]

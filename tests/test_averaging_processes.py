@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from averagedtraining import SECONDS, assert_equal_bits, beginning, train, trained
 from namedmemory import named_memory
-from test_averaging import SECONDS, assert_equal_bits, beginning, train, trained
 
 from syncpretrain.parallel import AveragingError, GradientAverager
 from syncpretrain.parallel import barrier as lives

@@ -10,9 +10,9 @@ import fakecupy
 import numpy as np
 import pytest
 from backends import BACKENDS, backend_of
+from convolutioncases import SHAPES
 from devicedraws import draw_as_on_a_device
-from test_backends_training import alike
-from test_kernels_convolution import SHAPES
+from stackcomparisons import alike
 from trialruns import stop_after
 
 from syncpretrain import finetune, pretrain

@@ -9,9 +9,9 @@ import fakecublas
 import fakecupy
 import numpy as np
 import pytest
-from backends import DEVICES, REAL, STAND_INS, backend_of
+from backends import DEVICES, REAL, STAND_INS, as_it_is, backend_of
 from devicedraws import DeviceNumbers
-from test_transparency import KINDS
+from pretrainingkinds import KINDS
 from trialruns import notices_of
 
 from syncpretrain import Stack, finetune, pretrain
@@ -78,13 +78,6 @@ def trained(X: np.ndarray, **settings) -> tuple[Stack, list]:
     # Of three layers, for four epochs of blocks of 3, 3 and 2 minibatches.
     own = {"layers": (16, 12, 8, 5), "batch_size": 15, "epochs": 4, "seed": 5, "backend": "cupy"}
     return pretrain(X, **(own | settings), observers=[events.append]), events
-
-
-def as_it_is(monkeypatch) -> None:
-    """Let every block be worked launch by launch."""
-    monkeypatch.setattr(
-        recorder.Recorder, "_record", lambda self, *_: setattr(self, "reason", "not asked for")
-    )
 
 
 def rbm(device, layer: int = 1, **settings) -> RBM:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from backends import backend_of
 from devicedraws import draw_as_on_a_device
-from test_backends_training import alike
-from test_transparency import KINDS
+from pretrainingkinds import KINDS
+from stackcomparisons import alike
 from trialruns import notices_of, stop_after
 
 from syncpretrain import pretrain

@@ -13,7 +13,8 @@ import pytest
 from backends import BACKENDS, backend_of
 from devicedraws import draw_as_on_a_device
 from disturbedsteps import before_steps
-from test_transparency import KINDS, VARIANTS
+from pretrainingkinds import KINDS, VARIANTS
+from stackcomparisons import alike, arrays_of
 from trialruns import notices_of, stop_after
 
 from syncpretrain import finetune, load, pretrain
@@ -72,18 +73,6 @@ def double(monkeypatch):
 @pytest.fixture(scope="module")
 def targets() -> np.ndarray:
     return np.random.default_rng(1).integers(3, size=200)
-
-
-def arrays_of(stack) -> list[np.ndarray]:
-    heads = [] if stack.head is None else [stack.head.weight, stack.head.bias]
-    return [array for layer in stack.layers for _, array in layer.parameters()] + heads
-
-
-def alike(actual, expected, tolerance=3e-6):
-    """Compare two stacks, of arrays on the host."""
-    for ours, theirs in zip(arrays_of(actual), arrays_of(expected), strict=True):
-        assert type(ours) is np.ndarray
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=tolerance)
 
 
 class TestTraining:

@@ -6,19 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from barpictures import bars, tuned, untrained
 from commandline import exit_status
+from linkedchains import DROPOUTS, as_float32, backwards, dense, down, examples, interpreted, up
 from randomconvolutions import convolutional_stack, ungrouped
-from test_finetune_convolutions import bars, tuned, untrained
-from test_linked_network import (
-    DROPOUTS,
-    as_float32,
-    backwards,
-    dense,
-    down,
-    examples,
-    interpreted,
-    up,
-)
 
 import syncpretrain
 from syncpretrain import Conv, ImageShape, Pool

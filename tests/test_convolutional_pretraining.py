@@ -6,10 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
+from convolutionalruns import BASE, LAYERS, MODELS, driver, train
 from disturbedsteps import before_steps
 from trialruns import notices_of, stop_after
 
-from syncpretrain import pretrain
 from syncpretrain.data.order import minibatches
 from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted
 from syncpretrain.events import EpochFinished
@@ -17,18 +17,8 @@ from syncpretrain.observers.history import History
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.state import EPOCHS_STATE, STREAM_STATE
-from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import settings_from
 
-LAYERS = "1x8x8,conv:3x3,pool:2,conv:4x2,5"
-BASE = {"batch_size": 20, "epochs": 2, "seed": 3}
-RECTIFIED = {"hidden_units": ("relu", "relu", "bernoulli"), "learning_rate": 0.02}
-MODELS = {
-    "rbm": {"model": "rbm", "sparsity_cost": (0.5, 0.5, 0)},
-    "gaussian": {"model": "rbm", "visible_units": "gaussian", "cd_steps": 2} | RECTIFIED,
-    "denoising": {"model": "denoising", "corruption": ("masking:0.3", "gaussian:0.1", "none")},
-    "autoencoder": {"model": "autoencoder", "tied": False, "visible_bias": "log-odds"} | RECTIFIED,
-}
 SCHEDULES = {
     "synchronized": {"epochs": (3, 2, 2), "refresh_epochs": (0, 2, 1)},
     "greedy": {"schedule": "greedy", "blas_threads": 1},
@@ -38,30 +28,6 @@ SCHEDULES = {
     "stream": {"handoff": "minibatch", "delay": 0.4},
 }
 PLACES = [("serial", 1), ("threads", 1), ("threads", 2), ("threads", 4), ("processes", 2)]
-
-
-@pytest.fixture(scope="module")
-def images() -> np.ndarray:
-    """130 images of 8 x 8: a bright bar at some angle, and noise. Read-only."""
-    rng = np.random.default_rng(7)
-    y, x = np.mgrid[:8, :8] - 3.5
-    angles, offsets = rng.uniform(0, np.pi, (130, 1, 1)), rng.uniform(-2, 2, (130, 1, 1))
-    bars = np.exp(-np.square(x * np.cos(angles) + y * np.sin(angles) - offsets))
-    made = np.clip(bars + rng.normal(0, 0.05, bars.shape), 0, 1).astype("f4").reshape(130, 64)
-    made.setflags(write=False)
-    return made
-
-
-def train(images, *, layers=LAYERS, **options):
-    return pretrain(images[:100], layers=layers, validation=images[100:], **(BASE | options))
-
-
-def driver(images, **options):
-    """Return what pretrains, by the hand-over."""
-    others = {name: options.pop(name) for name in ("save", "resume") & options.keys()}
-    settings = settings_from(LAYERS, **(BASE | options)).pretrain
-    kind = StreamedPretraining if settings.handoff == "minibatch" else Pretraining
-    return kind(settings, images[:100], images[100:], **others)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

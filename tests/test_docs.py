@@ -19,7 +19,7 @@ import click
 import pytest
 from docblocks import PAGES, ROOT, Block, blocks, command_lines, tabled, timeline
 from doccommands import Program, make_folder, words_of
-from test_architecture import NAMES, own_imports, package
+from packagemodules import NAMES, own_imports, package
 
 import syncpretrain.cli.setting_options as given_module
 from syncpretrain.cli import main

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from comparisondata import make_data, make_settings
 from hypothesis import given
 from hypothesis import strategies as st
 from trialruns import died, settings_on
@@ -295,8 +296,6 @@ def test_the_planner_counts_every_version(bits):
 
 
 def test_compare_shows_what_drift_saves(bits):
-    from test_comparing import make_data, make_settings
-
     settings = make_settings("reconstruction", epochs=(5, 1))
     starts = ("synchronized:always", "synchronized:drift:1e9", "greedy", "random")
     found = compare(settings, make_data(), starts=starts, seeds=(0,))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from densechains import CHAINS, finite_differences, make_chain, make_examples
 from randomstacks import normal_stack
-from test_network import CHAINS, finite_differences, make_chain, make_examples
 
 from syncpretrain import pretrain
 from syncpretrain.errors import DataError

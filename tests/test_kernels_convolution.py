@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from convolutioncases import SHAPES
 from randomconvolutions import ungrouped
 
 from syncpretrain.kernels.convolution import (
@@ -18,17 +19,6 @@ from syncpretrain.kernels.convolution import (
     sum_channels,
     unpool,
 )
-from syncpretrain.shapes import ConvolutionShape
-
-SHAPES = [
-    ConvolutionShape(1, 6, 6, 3, 3, pool=2, channels_first=True),
-    ConvolutionShape(2, 5, 7, 4, 2, pool=2),
-    ConvolutionShape(3, 4, 5, 2, 3, pad=1, channels_first=True),
-    ConvolutionShape(2, 7, 7, 5, 5, pad=2, pool=7),
-    ConvolutionShape(4, 6, 8, 3, 3, pad=1, pool=2, pooling="mean"),
-    ConvolutionShape(4, 6, 6, 6, 3, pool=2, groups=2),
-    ConvolutionShape(3, 5, 4, 6, 2, pad=1, pooling="mean", channels_first=True, groups=3),
-]
 
 
 def images(x, shape):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 import signal
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from mpijobs import finished, job, needs_mpiexec, ranks_of, start
+from mpijobs import finished, job, layer_ranks, needs_mpiexec, start
 
 from syncpretrain import pretrain
 
@@ -19,7 +18,6 @@ LAYERS = "16,12,8,5"
 TRAIN = ["-m", "syncpretrain", "train", "--layers", LAYERS, "--batch-size", 20, "--quiet"]
 LONG = ["--epochs", 100_000, "--checkpoint-every", "1000s"]
 BFLOAT16 = ["--precision", "bfloat16"]
-EVENTS = Path("run", "events.jsonl")
 
 
 @pytest.fixture
@@ -27,13 +25,6 @@ def data(bits, tmp_path, monkeypatch):
     np.save(tmp_path / "X.npy", bits)
     monkeypatch.chdir(tmp_path)
     return ["--data", "X.npy"]
-
-
-def layer_ranks(started, number) -> dict[int, psutil.Process]:
-    """Return the processes of a job by rank, once the layers are trained."""
-    return ranks_of(
-        started, number, lambda: EVENTS.exists() and "EpochFinished" in EVENTS.read_text()
-    )
 
 
 def test_train_has_the_bits_of_one_thread_and_only_rank_0_prints(data, call):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from densechains import make_chain, make_examples
 from randomstacks import normal_stack
-from test_network import make_chain, make_examples
-from test_sparse import csr
+from roundedgradients import ROUNDING, away, gradients
+from sparsematrices import csr
 from trialruns import stop_after
 
 from syncpretrain import Stack, finetune, pretrain
@@ -19,7 +20,6 @@ from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.precision import multiply_bfloat16
 from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
-from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.select import step_for
@@ -43,7 +43,6 @@ MODELS = {
 }
 HANDOFFS = ("epoch", "minibatch")
 PLACES = [("serial", 1), ("threads", 1), ("threads", 2), ("processes", 2)]
-ROUNDING = 2.0**-8  # of a factor, at most, as a share of it
 
 COMMON = {
     "batch_size": 8,
@@ -67,22 +66,6 @@ def autoencoder(precision: str, **changed) -> Autoencoder:
 
 def rbm(precision: str, **changed) -> RBM:
     return RBM(2, 23, 17, RBMSettings(**(COMMON | changed), precision=precision))
-
-
-def gradients(learner: Learner, X: np.ndarray, *, whole: bool = False) -> list[np.ndarray]:
-    """Return the gradients of parameters that matter, which may be a few ones among zeros."""
-    rng = np.random.default_rng(0)
-    for parameter in learner.parameters:
-        shape = parameter.shape
-        parameter[:] = rng.random(shape) < 0.15 if whole else rng.normal(0, 0.3, shape)
-    learner.gradient(X, np.arange(len(X)), epoch=1, step=3)
-    return [g.copy() for g in learner.gradients]
-
-
-def away(found, exact) -> float:
-    """Return how far arrays are from the exact ones, as a share of these."""
-    off = sum(np.square(np.float64(a) - b).sum() for a, b in zip(found, exact, strict=True))
-    return float(np.sqrt(off / sum(np.square(np.float64(b)).sum() for b in exact)))
 
 
 LEARNERS = {  # what makes one, its settings, and its products one behind the other

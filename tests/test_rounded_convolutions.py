@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from barpictures import bars, tuned
+from convolutionalruns import LAYERS, MODELS, driver, train
+from convolutioncases import FORMS, Case, part_of, shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from linkedchains import NETWORKS, as_float32, examples
 from randomconvolutions import convolutional_stack
-from test_convolution_native import FORMS, Case, part_of, shapes
-from test_convolutional_pretraining import LAYERS, MODELS, driver, images, train
-from test_finetune_convolutions import bars, tuned
-from test_linked_network import NETWORKS, as_float32, examples
-from test_precision import ROUNDING, away, gradients
+from roundedgradients import ROUNDING, away, gradients
 from trialruns import stop_after
 
 from syncpretrain import load
@@ -30,8 +30,6 @@ from syncpretrain.learners.rbm import RBMSettings
 from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.settings import MomentumSchedule
 from syncpretrain.shapes import ConvolutionShape
-
-__all__ = ["images"]  # a fixture
 
 PORTABLE = 2  # the number of the form without the instruction, in the place of True
 SHAPE = ConvolutionShape(3, 9, 8, 5, 3, pad=1, pool=1)

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_schedule import layer_plans, planned_reads, play, shortened, stops_after
+from scheduleplay import layer_plans, planned_reads, play, shortened, stops_after
 
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import given
 from hypothesis import strategies as st
-from test_schedule import PACES, layer_plans, stops_after
+from scheduleplay import PACES, layer_plans, stops_after
 
 from syncpretrain.schedule.epochs import Command, Past, Release, Schedule, Train
 from syncpretrain.schedule.pace import Fixed, Pace

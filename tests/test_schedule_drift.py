@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_schedule import (
+from scheduleplay import (
     FREE,
     KNOWN,
     PACES,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_schedule import (
+from scheduleplay import (
     PACES,
     Memory,
     greedy,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sparsematrices import Matrix, csr
 
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.data import blocks, load_dataset
@@ -42,25 +43,6 @@ BITS = (DENSE > 0).astype("f4")
 COUNTS = f"counts:{DENSE.shape[1]}"
 SEVERAL = "bernoulli:10,counts:30"
 MIXED = np.hstack([BITS[:, :10], DENSE[:, 10:]])
-
-
-class Matrix:
-    """A matrix in CSR format, as one of SciPy's is taken."""
-
-    def __init__(self, data, indices, indptr, shape):
-        self.data, self.indices, self.indptr, self.shape = data, indices, indptr, shape
-
-    def tocsr(self):
-        return self
-
-    def toarray(self):
-        raise AssertionError("nothing may make it dense")
-
-
-def csr(dense, dtype=np.float32):
-    indptr = np.concatenate([[0], np.cumsum((dense != 0).sum(axis=1))])
-    data, indices = dense[dense != 0].astype(dtype), np.nonzero(dense)[1]
-    return Matrix(data, indices.astype(np.int32), indptr.astype(np.int32), dense.shape)
 
 
 def close(one, other, **options):

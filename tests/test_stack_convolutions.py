@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import safetensors
+from modelfiles import arrays, assert_equal, refused, write_file, zeros
 from randomconvolutions import convolutional_stack, random_layer
-from test_modelfile import arrays, assert_equal, refused, write_file, zeros
 
 from syncpretrain import Stack, load
 from syncpretrain.data.scaling import Scaling

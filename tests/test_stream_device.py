@@ -10,12 +10,11 @@ import threading
 import fakecupy
 import numpy as np
 import pytest
-import test_larger_data
-from backends import DEVICES, REAL, backend_of, leave_free
+from backends import DEVICES, REAL, as_it_is, backend_of, leave_free
 from devicedraws import draw_as_on_a_device
 from disturbedsteps import before_steps
-from test_backends_recorder import as_it_is
-from test_stream import LAYERS, VARIANTS, streamed
+from largerdata import Blocking
+from streamedruns import LAYERS, VARIANTS, streamed
 from trialruns import died, library_threads, notices_of, settings_on
 
 from syncpretrain import pretrain
@@ -521,7 +520,7 @@ class TestData:
         run.run()
 
 
-class TestBlocking(test_larger_data.TestBlocking):
+class TestBlocking(Blocking):
     """An iterable that waits for something when the run is to stop."""
 
     test_a_failure_elsewhere_does_not_wait_for_it = None  # its place is beyond a ring here

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
-from test_schedule import free, greedy, layer_plans, lockstep, rounds
+from scheduleplay import free, greedy, layer_plans, lockstep, rounds
 
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.pretraining.driver import TrainedLayers

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 JOB_SECONDS, BEGIN_SECONDS = 90, 60
+EVENTS = Path("run", "events.jsonl")
 EMULATED_HOSTS = Path(__file__).parents[2] / "examples" / "emulated_hosts.py"
 
 
@@ -97,3 +98,10 @@ def finished(job: subprocess.Popen[str], seconds: float = JOB_SECONDS) -> tuple[
         out, err = job.communicate(timeout=seconds)
         raise AssertionError(f"the job hangs: {out}{err}") from None
     return job.returncode, out, err
+
+
+def layer_ranks(started, number) -> dict[int, psutil.Process]:
+    """Return the processes of a job by rank, once the layers are trained."""
+    return ranks_of(
+        started, number, lambda: EVENTS.exists() and "EpochFinished" in EVENTS.read_text()
+    )
