@@ -545,7 +545,9 @@ class ndarray:  # noqa: N801 - CuPy's name
         name = function.__name__
         name = {"amax": "max", "amin": "min"}.get(name, name)
         if name not in FUNCTIONS:
-            raise TypeError(f"{name} is not in the stand-in for CuPy; see tests/fakecupy.py")
+            raise TypeError(
+                f"{name} is not in the stand-in for CuPy; see tests/helpers/fakecupy.py"
+            )
         unknown = kwargs.keys() - FUNCTIONS[name]
         if unknown:
             raise TypeError(f"{name}() got an unexpected keyword argument {unknown.pop()!r}")

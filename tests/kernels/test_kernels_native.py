@@ -29,7 +29,7 @@ from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.parallel import waiting
 from syncpretrain.rng import Address, Purpose
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 compiled = pytest.mark.skipif(not native.available(), reason="the compiled kernels are not in use")
 SHAPES = [(1, 1), (1, 1000), (1000, 1), (3, 7), (100, 30), (7, 513), (5, 2500), (0, 4), (4, 0)]
 LAYOUTS = ("whole", "columns")

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent / "examples" / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "examples" / "benchmarks"
 
 
 @pytest.fixture

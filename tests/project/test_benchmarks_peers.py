@@ -12,7 +12,7 @@ import pytest
 from syncpretrain.models.evaluation import layer_errors, stack_error
 from syncpretrain.settings import settings_from
 
-BENCHMARKS = Path(__file__).parent.parent / "examples" / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "examples" / "benchmarks"
 TURN = ["--rows", "300", "--epochs", "1", "--pairs", "1"]
 
 

@@ -12,7 +12,7 @@ import pytest
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.finetuning import FinetuneSettings
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 # Without a row of the judge: their bits depend on timing or on a GPU; the objective follows from y.
 NOT_JUDGED = {
     ("pretrain", "exchange"): {"windows"},

@@ -2,7 +2,7 @@
 
 60 draws of each kind run with the suite, always the same ones. For more of them:
 
-    SYNCPRETRAIN_DRAWS=1000 python -m pytest tests/test_cli_fuzz.py
+    SYNCPRETRAIN_DRAWS=1000 python -m pytest tests/cli/test_cli_fuzz.py
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class TestEach:
 
 
 def test_setup_packs_them():
-    setup = (Path(__file__).parent.parent / "setup.py").read_text(encoding="utf-8")
+    setup = (Path(__file__).parents[2] / "setup.py").read_text(encoding="utf-8")
     assert '"settings/presets/*.toml"' in setup
 
 

@@ -33,7 +33,7 @@ from syncpretrain.settings import settings_from, write_settings
 from syncpretrain.settings.files import tomllib
 
 LAYERS = (16, 10, 6, 4)
-OLD_RUNS = Path(__file__).parent / "data" / "run_4a28c1a"
+OLD_RUNS = Path(__file__).parents[1] / "data" / "run_4a28c1a"
 
 
 def saved_data(folder: Path, X, y=None) -> str:

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 )
 SPAWN = multiprocessing.get_context("spawn")
 START_SECONDS = 60  # a process that imports NumPy and pytest, on a busy machine
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
