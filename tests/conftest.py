@@ -174,3 +174,17 @@ def images() -> np.ndarray:
     made = np.clip(bars + rng.normal(0, 0.05, bars.shape), 0, 1).astype("f4").reshape(130, 64)
     made.setflags(write=False)
     return made
+
+
+@pytest.fixture
+def never_whole(monkeypatch) -> None:
+    """Fail where rows of a file become an array as a whole."""
+    from largerdata import ROWS
+
+    from syncpretrain.data.file_rows import FileRows
+
+    def refuse(self, dtype=None, copy=None):
+        assert len(self) < ROWS // 2, "all rows were read into memory"
+        return self[:]
+
+    monkeypatch.setattr(FileRows, "__array__", refuse)

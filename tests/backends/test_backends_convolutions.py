@@ -63,11 +63,6 @@ def device(request, monkeypatch):
     return backend_of(request.param, monkeypatch)
 
 
-@pytest.fixture
-def double(monkeypatch):
-    return backend_of("double", monkeypatch)
-
-
 @pytest.fixture(scope="module")
 def images() -> np.ndarray:
     rng = np.random.default_rng(7)

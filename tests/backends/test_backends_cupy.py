@@ -38,11 +38,6 @@ SOURCE = cuda_source()
 
 
 @pytest.fixture
-def double(monkeypatch):
-    return backend_of("double", monkeypatch)
-
-
-@pytest.fixture
 def cupy(monkeypatch):
     if fakecuda.COMPILER is None:
         pytest.skip("no g++ here to compile the kernels' source for the CPU")

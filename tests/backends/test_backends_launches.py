@@ -38,11 +38,6 @@ RBM_STEP = [
 
 
 @pytest.fixture
-def double(monkeypatch):
-    return backend_of("double", monkeypatch)
-
-
-@pytest.fixture
 def backwards(double):
     """The threads and blocks of a launch in the other order."""
     library = fakecuda.compiled(cuda_source())

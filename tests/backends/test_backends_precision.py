@@ -32,11 +32,6 @@ def backend(request, monkeypatch):
     return backend_of(request.param, monkeypatch)
 
 
-@pytest.fixture
-def double(monkeypatch):
-    return backend_of("double", monkeypatch)
-
-
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import pytest
 import tomli_w
 from commandline import exit_status, measure_one_round
-from conftest import PROCESS
 from drawncommands import Draw, draws, others, steep
 from drawnoptions import FLAG, HUGE, ODD, TUNING, rare, table_of
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
@@ -161,7 +161,7 @@ def call(folder: Path, out: str, *arguments: str) -> Ended:
     assert "Warning" not in reported
     assert "Traceback" not in reported
     assert not library_threads()
-    assert not PROCESS.children()
+    assert not psutil.Process().children()
     if status == 2:
         assert made == []
         assert re.fullmatch(r"Error: [^\n]+\n", reported), reported

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from toyclasses import toy
 
 from syncpretrain.data.dataset import UNLABELLED, Dataset
 from syncpretrain.errors import DataError
@@ -83,3 +84,28 @@ def test_counts_that_there_are_not(count):
 def test_data_without_labels():
     with pytest.raises(DataError, match="labels: got 3, but made has no labels"):
         replace(make_data(), train_labels=None).with_labels(3)
+
+
+class TestSomeLabels:
+    def data(self):
+        X, y = toy()
+        return Dataset("toy", "here", X, X[:0], X[:0], train_labels=y)
+
+    def test_as_many_of_each_class_and_fewer_are_a_part_of_more(self):
+        few, more = (self.data().with_labels(n, seed=3).train_labels for n in (6, 30))
+        for labels, count in ((few, 2), (more, 10)):
+            found, counts = np.unique(labels, return_counts=True)
+            assert found.tolist() == [-1, 3, 7, 11]
+            assert counts.tolist() == [60 - 3 * count, count, count, count]
+            known = labels != -1
+            np.testing.assert_array_equal(labels[known], self.data().train_labels[known])
+        assert set(np.flatnonzero(few != -1)) <= set(np.flatnonzero(more != -1))
+
+    def test_all_of_them(self):
+        labels = self.data().with_labels(60).train_labels
+        np.testing.assert_array_equal(labels, self.data().train_labels)
+
+    @pytest.mark.parametrize("count", [0, 61])
+    def test_a_count_there_is_not(self, count):
+        with pytest.raises(DataError, match=rf"labels: got {count}, expected 1 to 60"):
+            self.data().with_labels(count)

@@ -33,9 +33,11 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.state import STREAM_STATE
 from syncpretrain.pretraining.streamed import build as building
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.schedule.stream import Block, StreamPlan
 from syncpretrain.settings import settings_from
 from syncpretrain.workers import layer_process
-from syncpretrain.workers.streamed.remote import LentThreads
+from syncpretrain.workers.streamed.child import Answer
+from syncpretrain.workers.streamed.remote import LentThreads, RemoteLayer, Stopping
 
 LAYERS = (16, 12, 8, 5)
 LONG = 2000
@@ -353,3 +355,34 @@ def lives(pid: int) -> bool:
         return not ended(psutil.Process(pid))
     except psutil.NoSuchProcess:
         return False
+
+
+class Dead:
+    """A process that ended with an answer: an error."""
+
+    channel, has_ended = object(), True
+
+    def __init__(self) -> None:
+        self.left = [Answer(None, MemoryError("out of luck"))]
+
+    def send(self, thing: object) -> None:
+        pass
+
+    def poll(self, seconds: float) -> bool:
+        return True
+
+    def receive(self) -> Answer | None:
+        return self.left.pop() if self.left else None
+
+    def ending(self) -> str:
+        return "its process 1 ended with status 1"
+
+
+def test_the_cause_is_told_whoever_takes_the_last_answer():
+    layer = RemoteLayer(2, StreamPlan(delay=0, steps=4), 4, None, Timeouts())
+    stopping = Stopping(np.zeros(1), Timeouts())
+    layer.connect(Dead(), stopping, np.zeros(1), lambda death: False)
+    with pytest.raises(MemoryError):  # in a thread of the pool
+        layer.process(Block(2, 1, 2), lambda: False)
+    with pytest.raises(WorkerError, match=r"^layer 2 failed in epoch 1: MemoryError: out of luck$"):
+        layer.check()  # in the driver
