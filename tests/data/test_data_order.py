@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from largerdata import LAYERS
 
 from syncpretrain.data.order import MIXED_BLOCKS, PassOrder, minibatches, steps_per_epoch
-from syncpretrain.errors import (
-    SettingsError,
-)
+from syncpretrain.errors import SettingsError
 from syncpretrain.settings import settings_from
 
 SEEDS = st.integers(0, 2**63 - 1)

@@ -11,10 +11,7 @@ from largerdata import LAYERS, ROWS, STREAM, example_rows, mapped
 
 from syncpretrain import pretrain
 from syncpretrain.data.file_rows import rows_in_file
-from syncpretrain.errors import (
-    DataError,
-    WorkerError,
-)
+from syncpretrain.errors import DataError, WorkerError
 from syncpretrain.events import EpochFinished
 
 

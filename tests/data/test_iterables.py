@@ -8,11 +8,7 @@ from largerdata import LAYERS, ROWS, STREAM, Blocking, example_rows
 
 from syncpretrain import Minibatches, pretrain
 from syncpretrain.data.order import PassOrder
-from syncpretrain.errors import (
-    DataError,
-    SettingsError,
-    WorkerError,
-)
+from syncpretrain.errors import DataError, SettingsError, WorkerError
 
 
 def in_order(X: np.ndarray, size: int = 32):

@@ -7,9 +7,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from syncpretrain.kernels.convolution import (
-    scratch_size,
-)
+from syncpretrain.kernels.convolution import scratch_size
 from syncpretrain.kernels.dispatch import registered
 from syncpretrain.shapes import ConvolutionShape
 

@@ -14,10 +14,7 @@ from disturbedsteps import before_steps
 from trialruns import library_threads
 
 from syncpretrain import Minibatches
-from syncpretrain.errors import (
-    RunInterrupted,
-    WorkerError,
-)
+from syncpretrain.errors import RunInterrupted, WorkerError
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import settings_from

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from syncpretrain.schedule.epochs import Command, Release, Schedule, Train
 from syncpretrain.schedule.kinds import SCHEDULES, ScheduleOptions
 from syncpretrain.schedule.pace import Pace
-from syncpretrain.schedule.reads import (
-    LayerPlan,
-    Reads,
-    Rule,
-    planned_rows,
-    rounds_row,
-)
+from syncpretrain.schedule.reads import LayerPlan, Reads, Rule, planned_rows, rounds_row
 
 MAX_BUFFERS = 3
 

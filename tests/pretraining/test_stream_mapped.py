@@ -15,11 +15,7 @@ from largerdata import ROWS, STREAM, example_rows, mapped
 from syncpretrain import Minibatches, finetune, pretrain
 from syncpretrain.data import load_dataset
 from syncpretrain.data.file_rows import FileRows
-from syncpretrain.errors import (
-    DataError,
-    DivergedError,
-    WorkerError,
-)
+from syncpretrain.errors import DataError, DivergedError, WorkerError
 from syncpretrain.events import EpochFinished
 from syncpretrain.settings import settings_from, write_settings
 

@@ -8,15 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from packagemodules import (
-    MODULES,
-    NAMES,
-    imports,
-    knowledge,
-    own_imports,
-    package,
-    parsed,
-)
+from packagemodules import MODULES, NAMES, imports, knowledge, own_imports, package, parsed
 
 # From the bottom up; a module imports only from its own row or from those above it here.
 ROWS = [

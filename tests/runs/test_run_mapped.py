@@ -17,10 +17,7 @@ from trialruns import notices_of
 from syncpretrain import load
 from syncpretrain.data import load_dataset, own_data
 from syncpretrain.data.file_rows import FileRows
-from syncpretrain.errors import (
-    SettingsError,
-    WorkerError,
-)
+from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.events import EpochFinished
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from

@@ -21,12 +21,7 @@ from scheduleplay import (
 from syncpretrain.errors import ScheduleError, SettingsError
 from syncpretrain.schedule.epochs import Schedule, Train
 from syncpretrain.schedule.pace import Fixed, Pace, Planned
-from syncpretrain.schedule.reads import (
-    LayerPlan,
-    Reads,
-    greedy_row,
-    lockstep_row,
-)
+from syncpretrain.schedule.reads import LayerPlan, Reads, greedy_row, lockstep_row
 
 
 @given(
