@@ -9,6 +9,12 @@ from toyclasses import make_stack, numbers, toy, tuned
 from syncpretrain import finetune, pretrain
 from syncpretrain.errors import DataError, DivergedError
 
+OPTIONS = {"epochs": 30, "batch_size": 10, "learning_rate": 0.01, "blas_threads": 1}
+draws = np.random.default_rng(0)
+X = draws.random((60, 5), dtype=np.float32)
+y = X[:, :2].astype("f8") @ [2.0, -1.0]
+STACK = pretrain(X, hidden=4, epochs=2, batch_size=10)
+
 
 class TestRegression:
     @pytest.mark.parametrize("outputs", [1, 2])
@@ -59,13 +65,6 @@ class TestRegression:
     def test_a_first_minibatch_near_the_mean_is_no_divergence(self, seed):
         noise = np.random.default_rng(seed).standard_normal(60)
         tuned(None, toy()[0], noise, batch_size=1, epochs=1)
-
-
-OPTIONS = {"epochs": 30, "batch_size": 10, "learning_rate": 0.01, "blas_threads": 1}
-draws = np.random.default_rng(0)
-X = draws.random((60, 5), dtype=np.float32)
-y = X[:, :2].astype("f8") @ [2.0, -1.0]
-STACK = pretrain(X, hidden=4, epochs=2, batch_size=10)
 
 
 def test_far_and_large_targets_are_learned_as_near_and_small_ones():

@@ -24,6 +24,13 @@ from syncpretrain.kernels.convolution import (
 )
 from syncpretrain.shapes import ConvolutionShape
 
+REMEMBERED = [
+    ConvolutionShape(2, 5, 7, 3, 2, pool=2),
+    ConvolutionShape(1, 7, 7, 2, 3, pad=2, pool=3, channels_first=True),
+    ConvolutionShape(2, 5, 7, 3, 2, pool=2, pooling="mean"),
+    ConvolutionShape(2, 4, 4, 3, 3, pad=1),
+]
+
 
 def images(x, shape):
     """Return rows as images of shape (examples, channels, height, width)."""
@@ -152,14 +159,6 @@ def test_sums_of_channels(shape):
     x, _, _ = drawn(shape)
     sums = sum_channels(x, shape, out=np.empty(shape.channels))
     np.testing.assert_allclose(sums, images(x, shape).sum(axis=(0, 2, 3)))
-
-
-REMEMBERED = [
-    ConvolutionShape(2, 5, 7, 3, 2, pool=2),
-    ConvolutionShape(1, 7, 7, 2, 3, pad=2, pool=3, channels_first=True),
-    ConvolutionShape(2, 5, 7, 3, 2, pool=2, pooling="mean"),
-    ConvolutionShape(2, 4, 4, 3, 3, pad=1),
-]
 
 
 def standard_normal(shape, *lengths, kind="f8", seed=0):
