@@ -162,3 +162,29 @@ def bits() -> np.ndarray:
     examples = (prototypes[rng.integers(4, size=200)] ^ noise).astype(np.float32)
     examples.setflags(write=False)
     return examples
+
+
+@pytest.fixture(scope="session")
+def images() -> np.ndarray:
+    """130 images of 8 x 8: a bright bar at some angle, and noise. Read-only."""
+    rng = np.random.default_rng(7)
+    y, x = np.mgrid[:8, :8] - 3.5
+    angles, offsets = rng.uniform(0, np.pi, (130, 1, 1)), rng.uniform(-2, 2, (130, 1, 1))
+    bars = np.exp(-np.square(x * np.cos(angles) + y * np.sin(angles) - offsets))
+    made = np.clip(bars + rng.normal(0, 0.05, bars.shape), 0, 1).astype("f4").reshape(130, 64)
+    made.setflags(write=False)
+    return made
+
+
+@pytest.fixture
+def never_whole(monkeypatch) -> None:
+    """Fail where rows of a file become an array as a whole."""
+    from largerdata import ROWS
+
+    from syncpretrain.data.file_rows import FileRows
+
+    def refuse(self, dtype=None, copy=None):
+        assert len(self) < ROWS // 2, "all rows were read into memory"
+        return self[:]
+
+    monkeypatch.setattr(FileRows, "__array__", refuse)

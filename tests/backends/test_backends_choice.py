@@ -1,0 +1,255 @@
+"""Which backend a run takes, and what is refused on a GPU."""
+
+from __future__ import annotations
+
+import fakecupy
+import msgspec
+import numpy as np
+import pytest
+from backends import backend_of
+from disturbedsteps import before_steps
+from stackcomparisons import alike
+from trialruns import notices_of, stop_after
+
+from syncpretrain import finetune, load, pretrain
+from syncpretrain.backends.choice import resolve_backend
+from syncpretrain.backends.cupy_backend import CupyBackend
+from syncpretrain.cli import main
+from syncpretrain.errors import RunInterrupted, SettingsError, WorkerError
+from syncpretrain.learners.base import Learner
+from syncpretrain.parallel import available_memory
+from syncpretrain.pretraining.runtimes import workers_of
+from syncpretrain.runs.folder import CONFIG_NAME
+from syncpretrain.runs.prepare import resolve
+from syncpretrain.runs.run import resume_run, train_run
+from syncpretrain.settings import FinetuneSettings, read_settings, settings_from
+from syncpretrain.settings.devices import why_not_tuned_on_a_device
+
+LAYERS = (16, 12, 8, 5)
+
+
+class TestChoice:
+    """Which backend a run takes, and what is refused on a GPU."""
+
+    def wanted(self, **settings):
+        return settings_from((16, 8, 4), **settings)
+
+    def backend_of(self, **settings):
+        return resolve(self.wanted(**settings)).pretrain.backend
+
+    def test_auto_is_the_gpu_where_there_is_one_and_numpy_where_there_is_none(
+        self, double, monkeypatch
+    ):
+        tuned = {"objective": "reconstruction"}
+        assert resolve_backend("auto") == self.backend_of(finetune=tuned) == "cupy"
+        monkeypatch.setattr(fakecupy, "DEVICES", 0)
+        fakecupy.install(monkeypatch, devices=0)
+        assert resolve_backend("auto") == self.backend_of(finetune=tuned) == "numpy"
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"replicas": 2, "split": "units"},
+            {"shards": (1, 2), "split": "units"},
+            {"runtime": "processes"},
+        ],
+    )
+    def test_what_only_the_cpu_does(self, double, settings):
+        assert self.backend_of(**settings) == "numpy"
+        with pytest.raises(SettingsError, match=r"^backend: got cupy:1 with .*backend numpy"):
+            self.wanted(**settings, backend="cupy:1")
+
+    def test_examples_that_only_the_cpu_takes(self, double, bits, tmp_path):
+        sparse = pytest.importorskip("scipy.sparse", reason="a sparse matrix is needed")
+        holes, own = bits.copy(), {"layers": (16, 8), "epochs": 1, "batch_size": 20}
+        holes[0, 0] = np.nan
+        counts = sparse.csr_matrix(bits)
+        for X, units in ((holes, "bernoulli"), (counts, "bernoulli"), (counts, "gaussian")):
+            stack = pretrain(X, visible_units=units, **own)
+            assert stack.info["pretrain"]["backend"] == "numpy"
+            with pytest.raises(SettingsError, match=r"^X: got .* with a GPU, which has no form"):
+                pretrain(X, visible_units=units, **own, backend="cupy")
+        tuned = finetune(stack, counts, epochs=1, batch_size=20)
+        assert tuned.info["finetune"][0]["backend"] == "numpy"
+        with pytest.raises(SettingsError, match=r"^backend: got cupy with a sparse matrix"):
+            finetune(stack, counts, backend="cupy")
+        np.save(tmp_path / "x.npy", holes)
+        settings = settings_from(**own, data={"name": str(tmp_path / "x.npy")})
+        train_run(settings, out=tmp_path / "run")
+        assert read_settings(tmp_path / "run" / CONFIG_NAME).pretrain.backend == "numpy"
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"optimizer": "cg"}, "the optimizer cg"),
+            ({"optimizer": "lbfgs"}, "the optimizer lbfgs"),
+            ({"replicas": 2}, "replicas or shards"),
+            ({"shards": 2, "split": "examples"}, "replicas or shards"),
+        ],
+    )
+    def test_what_only_the_cpu_does_in_fine_tuning(self, double, bits, settings, message):
+        chosen = {"objective": "reconstruction", **settings}
+        assert self.backend_of(finetune=chosen) == "numpy"
+        wanted = why_not_tuned_on_a_device(FinetuneSettings(**chosen))
+        assert message in wanted and resolve_backend("auto", wanted) == "numpy"
+        with pytest.raises(SettingsError, match=f"backend: got cupy with .*{message}"):
+            settings_from((16, 8), backend="cupy", finetune=chosen)
+        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
+        with pytest.raises(SettingsError, match=f"backend: got cupy with .*{message}"):
+            finetune(stack, bits, **settings, backend="cupy")
+
+    @pytest.mark.parametrize("name", ["gpu", "cupy:x", "CUPY", ""])
+    def test_an_unknown_name(self, bits, name):
+        with pytest.raises(SettingsError, match="expected auto, numpy, cupy or cupy:NUMBER"):
+            self.wanted(backend=name)
+        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
+        with pytest.raises(SettingsError, match="expected auto, numpy, cupy or cupy:NUMBER"):
+            finetune(stack, bits, backend=name)
+
+    def test_a_gpu_that_is_missing_is_told_before_anything_is_written(
+        self, bits, monkeypatch, tmp_path
+    ):
+        fakecupy.install(monkeypatch, devices=0)
+        np.save(tmp_path / "x.npy", bits)
+        settings = settings_from(
+            (16, 8), backend="cupy", data={"name": str(tmp_path / "missing.npy")}
+        )
+        with pytest.raises(SettingsError, match="backend: got cupy, but the driver finds no"):
+            train_run(settings, out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+        with pytest.raises(SettingsError, match="backend: got cupy, but the driver finds no"):
+            pretrain(bits, layers=(16, 8), backend="cupy")
+
+    def test_a_run_whose_gpu_is_gone_goes_on_elsewhere_and_says_so(
+        self, double, bits, monkeypatch, tmp_path
+    ):
+        np.save(tmp_path / "x.npy", bits)
+        given = {"epochs": 3, "batch_size": 20, "data": {"name": str(tmp_path / "x.npy")}}
+        settings = settings_from((16, 8), **given)
+        train_run(settings_from((16, 8), **given, backend="numpy"), out=tmp_path / "whole")
+        with monkeypatch.context() as patch:
+            stop_after(patch, 12)
+            with pytest.raises(RunInterrupted):
+                train_run(settings, out=tmp_path / "run")
+        assert read_settings(tmp_path / "run" / CONFIG_NAME).pretrain.backend == "cupy"
+        fakecupy.install(monkeypatch, devices=0)
+        with pytest.raises(SettingsError, match=r"got cupy, but .* Or take --backend numpy"):
+            resume_run(tmp_path / "run")
+        events = []
+        report = resume_run(tmp_path / "run", backend="numpy", observers=[events.append])
+        assert report["backend"] == "numpy"
+        notices = notices_of(events)
+        assert any("begun with backend cupy and goes on with numpy" in text for text in notices)
+        alike(load(tmp_path / "run"), load(tmp_path / "whole"))
+
+    def test_processes_train_on_the_cpu_where_auto_could_take_a_gpu_and_say_so(self, double, bits):
+        events = []
+        own = {"layers": (16, 8, 4), "epochs": 1, "observers": [events.append]}
+        fakecupy.log.clear()
+        stack = pretrain(bits, **own, runtime="processes")
+        assert stack.info["pretrain"]["backend"] == "numpy"
+        assert not fakecupy.log
+        (notice,) = [text for text in notices_of(events) if "there is a GPU" in text]
+        assert "but backend auto is numpy: with runtime processes, whose" in notice
+        for named in ("numpy", "cupy"):
+            events.clear()
+            pretrain(bits, **own, backend=named)
+            assert not any("there is a GPU" in text for text in notices_of(events))
+
+    def test_a_run_and_a_fine_tuning_say_that_a_gpu_is_not_taken(self, double, bits, tmp_path):
+        np.save(tmp_path / "x.npy", bits)
+        tuned = {"objective": "reconstruction", "optimizer": "cg", "epochs": 1}
+        own = {"layers": (16, 8), "epochs": 1, "batch_size": 20}
+        events = []
+        settings = settings_from(**own, finetune=tuned, data={"name": str(tmp_path / "x.npy")})
+        train_run(settings, out=tmp_path / "run", observers=[events.append])
+        (notice,) = [text for text in notices_of(events) if "there is a GPU" in text]
+        assert "with the optimizer cg of fine-tuning" in notice
+        stack = pretrain(bits, **own, backend="numpy")
+        events.clear()
+        finetune(stack, bits, optimizer="cg", epochs=1, observers=[events.append])
+        assert any("there is a GPU" in text for text in notices_of(events))
+
+    def test_a_stack_that_does_not_fit_the_gpu_is_refused(self, double, bits, monkeypatch):
+        wanted = {"layers": (16, 8), "epochs": 1, "backend": "cupy"}
+        monkeypatch.setattr(fakecupy, "MEMORY", 5_000)
+        with pytest.raises(SettingsError, match=r"^layers: 16,8 on 200 .* are free on the GPU"):
+            pretrain(bits, **wanted)
+        monkeypatch.setattr(fakecupy, "MEMORY", 1 << 30)
+        monkeypatch.setattr(available_memory, "available_bytes", lambda: 40_000)
+        pretrain(bits, **wanted)  # activations take no memory of the host
+
+    @pytest.mark.parametrize("gpus", [1, 3])
+    def test_a_network_that_does_not_fit_a_gpu_is_refused(self, bits, monkeypatch, gpus):
+        monkeypatch.setattr(fakecupy.install, "__defaults__", (gpus,))
+        backend_of("double", monkeypatch)
+        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
+        monkeypatch.setattr(fakecupy, "MEMORY", 7_000)
+        with pytest.raises(SettingsError, match=r"fine-tuning 16,8 on 200 .* are free on the GPU"):
+            finetune(stack, bits, backend="cupy")
+        monkeypatch.setattr(fakecupy, "MEMORY", 1 << 30)
+        monkeypatch.setattr(available_memory, "available_bytes", lambda: 5_000)
+        finetune(stack, bits, epochs=1, backend="cupy")  # on the host there are the examples alone
+
+    def test_a_device_trains_all_layers_at_a_time(self, double, bits):
+        deep = settings_from((16, 8, 8, 8, 8), backend="cupy").pretrain
+        assert workers_of(deep) == 4
+        assert workers_of(msgspec.structs.replace(deep, workers=2)) == 2
+
+    def test_a_device_that_fails_does_not_hide_the_error(self, double, bits, monkeypatch):
+        def break_down(learner: Learner, epoch: int, step: int) -> None:
+            monkeypatch.setattr(CupyBackend, "tohost", illegal_address)
+            raise ValueError("the first error")
+
+        def illegal_address(*_):
+            raise fakecupy.CUDARuntimeError(700, "cudaErrorIllegalAddress")
+
+        before_steps(monkeypatch, break_down)
+        with pytest.raises(WorkerError, match="the first error") as caught:
+            pretrain(bits, layers=(16, 8), epochs=1, backend="cupy", runtime="serial")
+        assert caught.value.stack is None
+
+    @pytest.mark.parametrize("runtime", ["serial", "threads"])
+    @pytest.mark.parametrize("broken", ["asarray", "tohost", "synchronize"])
+    def test_a_device_where_all_fails_after_an_error_does_not_hide_it(
+        self, double, bits, monkeypatch, runtime, broken
+    ):
+        def illegal_address(*_, **__):
+            raise fakecupy.CUDARuntimeError(700, "cudaErrorIllegalAddress")
+
+        def break_down(learner: Learner, epoch: int, step: int) -> None:
+            if learner.layer == 1 and epoch == 2:
+                if broken == "synchronize":
+                    monkeypatch.setattr(fakecupy.Stream, "synchronize", illegal_address)
+                else:
+                    monkeypatch.setattr(CupyBackend, broken, illegal_address)
+                raise ValueError("the first error")
+
+        before_steps(monkeypatch, break_down)
+        with pytest.raises(WorkerError, match=r"layer 1 failed in epoch 2: .*the first error"):
+            pretrain(bits, layers=(16, 8), epochs=2, backend="cupy", runtime=runtime)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--backend", "cupy"], "--backend: got cupy, but the driver finds no NVIDIA GPU"),
+            (["--backend", "cuda"], "--backend: got 'cuda', expected auto, numpy, cupy or cupy:N"),
+            (
+                ["--backend", "cupy", "--replicas", "2", "--split", "units"],
+                "got cupy with split units, expected examples",
+            ),
+            (["--backend", "cupy:0", "--runtime", "processes"], "got cupy:0 with runtime proc"),
+        ],
+    )
+    def test_the_command_refuses_with_status_2(
+        self, bits, monkeypatch, tmp_path, capfd, options, message
+    ):
+        fakecupy.install(monkeypatch, devices=0)
+        np.save(tmp_path / "x.npy", bits)
+        out = tmp_path / "run"
+        given = ["--layers", "16,8", "--data", str(tmp_path / "x.npy"), "--out", str(out)]
+        with pytest.raises(SystemExit) as left:
+            main(["train", *given, *options], prog_name="syncpretrain")
+        assert left.value.code == 2
+        assert message in " ".join(capfd.readouterr().err.split())
+        assert not out.exists()

@@ -1,0 +1,379 @@
+"""Convolutions on a device: each form against the equation, layers and networks against NumPy's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from inspect import unwrap
+
+import fakecuda
+import fakecupy
+import numpy as np
+import pytest
+from backends import BACKENDS, backend_of
+from convolutioncases import SHAPES
+from devicedraws import draw_as_on_a_device
+from stackcomparisons import alike
+from trialruns import stop_after
+
+from syncpretrain import finetune, pretrain
+from syncpretrain.backends.cuda_source import cuda_source
+from syncpretrain.backends.numpy_backend import NumpyBackend
+from syncpretrain.errors import RunInterrupted, SettingsError
+from syncpretrain.kernels.convolution import (
+    block_means,
+    block_sums,
+    convolve,
+    convolve_at,
+    convolve_back,
+    convolve_gradient,
+    draw_blocks,
+    sum_channels,
+    visible_means,
+)
+from syncpretrain.learners.convolution import convolutional_rbm
+from syncpretrain.learners.rbm import RBMSettings
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.settings import MomentumSchedule, settings_from
+from syncpretrain.shapes import ConvolutionShape
+
+BLOCKS = ConvolutionShape(2, 5, 7, 3, 2, pool=2, pooling="prob")
+LAYERS = "1x6x6,conv:3x3,pool:2,conv:4x2,5"
+BASE = {"layers": LAYERS, "batch_size": 20, "epochs": 2, "seed": 3}
+RECTIFIED = {"hidden_units": ("relu", "relu", "bernoulli"), "learning_rate": 0.02}
+MODELS = {
+    "rbm": {"sparsity_cost": (0.5, 0.5, 0)},
+    "gaussian": {"visible_units": "gaussian", "cd_steps": 2} | RECTIFIED,
+    "persistent": {"persistent": True, "visible_bias": "log-odds"},
+    "dropout": {"hidden_dropout": 0.3},
+    "probabilistic": {"layers": "1x6x6,conv:3x3,pool:2:prob,conv:4x2,5"},
+    "denoising": {"model": "denoising", "corruption": ("masking:0.3", "gaussian:0.1", "none")},
+    "untied": {"model": "autoencoder", "tied": False, "visible_bias": "log-odds"} | RECTIFIED,
+    "groups": {"layers": "1x6x6,conv:4x3,pool:2,conv:4x2/2,5"},
+    "padded means": {"model": "autoencoder", "layers": "1x6x6,conv:3x3:same,pool:2:mean,5"},
+}
+TUNING = {
+    "adam": {},
+    "dropout": {"dropout": 0.3, "input_dropout": 0.1},
+    "sgd": {"optimizer": "sgd", "momentum": 0.5, "weight_decay": 0.01},
+}
+
+
+@pytest.fixture(params=BACKENDS[1:])
+def device(request, monkeypatch):
+    return backend_of(request.param, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def images() -> np.ndarray:
+    rng = np.random.default_rng(7)
+    y, x = np.mgrid[:6, :6] - 2.5
+    angles = rng.uniform(0, np.pi, (75, 1, 1))
+    bars = np.exp(-np.square(x * np.cos(angles) + y * np.sin(angles)))
+    return np.clip(bars + rng.normal(0, 0.05, bars.shape), 0, 1).astype("f4").reshape(75, 36)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def framed(device, host):
+    """Return an array whose rows lie in longer ones of 7, and these."""
+    frame = np.full((len(host), host.shape[1] + 5), 7, dtype=np.float32)
+    frame[:, 2:-3] = host
+    frame = device.asarray(frame)
+    return frame[:, 2:-3], frame
+
+
+def unframed(device, frame):
+    host = device.tohost(frame)
+    assert (host[:, :2] == 7).all() and (host[:, -3:] == 7).all()
+    return host[:, 2:-3]
+
+
+def near(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-6)
+
+
+class TestForms:
+    """NumPy's equations are the oracle; in float32, as the forms are."""
+
+    def coded(self, shape, units="gaussian", examples=3):
+        """Return x, weight, bias, and the code and its places by the equation."""
+        x, weight = normal(examples, shape.visible), normal(shape.fan_in, shape.filters, seed=1)
+        bias = normal(shape.filters, seed=2)
+        out, places = (np.empty((examples, shape.hidden), np.float32) for _ in range(2))
+        unwrap(convolve)(x, weight, bias, out, places, x[:0], shape, units)
+        return x, weight, bias, out, places
+
+    @pytest.mark.parametrize("units", ["gaussian", "relu", "bernoulli", "tanh"])
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    def test_codes_and_their_places(self, device, shape, units):
+        x, weight, bias, expected, at = self.coded(shape, units)
+        given, own = [device.asarray(array) for array in (weight, bias)], np.empty_like(at)
+        (x, _), (out, frame), (places, around) = (framed(device, a) for a in (x, at, own))
+        convolve(x, *given, out, places, places[:0], shape, units)
+        near(unframed(device, frame), expected)
+        np.testing.assert_array_equal(unframed(device, around), at)
+
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    def test_gradients_and_what_goes_back(self, device, shape):
+        x, weight, _, _, places = self.coded(shape)
+        delta = normal(3, shape.hidden, seed=3)
+        dW, back = np.empty_like(weight), np.empty_like(x)
+        for kept in (places, places[:0].reshape(0)):
+            unwrap(convolve_gradient)(x, delta, kept, dW, x[:0], shape)
+            unwrap(convolve_back)(delta, kept, weight, back, x[:0], shape)
+            found = device.zeros(dW.shape)
+            (out, frame), (above, _) = framed(device, x), framed(device, delta)
+            at = device.asarray(kept)
+            convolve_gradient(device.asarray(x), above, at, found, at, shape)
+            convolve_back(above, at, device.asarray(weight), out, at, shape)
+            near(device.tohost(found), dW)
+            near(unframed(device, frame), back)
+
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    def test_what_is_read_at_the_places(self, device, shape):
+        x, weight, _, _, places = self.coded(shape)
+        expected = np.empty_like(places)
+        scratch = np.empty(100_000, np.float32)
+        unwrap(convolve_at)(x, weight, places, expected, scratch, shape)
+        given = [device.asarray(array) for array in (x, weight, places)]
+        out = device.empty(places.shape)
+        convolve_at(*given, out, given[0], shape)
+        near(device.tohost(out), expected)
+        out.fill(7)
+        convolve_at(*given, out, given[0], shape, slice(1, 2))
+        found = device.tohost(out).reshape(-1, shape.filters)
+        near(found[:, 1:2], expected.reshape(-1, shape.filters)[:, 1:2])
+        assert (np.delete(found, 1, axis=1) == 7).all()
+
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    def test_some_filters_and_channels_leave_the_others_alone(self, device, shape):
+        x, weight, bias, expected, places = self.coded(shape)
+        on_device = [device.asarray(array) for array in (x, weight, bias, places)]
+        own, delta = slice(1, 2), device.asarray(normal(3, shape.hidden, seed=3))
+        out, dW, back = (device.asarray(np.full_like(a, 7)) for a in (expected, weight, x))
+        none = on_device[0][:0]
+        convolve(*on_device[:3], out, none, none, shape, "gaussian", own)
+        found = device.tohost(out).reshape(-1, shape.filters)
+        near(found[:, own], expected.reshape(-1, shape.filters)[:, own])
+        assert (np.delete(found, 1, axis=1) == 7).all()
+        whole = [device.empty(weight.shape), device.empty(x.shape)]
+        for part, wanted in ((own, dW), (slice(None), whole[0])):
+            convolve_gradient(on_device[0], delta, on_device[3], wanted, none, shape, part)
+        near(device.tohost(dW)[:, own], device.tohost(whole[0])[:, own])
+        assert (np.delete(device.tohost(dW), 1, axis=1) == 7).all()
+        last = slice(shape.channels - 1, shape.channels)
+        for part, wanted in ((last, back), (slice(None), whole[1])):
+            convolve_back(delta, on_device[3], on_device[1], wanted, none, shape, part)
+        is_own = np.zeros(shape.visible, dtype=np.float32)
+        lasting = np.arange(shape.channels) == shape.channels - 1
+        pixels = shape.height * shape.width
+        is_own = np.repeat(lasting, pixels) if shape.channels_first else np.tile(lasting, pixels)
+        found, wanted = device.tohost(back), device.tohost(whole[1])
+        np.testing.assert_array_equal(found, np.where(is_own, wanted, np.float32(7)))
+
+    def test_of_equals_the_first_is_the_largest_and_a_number_that_is_none_is_larger(self, device):
+        shape = ConvolutionShape(1, 4, 4, 1, 1, pool=2)
+        x = np.float32([[1, 2, 0, 0, 2, 0, 0, 0, -3, -1, 5, 9, -2, -1, np.nan, np.nan]])
+        given = [device.asarray(a) for a in (x, np.ones((1, 1), "f4"), np.zeros(1, "f4"))]
+        out, places = device.empty((1, 4)), device.empty((1, 4))
+        convolve(*given, out, places, places[:0], shape, "gaussian")
+        np.testing.assert_array_equal(device.tohost(out), [[2, 0, -1, np.nan]])
+        np.testing.assert_array_equal(device.tohost(places), [[1, 0, 1, 2]])
+
+    @pytest.mark.parametrize("examples", [0, 1])
+    def test_few_examples(self, device, examples):
+        shape = SHAPES[0]
+        x, weight, bias, out, places = (device.asarray(a) for a in self.coded(shape, "relu", 1))
+        dW = device.asarray(np.full((shape.fan_in, shape.filters), 7, np.float32))
+        some = slice(0, examples)
+        convolve(x[some], weight, bias, out[some], places[some], x, shape, "relu")
+        convolve_gradient(x[some], out[some], places[some], dW, x, shape)
+        assert (device.tohost(dW) == 0).all() == (examples == 0)
+
+    def test_some_examples_at_a_time(self, device, monkeypatch):
+        shape = SHAPES[1]
+        x, weight, bias, out, _ = (device.asarray(a) for a in self.coded(shape, "relu", 5))
+        results = []
+        for most in (2 * shape.lowered, 1, 2**25):
+            monkeypatch.setattr("syncpretrain.backends.cuda_convolutions.COLUMNS_AT_ONCE", most)
+            code, at, dW, back = (device.empty(a.shape) for a in (out, out, weight, x))
+            convolve(x, weight, bias, code, at, x, shape, "relu")
+            convolve_gradient(x, code, at, dW, x, shape)
+            convolve_back(code, at, weight, back, x, shape)
+            results.append([device.tohost(a) for a in (code, at, back, dW)])
+        for some in results[:2]:
+            for actual, expected in zip(some, results[2], strict=True):
+                near(actual, expected)
+
+    @pytest.mark.parametrize("units", ["gaussian", "bernoulli"])
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    def test_visible_means_and_sums_of_channels(self, device, shape, units):
+        x, bias = normal(4, shape.visible), normal(shape.channels, seed=1)
+        (given, frame), sums = framed(device, x), np.empty(shape.channels, np.float32)
+        visible_means(given, device.asarray(bias), shape, units)
+        out = sum_channels(device.asarray(x), shape, out=device.empty(shape.channels))
+        near(device.tohost(out), unwrap(sum_channels)(x, shape, out=sums))
+        near(unframed(device, frame), unwrap(visible_means)(x, bias, shape, units))
+
+    def test_blocks_of_which_one_unit_is_on(self, device):
+        maps, noise = 3 * normal(5, BLOCKS.units), np.random.default_rng(1)
+        noise = noise.random((5, BLOCKS.hidden), dtype=np.float32)
+        (given, frame), (out, around) = (framed(device, a.copy()) for a in (maps, maps))
+        draw_blocks(given, device.asarray(noise), BLOCKS, out=out)
+        again = device.asarray(maps)
+        block_means(again, BLOCKS)
+        np.testing.assert_array_equal(device.tohost(again), unframed(device, frame))
+        sums, (total, _) = np.empty_like(noise), framed(device, noise)
+        block_sums(given, BLOCKS, out=total)
+        states = unwrap(draw_blocks)(maps, noise, BLOCKS, out=np.empty_like(maps))
+        np.testing.assert_array_equal(unframed(device, around), states)
+        near(unframed(device, frame), maps)
+        near(device.tohost(total), unwrap(block_sums)(maps, BLOCKS, out=sums))
+
+    def test_other_arrays_than_of_float32_are_refused(self, double):
+        shape = SHAPES[0]
+        x, weight, bias, out, places = self.coded(shape)
+        given = [double.asarray(array) for array in (x, weight, bias, out, places)]
+        with pytest.raises(TypeError, match=r"x: got float64 of shape .*, expected float32"):
+            convolve(double.asarray(x.astype(float)), *given[1:], given[0], shape, "relu")
+        with pytest.raises(TypeError, match=r"bias: got .*, expected 3 of float32"):
+            convolve(*given[:2], given[2][:2], *given[3:], given[0], shape, "relu")
+
+    def test_the_order_of_threads_changes_no_bit(self, double):
+        library, results = fakecuda.compiled(cuda_source()), []
+        for backwards in (0, 1):
+            library.shim_set_backwards(backwards)
+            rbm = learner(double)
+            rbm.gradient(double.asarray(examples(8)), np.arange(8), epoch=1, step=0)
+            results.append([double.tohost(gradient) for gradient in rbm.gradients])
+        library.shim_set_backwards(0)
+        for one, other in zip(*results, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def examples(count: int) -> np.ndarray:
+    return np.random.default_rng(5).random((count, BLOCKS.visible), dtype=np.float32)
+
+
+def learner(backend, shape: ConvolutionShape = BLOCKS):
+    momentum = MomentumSchedule("0.5")
+    settings = RBMSettings(batch_size=8, learning_rate=0.1, momentum=momentum, seed=3)
+    made = convolutional_rbm(1, shape, settings)
+    made.weight[...] = normal(*made.weight.shape)
+    made.to(backend)
+    return made
+
+
+class TestTraining:
+    """What a layer and a network are after training; NumPy is the oracle."""
+
+    @pytest.mark.parametrize("shape", [BLOCKS, replace(BLOCKS, pooling="max")], ids=str)
+    def test_states_and_codes_of_a_step_are_numpys(self, device, shape):
+        found = []
+        for backend in (NumpyBackend(), device):
+            rbm = learner(backend, shape)
+            rbm.gradient(backend.asarray(examples(8)), np.arange(8), epoch=1, step=0)
+            found.append([backend.tohost(a) for a in (rbm._states, rbm.hidden_means(8))])
+        np.testing.assert_array_equal(found[0][0], found[1][0])
+        near(found[1][1], found[0][1])
+
+    @pytest.mark.parametrize("kind", MODELS)
+    def test_every_learner_comes_to_numpys_weights(self, device, images, kind, monkeypatch):
+        draw_as_on_a_device(monkeypatch)
+        settings = BASE | MODELS[kind]
+        held = {"validation": images[60:]}
+        events: dict[str, list] = {"numpy": [], "cupy": []}
+        stacks = {
+            name: pretrain(
+                images[:60], **settings, **held, backend=name, observers=[events[name].append]
+            )
+            for name in events
+        }
+        alike(stacks["cupy"], stacks["numpy"])
+        errors = {
+            name: sorted(
+                (event.layer, event.epoch, event.train_error, event.validation_error)
+                for event in some
+                if hasattr(event, "validation_error")
+            )
+            for name, some in events.items()
+        }
+        assert errors["numpy"]
+        np.testing.assert_allclose(errors["cupy"], errors["numpy"], rtol=1e-4)
+        assert stacks["cupy"].info["pretrain"]["backend"] == "cupy"
+
+    def test_one_and_two_gpus_in_turns_or_threads_come_to_the_same_bits(self, double, images):
+        places = [("cupy", "threads"), ("cupy:1", "threads"), ("cupy", "serial")]
+        sums = {
+            pretrain(images, **BASE, backend=name, runtime=runtime).parameters_sha256
+            for name, runtime in places
+        }
+        assert len(sums) == 1
+
+    def test_a_stopped_run_goes_on_to_the_same_bits(self, double, images, monkeypatch):
+        wanted = BASE | MODELS["persistent"] | {"backend": "cupy"}
+        settings = settings_from(wanted.pop("layers"), **wanted).pretrain
+        whole, states = Pretraining(settings, images).run(), []
+
+        def save(state, *, done, final):
+            if final:
+                states.append(state())
+
+        with monkeypatch.context() as patch:
+            stop_after(patch, 3)
+            with pytest.raises(RunInterrupted):
+                Pretraining(settings, images, save=save).run()
+        resumed = Pretraining(settings, images, resume=states[-1]).run()
+        assert resumed.parameters_sha256 == whole.parameters_sha256
+
+    @pytest.mark.parametrize("tuning", TUNING)
+    @pytest.mark.parametrize("supervised", [False, True])
+    def test_a_tuned_network_comes_to_numpys_weights(self, device, images, supervised, tuning):
+        y = images[:, :18].sum(axis=1) > images[:, 18:].sum(axis=1) if supervised else None
+        groups = MODELS["groups"] if tuning == "adam" else {}
+        stack = pretrain(images, **BASE | groups, backend="numpy")
+        settings = {"epochs": 2, "batch_size": 20, "seed": 4} | TUNING[tuning]
+        held = {"validation": images[:30], "validation_y": None if y is None else y[:30]}
+        oracle = finetune(stack, images, y, **settings, **held, backend="numpy")
+        tuned = finetune(stack, images, y, **settings, **held, backend="cupy")
+        alike(tuned, oracle, 1e-5)
+        curves = tuned.history.finetune, oracle.history.finetune
+        for name in ("train", "validation"):
+            np.testing.assert_allclose(*(getattr(each, name) for each in curves), rtol=1e-4)
+
+    @pytest.mark.parametrize("kind", ["rbm", "probabilistic", "denoising"])
+    def test_no_step_waits(self, double, images, kind):
+        counts = []
+        for size in (30, 10):
+            fakecupy.log.clear()
+            settings = BASE | {"epochs": 1} | MODELS[kind] | {"batch_size": size}
+            stack = pretrain(images[:60], **settings, backend="cupy")
+            y = np.arange(60) % 2 if kind == "rbm" else None
+            finetune(stack, images[:60], y, epochs=1, batch_size=size, backend="cupy")
+            counts.append(sum(what == "synchronize" for _, _, what in fakecupy.log))
+        assert counts[0] == counts[1]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"handoff": "minibatch", "shards": 2}, "with handoff minibatch and minibatches in sh"),
+            ({"shards": 2, "split": "filters"}, "with split filters, expected examples"),
+            ({"runtime": "processes"}, "with runtime processes"),
+            (
+                {"finetune": {"objective": "reconstruction", "split": "columns"}}
+                | {"layers": MODELS["groups"]["layers"]},
+                "with fine-tuning split by columns",
+            ),
+            (
+                {"layers": "1x1000x1000,conv:2x50,pool:3,5"},
+                "with the convolution 1x1000x1000 conv .* see 2261002500 numbers of an example",
+            ),
+        ],
+    )
+    def test_what_only_the_cpu_does(self, settings, message):
+        with pytest.raises(SettingsError, match=f"^backend: got cupy {message}"):
+            settings_from(**({"layers": LAYERS} | settings), backend="cupy")

@@ -1,0 +1,256 @@
+"""What only a device has, counted: waits, streams, copies, devices of layers."""
+
+from __future__ import annotations
+
+import threading
+
+import fakecupy
+import numpy as np
+import pytest
+from disturbedsteps import before_steps
+from pretrainingkinds import KINDS
+
+from syncpretrain import finetune, pretrain
+from syncpretrain.backends import cublas
+from syncpretrain.backends.choice import backend_for
+from syncpretrain.backends.cupy_backend import CupyBackend
+from syncpretrain.backends.numpy_backend import NumpyBackend
+from syncpretrain.data.order import minibatches
+from syncpretrain.errors import DivergedError, WorkerError
+from syncpretrain.learners.base import Learner
+from syncpretrain.learners.epoch import train_epoch
+from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.steps import WholeStep
+from syncpretrain.pretraining.start import driver_for
+from syncpretrain.settings import MomentumSchedule, settings_from
+from syncpretrain.workers import activations
+from syncpretrain.workers.split import Split
+from syncpretrain.workers.versions import Versions
+
+LAYERS = (16, 12, 8, 5)
+BASE = {"layers": LAYERS, "batch_size": 15, "epochs": 3}
+FREE = {"asarray", "copy", "synchronize"}  # what the driver's own thread may do on a device
+
+
+@pytest.fixture(scope="module")
+def targets() -> np.ndarray:
+    return np.random.default_rng(1).integers(3, size=200)
+
+
+def rbm(batch_size: int = 20) -> RBM:
+    settings = RBMSettings(
+        batch_size=batch_size, learning_rate=0.1, momentum=MomentumSchedule("0.5"), persistent=True
+    )
+    return RBM(2, 16, 12, settings)
+
+
+class TestOnADevice:
+    """What the stand-in can count: waits, streams, and where arrays are."""
+
+    @pytest.fixture(autouse=True)
+    def unexamined(self, monkeypatch):
+        """Leave out the product with which a GPU is tried before it is chosen."""
+        monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)
+
+    def waits(self, bits, batch_size: int, **settings) -> int:
+        fakecupy.log.clear()
+        wanted = {"layers": LAYERS, "epochs": 1} | settings
+        pretrain(bits[:180], **wanted, batch_size=batch_size, backend="cupy")
+        return sum(what == "synchronize" for _, _, what in fakecupy.log)
+
+    @pytest.mark.parametrize(
+        "kind",
+        ["plain", "untied", "denoising", "contractive", "persistent", "sparsity", "hidden dropout"],
+    )
+    def test_no_step_waits(self, double, bits, kind):
+        settings = {"plain": {}, **KINDS}[kind]
+        assert self.waits(bits, 90, **settings) == self.waits(bits, 9, **settings) < 90
+
+    def test_no_step_of_fine_tuning_waits(self, double, bits, targets):
+        stack = pretrain(bits[:180], layers=(16, 8), epochs=1, backend="numpy")
+        counts = []
+        for size in (60, 6):
+            fakecupy.log.clear()
+            for y in (None, targets[:180]):
+                finetune(stack, bits[:180], y, epochs=2, batch_size=size, backend="cupy")
+            counts.append(sum(what == "synchronize" for _, _, what in fakecupy.log))
+        assert counts[0] == counts[1]
+
+    @pytest.mark.parametrize("runtime", ["threads", "serial"])
+    def test_the_work_of_a_layer_is_on_its_own_stream_of_its_own_device(
+        self, double, bits, monkeypatch, runtime
+    ):
+        places: dict[int, set[tuple[int, str]]] = {1: set(), 2: set(), 3: set()}
+
+        def note(learner: Learner, epoch: int, step: int) -> None:
+            places[learner.layer].add((fakecupy.current_device(), fakecupy.current_stream()))
+
+        before_steps(monkeypatch, note)
+        fakecupy.log.clear()
+        pretrain(bits, **BASE, backend="cupy", runtime=runtime)
+        assert [len(places[layer]) for layer in (1, 2, 3)] == [1, 1, 1]
+        (one,), (two,), (three,) = places.values()
+        assert [one[0], two[0], three[0]] == [0, 1, 1], "dealt by their multiplications"
+        assert len({one[1], two[1], three[1], fakecupy.NULL}) == 4
+        stray = {what for _, stream, what in fakecupy.log if stream == fakecupy.NULL}
+        assert stray <= FREE, "the rest is in no layer's queue"
+        computed = {
+            (device, stream)
+            for device, stream, what in fakecupy.log
+            if what in ("matmul", "momentum_steps", "gather_rows")
+        }
+        assert computed == {one, two, three}
+
+    def test_fine_tuning_has_one_stream(self, double, bits):
+        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
+        fakecupy.log.clear()
+        finetune(stack, bits, epochs=2, validation=bits, backend="cupy:1")
+        assert {(device, stream) for device, stream, _ in fakecupy.log if stream != "null"} == {
+            (1, f"stream {fakecupy.Stream.made}")
+        }
+        stray = {(device, what) for device, stream, what in fakecupy.log if stream == "null"}
+        assert not stray
+
+    @pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
+    @pytest.mark.parametrize("runtime", ["serial", "threads"])
+    def test_what_a_run_took_is_given_back_at_its_end(
+        self, double, bits, monkeypatch, runtime, handoff
+    ):
+        monkeypatch.setattr(cublas, "WORKSPACE", 256)  # a stream's, which stays with it
+        X = np.repeat(bits, 50, axis=0)
+        versions = 4 * len(X) * sum(LAYERS)  # of data and activations, one of each
+        settings = {"layers": LAYERS, "batch_size": 1000, "epochs": 2, "backend": "cupy"}
+        own = settings_from(**settings, runtime=runtime, handoff=handoff)
+        run = driver_for(own.pretrain, X)  # which is there while the run goes on
+        stack = run.run()
+        assert max(fakecupy.left) < versions / 5
+        assert run.stack().parameters_sha256 == stack.parameters_sha256
+        fakecupy.left.clear()
+        finetune(stack, X, epochs=1, backend="cupy")
+        assert max(fakecupy.left) < versions / 5
+        assert set(fakecupy.freed) == {(0, "memory"), (1, "memory"), (0, "pinned memory")}
+
+    def test_a_gpu_that_has_failed_gives_nothing_back_and_hides_nothing(
+        self, double, bits, monkeypatch
+    ):
+        def illegal_address(*_, **__):
+            raise fakecupy.CUDARuntimeError(700, "cudaErrorIllegalAddress")
+
+        def fail(learner: Learner, epoch: int, step: int) -> None:
+            raise ValueError("the first error")
+
+        before_steps(monkeypatch, fail)
+        monkeypatch.setattr(fakecupy.DefaultPool, "free_all_blocks", illegal_address)
+        with pytest.raises(WorkerError, match="the first error"):
+            pretrain(bits, layers=(16, 8), epochs=1, backend="cupy")
+
+    def test_one_gpu_alone(self, double, bits):
+        fakecupy.log.clear()
+        pretrain(bits, **BASE, backend="cupy:1")
+        assert {device for device, stream, _ in fakecupy.log if stream != fakecupy.NULL} == {1}
+
+    def test_one_and_two_gpus_come_to_the_same_bits(self, double, bits):
+        sums = {pretrain(bits, **BASE, backend=x).parameters_sha256 for x in ("cupy", "cupy:1")}
+        assert len(sums) == 1
+
+    def test_activations_are_where_their_reader_is(self, double, bits):
+        versions = Versions(Split(bits, bits[:0]), LAYERS[1:], backend=double)
+        assert [versions._array(i, 0).train.device.id for i in (0, 1, 2)] == [0, 1, 0]
+        assert versions.data.train is bits, "the host's stay with it"
+
+    def test_a_version_goes_to_another_device_in_one_copy(self, double, bits, monkeypatch):
+        copies, real = [], fakecupy.ndarray.copy
+
+        def noted(array):
+            if array.device.id != fakecupy.current_device():
+                copies.append(array.shape)
+            return real(array)
+
+        monkeypatch.setattr(fakecupy.ndarray, "copy", noted)
+        monkeypatch.setattr(activations, "CHUNK_ROWS", 1)
+        monkeypatch.setattr(activations, "DEVICE_ROWS", 50)
+        sums = set()
+        for is_whole in (True, False):
+            copies.clear()
+            if not is_whole:  # as without room
+                monkeypatch.setattr(CupyBackend, "to_device_if_fits", lambda self, X: X)
+            stack = pretrain(bits, layers=(16, 16, 16), epochs=2, backend="cupy", runtime="serial")
+            sums.add(stack.parameters_sha256)
+            rows = [shape for shape in copies if shape in ((200, 16), (50, 16))]
+            assert rows == ([(200, 16)] * 2 if is_whole else [(50, 16)] * 8)
+        assert len(sums) == 1
+
+    def test_a_chunk_of_rows_is_large_on_a_device_and_the_same_in_all_layers(self, double):
+        for backend in (None, NumpyBackend()):
+            assert activations.chunk_rows(backend, (4096, 1000)) == 1000
+        found = [activations.chunk_rows(double, (w, 1000)) for w in (784, 4096, 150_528)]
+        assert found == [16_384, 2**25 // 4096, 1000]
+        rows = np.zeros((2500, 16), np.float32)
+        versions = Versions(Split(rows, rows[:0]), (12,), backend=double)
+        versions.publish(1, 1, rbm().snapshot())
+        fakecupy.log.clear()
+        with double.for_layer(2).stream():
+            assert versions.activations(1, 1, 0, lambda: False).train.shape == (2500, 12)
+        assert [what for _, _, what in fakecupy.log].count("unit_means") == 1
+
+    def test_everything_of_a_learner_is_on_the_device(self, double):
+        learner = rbm()
+        learner.to(double.for_layer(2))
+        arrays = [*learner.parameters, *learner.gradients, *learner.state().values()]
+        arrays += [value for value in vars(learner).values() if hasattr(value, "dtype")]
+        assert {type(array) for array in arrays} == {double.array_type}
+        assert {array.device.id for array in arrays} == {1}
+        with learner.stream:
+            assert learner.snapshot().weight.device.id == 1
+
+    def test_a_layers_thread_is_the_only_one_to_compute(self, double, bits, monkeypatch):
+        threads: dict[str, set[str]] = {}
+        real = fakecupy.RawKernel.__call__
+
+        def noted(self, grid, block, args):
+            threads.setdefault(fakecupy.current_stream(), set()).add(
+                threading.current_thread().name
+            )
+            real(self, grid, block, args)
+
+        monkeypatch.setattr(fakecupy.RawKernel, "__call__", noted)
+        pretrain(bits, **BASE, backend="cupy", runtime="threads", workers=3)
+        names = {f"syncpretrain-layer-{layer}" for layer in (1, 2, 3)}
+        assert sorted(map(sorted, threads.values())) == sorted([n] for n in names)
+
+    def test_a_diverging_error_is_seen_after_50_minibatches_or_at_the_end(self, double, bits):
+        X = double.asarray(np.repeat(bits, 5, axis=0))
+        for steps, seen in ((100, 50), (40, 40)):
+            learner = rbm(batch_size=10)
+            learner.to(double)
+            learner.weight[:] = np.float32(np.nan)
+            with learner.stream, pytest.raises(DivergedError, match=f"after {seen} minibatches"):
+                train_epoch(
+                    learner,
+                    WholeStep(learner),
+                    X[: steps * 10],
+                    epoch=2,
+                    stop=lambda: False,
+                    progress=lambda fraction: None,
+                )
+
+    def test_numpy_looks_at_every_error_and_copies_nothing(self, bits):
+        assert NumpyBackend.steps_at_once == 1
+        versions = Versions(Split(bits, bits[:0]), LAYERS[1:])
+        assert versions._array(0, 0).train is bits
+        learner = rbm()
+        before = [learner.weight, learner.gradients[0], learner._v]
+        learner.to(backend_for("numpy"))
+        after = [learner.weight, learner.gradients[0], learner._v]
+        assert all(a is b for a, b in zip(before, after, strict=True))
+
+    def test_the_order_is_placed_once_an_epoch(self):
+        given = []
+
+        def move(rows):
+            given.append(rows)
+            return rows
+
+        batches = list(minibatches(10, 4, seed=0, layer=1, epoch=1, device=move))
+        assert [len(rows) for rows in given] == [10]
+        assert all(rows.base is not None for rows in batches), "parts of what was placed"

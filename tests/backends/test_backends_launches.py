@@ -1,0 +1,336 @@
+"""What a step launches on a device, one by one; and what fewer launches leave as it is."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import fakecuda
+import fakecupy
+import numpy as np
+import pytest
+from backends import backend_of
+
+from syncpretrain import finetune, pretrain
+from syncpretrain.backends.cuda_source import cuda_source
+from syncpretrain.finetuning.chain import Affine
+from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.optimizers import Adam, GradientDescent
+from syncpretrain.kernels.activations import means, times_derivative
+from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
+from syncpretrain.kernels.contrastive_divergence import means_and_differences, phase_differences
+from syncpretrain.kernels.losses import means_and_error, squared_error
+from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
+from syncpretrain.learners.base import Learner
+from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.steps import WholeStep, load_state
+from syncpretrain.settings import MomentumSchedule
+
+VIEWS = {"reshape", "split"}  # are no launches
+VISIBLE, HIDDEN, ROWS = 18, 11, 20
+UNITS = ["bernoulli", "gaussian", "relu", "tanh"]  # which the source has
+STEP = {"weight_decay": 2e-3, "l1": 1e-3, "momentum": MomentumSchedule("0.5")}
+UP = ["sgemm", "unit_means"]
+BACK = ["sgemm", "sgemm", "derivative_and_sums"]
+RBM_STEP = [
+    *("gather_rows", "sgemm", "draw_bernoulli", "sgemm", "means_and_error", "sgemm"),
+    *("means_and_differences", "sgemm", "momentum_steps"),
+]
+
+
+@pytest.fixture
+def backwards(double):
+    """The threads and blocks of a launch in the other order."""
+    library = fakecuda.compiled(cuda_source())
+
+    def turn(value: bool) -> None:
+        library.shim_set_backwards(int(value))
+
+    yield turn
+    turn(False)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def rbm(**settings) -> RBM:
+    own = {"batch_size": ROWS, "learning_rate": 0.1, **STEP, **settings}
+    return RBM(1, VISIBLE, HIDDEN, RBMSettings(**own))
+
+
+def autoencoder(**settings) -> Autoencoder:
+    own = {"batch_size": ROWS, "learning_rate": 0.1, **STEP, **settings}
+    return Autoencoder(1, VISIBLE, HIDDEN, AutoencoderSettings(**own))
+
+
+def launched(step) -> list[str]:
+    """Return the names of what a step launches."""
+    fakecupy.log.clear()
+    step()
+    return [what for _, _, what in fakecupy.log if what not in VIEWS]
+
+
+class TestLaunches:
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            ({}, RBM_STEP),
+            ({"cd_steps": 2}, [*RBM_STEP[:3], "sgemm", "unit_means", *RBM_STEP[1:]]),
+            (
+                {"persistent": True},
+                [
+                    *("gather_rows", *UP, "divide", "sgemm", "means_and_error", "multiply"),
+                    *("divide", *["sgemm", "draw_bernoulli"] * 2, "phase_differences", "sgemm"),
+                    "momentum_steps",
+                ],
+            ),
+            (
+                {"hidden_dropout": 0.5},
+                [
+                    *("gather_rows", "sgemm", "fill_uniform", "greater_equal", "draw_bernoulli"),
+                    *("multiply", "multiply", "divide", "sgemm", "means_and_error", "sgemm"),
+                    *("unit_means", "multiply", "phase_differences", "sgemm", "momentum_steps"),
+                ],
+            ),
+        ],
+    )
+    def test_of_contrastive_divergence(self, double, settings, expected):
+        assert self.of_a_step(double, rbm(**settings)) == expected
+
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            ({}, ["gather_rows", *UP, *UP, "output_delta", *BACK[1:], "sgemm", "momentum_steps"]),
+            (
+                {"tied": False, "loss": "cross-entropy"},
+                [
+                    *("gather_rows", *UP, *UP, "output_delta", *BACK[1:], "sgemm", "sgemm"),
+                    "momentum_steps",
+                ],
+            ),
+        ],
+    )
+    def test_of_an_autoencoder(self, double, settings, expected):
+        assert self.of_a_step(double, autoencoder(**settings)) == expected
+
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            ({}, ["adam_step"]),
+            ({"weight_decay": 0.01}, ["shrink"] * 4 + ["adam_step"]),
+        ],
+    )
+    def test_of_fine_tuning(self, double, settings, expected):
+        network = self.network(double, (6, 5, 4, 5, 6))
+        x = double.asarray(np.float32(normal(8, 6) > 0))
+        optimizer = Adam(network, **settings)
+        found = launched(lambda: optimizer.train(network, x, x, rate=0.1, epoch=1, step=0))
+        assert found == [*UP * 4, "output_delta", *BACK * 3, "sgemm", *expected]
+
+    def test_of_fine_tuning_a_classifier(self, double):
+        network = self.network(double, (6, 5, 3), "softmax", "cross-entropy")
+        x, y = double.asarray(normal(6, 6)), double.asarray(np.eye(6, 3, dtype=np.float32))
+        optimizer = GradientDescent(network, momentum=0.5)
+        found = launched(lambda: optimizer.train(network, x, y, rate=0.1, epoch=1, step=0))
+        forward = [*UP, "sgemm", "softmax_means", "wrong", "output_delta"]
+        finite = ["multiply", "add"]  # the count is NaN where the output is not finite
+        assert found == [*forward, *BACK, "sgemm", *finite, "sgd_step"]
+
+    def of_a_step(self, backend, learner: Learner) -> list[str]:
+        learner.to(backend)
+        X = backend.asarray(np.float32(normal(40, VISIBLE) > 0))
+        rows, step = backend.asarray(np.arange(ROWS)), WholeStep(learner)
+        with learner.stream:
+            return launched(lambda: step.train_step(X, rows, epoch=1, step=0))
+
+    def network(self, backend, sizes, last="bernoulli", loss="squared") -> Network:
+        shapes = list(pairwise(sizes))
+        units = ["bernoulli"] * (len(shapes) - 1) + [last]
+        chain = [
+            Affine(normal(*shape), normal(shape[1], seed=1), kind)
+            for shape, kind in zip(shapes, units, strict=True)
+        ]
+        return Network(chain, loss=loss, batch_size=8, backend=backend)
+
+
+class TestFlatParameters:
+    """The parameters of a learner on a device, which one launch moves."""
+
+    @pytest.mark.parametrize("make", [rbm, autoencoder, lambda: autoencoder(tied=False)])
+    def test_a_step_of_all_is_bit_for_bit_numpys_of_each(self, double, make):
+        host, device = make(), make()
+        device.to(double)
+        for step in range(3):
+            for i, gradient in enumerate(host.gradients):
+                gradient[...] = normal(*gradient.shape, seed=10 * step + i)
+                device.gradients[i][...] = double.asarray(gradient)
+            host.update(epoch=1)
+            device.update(epoch=1)
+        pairs = [*zip(device.parameters, host.parameters, strict=True)]
+        pairs += zip(device.velocities().values(), host.velocities().values(), strict=True)
+        for ours, theirs in pairs:
+            np.testing.assert_array_equal(double.tohost(ours), theirs)
+
+    def test_what_lies_between_the_arrays_stays_0(self, double):
+        learner = self.trained(double, autoencoder(tied=False))
+        flat = learner.flat
+        assert flat.weights == 2 * 200, "two of 198"
+        starts = sorted(array.data.ptr - flat.parameters.data.ptr for array in learner.parameters)
+        assert starts == [4 * start for start in (0, 200, 400, 412)]
+        assert learner.weight.data.ptr == flat.parameters.data.ptr
+        for vector in (flat.parameters, flat.gradients, flat.velocities):
+            between = double.tohost(vector)[[198, 199, 398, 399, 411, 430, 431]]
+            np.testing.assert_array_equal(between, 0)
+
+    def test_a_version_is_a_copy_of_contiguous_arrays(self, double):
+        learner = self.trained(double, rbm())
+        with learner.stream:
+            version = learner.snapshot()
+        before = {name: double.tohost(array) for name, array in version.parameters()}
+        learner.flat.parameters.fill(7)
+        for name, array in version.parameters():
+            assert array.flags.c_contiguous
+            np.testing.assert_array_equal(double.tohost(array), before[name])
+        shapes = {name: array.shape for name, array in rbm().current().parameters()}
+        assert {name: array.shape for name, array in version.parameters()} == shapes
+
+    @pytest.mark.parametrize("backend", ["double", "deferred"])
+    def test_what_is_saved_goes_on_to_the_same_bits(self, backend, monkeypatch):
+        place = backend_of(backend, monkeypatch)
+        learner = self.trained(place, rbm())
+        state = {name: place.tohost(array) for name, array in learner.state().items()}
+        assert {name: array.shape for name, array in state.items()} == {
+            name: array.shape for name, array in rbm().state().items()
+        }
+        snapshot = learner.snapshot().to(place.tohost)
+        again = rbm()
+        again.to(place)
+        with again.stream:
+            load_state(again, WholeStep(again), snapshot, state)
+        ends = [self.trained(place, one, first=3).flat.parameters for one in (learner, again)]
+        np.testing.assert_array_equal(*map(place.tohost, ends))
+
+    def trained(self, backend, learner: Learner, first: int = 0) -> Learner:
+        learner.to(backend)
+        X = backend.asarray(np.float32(normal(40, VISIBLE) > 0))
+        rows, step = backend.asarray(np.arange(ROWS)), WholeStep(learner)
+        backend.synchronize()
+        with learner.stream:
+            for number in range(first, first + 3):
+                step.train_step(X, rows, epoch=1, step=number)
+            learner.stream.synchronize()
+        return learner
+
+
+class TestJoined:
+    """Several equations in one launch: the bits of several launches."""
+
+    @pytest.mark.parametrize("units", UNITS)
+    def test_means_and_their_error(self, double, units):
+        y, x, bias = normal(33, 50), normal(33, 50, seed=1), double.asarray(normal(50, seed=2))
+        found = []
+        for joined in (True, False):
+            own, target, out = (double.asarray(array) for array in (y, x, y))
+            if joined:
+                error = means_and_error(own, bias, units, target, out=out)
+            else:
+                error = squared_error(target, means(own, bias, units), out=out)
+            found.append([double.tohost(array) for array in (own, out, error)])
+        for ours, theirs in zip(*found, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+    @pytest.mark.parametrize("units", UNITS)
+    def test_means_and_phase_differences(self, double, units):
+        v, h, bias = normal(14, 40), normal(14, 65, seed=1), double.asarray(normal(65, seed=2))
+        found = []
+        for joined in (True, False):
+            arrays = [double.asarray(array) for array in (v, h)]
+            sums = {"da": double.zeros(40), "db": double.zeros(65)}
+            if joined:
+                means_and_differences(*arrays, bias, units, **sums, examples=7)
+            else:
+                means(arrays[1][7:], bias, units)
+                phase_differences(*arrays, **sums, examples=7)
+            found.append([double.tohost(array) for array in (*arrays, *sums.values())])
+        for ours, theirs in zip(*found, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+    def test_other_units_and_exclusive_ones_take_several_launches(self, double):
+        y, x, out = double.asarray(normal(6, 5)), double.zeros((6, 5)), double.zeros((6, 5))
+        names = launched(lambda: means_and_error(y, double.zeros(5), "softmax", x, out=out))
+        assert names == ["softmax_means", "squared_error"]
+
+    def test_rows_within_larger_arrays(self, double, backwards):
+        """What lies between rows stays as it is, in both orders of the threads."""
+        x, y = normal(70, 330), normal(70, 330, seed=1)
+        for order in (False, True):
+            backwards(order)
+            frames = [double.asarray(np.full((72, 340), 7, np.float32)) for _ in range(3)]
+            inner = [frame[1:-1, 3:-7] for frame in frames]
+            for own, host in zip(inner, (x, y, x), strict=True):
+                own[...] = double.asarray(host)
+            sums = double.zeros(330)
+            output_delta(*inner[:2], "tanh", out=inner[2], sums=sums)
+            expected = (y - x) * np.float32(2 / 70) * (1 - y * y)
+            np.testing.assert_array_equal(double.tohost(inner[2]), expected)
+            np.testing.assert_allclose(
+                double.tohost(sums), expected.sum(axis=0), rtol=1e-5, atol=1e-6
+            )
+            derivative_and_sums(inner[0], inner[1], "bernoulli", sums=sums)
+            delta = x.copy()
+            times_derivative.__wrapped__(delta, y.copy(), "bernoulli")
+            np.testing.assert_array_equal(double.tohost(inner[0]), delta)
+            np.testing.assert_allclose(double.tohost(sums), delta.sum(axis=0), rtol=1e-5, atol=1e-4)
+            for frame in frames:
+                outside = double.tohost(frame)
+                outside[1:-1, 3:-7] = 7
+                np.testing.assert_array_equal(outside, 7)
+
+
+class TestSums:
+    """The sum over blocks, which the one adds up that finishes last."""
+
+    def test_the_same_bits_whichever_block_is_the_last(self, double, backwards):
+        x, y = double.asarray(normal(300, 300)), double.asarray(normal(300, 300, seed=1))
+        found = []
+        for order in (False, True):
+            backwards(order)
+            found.append(float(squared_error(x, y, out=double.empty((300, 300)))))
+        assert found[0] == found[1] != 0
+
+    def test_launches_of_any_size_follow_one_another(self, double):
+        x = double.asarray(np.ones((300, 300), np.float32))
+        for n in (300, 1, 7, 300):
+            error = squared_error(x[:n], double.zeros((n, 300)), out=double.empty((n, 300)))
+            assert float(error) == 300 * n
+
+    def test_streams_have_counters_of_their_own(self, double, monkeypatch):
+        seen: dict[str, set[int]] = {}
+        real = fakecupy.RawKernel.__call__
+
+        def noted(self, grid, block, args):
+            if self._name == "squared_error":
+                counters = seen.setdefault(fakecupy.current_stream(), set())
+                counters.add(args[-2].data.ptr)
+            real(self, grid, block, args)
+
+        monkeypatch.setattr(fakecupy.RawKernel, "__call__", noted)
+        streams = [double.stream() for _ in range(2)]
+        x = double.asarray(normal(9, 9))
+        for stream in (*streams, *streams):
+            with stream:
+                squared_error(x, x, out=double.empty((9, 9)))
+        first, second = seen.values()
+        assert len(first) == len(second) == 1 and first != second
+
+
+@pytest.mark.parametrize("model", ["rbm", "autoencoder"])
+def test_training_has_the_same_bits_in_any_order_of_the_threads(double, backwards, bits, model):
+    sums = set()
+    for order in (False, True):
+        backwards(order)
+        options = {"layers": (16, 12, 8), "epochs": 2, "batch_size": 15, "model": model}
+        stack = pretrain(bits[:90], **options, backend="cupy")
+        tuned = finetune(stack, bits[:90], epochs=2, batch_size=15, backend="cupy")
+        sums.add((stack.parameters_sha256, tuned.parameters_sha256))
+    assert len(sums) == 1

@@ -1,0 +1,216 @@
+"""Precisions on a GPU: products of rounded factors beside whole steps, settings, and training.
+
+The stand-in for cuBLAS leaves out digits of factors where it is to take TF32, without rounding.
+"""
+
+from __future__ import annotations
+
+import fakecupy
+import numpy as np
+import pytest
+from backends import backend_of
+
+from syncpretrain import Stack, finetune, pretrain
+from syncpretrain.backends.choice import resolve_backend
+from syncpretrain.errors import SettingsError
+from syncpretrain.kernels.precision import PRECISIONS, multiply_bfloat16, multiply_tf32, rounded
+from syncpretrain.parallel.precision_choice import resolve_precision
+from syncpretrain.runs.identity import BFLOAT16_SUMS, _bfloat16_sums
+from syncpretrain.settings import settings_from
+from syncpretrain.settings.devices import why_not_on_a_device, why_not_tuned_on_a_device
+
+LAYERS = (16, 12, 8)
+ROUNDED = ["tf32", "bfloat16"]
+# How far weights of the same run may be apart on CPU and GPU: numbers that differ in their last bit
+# are rounded to neighbours, which are 2^-8 or 2^-11 of them apart, and a draw between the means
+# that come of it is another state, which moves a bias by the rate over a minibatch, 0.003.
+APART = {"float32": 3e-6, "tf32": 4e-3, "bfloat16": 1e-2}
+
+
+@pytest.fixture(params=["double", "deferred", "cupy"])
+def backend(request, monkeypatch):
+    return backend_of(request.param, monkeypatch)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def relative(actual, expected) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
+
+
+class TestProducts:
+    @pytest.mark.parametrize("left", ["as it is", "transposed", "in a frame", "a row"])
+    @pytest.mark.parametrize("right", ["as it is", "transposed", "in a frame"])
+    def test_rounded_factors_against_float64(self, backend, left, right):
+        a, a_there = self.factor(backend, left, (9, 14), 0)
+        b, b_there = self.factor(backend, right, (14, 11), 1)
+        exact = np.float64(a) @ b
+        found = backend.tohost(multiply_bfloat16(a_there, b_there))
+        assert relative(found, np.float64(rounded(a)) @ rounded(b)) < 1e-6
+        assert relative(found, exact) > 1e-4
+        found = backend.tohost(multiply_tf32(a_there, b_there))
+        assert 0 < relative(found, exact) < 2.0**-9
+
+    def factor(self, backend, layout, shape, seed):
+        """Return a factor on the host and on the device."""
+        if layout == "a row":
+            host = normal(shape[1], seed=seed)
+            return host, backend.asarray(host)
+        host = normal(*shape, seed=seed)
+        if layout == "transposed":
+            return host, backend.asarray(np.ascontiguousarray(host.T)).T
+        if layout == "in a frame":
+            frame = np.full((shape[0] + 2, shape[1] + 5), 7, np.float32)
+            frame[1:-1, 2:-3] = host
+            return host, backend.asarray(frame)[1:-1, 2:-3]
+        return host, backend.asarray(host)
+
+    @pytest.mark.parametrize("name", ROUNDED)
+    def test_into_an_array_and_then_in_float32_again(self, backend, name):
+        a, b = normal(9, 14), normal(14, 11, seed=1)
+        there = [backend.asarray(x) for x in (a, b)]
+        before = backend.tohost(PRECISIONS["float32"].multiply(*there))
+        out = backend.empty((9, 11))
+        assert PRECISIONS[name].multiply(*there, out=out) is out
+        assert relative(backend.tohost(out), np.float64(a) @ b) > 1e-5
+        after = backend.tohost(PRECISIONS["float32"].multiply(*there))
+        np.testing.assert_array_equal(before, after)
+        for ours, x in zip(there, (a, b), strict=True):
+            np.testing.assert_array_equal(backend.tohost(ours), x, "factors stay")
+
+    def test_each_number_has_the_bits_of_the_cpus(self, backend):
+        """Ties, the largest numbers, those below 2^-126, infinities and NaN."""
+        bits = np.arange(0x3F7F0000, 0x3F830000, 0x800, dtype=np.uint32)
+        bits = (bits[:, None] + np.uint32([0, 1, 0x7FF])).reshape(-1)
+        more = [0, 1, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0x7F7F0000, 0x7F800000, 0x7F800001]
+        more += [0x7FFFFFFF, 0x7FC00000]
+        both = np.concatenate([bits, np.uint32(more)])
+        x = np.concatenate([both, both | np.uint32(0x80000000)]).view(np.float32).reshape(2, -1)
+        products = next(part for part in backend._kernels._parts if hasattr(part, "_rounded"))
+        found = backend.tohost(products._rounded(backend.asarray(x)))
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(x))
+        numbers = ~np.isnan(x)
+        np.testing.assert_array_equal(
+            found[numbers].view(np.uint32), rounded(x)[numbers].view(np.uint32)
+        )
+
+
+class TestLaunches:
+    @pytest.mark.parametrize(
+        ("name", "product"),
+        [
+            ("float32", ["sgemm"]),
+            ("tf32", ["tf32 sgemm"]),
+            ("bfloat16", ["round_factor", "round_factor", "tf32 sgemm"]),
+        ],
+    )
+    def test_of_a_product(self, double, name, product):
+        a, b = double.asarray(normal(9, 14)), double.asarray(normal(14, 11))
+        fakecupy.log.clear()
+        PRECISIONS[name].multiply(a, b, out=double.empty((9, 11)))
+        assert [what for _, _, what in fakecupy.log if what != "reshape"] == product
+
+
+class TestTraining:
+    @pytest.fixture(params=["75", "90"], ids=["in parts", "whole steps"])
+    def capability(self, request, monkeypatch):
+        monkeypatch.setattr(fakecupy, "CAPABILITY", request.param)
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {},
+            {"model": "autoencoder"},
+            {"layers": ("1x4x4", "conv:3x3", 8)},
+            {"layers": ("1x4x4", "conv:3x3,pool:2", 8)},
+        ],
+    )
+    @pytest.mark.parametrize("precision", PRECISIONS)
+    def test_of_a_stack_comes_to_the_cpus_weights(
+        self, capability, backend, bits, precision, settings
+    ):
+        wanted = {"layers": LAYERS, "epochs": 2, "batch_size": 30, "precision": precision}
+        ours = pretrain(bits, **(wanted | settings), backend="cupy")
+        assert ours.info["pretrain"]["precision"] == precision
+        on_cpu = "float32" if precision == "tf32" else precision
+        theirs = pretrain(bits, **(wanted | settings | {"precision": on_cpu}), backend="numpy")
+        self.check(ours, theirs, APART[precision])
+        exact = pretrain(bits, **(wanted | settings | {"precision": "float32"}), backend="cupy")
+        is_exact = precision == "float32"
+        assert (ours.parameters_sha256 == exact.parameters_sha256) == is_exact
+
+    @pytest.mark.parametrize("layers", [LAYERS, ("1x4x4", "conv:3x3", 8)])
+    @pytest.mark.parametrize("precision", PRECISIONS)
+    def test_of_a_network_comes_to_the_cpus_weights(
+        self, capability, backend, bits, precision, layers
+    ):
+        stack = pretrain(bits, layers=layers, epochs=1, batch_size=30, backend="numpy")
+        own = {"epochs": 2, "batch_size": 30, "optimizer": "sgd"}
+        ours = finetune(stack, bits, **own, precision=precision, backend="cupy")
+        assert ours.info["finetune"][0]["precision"] == precision
+        on_cpu = "float32" if precision == "tf32" else precision
+        theirs = finetune(stack, bits, **own, precision=on_cpu, backend="numpy", shards=1)
+        self.check(ours, theirs, APART[precision])
+        exact = finetune(stack, bits, **own, backend="cupy")
+        is_exact = precision == "float32"
+        assert (ours.parameters_sha256 == exact.parameters_sha256) == is_exact
+
+    def check(self, ours: Stack, theirs: Stack, apart: float) -> None:
+        for own, other in zip(ours.layers, theirs.layers, strict=True):
+            for (name, x), (_, y) in zip(own.parameters(), other.parameters(), strict=True):
+                np.testing.assert_allclose(x, y, atol=apart, err_msg=name)
+
+    @pytest.mark.parametrize("precision", ROUNDED)
+    def test_recorded_blocks_have_the_bits_of_steps(
+        self, capability, double, bits, monkeypatch, precision
+    ):
+        wanted = {"layers": LAYERS, "epochs": 6, "batch_size": 30, "precision": precision}
+        sums = set()
+        for recorded in (True, False):
+            if not recorded:
+                monkeypatch.setattr(fakecupy.Stream, "begin_capture", self.refuse)
+            fakecupy.log.clear()
+            sums.add(pretrain(bits, **wanted, backend="cupy").parameters_sha256)
+            assert ("graph" in [what for _, _, what in fakecupy.log]) == recorded
+        assert len(sums) == 1
+
+    def refuse(self, *_):
+        raise RuntimeError("no recording here")
+
+
+class TestSettings:
+    def test_auto_is_float32_on_a_gpu(self, double, bits):
+        assert resolve_precision("auto", "cupy") == "float32"
+        stack = pretrain(bits, layers=(16, 8), epochs=1, precision="auto", backend="cupy")
+        assert stack.info["pretrain"]["precision"] == "float32"
+
+    @pytest.mark.parametrize("backend", ["numpy", "auto"])
+    def test_tf32_is_refused_on_the_cpu(self, bits, monkeypatch, backend):
+        monkeypatch.setenv("SYNCPRETRAIN_BACKEND", "numpy")
+        expected = "got tf32 on the CPU, which does not multiply it; take float32, bfloat16 or auto"
+        with pytest.raises(SettingsError, match=f"^precision: {expected}"):
+            pretrain(bits, layers=(16, 8), epochs=1, precision="tf32", backend=backend)
+        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
+        with pytest.raises(SettingsError, match=f"^finetune_precision: {expected}"):
+            finetune(stack, bits, epochs=1, precision="tf32", backend=backend)
+
+    def test_what_only_the_cpu_does_is_refused_tf32(self, double, bits, monkeypatch):
+        monkeypatch.setenv("SYNCPRETRAIN_BACKEND", "")
+        with pytest.raises(SettingsError, match=r"^precision: got tf32 on the CPU"):
+            pretrain(bits, layers=(16, 8), epochs=1, precision="tf32", runtime="processes")
+
+    @pytest.mark.parametrize("precision", ROUNDED)
+    def test_a_gpu_is_taken_for_it(self, double, precision):
+        tuning = {"objective": "reconstruction", "precision": precision}
+        wanted = settings_from(LAYERS, precision=precision, finetune=tuning, backend="cupy")
+        assert why_not_on_a_device(wanted.pretrain) is None
+        assert why_not_tuned_on_a_device(wanted.finetune) is None
+        assert resolve_backend("auto", why_not_on_a_device(wanted.pretrain)) == "cupy"
+
+    def test_the_identity_of_a_run_tells_whose_sums_they_are(self):
+        for backend, expected in (("numpy", True), ("cupy", False)):
+            wanted = settings_from(LAYERS, precision="bfloat16", backend=backend)
+            assert (_bfloat16_sums(wanted) != {BFLOAT16_SUMS: "by a GPU"}) == expected
+        assert _bfloat16_sums(settings_from(LAYERS, precision="tf32", backend="cupy")) == {}

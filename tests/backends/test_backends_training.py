@@ -1,0 +1,256 @@
+"""Training on every backend: NumPy is the oracle, and what only a device has is counted."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from backends import BACKENDS, backend_of
+from devicedraws import draw_as_on_a_device
+from pretrainingkinds import KINDS, VARIANTS
+from stackcomparisons import alike, arrays_of
+from trialruns import notices_of, stop_after
+
+from syncpretrain import finetune, pretrain
+from syncpretrain.backends import cupy_backend
+from syncpretrain.errors import DivergedError, RunInterrupted
+from syncpretrain.events import EpochFinished, FinetuneEpochFinished
+from syncpretrain.finetuning.state import FINETUNE_STATE
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.state import EPOCHS_STATE
+from syncpretrain.runs.folder import CONFIG_NAME, METRICS_NAME
+from syncpretrain.runs.run import resume_run, train_run
+from syncpretrain.settings import read_settings, settings_from
+
+LAYERS = (16, 12, 8, 5)
+BASE = {"layers": LAYERS, "batch_size": 15, "epochs": 3}
+TUNING = {
+    "adam": {},
+    "sgd": {"optimizer": "sgd", "momentum": 0.5, "weight_decay": 0.01},
+    "nesterov": {"optimizer": "sgd", "momentum": 0.5, "nesterov": True},
+    "dropout": {"dropout": 0.3, "input_dropout": 0.1},
+    "cross-entropy": {"loss": "cross-entropy"},
+    "cosine and decay": {"rate_schedule": "cosine", "weight_decay": 0.01},
+}
+
+
+@pytest.fixture(params=BACKENDS)
+def name(request, monkeypatch) -> str:
+    """What a setting calls the backend."""
+    backend = backend_of(request.param, monkeypatch)
+    return "numpy" if backend.name == "numpy" else "cupy"
+
+
+@pytest.fixture(scope="module")
+def targets() -> np.ndarray:
+    return np.random.default_rng(1).integers(3, size=200)
+
+
+class TestTraining:
+    """What is the same on every backend."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_every_learner_comes_to_numpys_weights(self, bits, name, kind, monkeypatch):
+        draw_as_on_a_device(monkeypatch)
+        settings = BASE | {"epochs": 2, "refresh_epochs": 0} | KINDS[kind]
+        oracle = pretrain(bits, **settings, backend="numpy", runtime="serial")
+        alike(pretrain(bits, **settings, backend=name), oracle)
+
+    @pytest.mark.parametrize("variant", VARIANTS)
+    def test_every_schedule_comes_to_numpys_weights(self, bits, name, variant):
+        settings = BASE | {"batch_size": 25} | VARIANTS[variant]
+        oracle = pretrain(bits, **settings, backend="numpy", runtime="serial")
+        stack = pretrain(bits, **settings, backend=name)
+        alike(stack, oracle)
+        assert stack.info["pretrain"]["backend"] == name
+
+    def test_threads_and_turns_come_to_the_same_bits(self, bits, name):
+        sums = {
+            pretrain(
+                bits, layers=LAYERS, epochs=3, backend=name, runtime=runtime, workers=workers
+            ).parameters_sha256
+            for runtime, workers in (("serial", 1), ("threads", 1), ("threads", 3))
+        }
+        assert len(sums) == 1
+
+    @pytest.mark.parametrize(
+        "stopping",
+        [
+            {"early_stopping": "free-energy-gap"},
+            {"early_stopping": "pseudo-likelihood"},
+            {"early_stopping": "validation-error", "model": "denoising"},
+            {"epochs": "auto:8", "settle": 0.2, "momentum": "0.5"},
+            {"epochs": [8, *[2] * (len(LAYERS) - 2)], "refresh_when": "drift:0.2"},
+        ],
+    )
+    def test_early_stopping_stops_the_same_epochs(self, bits, name, stopping):
+        settings = BASE | {"epochs": 8, "patience": 1, "validation": 1 - bits[:50]} | stopping
+        oracle = pretrain(bits, **settings, backend="numpy")
+        stack = pretrain(bits, **settings, backend=name)
+        assert stack.info["epochs"] == oracle.info["epochs"]
+        alike(stack, oracle, 1e-5)
+
+    def test_errors_are_told_as_numbers(self, name):
+        X = np.random.default_rng(0).random((2300, 16), dtype=np.float32)
+        reported = {}
+        for backend in ("numpy", name):
+            events = []
+            pretrain(
+                X[:1200],
+                layers=(16, 8, 4),
+                epochs=2,
+                validation=X[1200:],  # more than are looked at
+                backend=backend,
+                observers=[events.append],
+            )
+            ends = sorted(
+                (e.layer, e.epoch, e.train_error, e.validation_error)
+                for e in events
+                if isinstance(e, EpochFinished)
+            )
+            assert {type(number) for row in ends for number in row} == {int, float}
+            reported[backend] = np.array(ends)
+        np.testing.assert_allclose(reported[name], reported["numpy"], rtol=1e-5)
+
+    @pytest.mark.parametrize("variant", ["plain", "persistent", "untied"])
+    @pytest.mark.parametrize("minibatches", [1, 20])
+    def test_a_stopped_run_goes_on_to_the_same_bits(
+        self, bits, name, variant, minibatches, monkeypatch, tmp_path
+    ):
+        kinds = {"plain": {}, **KINDS}[variant] | {"epochs": 2, "batch_size": 25, "backend": name}
+        settings = settings_from(LAYERS, **kinds).pretrain
+        whole = Pretraining(settings, bits).run()
+        states = []
+
+        def save(state, *, done, final):
+            if final:
+                states.append(state())
+
+        with monkeypatch.context() as patch:
+            stop_after(patch, minibatches)
+            with pytest.raises(RunInterrupted) as caught:
+                Pretraining(settings, bits, save=save).run()
+        assert {type(array) for array in arrays_of(caught.value.stack)} == {np.ndarray}
+        EPOCHS_STATE.write(tmp_path / "state.safetensors", states[-1], {})
+        again = EPOCHS_STATE.read(tmp_path / "state.safetensors")
+        resumed = Pretraining(settings, bits, resume=again).run()
+        assert resumed.parameters_sha256 == whole.parameters_sha256
+
+    def test_every_state_between_epochs_goes_on_to_the_same_bits(self, bits, name):
+        settings = settings_from(LAYERS, epochs=2, batch_size=50, backend=name).pretrain
+        states = []
+        whole = Pretraining(settings, bits, save=lambda state, **_: states.append(state())).run()
+        assert len(states) >= 4
+        for state in states:
+            resumed = Pretraining(settings, bits, resume=state).run()
+            assert resumed.parameters_sha256 == whole.parameters_sha256
+
+    def test_a_layer_that_diverges_goes_back_and_halves_its_rate(self, bits, name):
+        events = []
+        settings = BASE | {"hidden_units": "relu", "learning_rate": 300.0, "momentum": "0.9"}
+        with pytest.raises(DivergedError, match="layer 1 diverged in epoch 1") as caught:
+            pretrain(bits, **settings, backend=name, observers=[events.append])
+        notices = [text for text in notices_of(events) if "layers on GPUs" not in text]
+        assert len(notices) == 3 and "half the learning rate, 150" in notices[0]
+        assert all(np.isfinite(array).all() for array in arrays_of(caught.value.stack))
+
+    @pytest.mark.parametrize("tuning", TUNING)
+    def test_reconstruction_comes_to_numpys_weights(self, bits, name, tuning):
+        stack = pretrain(bits, layers=(16, 12, 8), epochs=2, batch_size=20, backend="numpy")
+        settings = {"epochs": 3, "batch_size": 15} | TUNING[tuning]
+        oracle = finetune(stack, bits, **settings, backend="numpy")
+        tuned = finetune(stack, bits, **settings, backend=name)
+        alike(tuned, oracle)
+        assert tuned.info["finetune"][-1]["backend"] == name
+
+    @pytest.mark.parametrize("tuning", [key for key in TUNING if key != "cross-entropy"])
+    def test_classification_comes_to_numpys_weights(self, bits, targets, name, tuning):
+        stack = pretrain(bits, layers=(16, 12, 8), epochs=2, batch_size=20, backend="numpy")
+        settings = {"epochs": 3, "batch_size": 15} | TUNING[tuning]
+        settings |= {"validation": bits[:90], "validation_y": targets[:90]}
+        reported = {}
+        for backend in ("numpy", name):
+            events = []
+            reported[backend] = (
+                finetune(
+                    stack,
+                    bits,
+                    targets,
+                    **settings,
+                    backend=backend,
+                    observers=[events.append],
+                ),
+                [
+                    (event.train_error, event.validation_error)
+                    for event in events
+                    if isinstance(event, FinetuneEpochFinished)
+                ],
+            )
+        alike(reported[name][0], reported["numpy"][0])
+        assert reported[name][1] == reported["numpy"][1], "the same shares of wrong classes"
+
+    def test_regression_with_patience_comes_to_numpys_weights(self, bits, name):
+        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
+        y = bits.sum(axis=1) / 16 + 0.5
+        wanted = {"epochs": 6, "patience": 1, "learning_rate": 0.05}
+        wanted |= {"validation": bits[:40], "validation_y": -y[:40]}
+        oracle = finetune(stack, bits, y, **wanted, backend="numpy")
+        tuned = finetune(stack, bits, y, **wanted, backend=name)
+        alike(tuned, oracle)
+        ended = [x.info["finetune"][-1]["best_epoch"] for x in (tuned, oracle)]
+        assert ended[0] == ended[1] < 6
+
+    @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+    def test_a_stopped_fine_tuning_goes_on_to_the_same_bits(
+        self, bits, targets, name, optimizer, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 1)
+        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
+        wanted = {"epochs": 3, "batch_size": 20, "dropout": 0.2, "optimizer": optimizer}
+        wanted |= {"backend": name, "momentum": 0.5 if optimizer == "sgd" else 0.0}
+        whole = finetune(stack, bits, targets, **wanted)
+        states, asked = [], itertools.count()
+
+        def save(state, *, done, final):
+            if final:
+                states.append(state())
+
+        with pytest.raises(RunInterrupted) as caught:
+            finetune(stack, bits, targets, **wanted, save=save, stop=lambda: next(asked) == 13)
+        assert {type(array) for array in arrays_of(caught.value.stack)} == {np.ndarray}
+        FINETUNE_STATE.write(tmp_path / "state.safetensors", states[-1], {})
+        again = FINETUNE_STATE.read(tmp_path / "state.safetensors")
+        assert again.cursor.minibatches == 3
+        sizes = {len(array) for array in again.arrays.values() if len(array)}
+        assert sizes == {16 * 8 + 8 + 8 * 3 + 3}, "without the gaps that a device has"
+        resumed = finetune(stack, bits, targets, **wanted, resume=again)
+        assert resumed.parameters_sha256 == whole.parameters_sha256
+
+    def test_a_fine_tuning_that_diverges_gives_the_last_good_stack(self, bits, name):
+        stack = pretrain(bits, layers=(16, 8), epochs=1, visible_units="gaussian", backend="numpy")
+        with pytest.raises(DivergedError, match=r"fine-tuning diverged in epoch \d+: ") as caught:
+            finetune(stack, bits, epochs=9, optimizer="sgd", learning_rate=1e30, backend=name)
+        assert all(np.isfinite(array).all() for array in arrays_of(caught.value.stack))
+
+    def test_a_run_records_its_backend_and_resumes_on_it(self, bits, name, tmp_path, monkeypatch):
+        np.savez(tmp_path / "x.npz", X=bits, y=np.arange(200) % 2)
+        settings = settings_from(
+            (16, 8, 4),
+            epochs=2,
+            batch_size=20,
+            backend=name,
+            data={"name": str(tmp_path / "x.npz")},
+            finetune={"objective": "classification", "epochs": 1, "batch_size": 20},
+        )
+        whole = train_run(settings, out=tmp_path / "whole")
+        assert whole["backend"] == name
+        assert json.loads((tmp_path / "whole" / METRICS_NAME).read_text())["backend"] == name
+        with monkeypatch.context() as patch:
+            stop_after(patch, 12)
+            with pytest.raises(RunInterrupted):
+                train_run(settings, out=tmp_path / "run")
+        assert read_settings(tmp_path / "run" / CONFIG_NAME).pretrain.backend == name
+        report = resume_run(tmp_path / "run")
+        assert report["parameters_sha256"] == whole["parameters_sha256"]

@@ -1,0 +1,111 @@
+"""Training examples of which only some keep their labels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from toyclasses import toy
+
+from syncpretrain.data.dataset import UNLABELLED, Dataset
+from syncpretrain.errors import DataError
+
+
+def make_data(sizes: tuple[int, ...] = (30, 30, 30), *, unlabelled: int = 0) -> Dataset:
+    """Classes 0, 1, ... of these sizes, in random order."""
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    labels = np.concatenate([labels, np.full(unlabelled, UNLABELLED)])
+    labels = np.random.default_rng(0).permutation(labels)
+    X = np.zeros((len(labels), 2), dtype=np.float32)
+    return Dataset("made", "a test", X, X[:1], X[:1], labels, labels[:1], labels[:1])
+
+
+def kept(data: Dataset, count: int, seed: int = 0) -> np.ndarray:
+    return np.flatnonzero(data.with_labels(count, seed=seed).train_labels != UNLABELLED)
+
+
+def counts(data: Dataset, count: int) -> list[int]:
+    return np.bincount(data.train_labels[kept(data, count)], minlength=3).tolist()
+
+
+def test_as_many_of_each_class():
+    assert counts(make_data(), 30) == [10, 10, 10]
+    assert sorted(counts(make_data(), 31)) == [10, 10, 11]
+    assert counts(make_data(), 90) == [30, 30, 30]
+
+
+def test_a_small_class_gives_what_it_has():
+    assert counts(make_data((2, 50, 50)), 22) == [2, 10, 10]
+    assert sorted(counts(make_data((2, 50, 50)), 23)) == [2, 10, 11]
+
+
+@pytest.mark.parametrize("sizes", [(30, 30, 30), (1, 7, 20), (4, 4, 5)])
+@pytest.mark.parametrize("unlabelled", [0, 9])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_fewer_are_a_part_of_more(sizes, unlabelled, seed):
+    data = make_data(sizes, unlabelled=unlabelled)
+    before: set[int] = set()
+    for count in range(1, sum(sizes) + 1):
+        now = set(kept(data, count, seed).tolist())
+        assert len(now) == count
+        assert before < now
+        before = now
+
+
+def test_labels_that_stay_are_those_that_were():
+    data = make_data(unlabelled=5)
+    rows = kept(data, 12)
+    found = data.with_labels(12)
+    np.testing.assert_array_equal(found.train_labels[rows], data.train_labels[rows])
+    assert found.train is data.train
+    assert found.test_labels is data.test_labels
+    assert (data.train_labels == UNLABELLED).sum() == 5, "the data itself is as it was"
+
+
+def test_the_seed_decides():
+    data = make_data()
+    np.testing.assert_array_equal(kept(data, 9), kept(data, 9))
+    assert set(kept(data, 9)) != set(kept(data, 9, seed=1))
+
+
+def test_few_labels_may_be_fewer_still():
+    data = make_data()
+    once = data.with_labels(30)
+    assert set(kept(once, 6)) < set(kept(data, 30))
+
+
+@pytest.mark.parametrize("count", [0, -1, 91])
+def test_counts_that_there_are_not(count):
+    with pytest.raises(DataError, match=rf"labels: got {count}, expected 1 to 90, those there are"):
+        make_data(unlabelled=4).with_labels(count)
+
+
+def test_data_without_labels():
+    with pytest.raises(DataError, match="labels: got 3, but made has no labels"):
+        replace(make_data(), train_labels=None).with_labels(3)
+
+
+class TestSomeLabels:
+    def data(self):
+        X, y = toy()
+        return Dataset("toy", "here", X, X[:0], X[:0], train_labels=y)
+
+    def test_as_many_of_each_class_and_fewer_are_a_part_of_more(self):
+        few, more = (self.data().with_labels(n, seed=3).train_labels for n in (6, 30))
+        for labels, count in ((few, 2), (more, 10)):
+            found, counts = np.unique(labels, return_counts=True)
+            assert found.tolist() == [-1, 3, 7, 11]
+            assert counts.tolist() == [60 - 3 * count, count, count, count]
+            known = labels != -1
+            np.testing.assert_array_equal(labels[known], self.data().train_labels[known])
+        assert set(np.flatnonzero(few != -1)) <= set(np.flatnonzero(more != -1))
+
+    def test_all_of_them(self):
+        labels = self.data().with_labels(60).train_labels
+        np.testing.assert_array_equal(labels, self.data().train_labels)
+
+    @pytest.mark.parametrize("count", [0, 61])
+    def test_a_count_there_is_not(self, count):
+        with pytest.raises(DataError, match=rf"labels: got {count}, expected 1 to 60"):
+            self.data().with_labels(count)

@@ -1,0 +1,270 @@
+"""Fine-tuning of stacks with convolutions on pictures of a bar, which lies or stands somewhere."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+from barpictures import SIDE, TEXT, bars, tuned, untrained
+from randomconvolutions import convolutional_stack
+from randomstacks import normal_stack
+
+from syncpretrain import load, pretrain
+from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError
+from syncpretrain.events import FinetuneEpochFinished
+from syncpretrain.finetuning.options import tuning_options
+from syncpretrain.finetuning.parts import Form, Part
+from syncpretrain.finetuning.prepared import Finetuning
+
+SPLITS = ("examples", "filters", "hybrid")
+
+
+def epochs_of(events):
+    return [event for event in events if isinstance(event, FinetuneEpochFinished)]
+
+
+def wrong(stack, X, y):
+    return float((stack.predict(X) != y).mean())
+
+
+class TestClassification:
+    def test_learns_from_random_weights(self, tmp_path):
+        (X, y), (new, expected) = bars(240), bars(seed=9)
+        events = []
+        options = {"epochs": 15, "learning_rate": 0.01, "observers": [events.append]}
+        after = tuned(untrained(), X, y, validation=new, validation_y=expected, **options)
+        assert wrong(after, new, expected) < 0.05
+        errors = [event.validation_error for event in epochs_of(events)]
+        assert errors[-1] == pytest.approx(wrong(after, new, expected))
+        assert errors[0] > 2 * errors[-1]
+        after.save(tmp_path / "model.safetensors")
+        np.testing.assert_array_equal(load(tmp_path / "model.safetensors").predict(new), expected)
+
+    def test_the_stack_given_stays_and_the_layers_keep_their_shapes(self):
+        stack = convolutional_stack(TEXT)
+        before = stack.parameters_sha256
+        after = tuned(stack, *bars())
+        assert stack.parameters_sha256 == before
+        for old, new in zip(stack.layers, after.layers, strict=True):
+            assert new.shape == old.shape
+            assert not np.array_equal(old.weight, new.weight)
+            assert not np.array_equal(old.hidden_bias, new.hidden_bias)
+            np.testing.assert_array_equal(old.visible_bias, new.visible_bias)
+            assert all(a.flags.c_contiguous and a.base is None for _, a in new.parameters())
+        assert after.info["finetune"][0]["split"] == "hybrid"
+
+    def test_keeps_the_best_epoch(self):
+        (X, y), events = bars(), []
+        held_out = {"validation": X[:30], "validation_y": 1 - y[:30]}
+        after = tuned(
+            untrained(), X, y, patience=2, epochs=50, observers=[events.append], **held_out
+        )
+        errors = [event.validation_error for event in epochs_of(events)]
+        best = after.info["finetune"][0]["best_epoch"]
+        assert errors[best - 1] == min(errors)
+        assert len(errors) == best + 2
+        assert wrong(after, X[:30], 1 - y[:30]) == pytest.approx(min(errors))
+
+
+class TestReconstruction:
+    @pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
+    def test_lowers_the_error_of_the_unrolled_stack(self, loss):
+        X, events = bars()[0], []
+        stack = untrained(units="tanh")
+        after = tuned(
+            stack,
+            X,
+            validation=X,
+            epochs=15,
+            learning_rate=0.01,
+            loss=loss,
+            observers=[events.append],
+        )
+        errors = [float(((s.reconstruct(X) - X) ** 2).sum() / len(X)) for s in (stack, after)]
+        assert errors[1] < 0.5 * errors[0]
+        assert epochs_of(events)[-1].validation_error == pytest.approx(errors[1], rel=1e-4)
+        assert all(layer.decoder_weight is not None for layer in after.layers)
+
+    def test_of_standardized_pictures_of_two_channels(self):
+        X = np.random.default_rng(0).normal(3, 2, size=(40, 2 * 6 * 6)).astype(np.float32)
+        stack = pretrain(
+            X,
+            layers="2x6x6,conv:3x3,pool:2,5",
+            model="denoising",
+            visible_units="gaussian",
+            hidden_units="tanh",
+            epochs=1,
+            batch_size=10,
+        )
+        after = tuned(stack, X, epochs=5, learning_rate=0.003, batch_size=10)
+        errors = [float(((s.reconstruct(X) - X) ** 2).mean()) for s in (stack, after)]
+        assert errors[1] < errors[0]
+        assert after.units == stack.units
+
+
+def test_numbers_are_learned_too():
+    X = bars()[0]
+    y = X.reshape(-1, SIDE, SIDE)[:, :4].mean(axis=(1, 2)) - X.reshape(-1, SIDE, SIDE)[:, 4:].mean(
+        axis=(1, 2)
+    )
+    after = tuned(untrained(), X, y, epochs=40, learning_rate=0.01)
+    assert np.corrcoef(after.predict(X), y)[0, 1] > 0.95
+
+
+@pytest.mark.parametrize("optimizer", ["cg", "lbfgs"])
+def test_line_searches_lower_the_error(optimizer):
+    pytest.importorskip("scipy.optimize")
+    (X, y), events = bars(), []
+    tuned(
+        untrained(), X, y, optimizer=optimizer, batch_size=60, epochs=4, observers=[events.append]
+    )
+    errors = [event.train_error for event in epochs_of(events)]
+    assert errors[-1] < 0.5 * errors[0]
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+@pytest.mark.parametrize("split", SPLITS)
+class TestWorkers:
+    def targets(self, supervised):
+        X, y = bars()
+        return X, y if supervised else None
+
+    def test_any_number_of_them_gives_the_same_bits(self, split, supervised):
+        stack = untrained()
+        found = [
+            tuned(
+                stack,
+                *self.targets(supervised),
+                replicas=replicas,
+                shards=4,
+                split=split,
+                dropout=0.2,
+                input_dropout=0.1,
+                weight_decay=0.01,
+            ).parameters_sha256
+            for replicas in (1, 2, 4)
+        ]
+        assert found == found[:1] * 3
+
+    @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+    def test_a_resumed_run_gives_the_same_bits(self, split, supervised, optimizer):
+        settings = {"shards": 2, "replicas": 2, "split": split, "optimizer": optimizer}
+        settings |= {"momentum": 0.9} if optimizer == "sgd" else {}
+        given, asked, states = (untrained(), *self.targets(supervised)), [], []
+
+        def stop():
+            asked.append(True)
+            return len(asked) > 13  # an epoch has 10
+
+        def save(state, *, done, final):
+            states.append(state())
+
+        with pytest.raises(RunInterrupted):
+            tuned(*given, stop=stop, save=save, learning_rate=0.01, **settings)
+        whole = tuned(*given, learning_rate=0.01, **settings)
+        for state in states:  # after the first epoch, and in the second
+            again = tuned(*given, resume=state, learning_rate=0.01, **settings)
+            assert again.parameters_sha256 == whole.parameters_sha256
+        assert len(states) == 2
+
+
+def test_splits_agree_up_to_rounding():
+    X, y = bars()
+    found = [
+        tuned(untrained(units="tanh"), X, y, split=split, shards=3, dropout=0.2).layers
+        for split in (*SPLITS, "units")
+    ]
+    for layers in found[1:]:
+        for mine, first in zip(layers, found[0], strict=True):
+            np.testing.assert_allclose(mine.weight, first.weight, rtol=1e-2, atol=1e-4)
+
+
+def test_a_divergence_leaves_the_stack_that_was_given():
+    stack = untrained()
+    with pytest.raises(DivergedError, match="fine-tuning diverged in epoch 1") as caught:
+        tuned(stack, *bars(), optimizer="sgd", learning_rate=1e39)
+    assert caught.value.stack is stack
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("split", ["filters", "hybrid"])
+    def test_a_split_of_convolutions_without_any(self, split):
+        stack = normal_stack((64, 8))
+        with pytest.raises(
+            SettingsError, match=rf"^finetune_split: got {split} for layers without"
+        ):
+            tuned(stack, *bars(), split=split)
+
+    def test_parts_on_a_device(self):
+        with pytest.raises(SettingsError, match=r"^backend: got cupy with replicas or shards"):
+            tuned(untrained(), *bars(), backend="cupy", shards=2)
+
+    @pytest.mark.parametrize("split", ["examples", "hybrid"])
+    def test_more_shards_than_examples(self, split):
+        with pytest.raises(SettingsError, match=r"^finetune_shards: got more than the 12 examples"):
+            tuned(untrained(), *bars(), split=split, shards=13)
+
+
+class TestUntrainedStack:
+    def test_weights_have_the_variance_that_suits_the_units(self):
+        stack = untrained("3x8x8,conv:64x5:same,pool:2,conv:64x3,pool:2,800")
+        for layer in stack.layers:
+            assert layer.weight.std() == pytest.approx((2 / layer.shape.fan_in) ** 0.5, rel=0.05)
+            assert not layer.hidden_bias.any()
+            assert not layer.visible_bias.any()
+        below = untrained("3x8x8,conv:64x5:same,pool:2,50", "tanh").layers[0]
+        assert below.weight.std() == pytest.approx((2 / (75 + 64 * 25)) ** 0.5, rel=0.05)
+
+    def test_depends_on_the_seed_alone(self):
+        first, again, other = (untrained(seed=seed).parameters_sha256 for seed in (1, 1, 2))
+        assert first == again != other
+
+    def test_units_follow_from_those_below(self):
+        stack = untrained(visible="gaussian")
+        assert [layer.visible_units for layer in stack.layers] == ["gaussian"] * 3
+        assert {layer.model for layer in stack.layers} == {"autoencoder"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"split": "examples", "shards": 4},
+        {"split": "filters", "shards": 4, "optimizer": "sgd", "momentum": 0.9},
+        {"split": "hybrid", "shards": 4, "dropout": 0.5, "input_dropout": 0.2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("supervised", [True, False])
+def test_the_memory_that_is_needed_is_an_upper_bound(settings, supervised, monkeypatch):
+    text = "1x20x20,conv:16x5,pool:2,conv:24x3,pool:2,100"
+    draw = np.random.default_rng(0)
+    X = draw.random((400, 400), dtype=np.float32)
+    y = np.arange(400) % 3 if supervised else None
+    given = {"objective": "classification" if supervised else "reconstruction", "epochs": 1}
+    given |= {"blas_threads": 1, "batch_size": 100, "replicas": 1, **settings}
+    needed = []
+    module = sys.modules["syncpretrain.finetuning.prepared"]
+    monkeypatch.setattr(module, "check_available", lambda n, *rest: needed.append(n))
+    stack = untrained(text)
+    form, options = Form.of(stack), tuning_options(given)
+    Finetuning(form, options, Part(X, y, "y")).run(stack)  # what is loaded at first is not its own
+    tracemalloc.start()
+    try:
+        Finetuning(form, options, Part(X, y, "y")).run(stack)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < needed[-1] + 500_000, "and some hundred kB of objects"
+    assert needed[-1] < 3 * peak, "nor is it far away"
+
+
+def test_a_pretrained_stack_is_tuned_for_classes():
+    X, y = bars()
+    stack = pretrain(
+        X, layers=TEXT, model="denoising", hidden_units="relu", epochs=2, batch_size=12
+    )
+    after = tuned(stack, X, y, epochs=15, learning_rate=0.01)
+    assert wrong(after, X, y) < 0.2

@@ -1,0 +1,211 @@
+"""Settings of fine-tuning: patience, schedules, optimizers, kinds of units, and refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toyclasses import epochs_of, make_stack, numbers, refused, toy, tuned
+
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.optimizers import GradientDescent
+
+
+class TestPatience:
+    def test_stops_and_keeps_the_best(self):
+        X, events = toy()[0], []
+        # Validated with other numbers than trained with: learning soon makes it worse.
+        wrong = numbers(X[::-1])
+        after = tuned(
+            None,
+            X,
+            numbers(X),
+            validation=X,
+            validation_y=wrong,
+            patience=4,
+            epochs=500,
+            learning_rate=0.02,
+            observers=[events.append],
+        )
+        errors = [event.validation_error for event in epochs_of(events)]
+        best = int(np.argmin(errors)) + 1
+        assert len(errors) == best + 4 < 500
+        kept = np.square(after.predict(X) - wrong).sum() / len(X)
+        assert kept == pytest.approx(min(errors), rel=1e-5)
+        record = after.info["finetune"][0]
+        assert (record["best_epoch"], record["epochs"]) == (best, best + 4)
+        assert record["patience"] == 4
+
+    def test_the_best_are_kept_at_the_last_epoch_too(self):
+        X, events = toy()[0], []
+        held_out = {"validation": X, "validation_y": numbers(X[::-1])}
+        settings = {"learning_rate": 0.05, "epochs": 60, "patience": 59, "seed": 2}
+        after = tuned(None, X, numbers(X), **held_out, **settings, observers=[events.append])
+        errors = [event.validation_error for event in epochs_of(events)]
+        assert after.info["finetune"][0]["best_epoch"] == np.argmin(errors) + 1 < 60
+        kept = np.square(after.predict(X) - held_out["validation_y"]).sum() / len(X)
+        assert kept == pytest.approx(min(errors), rel=1e-5)
+
+    def test_without_any_finite_error_nothing_was_better_than_the_start(self, monkeypatch):
+        monkeypatch.setattr(Network, "error", lambda self, X, target: np.inf)
+        stack = make_stack()
+        after = tuned(stack, validation=toy()[0], patience=1, batch_size=60)
+        for old, new in zip(stack.layers, after.layers, strict=True):
+            np.testing.assert_array_equal(old.weight, new.weight)
+        assert after.info["finetune"][0]["best_epoch"] == 0
+
+    def test_needs_validation(self):
+        with pytest.raises(SettingsError, match="patience: got a number without validation"):
+            tuned(patience=2)
+
+    def test_judges_by_all_rows(self):
+        X, events = toy()[0], []
+        many = np.tile(X, (30, 1))  # 1800
+        many[1::2] = 0
+        after = tuned(None, X, validation=many, patience=5, epochs=2, observers=[events.append])
+        expected = np.square(after.reconstruct(many) - many).sum() / len(many)
+        assert events[-1].validation_error == pytest.approx(expected, rel=1e-5)
+
+
+class TestSchedule:
+    @pytest.mark.parametrize(
+        ("schedule", "rates"),
+        [
+            ("constant", [0.2, 0.2, 0.2, 0.2]),
+            ("linear", [0.2, 0.15, 0.1, 0.05]),
+            ("cosine", [0.2, 0.1 + 0.1 * 0.5**0.5, 0.1, 0.1 - 0.1 * 0.5**0.5]),
+        ],
+    )
+    def test_every_step_has_its_rate(self, schedule, rates, monkeypatch):
+        seen = []
+
+        class Recorded(GradientDescent):
+            def train(self, *args, rate, **kwargs):
+                seen.append(rate)
+                return super().train(*args, rate=rate, **kwargs)
+
+        monkeypatch.setattr("syncpretrain.finetuning.optimizers.GradientDescent", Recorded)
+        settings = {"optimizer": "sgd", "learning_rate": 0.2, "rate_schedule": schedule}
+        tuned(epochs=2, batch_size=30, **settings)
+        assert seen == pytest.approx(rates)
+
+    def test_the_first_step_is_that_of_a_constant_rate_and_the_next_are_not(self):
+        settings = {"optimizer": "sgd", "batch_size": 60}
+        one = [tuned(epochs=1, rate_schedule=s, **settings) for s in ("constant", "linear")]
+        two = [tuned(epochs=2, rate_schedule=s, **settings) for s in ("constant", "linear")]
+        assert one[0].parameters_sha256 == one[1].parameters_sha256
+        assert two[0].parameters_sha256 != two[1].parameters_sha256
+
+
+class TestOptimizers:
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"optimizer": "sgd", "momentum": 0.9},
+            {"optimizer": "sgd", "momentum": 0.9, "nesterov": True},
+            {"optimizer": "adam", "weight_decay": 0.01},
+            {"optimizer": "cg"},
+            {"optimizer": "lbfgs"},
+            {"loss": "cross-entropy"},
+            {"dropout": 0.1, "input_dropout": 0.1},
+        ],
+        ids=str,
+    )
+    def test_each_lowers_the_error_and_repeats_its_bits(self, settings):
+        if settings.get("optimizer") in ("cg", "lbfgs"):
+            pytest.importorskip("scipy")
+        X, stack = toy()[0], make_stack()
+        after, again = (tuned(stack, X, epochs=20, **settings) for _ in range(2))
+        assert after.parameters_sha256 == again.parameters_sha256
+        plain = tuned(stack, X, epochs=20)
+        assert after.parameters_sha256 != plain.parameters_sha256
+        before, now = (np.square(s.reconstruct(X) - X).sum() for s in (stack, after))
+        assert now < 0.8 * before
+
+    def test_dropout_depends_on_the_seed_alone_and_not_on_who_watches(self):
+        X = toy()[0]
+        settings = {"dropout": 0.5, "input_dropout": 0.2, "epochs": 2}
+        plain = tuned(None, X, **settings)
+        watched = tuned(None, X, validation=X, observers=[lambda event: None], **settings)
+        assert plain.parameters_sha256 == watched.parameters_sha256
+
+
+class TestUnits:
+    def test_gaussian_visible_units_reconstruct_better_in_units_of_the_data(self):
+        draw = np.random.default_rng(3)
+        factors = draw.normal(size=(60, 2))
+        X = 50 * factors @ draw.normal(size=(2, 8)) + 1000
+        X = X.astype(np.float32)
+        stack = make_stack(units=("gaussian", "bernoulli", "gaussian"), scaling=Scaling.of(X))
+        after = tuned(stack, X, epochs=100, learning_rate=0.02)
+        before, now = (np.square(s.reconstruct(X) - X).mean() for s in (stack, after))
+        assert now < 0.2 * X.var(axis=0).mean() < before
+        assert after.scaling is stack.scaling
+        assert after.units == ("gaussian", "bernoulli", "gaussian")
+
+    @pytest.mark.parametrize("code", ["gaussian", "relu", "tanh"])
+    @pytest.mark.parametrize("middle", ["relu", "tanh"])
+    def test_codes_that_are_not_binary(self, code, middle):
+        X, stack = toy()[0], make_stack(units=("bernoulli", middle, code))
+        after = tuned(stack, X, epochs=50, learning_rate=0.01)
+        before, now = (np.square(s.reconstruct(X) - X).sum() for s in (stack, after))
+        assert now < 0.5 * before
+        assert after.units == stack.units
+        assert after.layers[1].visible_units == middle
+
+    def test_a_classifier_on_gaussian_visible_units(self):
+        X, y = toy()
+        X = 100 * X - 30
+        stack = make_stack(units=("gaussian", "relu", "gaussian"), scaling=Scaling.of(X))
+        after = tuned(stack, X, y, epochs=40, learning_rate=0.02)
+        np.testing.assert_array_equal(after.predict(X), y)
+
+
+class TestRefusedSettings:
+    @pytest.mark.parametrize(
+        ("match", "settings"),
+        [
+            ("finetune_momentum: got momentum with optimizer adam", {"momentum": 0.9}),
+            (
+                "finetune_momentum: got momentum with optimizer cg",
+                {"optimizer": "cg", "momentum": 0.9},
+            ),
+            ("finetune_nesterov: got no momentum", {"optimizer": "sgd", "nesterov": True}),
+            ("dropout", {"dropout": 1.0}),
+            ("input_dropout", {"input_dropout": -0.1}),
+            ("momentum", {"optimizer": "sgd", "momentum": 1.0}),
+            ("weight_decay", {"weight_decay": float("inf")}),
+            ("rate_schedule", {"rate_schedule": "step"}),
+            ("patience", {"patience": 0}),
+            ("loss: got 'hinge', expected squared or cross-entropy", {"loss": "hinge"}),
+            ("objective: got none", {"objective": "none"}),
+            ("objective: got classification without targets", {"objective": "classification"}),
+            ("objective: got regression without targets", {"objective": "regression"}),
+        ],
+    )
+    def test_without_targets(self, match, settings):
+        refused(SettingsError, match, **settings)
+
+    @pytest.mark.parametrize(
+        ("match", "settings"),
+        [
+            ("objective: got reconstruction with targets", {"objective": "reconstruction"}),
+            ("finetune_loss: got squared for classes", {"loss": "squared"}),
+            (
+                "finetune_loss: got cross-entropy for numbers",
+                {"objective": "regression", "loss": "cross-entropy"},
+            ),
+        ],
+    )
+    def test_with_targets(self, match, settings):
+        refused(SettingsError, match, y=toy()[1], **settings)
+
+    def test_cross_entropy_of_gaussian_visible_units(self):
+        stack = make_stack(units=("gaussian", "bernoulli", "bernoulli"))
+        refused(DataError, "loss: got cross-entropy for gaussian", stack, loss="cross-entropy")
+
+    def test_predictions_of_a_stack_without_a_head(self):
+        for predict in (make_stack().predict, make_stack().predict_proba):
+            with pytest.raises(DataError, match="fine-tune it"):
+                predict(toy()[0])

@@ -1,0 +1,124 @@
+"""The network's gradient against finite differences, and what dropout leaves out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from densechains import CHAINS, finite_differences, make_chain, make_examples
+
+from syncpretrain.finetuning.chain import Affine, Dropout
+from syncpretrain.finetuning.network import Network
+
+DROPOUTS = {"all": Dropout(), "dropout": Dropout(0.25, 0.4, seed=3)}
+
+
+@pytest.mark.parametrize("dropout", DROPOUTS.values(), ids=DROPOUTS)
+@pytest.mark.parametrize(("kinds", "loss"), CHAINS.values(), ids=CHAINS)
+class TestGradient:
+    def test_matches_central_finite_differences(self, kinds, loss, dropout):
+        x, target = make_examples(kinds[-1])
+        # A buffer longer than the minibatch: the rest of it must not count.
+        network = Network(make_chain(kinds), loss=loss, batch_size=8, dropout=dropout)
+        network.gradient(x, target, epoch=2, step=5)
+        found = network.gradients.copy()
+        expected = finite_differences(network, x, target, epoch=2, step=5)
+        assert np.abs(found).max() > 0.01
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+
+    def test_float32_agrees_with_float64(self, kinds, loss, dropout):
+        found = {}
+        for dtype in (np.float32, np.float64):
+            chain = make_chain(kinds, dtype=dtype)
+            network = Network(chain, loss=loss, batch_size=6, dropout=dropout)
+            error = network.gradient(*make_examples(kinds[-1], dtype=dtype))
+            assert network.gradients.dtype == dtype
+            found[dtype] = error, network.gradients
+        assert found[np.float32][0] == pytest.approx(found[np.float64][0], rel=1e-5)
+        np.testing.assert_allclose(*(x[1] for x in found.values()), rtol=1e-3, atol=1e-4)
+
+
+class TestErrors:
+    def test_loss_of_classes_is_the_mean_log_probability_of_the_right_ones(self):
+        chain = [Affine(np.eye(2), np.zeros(2), "softmax")]
+        x, target = np.log([[0.25, 0.75], [0.5, 0.5]]), np.array([[1.0, 0], [0, 1]])
+        network = Network(chain, loss="cross-entropy", batch_size=2)
+        assert network.loss_of(x, target) == pytest.approx(-np.log([0.25, 0.5]).mean())
+
+    def test_cross_entropy_of_binary_units_counts_both_values(self):
+        chain = [Affine(np.eye(2), np.zeros(2), "bernoulli")]
+        network = Network(chain, loss="cross-entropy", batch_size=1)
+        x, target = np.log([[1 / 3, 4.0]]), np.array([[1.0, 0.5]])  # means 1/4 and 4/5
+        expected = -np.log(0.25) - 0.5 * np.log(0.8) - 0.5 * np.log(0.2)
+        assert network.loss_of(x, target) == pytest.approx(expected)
+
+    def test_error_of_classes_is_the_share_of_wrong_ones_in_any_number_of_minibatches(self):
+        chain = [Affine(np.eye(2), np.zeros(2), "softmax")]
+        x, target = np.eye(2)[[0, 1, 1, 0, 0]], np.eye(2)[[0, 1, 0, 1, 0]]
+        network = Network(chain, loss="cross-entropy", batch_size=2)
+        assert network.error(x, target) == 0.4
+        assert network.gradient(x[2:4], target[2:4]) == 2
+
+    def test_squared_error_is_summed_over_outputs(self):
+        network = Network([Affine(np.eye(2), np.ones(2), "gaussian")], loss="squared", batch_size=2)
+        x = np.array([[0.0, 0], [1, 2], [3, 4]])
+        assert network.error(x, np.zeros((3, 2))) == (2 + 13 + 41) / 3
+
+    def test_output_that_is_not_finite_gives_nan(self):
+        chain = [Affine(np.full((1, 2), np.inf), np.zeros(2), "softmax")]
+        network = Network(chain, loss="cross-entropy", batch_size=1)
+        assert np.isnan(network.gradient(np.ones((1, 1)), np.array([[1.0, 0]])))
+
+
+def let_through(*, share=0.25, hidden=0.0, seed=0, epoch=1, step=0):
+    """Return what two identity layers make of 1000 ones."""
+    eye = Affine(np.eye(1000, dtype=np.float32), np.zeros(1000, dtype=np.float32), "gaussian")
+    dropout = Dropout(share, hidden, seed)
+    network = Network([eye, eye], loss="squared", batch_size=1, dropout=dropout)
+    x = np.ones((1, 1000), dtype=np.float32)
+    network.gradient(x, 0 * x, epoch=epoch, step=step)
+    return network.chain_gradients[-1][1] / 2  # of a bias: 2 (y - target)
+
+
+class TestDropout:
+    def test_units_that_stay_are_scaled_up_and_the_share_is_right(self):
+        found = let_through()
+        assert np.unique(found) == pytest.approx([0, 1 / 0.75])
+        assert (found == 0).mean() == pytest.approx(0.25, abs=0.06)  # 4 standard deviations
+
+    def test_inputs_and_hidden_units_have_shares_of_their_own(self):
+        found = let_through(share=0.5, hidden=0.2)
+        assert np.unique(found) == pytest.approx([0, 1 / 0.5 / 0.8])
+        assert (found > 0).mean() == pytest.approx(0.4, abs=0.07)
+
+    @pytest.mark.parametrize("other", [{"seed": 1}, {"epoch": 2}, {"step": 1}])
+    def test_depends_on_seed_epoch_and_step_alone(self, other):
+        np.testing.assert_array_equal(let_through(), let_through())
+        assert not np.array_equal(let_through(), let_through(**other))
+
+    def test_what_was_drawn_before_does_not_matter(self):
+        x, target = make_examples("bernoulli")
+        chain = make_chain(("bernoulli",) * 3)
+        used, fresh = (
+            Network(chain, loss="squared", batch_size=6, dropout=Dropout(0.5, 0.5))
+            for _ in range(2)
+        )
+        used.gradient(x, target, epoch=1, step=0)
+        used.gradient(x, target, epoch=1, step=1)
+        fresh.gradient(x, target, epoch=1, step=1)
+        np.testing.assert_array_equal(used.gradients, fresh.gradients)
+
+    def test_nothing_is_left_out_in_evaluation(self):
+        x, target = make_examples("bernoulli")
+        chain = make_chain(("bernoulli",) * 3)
+        plain = Network(chain, loss="squared", batch_size=6)
+        dropping = Network(chain, loss="squared", batch_size=6, dropout=Dropout(0.5, 0.5))
+        assert dropping.error(x, target) == plain.error(x, target)
+        assert dropping.gradient(x, target) != plain.gradient(x, target)
+
+
+def test_parameters_are_copied_and_the_chain_views_them():
+    chain = make_chain(("relu", "relu", "relu"))
+    network = Network(chain, loss="squared", batch_size=1)
+    network.parameters[:] = 0
+    assert all(step.weight.any() and step.bias.any() for step in chain)
+    assert not any(weight.any() or bias.any() for weight, bias in network.chain)

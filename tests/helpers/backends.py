@@ -1,0 +1,81 @@
+"""The backends that a behavioural test runs on, and why one is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fakecuda
+import fakecupy
+import pytest
+
+from syncpretrain.backends import recorder
+from syncpretrain.backends.base import Backend
+from syncpretrain.backends.choice import USUAL_BACKEND
+from syncpretrain.backends.cublas import Cublas
+from syncpretrain.backends.cuda_source import CudaSource
+from syncpretrain.backends.cupy_backend import CupyBackend
+from syncpretrain.backends.gpu_check import import_cupy, missing
+from syncpretrain.backends.host_rows import HostRows
+from syncpretrain.backends.numpy_backend import NumpyBackend
+from syncpretrain.backends.recorder import Recorder
+from syncpretrain.kernels.dispatch import register
+
+NO_GPU = missing()
+STAND_INS = ["double", "deferred"]  # see fakecupy.py
+BACKENDS = ["numpy", *STAND_INS, "cupy"]
+REAL = [] if NO_GPU else ["cupy"]
+DEVICES = [*STAND_INS, *REAL]
+
+
+def backend_of(name: str, monkeypatch: Any) -> Backend:
+    """Return a backend whose forms are registered: NumPy, the stand-in for CuPy, or CuPy."""
+    if name == "numpy":
+        return NumpyBackend()
+    monkeypatch.delenv(USUAL_BACKEND, raising=False)
+    if name == "cupy" and NO_GPU is not None:
+        pytest.skip(f"no CUDA GPU here: {NO_GPU}")
+    if name in STAND_INS and fakecuda.COMPILER is None:
+        pytest.skip("no g++ here to compile the kernels' source for the CPU")
+    cupy = (
+        import_cupy()
+        if name == "cupy"
+        else fakecupy.install(monkeypatch, deferred=name == "deferred")
+    )
+    backend = CupyBackend(cupy)
+    register(backend.array_type, dict(backend.forms))
+    return backend
+
+
+def queued_on(monkeypatch: Any) -> list[str]:
+    """Return a list of what is given to a device from now on, CuPy's or the stand-in's.
+
+    Kernels and functions of cuBLAS have their names there.
+    """
+    queued: list[str] = []
+
+    def note(owner: type, method: str, what: str | None = None) -> None:
+        real = getattr(owner, method)
+
+        def noted(self: Any, first: Any, *others: Any) -> Any:
+            queued.append(what or first)
+            return real(self, first, *others)
+
+        monkeypatch.setattr(owner, method, noted)
+
+    note(CudaSource, "launch")
+    note(Cublas, "_call")
+    note(Recorder, "_launch", "graph")
+    note(HostRows, "_copy", "rows of the host")
+    return queued
+
+
+def leave_free(monkeypatch: Any, memory: int) -> None:
+    """Let each device have that many bytes of free memory."""
+    monkeypatch.setattr(CupyBackend, "_free_of", lambda self, device: memory)
+
+
+def as_it_is(monkeypatch) -> None:
+    """Let every block be worked launch by launch."""
+    monkeypatch.setattr(
+        recorder.Recorder, "_record", lambda self, *_: setattr(self, "reason", "not asked for")
+    )

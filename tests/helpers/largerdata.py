@@ -1,0 +1,139 @@
+"""Data in a file that is larger than the memory, or given by an iterable."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from disturbedsteps import before_steps
+from trialruns import library_threads
+
+from syncpretrain import Minibatches
+from syncpretrain.errors import RunInterrupted, WorkerError
+from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.settings import settings_from
+
+LAYERS = (30, 12, 5)
+STREAM = {
+    "layers": LAYERS,
+    "handoff": "minibatch",
+    "epochs": 2,
+    "batch_size": 32,
+    "seed": 3,
+    "delay": 0,
+}
+ROWS = 1003
+
+
+def example_rows(dtype: str, rows: int = ROWS) -> np.ndarray:
+    X = np.random.default_rng(0).random((rows, LAYERS[0]))
+    return (
+        (255 * X).astype(dtype)
+        if dtype == "uint8"
+        else (X < 0.4 if dtype == "?" else X).astype(dtype)
+    )
+
+
+def mapped(folder: Path, X: np.ndarray) -> np.ndarray:
+    """Return the rows in a file, as a user maps it."""
+    np.save(folder / "x.npy", X)
+    return np.load(folder / "x.npy", mmap_mode="r")
+
+
+class Blocking:
+    """Tests of an iterable that waits for something, such as a socket, when the run is to stop."""
+
+    TIMES = Timeouts(drain=100.0, join=100.0, iterable=0.2)
+
+    def run(self, source, *, times=TIMES, **options):
+        settings = settings_from(**{**STREAM, "delay": 0.5, **options}).pretrain
+        return StreamedPretraining(settings, Minibatches(source, n_examples=200), times=times)
+
+    @pytest.mark.parametrize("runtime", ["serial", "threads"])
+    @pytest.mark.parametrize("place", [(1, 3), (2, 0), (3, 2)])
+    def test_it_is_not_waited_for(self, place, runtime):
+        X, main = example_rows("float32", 200), threading.main_thread().ident
+        blocks, leave, states = threading.Event(), threading.Event(), []
+
+        def one_pass(number):
+            for i in range(5):
+                if (number, i) == place:
+                    blocks.set()
+                    deadline = time.monotonic() + 60
+                    while not leave.wait(0.05):  # one long wait may begin right after a signal
+                        assert time.monotonic() < deadline
+                yield X[40 * i : 40 * i + 40]
+
+        def interrupt():
+            assert blocks.wait(60)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        run = self.run(one_pass, runtime=runtime, workers=2, epochs=4)
+        run.save = lambda state, *, done, final: states.append((final, state()))
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        started = time.monotonic()
+        with pytest.raises(RunInterrupted, match="epochs finished: layer 1: "):
+            run.run()
+        assert time.monotonic() - started < 30
+        leave.set()
+        interrupting.join(60)
+        deadline = time.monotonic() + 60
+        while library_threads():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        final, state = states[-1]
+        assert final, "nothing changes while an array is waited for"
+        whole = self.run(one_pass, epochs=4).run().parameters_sha256
+        again = self.run(one_pass, epochs=4)
+        again.resume = state
+        assert again.run().parameters_sha256 == whole
+
+    def test_one_that_is_slow_is_waited_for_a_moment(self):
+        X, main = example_rows("float32", 200), threading.main_thread().ident
+
+        def one_pass(number):
+            for i in range(5):
+                if (number, i) == (2, 2):
+                    signal.pthread_kill(main, signal.SIGINT)
+                    time.sleep(0.3)
+                yield X[40 * i : 40 * i + 40]
+
+        run = self.run(one_pass, workers=2, times=replace(self.TIMES, iterable=60.0))
+        with pytest.raises(RunInterrupted):
+            run.run()
+        assert not library_threads()
+
+    def test_a_failure_elsewhere_does_not_wait_for_it(self, monkeypatch):
+        X, blocks, leave = example_rows("float32", 200), threading.Event(), threading.Event()
+
+        def one_pass(number):
+            for i in range(5):
+                if (number, i) == (2, 0):
+                    blocks.set()
+                    assert leave.wait(60)
+                yield X[40 * i : 40 * i + 40]
+
+        def before(learner, epoch, step):
+            if learner.layer == 2:
+                assert blocks.wait(60)
+                raise ZeroDivisionError("staged")
+
+        before_steps(monkeypatch, before)
+        started = time.monotonic()
+        try:
+            with pytest.raises(WorkerError, match="layer 2 failed in epoch 1: ZeroDivisionError"):
+                self.run(one_pass, workers=2, delay=0).run()
+            assert time.monotonic() - started < 30
+        finally:
+            leave.set()
+        deadline = time.monotonic() + 60
+        while library_threads():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

@@ -1,0 +1,89 @@
+"""Model files as tests write them, and what is equal to what was saved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from randomstacks import normal_stack
+
+from syncpretrain import Stack, load
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.errors import ModelFileError
+from syncpretrain.models.stack import Head
+
+INFO = {"epochs": [3, 2], "pretrain": {"layers": [4, 3, 2], "momentum": "0.5:5,0.9"}, "ü": None}
+make_stack = partial(normal_stack, (4, 3, 2), info=INFO)
+
+
+def assert_equal(found: Stack, expected: Stack) -> None:
+    assert found.units == expected.units
+    assert [layer.model for layer in found.layers] == [layer.model for layer in expected.layers]
+    assert_same_parts(found.scaling, expected.scaling)
+    assert_same_parts(found.head, expected.head)
+    assert found.info == json.loads(json.dumps(expected.info))  # tuples come back as lists
+    assert len(found.layers) == len(expected.layers)
+    for have, want in zip(found.layers, expected.layers, strict=True):
+        names = [name for name, _ in want.parameters()]
+        assert [name for name, _ in have.parameters()] == names
+        for (_, x), (_, y) in zip(have.parameters(), want.parameters(), strict=True):
+            assert x.dtype == np.float32
+            np.testing.assert_array_equal(x, y)
+
+
+def assert_same_parts(found: Scaling | Head | None, expected: Scaling | Head | None) -> None:
+    assert type(found) is type(expected)
+    for field in () if expected is None else fields(expected):
+        have, want = getattr(found, field.name), getattr(expected, field.name)
+        np.testing.assert_array_equal(have, want)
+        assert getattr(have, "dtype", None) == getattr(want, "dtype", None)
+
+
+def refused(path: Path, message: str | None = None) -> None:
+    with pytest.raises(ModelFileError, match=message):
+        load(path)
+
+
+def arrays(stack: Stack | None = None, **changed) -> dict[str, np.ndarray]:
+    """The arrays of a file, with ``__`` for the dots; None leaves one out."""
+    stack = stack or make_stack()
+    found = {
+        f"layers.{number}.{name}": array
+        for number, layer in enumerate(stack.layers, start=1)
+        for name, array in layer.parameters()
+    }
+    if stack.scaling is not None:
+        found |= {"input.shift": stack.scaling.shift, "input.scale": stack.scaling.scale}
+    if stack.head is not None:
+        found |= {"head.weight": stack.head.weight, "head.bias": stack.head.bias}
+    found |= {name.replace("__", "."): array for name, array in changed.items()}
+    return {name: array for name, array in found.items() if array is not None}
+
+
+def meaning_of(stack: Stack) -> dict:
+    kinds = ("hidden_units", "visible_units", "model")
+    head = stack.head
+    return {
+        "layers": [{name: getattr(layer, name) for name in kinds} for layer in stack.layers],
+        "head": None if head is None else {"kind": head.kind, "classes": list(head.classes)},
+    }
+
+
+def write_file(path: Path, tensors: dict[str, np.ndarray], stack: Stack, **texts: str) -> None:
+    """Write tensors with the checksum of a stack, and texts with checksums of their own."""
+    texts = {"info": "{}", "meaning": json.dumps(meaning_of(stack))} | texts
+    sums = {
+        f"{name}_sha256": hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()
+    }
+    metadata = {"format": "syncpretrain 2", "sha256": stack.parameters_sha256, **texts, **sums}
+    path.write_bytes(safetensors.numpy.save(tensors, metadata))
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, dtype=np.float32)

@@ -1,0 +1,123 @@
+"""Schedules of every pace, played with epochs that end in random order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from hypothesis import strategies as st
+
+from syncpretrain.schedule.kinds import SCHEDULES, ScheduleOptions
+from syncpretrain.schedule.pace import Pace
+from syncpretrain.schedule.reads import LayerPlan, Reads, Rule, planned_rows, rounds_row
+from syncpretrain.schedule.schedule import Command, Release, Schedule, Train
+
+MAX_BUFFERS = 3
+
+
+class Memory:
+    """A runtime's memory in miniature: it fails on any read of what was never made or is freed."""
+
+    def __init__(self, depth: int) -> None:
+        # For each layer, the version it was trained on by its own version.
+        self.published: list[dict[int, int]] = [{} for _ in range(depth + 1)]
+        self.made: list[set[int]] = [set() for _ in range(depth + 1)]
+        self.in_use: dict[int, tuple[tuple[int, int], ...]] = {}
+
+    def free(self, command: Release) -> None:
+        address = (command.layer, command.version)
+        assert not any(address in used for used in self.in_use.values())
+        del self.published[command.layer][command.version]
+        self.made[command.layer].discard(command.version)
+
+    def train(self, command: Train) -> None:
+        below = command.layer - 1
+        used: list[tuple[int, int]] = []
+        if below:
+            assert self.published[below][command.reads] == command.below_reads
+            used.append((below, command.reads))
+            if command.reads not in self.made[below]:
+                if below > 1:
+                    assert command.below_reads in self.made[below - 1]
+                    used.append((below - 1, command.below_reads))
+                self.made[below].add(command.reads)
+                assert len(self.made[below]) <= MAX_BUFFERS
+        else:
+            assert command.reads == 0
+        self.in_use[command.layer] = tuple(used)
+
+    def finish(self, command: Train) -> None:
+        del self.in_use[command.layer]
+        self.published[command.layer][command.epoch] = command.reads
+
+
+def play(
+    schedule: Schedule,
+    depth: int,
+    slots: int,
+    rng: random.Random,
+    stops: Callable[[Train], bool] = lambda command: False,
+) -> list[Train]:
+    """Run a schedule with epochs that end in random order; return the epochs in starting order.
+
+    ``stops`` says of an epoch whether the layer has learned enough with it.
+    """
+    memory, running, log = Memory(depth), [], []
+
+    def execute(commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Release):
+                memory.free(command)
+                continue
+            memory.train(command)
+            running.append(command)
+            log.append(command)
+        assert len(running) <= slots
+        assert {c.layer for c in running} == set(schedule.training)
+
+    execute(schedule.begin())
+    while running:
+        command = running.pop(rng.randrange(len(running)))
+        memory.finish(command)
+        execute(schedule.finished(command.layer, stops=stops(command)))
+    assert schedule.is_finished
+    assert all(schedule.ended(layer) for layer in range(1, depth + 1))
+    return log
+
+
+def planned_reads(plans: Sequence[LayerPlan], rule: Rule) -> Reads:
+    return tuple(row.reads for row in planned_rows(plans, rule))
+
+
+def pace_of(build: Callable[[Sequence[LayerPlan], ScheduleOptions], Pace]) -> Callable[..., Pace]:
+    def pace(plans: Sequence[LayerPlan], *, drain: bool = True) -> Pace:
+        return build(plans, ScheduleOptions(drain=drain))
+
+    return pace
+
+
+KNOWN = {name: pace_of(kind.lockstep) for name, kind in SCHEDULES.items()}  # reads known beforehand
+FREE = {name: pace_of(kind.free) for name, kind in SCHEDULES.items() if kind.free is not None}
+PACES = [*KNOWN.values(), *FREE.values()]
+lockstep, greedy, rounds = (KNOWN[name] for name in ("synchronized", "greedy", "rounds"))
+free = FREE["synchronized"]
+in_pairs = partial(rounds_row, group_size=2)
+layer_plans = st.lists(
+    st.builds(
+        LayerPlan,
+        epochs=st.integers(1, 6),
+        refresh_epochs=st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def stops_after(last: Sequence[int]) -> Callable[[Train], bool]:
+    return lambda command: command.epoch >= last[command.layer - 1]
+
+
+def shortened(plans: Sequence[LayerPlan], last: Sequence[int]) -> list[LayerPlan]:
+    return [replace(plan, epochs=min(plan.epochs, n)) for plan, n in zip(plans, last, strict=False)]

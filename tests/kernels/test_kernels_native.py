@@ -1,0 +1,691 @@
+"""The compiled kernels against the NumPy forms, and what happens where they are missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from unitkinds import KINDS, MEANS, RBM_UNITS
+
+from syncpretrain.kernels import (
+    activations,
+    contrastive_divergence,
+    native,
+    optimizers,
+)
+from syncpretrain.kernels import (
+    losses as errors,
+)
+from syncpretrain.kernels.dispatch import equations, registered
+from syncpretrain.kernels.program import Program, in_turn
+from syncpretrain.parallel import waiting
+from syncpretrain.rng import Address, Purpose
+
+ROOT = Path(__file__).parents[2]
+compiled = pytest.mark.skipif(not native.available(), reason="the compiled kernels are not in use")
+SHAPES = [(1, 1), (1, 1000), (1000, 1), (3, 7), (100, 30), (7, 513), (5, 2500), (0, 4), (4, 0)]
+LAYOUTS = ("whole", "columns")
+UNITS = tuple(native.extension.UNITS) if native.available() else ()
+SIGMOID = {"rtol": 1e-6, "atol": 1e-38}
+FORMS = registered(np.ndarray)
+NUMPY_FORMS = {
+    name: getattr(module, name).__wrapped__
+    for module in (activations, contrastive_divergence, errors, optimizers)
+    for name in FORMS
+    if hasattr(module, name) and getattr(module, name).__module__ == module.__name__
+}
+
+
+def array(shape, seed, *, layout="whole", spread=1.0):
+    """Return float32 normal draws, as an array of their own or as columns of a wider one."""
+    draws = np.random.default_rng(seed)
+    values = (spread * draws.standard_normal(shape)).astype(np.float32)
+    if layout == "whole":
+        return values
+    wide = np.full((shape[0], shape[1] + 9), 77, dtype=np.float32)
+    wide[:, 4:-5] = values
+    return wide[:, 4:-5]
+
+
+def both(name, arrays, *args, **options):
+    """Call the compiled form and the NumPy form with copies; return results and arrays of both."""
+    outcomes = []
+    for form in (FORMS[name], NUMPY_FORMS[name]):
+        own = [a.copy() if a.base is None else a.base.copy()[:, 4:-5] for a in arrays]
+        keywords = {key: own[value] if key in OUTPUTS else value for key, value in options.items()}
+        positional = [a for i, a in enumerate(own) if i not in keywords_of(options)]
+        result = form(*positional, *args, **keywords)
+        assert result is not NotImplemented, name
+        for a in own:
+            if a.base is not None:
+                assert (a.base[:, :4] == 77).all(), "wrote beside the array"
+                assert (a.base[:, -5:] == 77).all(), "wrote beside the array"
+        outcomes.append((result, own))
+    return outcomes
+
+
+OUTPUTS = {"da", "db", "out", "noise"}  # given to `both` as numbers of its arrays
+
+
+def keywords_of(options):
+    return {value for key, value in options.items() if key in OUTPUTS}
+
+
+def assert_bits(a, b):
+    np.testing.assert_array_equal(a, b)
+
+
+@compiled
+def test_every_form_is_compared_here():
+    # these in test_convolution_native.py, test_sparse.py, test_binary_products.py and
+    # test_kernels_bfloat16.py
+    elsewhere = {"convolve", "convolve_gradient", "convolve_back", "visible_means"}
+    elsewhere |= {"sparse_product", "transposed_product", "csr_product", "draw_documents"}
+    elsewhere |= {"reconstruct_documents", "binary_product", "multiply_bfloat16"}
+    assert set(NUMPY_FORMS) | elsewhere == set(FORMS)
+    assert len(FORMS) == 19
+
+
+@compiled
+@pytest.mark.parametrize(("shape", "layout", "units"), list(product(SHAPES, LAYOUTS, UNITS)))
+def test_means(shape, layout, units):
+    x, bias = array(shape, 1, layout=layout, spread=4), array(shape[1:], 2)
+    (result, (ours, _)), (_, (theirs, _)) = both("means", [x, bias], units)
+    assert result is ours
+    if KINDS[units].is_bounded:  # by an exponential, of which NumPy has another
+        np.testing.assert_allclose(ours, theirs, **SIGMOID)
+    else:
+        assert_bits(ours, theirs)
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("units", UNITS)
+def test_extreme_inputs(units):
+    x = np.array([[1e4, -1e4, np.inf, -np.inf, np.nan, -np.nan, 3e38, -3e38, 0, -0.0, 1e-40]], "f4")
+    x = np.tile(x, (3, 5)).copy()  # in the vectors' middle and in the rest of a row
+    bias = np.zeros(x.shape[1], dtype=np.float32)
+    (_, (ours, _)), (_, (theirs, _)) = both("means", [x, bias], units)
+    assert_bits(ours, theirs)
+    if units == "bernoulli":
+        assert ours[0, :4].tolist() == [1, 0, 1, 0]
+        assert np.isnan(ours[0, 4:6]).all()
+
+
+@compiled
+@pytest.mark.parametrize("units", [name for name in UNITS if KINDS[name].is_bounded])
+@pytest.mark.parametrize("ends", [(-87, 40), (-0.1, 0.1), (-1e-30, 1e-30)])
+def test_a_mean_is_within_three_units_in_the_last_place_of_its_true_value(units, ends):
+    x = np.linspace(*ends, 200_001, dtype=np.float32).reshape(1, -1)
+    true = MEANS[units](x.astype(np.float64))
+    FORMS["means"](x, np.zeros(x.shape[1], dtype=np.float32), units)
+    assert (np.abs(x - true) <= 3 * np.spacing(np.abs(true).astype(np.float32))).all()
+    assert (np.diff(x) >= -2 * np.spacing(np.abs(x[:, 1:]))).all()
+
+
+@compiled
+def test_a_mean_does_not_depend_on_where_it_stands():
+    x = array((1, 257), 3, spread=6)
+    zeros = np.zeros(257, dtype=np.float32)
+    alone = np.concatenate(
+        [FORMS["means"](v.reshape(1, 1).copy(), zeros[:1], UNITS[0]) for v in x.T]
+    )
+    for start in range(40):
+        own = FORMS["means"](x[:, start:].copy(), zeros[start:], UNITS[0])
+        assert_bits(own.ravel(), alone[start:].ravel())
+
+
+@compiled
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 127, 128, 129, 2047, 2048, 2049, 100_003])
+def test_the_uniform_numbers_are_numpys(count):
+    from syncpretrain.kernels import _native
+
+    out = np.full(count, 9, dtype=np.float32)
+    most = 2**64 - 1
+    for address in [
+        Address(0, Purpose.HIDDEN),
+        Address(most, Purpose.VISIBLE, 3, most, most, most),
+        Address(20, Purpose.CORRUPTION, 1, epoch=5, step=599, shard=2 | 1 << 32),
+    ]:
+        assert _native.uniform(out, address.key, address.counter) is out
+        assert_bits(out, address.generator().random(count, dtype=np.float32))
+
+
+@compiled
+@pytest.mark.parametrize(("shape", "layout"), list(product(SHAPES, LAYOUTS)))
+def test_states(shape, layout):
+    address = Address(7, Purpose.HIDDEN, layer=2, epoch=3, step=4, shard=5)
+    x, out = array(shape, 1, layout=layout), array(shape, 2, layout=layout)
+    bias, noise = array(shape[1:], 3), array(shape, 4)
+    (result, ours), (_, theirs) = both(
+        "sample_states", [x, bias, noise, out], "bernoulli", address, noise=2, out=3
+    )
+    assert result is ours[3]
+    np.testing.assert_allclose(ours[0], theirs[0], **SIGMOID)
+    uniform = address.generator().random(shape, dtype=np.float32)
+    assert_bits(ours[3], uniform < ours[0])
+    unclear = np.isclose(uniform, theirs[0], **SIGMOID)  # between the two forms' means
+    assert_bits(ours[3][~unclear], theirs[3][~unclear])
+
+
+@compiled
+def test_other_units_draw_with_numpy():
+    x, out = array((4, 5), 1), np.zeros((4, 5), dtype=np.float32)
+    address = Address(7, Purpose.HIDDEN)
+    for units in set(RBM_UNITS) - set(native.extension.DRAWN):
+        form = FORMS["sample_states"]
+        assert form(x, x[0].copy(), units, address, noise=x, out=out) is NotImplemented
+
+
+@compiled
+def test_a_number_that_is_no_word_of_the_generator_is_refused():
+    x, bias = array((4, 5), 1), array((5,), 2)
+    for address in (Address(-1, Purpose.HIDDEN), Address(2**64, Purpose.HIDDEN)):
+        with pytest.raises(OverflowError):
+            FORMS["sample_states"](x, bias, "bernoulli", address, noise=x, out=x.copy())
+
+
+@compiled
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(2, 5), (200, 30), (14, 513), (6, 2500)])
+def test_phase_differences(shape, layout):
+    v, h = array(shape, 1, layout=layout), array((shape[0], 40), 2, layout=layout)
+    da, db = np.zeros(shape[1], dtype=np.float32), np.zeros(40, dtype=np.float32)
+    (_, ours), (_, theirs) = both(
+        "phase_differences", [v, h, da, db], da=2, db=3, examples=shape[0]
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        assert_bits(a, b)
+
+
+@compiled
+@pytest.mark.parametrize(("shape", "layout"), list(product(SHAPES, LAYOUTS)))
+@pytest.mark.parametrize(("weight_decay", "l1"), [(0, 0), (2e-4, 0), (0, 1e-3), (2e-4, 1e-3)])
+def test_momentum_step(shape, layout, weight_decay, l1):
+    arrays = [array(shape, seed, layout=layout) for seed in (1, 2, 3)]
+    arrays[0][:, ::3] = 0  # whose sign is 0
+    (_, ours), (_, theirs) = both(
+        "momentum_step", arrays, momentum=0.9, learning_rate=0.1, weight_decay=weight_decay, l1=l1
+    )
+    assert_bits(ours[0], theirs[0])
+    assert_bits(ours[2], theirs[2])
+
+
+@compiled
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+@pytest.mark.parametrize("n", [0, 1, 1001])
+def test_sgd_step(n, momentum, nesterov):
+    arrays = [array((n,), 1), array((n,), 2), array((n if momentum else 0,), 3)]
+    scratch = np.empty(128, dtype=np.float32)
+    options = {"momentum": momentum, "nesterov": nesterov, "scratch": scratch}
+    (_, ours), (_, theirs) = both("sgd_step", arrays, learning_rate=0.1, **options)
+    for a, b in zip(ours, theirs, strict=True):
+        assert_bits(a, b)
+
+
+@compiled
+@pytest.mark.parametrize("n", [0, 1, 1001])
+def test_adam_step(n):
+    arrays = [array((n,), seed) for seed in (1, 2, 3, 4)]
+    np.abs(arrays[3], out=arrays[3])
+    scratch = np.empty(128, dtype=np.float32)
+    for step in (1, 2, 1000):
+        (_, ours), (_, theirs) = both(
+            "adam_step", arrays, step=step, learning_rate=1e-3, scratch=scratch
+        )
+        for a, b in zip(ours, theirs, strict=True):
+            assert_bits(a, b)
+
+
+@compiled
+@pytest.mark.parametrize("whose", [0, 1, 2])
+@pytest.mark.parametrize(("shape", "layout"), list(product(SHAPES, LAYOUTS)))
+def test_squared_error(shape, layout, whose):
+    arrays = [array(shape, seed, layout=layout) for seed in (1, 2, 3)]
+    x, y, out = arrays[0], arrays[1], arrays[whose]
+    difference = y - x
+    total = FORMS["squared_error"](x, y, out=out)
+    assert isinstance(total, float)
+    assert_bits(out, difference)
+    expected = (difference.astype(np.float64) ** 2).sum()
+    assert total == pytest.approx(expected, rel=1e-6, abs=0)
+
+
+@compiled
+def test_squared_error_tells_what_is_not_finite():
+    x, y = array((9, 50), 1), array((9, 50), 2)
+    for bad in (np.nan, np.inf):
+        y[8, 49] = bad
+        assert not np.isfinite(FORMS["squared_error"](x, y, out=np.empty_like(x)))
+
+
+@compiled
+@pytest.mark.parametrize(("shape", "layout", "units"), list(product(SHAPES, LAYOUTS, UNITS)))
+def test_times_derivative(shape, layout, units):
+    delta, a = array(shape, 1, layout=layout), array(shape, 2, layout=layout)
+    a[...] = MEANS[units](a)
+    (_, ours), (_, theirs) = both("times_derivative", [delta, a], units)
+    assert_bits(ours[0], theirs[0])
+
+
+SPECIAL = np.array([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-40, -1e-45, 3e38, 0.5], "f4")
+
+
+def bits(array):
+    """Return the bits of numbers, the same for every nan; 0 and -0 differ."""
+    return np.where(np.isnan(array), np.float32(np.nan), array).view(np.uint32)
+
+
+def drawn(draws, *shape):
+    """Return normal draws, some of them special, as columns of a wider array or not."""
+    wide = draws.standard_normal((*shape[:-1], shape[-1] + 3)).astype(np.float32)
+    places = draws.random(wide.shape) < draws.choice([0, 0.2, 1])
+    wide[places] = draws.choice(SPECIAL, int(places.sum()))
+    return wide[..., : shape[-1]] if draws.random() < 0.5 else wide[..., : shape[-1]].copy()
+
+
+def same_bits(name, arrays, *args, written, **options):
+    """Compare what both forms write; the last arrays may be given by their names."""
+    found = []
+    for form in (FORMS[name], NUMPY_FORMS[name]):
+        own = {key: a.copy() for key, a in arrays.items()}
+        plain = [a for key, a in own.items() if key not in OUTPUTS]
+        named = {key: a for key, a in own.items() if key in OUTPUTS}
+        with np.errstate(all="ignore"):
+            assert form(*plain, *args, **named, **options) is not NotImplemented
+        found.append([bits(own[key]) for key in written])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, theirs, err_msg=name)
+
+
+@compiled
+@pytest.mark.parametrize("seed", range(40))
+def test_both_forms_have_the_same_bits_whatever_the_shape_and_the_numbers(seed):
+    draws = np.random.default_rng(seed)
+    rows, n, m = (int(draws.choice([0, 1, 2, 3, 17, 65])) for _ in range(3))
+    x, y, z = (drawn(draws, rows, n) for _ in range(3))
+    for units in ("gaussian", "relu"):
+        same_bits("means", {"x": x, "bias": drawn(draws, n)}, units, written=["x"])
+    for units in UNITS:
+        same_bits("times_derivative", {"delta": x, "a": y}, units, written=["delta"])
+    same_bits("squared_error", {"x": x, "y": y, "out": z}, written=["out"])
+    rates = {"learning_rate": draws.choice([0.1, 1e-50]), "momentum": draws.choice([0, 0.9])}
+    decays = {"weight_decay": draws.choice([0, 1e-3]), "l1": draws.choice([0, 1e-3])}
+    three = {"p": x, "g": y, "v": z}
+    same_bits("momentum_step", three, **rates, **decays, written=["p", "v"])
+    flat = {key: a.ravel() for key, a in {**three, "w": np.abs(x)}.items()}
+    scratch = np.empty(50, dtype=np.float32)
+    adam = {"learning_rate": rates["learning_rate"], "step": 3, "scratch": scratch}
+    same_bits("adam_step", flat, **adam, written=["p", "v", "w"])
+    sgd = {**rates, "nesterov": bool(draws.random() < 0.5), "scratch": scratch}
+    same_bits("sgd_step", {key: flat[key] for key in "pgv"}, **sgd, written=["p", "v"])
+    if rows:
+        two = {"v": drawn(draws, 2 * rows, n), "h": drawn(draws, 2 * rows, m)}
+        sums = {"da": drawn(draws, n), "db": drawn(draws, m)}
+        same_bits("phase_differences", {**two, **sums}, examples=rows, written=["v", "da", "db"])
+
+
+@compiled
+@pytest.mark.parametrize("columns", [1, 2, 40])
+def test_a_program_sums_rows_as_without_the_extension(columns):
+    x = array((1001, columns), 5)
+    ours, theirs = np.empty((2, columns), dtype=np.float32)
+    in_turn(Program([[[("sum_rows", x, ours)]]], 0), 1)
+    contrastive_divergence.sum_rows(x, out=theirs)
+    assert_bits(ours, theirs)
+    np.testing.assert_array_equal(ours, np.add.accumulate(x)[-1], err_msg="row after row")
+
+
+@compiled
+def test_a_program_counts_a_row_with_nan_as_numpy_does():
+    target = np.tile(np.eye(3, dtype=np.float32)[0], (4, 1))
+    y = np.array([[9, np.nan, 1], [np.nan, 9, np.nan], [1, 0, 0], [0, np.nan, np.nan]], "f4")
+    program = Program([[[("wrong", target, y, 0)]]], 1)
+    assert program.is_compiled
+    in_turn(program, 1)
+    assert program.results[0] == errors.count_errors(target, y) == 2
+
+
+def misaligned(array, by):
+    """Return a view of an array's numbers that begins ``by`` bytes behind a multiple of 8."""
+    memory = np.zeros(array.nbytes + 16, dtype=np.uint8)
+    start = -memory.ctypes.data % 8 + by
+    memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+    flat = memoryview(memory)[start : start + array.nbytes]
+    return flat.cast(array.dtype.char, array.shape)
+
+
+@compiled
+@pytest.mark.parametrize("by", range(1, 8))
+def test_misaligned_numbers_are_left_to_numpy(by):
+    kernels, points = native.extension, np.ones(4)
+    ends, shares, factor = np.array([2, 4]), array((2, 3), 1), array((3, 2), 2)
+    indices, indptr = np.zeros(2, dtype=np.int32), np.array([0, 1, 2])
+    calls = [
+        (kernels.draw_documents, [shares, misaligned(points, by), ends]),
+        (kernels.draw_documents, [shares, points, misaligned(ends, by)]),
+        (kernels.csr_product, [np.ones(2, "f4"), factor, np.ones((2, 2), "f4"), indices]),
+    ]
+    calls[2][1].append(misaligned(indptr, by))
+    if by % 4:
+        out = np.ones((2, 2), "f4")
+        calls += [
+            (kernels.multiply_bfloat16, [misaligned(shares, by), factor, out, None]),
+            (kernels.multiply_bfloat16, [shares, misaligned(factor, by), out, None]),
+            (kernels.csr_product, [points[:2].astype("f4"), factor, out]),
+        ]
+        calls[-1][1].extend([misaligned(indices, by), indptr])
+    for call, arguments in calls:
+        assert call(*arguments) is NotImplemented
+    program = Program([[[("scale", shares, 2)]]], 0)
+    program._numbers = misaligned(np.zeros(4), by)
+    with pytest.raises(ValueError, match="fit no program"):
+        program.work()
+
+
+@compiled
+def test_a_result_that_lies_on_the_places_it_is_read_from_is_left_to_numpy():
+    memory = np.zeros(64, dtype=np.float32)
+    ends, shares = memory.view(np.int64)[:2], memory.reshape(2, 32)
+    ends[:] = [2, 4]
+    assert native.extension.draw_documents(shares, np.ones(4), ends) is NotImplemented
+    data, weight, indices = np.ones(1, "f4"), np.ones((1, 32), "f4"), np.zeros(1, np.int32)
+    indptr = memory.view(np.int64)[:3]
+    indptr[:] = [0, 1, 1]
+    assert native.extension.csr_product(data, weight, shares, indices, indptr) is NotImplemented
+
+
+def means_refused(x, bias):
+    before = x.copy()
+    assert FORMS["means"](x, bias, "bernoulli") is NotImplemented
+    assert_bits(x, before)
+
+
+@compiled
+def test_what_is_not_rows_of_float32_goes_to_numpy():
+    x, bias = array((4, 6), 1), array((6,), 2)
+    means_refused(x.astype(np.float64), bias.astype(np.float64))
+    means_refused(x.astype(">f4"), bias)
+    means_refused(x, bias.astype(np.float64))
+    means_refused(np.asfortranarray(x), bias)
+    means_refused(array((4, 12), 1)[:, ::2], bias)
+    means_refused(x[::-1], bias)
+    means_refused(np.lib.stride_tricks.sliding_window_view(x.ravel(), 6, writeable=True), bias)
+    means_refused(x.reshape(2, 2, 6), bias)
+    means_refused(x, bias[:1])
+    means_refused(x, x[:1])
+    means_refused(x, x[1])  # which would change meanwhile
+    means_refused(
+        np.frombuffer(bytearray(97), dtype=np.uint8)[1:].view(np.float32).reshape(4, 6), bias
+    )
+    assert FORMS["means"](x, bias, "softmax") is NotImplemented
+
+
+@compiled
+def test_numpy_tells_what_is_wrong():
+    x, y = array((4, 6), 1), array((4, 5), 2)
+    with pytest.raises(ValueError, match="broadcast"):
+        errors.squared_error(x, y, out=x)
+    x.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        activations.means(x, x[0].copy(), "bernoulli")
+
+
+@compiled
+def test_arrays_that_overlap_go_to_numpy():
+    x = array((1, 100), 1)
+    form = FORMS["squared_error"]
+    assert form(x[:, :50], x[:, 50:], out=x[:, 1:51]) is NotImplemented
+    assert form(x[:, :50], x[:, 50:], out=x[:, 50:]) is not NotImplemented
+    wide = array((8, 30), 2)
+    assert form(wide[:, :10], wide[:, 10:20], out=wide[:, 20:]) is not NotImplemented
+    assert form(wide[:, :10], wide[:, 10:20], out=wide[:, 19:29]) is NotImplemented
+    assert form(wide[:4, :10], wide[:4, 10:20], out=wide[1:5, 20:]) is not NotImplemented
+    assert form(wide[:4, :10], wide[:4, 10:20], out=wide[1:5, :10]) is NotImplemented
+
+
+@compiled
+def test_an_equation_takes_its_compiled_form():
+    x, y = array((4, 6), 1), array((4, 6), 2)
+    assert errors.squared_error(x, y, out=np.empty_like(x)) == FORMS["squared_error"](
+        x, y, out=np.empty_like(x)
+    )
+    a = np.full((4, 6), 0.5, dtype=np.float32)
+    activations.times_derivative(x, a)
+    assert (a == 0.5).all(), "the NumPy form uses it up"
+
+
+# ----------------------------------------------------------------------------------- the choice
+
+
+def python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+CHOSEN = """
+import numpy
+from syncpretrain.kernels import activations, native
+from syncpretrain.kernels.dispatch import registered
+print(native.available(), len(registered(numpy.ndarray)))
+"""
+
+
+def test_the_environment_chooses_numpy():
+    assert python(CHOSEN, SYNCPRETRAIN_KERNELS="numpy").stdout.split() == ["False", "0"]
+
+
+def test_every_registered_form_is_of_an_equation():
+    assert FORMS.keys() <= equations()
+
+
+@compiled
+@pytest.mark.parametrize("chosen", ["", "native"])
+def test_the_compiled_forms_are_taken_where_they_were_built(chosen):
+    assert python(CHOSEN, SYNCPRETRAIN_KERNELS=chosen).stdout.split() == ["True", "19"]
+
+
+MISSING = "import sys; sys.modules['syncpretrain.kernels._native'] = None\n"
+
+
+def test_without_the_extension_numpy_is_taken():
+    assert python(MISSING + CHOSEN, SYNCPRETRAIN_KERNELS="").stdout.split() == ["False", "0"]
+
+
+def test_who_insists_on_a_missing_extension_is_told_what_to_do():
+    reported = python(MISSING + CHOSEN, SYNCPRETRAIN_KERNELS="native").stderr
+    assert "NativeKernelsError: got SYNCPRETRAIN_KERNELS=native" in reported
+    assert "C compiler" in reported
+
+
+def test_an_unknown_choice_is_refused():
+    reported = python(CHOSEN, SYNCPRETRAIN_KERNELS="fast").stderr
+    assert "got SYNCPRETRAIN_KERNELS='fast'; expected 'native', 'numpy'" in reported
+    assert issubclass(native.NativeKernelsError, ImportError)
+
+
+def build(folder, compiler):
+    for path in ("setup.py", "README.rst", "syncpretrain/__init__.py", "syncpretrain/kernels"):
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / path).is_dir():
+            shutil.copytree(ROOT / path, target, ignore=shutil.ignore_patterns("*.so", "*.pyc"))
+        else:
+            shutil.copy(ROOT / path, target)
+    return subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--inplace"],
+        cwd=folder,
+        env={**os.environ, "CC": compiler},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_machine_without_a_compiler_can_build_the_package(tmp_path):
+    pytest.importorskip("setuptools")
+    built = build(tmp_path, shutil.which("false") or "false")
+    assert built.returncode == 0, built.stderr
+    assert "optional" in built.stdout + built.stderr or "failed" in built.stdout + built.stderr
+    assert not list(tmp_path.rglob("_native*.so"))
+
+
+# ------------------------------------------------------------------------------------ the counters
+
+BROKEN = 7  # the counter that breaks waits
+
+
+@pytest.fixture(params=["compiled", "python"])
+def counters(request, monkeypatch):
+    if request.param == "python":
+        monkeypatch.setattr(waiting, "extension", None)
+    elif not native.available():
+        pytest.skip("the compiled kernels are not in use")
+    return np.zeros(8, dtype=np.int64)
+
+
+def test_counters_that_have_reached_the_target_are_not_waited_for(counters):
+    counters[2:5] = [3, 4, 3]
+    assert waiting.wait_for_counters(counters, 2, 3, 3, BROKEN, 0, 10) == 0
+    assert waiting.wait_for_counters(counters, 2, 0, 9, BROKEN, 0, 10) == 0, "no counters"
+
+
+@pytest.mark.parametrize("spin", [0, 0.01, 10])
+def test_a_wait_ends_in_time(counters, spin):
+    counters[2:5] = [3, 4, 2]
+    assert waiting.wait_for_counters(counters, 2, 3, 3, BROKEN, spin, 0.05) == 2
+    assert waiting.wait_for_counters(counters, 2, 3, 3, BROKEN, spin, 0) == 2
+
+
+def test_a_broken_wait_says_so_even_at_its_target(counters):
+    counters[BROKEN] = -1
+    assert waiting.wait_for_counters(counters, 0, 2, 1, BROKEN, 0, 10) == 1
+    assert waiting.wait_for_counters(counters, 0, 2, 0, BROKEN, 0, 10) == 1
+    assert waiting.arrive_and_wait(counters, 0, 0, 2, 5, BROKEN, 0, 10) == 1
+    assert counters[0] == 5
+
+
+@pytest.mark.parametrize(("counter", "expected"), [(3, 0), (BROKEN, 1)])
+@pytest.mark.parametrize("spin", [0, 10])
+def test_another_thread_ends_the_wait(counters, spin, counter, expected):
+    """The waiting thread holds no lock that the storing one needs."""
+    counters[2] = 1
+    found, waits = [], threading.Event()
+
+    def wait():
+        waits.set()
+        found.append(waiting.wait_for_counters(counters, 2, 2, 1, BROKEN, spin, 30))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert waits.wait(30)
+    waiting.store_counter(counters, counter, 1)
+    thread.join(30)
+    assert not thread.is_alive()
+    assert found == [expected]
+
+
+def test_threads_meet_at_every_step(counters):
+    """Each sees what all wrote before they arrived, and none runs ahead."""
+    workers, steps = 3, 200
+    written = np.zeros(workers, dtype=np.int64)
+    wrong = []
+
+    def work(rank):
+        for step in range(1, steps + 1):
+            written[rank] = step
+            if waiting.arrive_and_wait(counters, rank, 0, workers, 2 * step - 1, BROKEN, 1e-4, 30):
+                wrong.append((rank, step, "waited in vain"))
+                return
+            if (written != step).any():
+                wrong.append((rank, step, written.tolist()))
+            waiting.arrive_and_wait(counters, rank, 0, workers, 2 * step, BROKEN, 1e-4, 30)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not wrong
+    assert counters[:workers].tolist() == [2 * steps] * workers
+
+
+def test_a_signal_ends_the_wait(counters):
+    def interrupt(signum, frame):
+        raise InterruptedError("by the test's handler")
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    main = threading.main_thread().ident
+    sender = threading.Thread(target=lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    try:
+        with pytest.raises(InterruptedError, match="by the test's handler"):
+            sender.start()
+            waiting.wait_for_counters(counters, 0, 1, 1, BROKEN, 0, 30)
+    finally:
+        sender.join(30)
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_counters_that_are_none_are_refused(counters):
+    for first, count, broken in [
+        (-1, 1, 7),
+        (0, 9, 7),
+        (9, 0, 7),
+        (0, 1, 8),
+        (0, -1, 7),
+        (0, 1, -1),
+    ]:
+        with pytest.raises(IndexError, match="counted from 0"):
+            waiting.wait_for_counters(counters, first, count, 1, broken, 0, 0)
+        with pytest.raises(IndexError, match="counted from 0"):
+            waiting.arrive_and_wait(counters, 0, first, count, 1, broken, 0, 0)
+    for rank in (-1, 8):
+        with pytest.raises(IndexError, match="counted from 0"):
+            waiting.store_counter(counters, rank, 1)
+        with pytest.raises(IndexError, match="counted from 0"):
+            waiting.arrive_and_wait(counters, rank, 0, 1, 1, BROKEN, 0, 0)
+    assert not counters.any(), "nothing was stored"
+    for other in (counters.astype(np.int32), counters.astype(float), counters.reshape(2, 4)):
+        with pytest.raises(ValueError, match="expected one of int64"):
+            waiting.wait_for_counters(other, 0, 1, 1, 1, 0, 0)
+        with pytest.raises(ValueError, match="expected one of int64"):
+            waiting.store_counter(other, 0, 1)
+
+
+@compiled
+def test_counters_lie_in_memory_of_any_kind():
+    from syncpretrain.kernels import _native
+
+    memory = memoryview(bytearray(64)).cast("q")
+    _native.store_counter(memory, 1, -(2**63))
+    assert memory[1] == -(2**63)
+    assert _native.wait_for_counters(memory, 0, 1, 0, 7, 0, 0, 0) == 0
+
+
+@pytest.mark.parametrize("chosen", ["", "numpy"])
+def test_an_unknown_order_of_sums_is_refused(chosen):
+    reported = python(CHOSEN, SYNCPRETRAIN_KERNELS=chosen, SYNCPRETRAIN_BFLOAT16="rows").stderr
+    assert "got SYNCPRETRAIN_BFLOAT16='rows'; expected 'pairs', 'tiles' or none" in reported
+
+
+@compiled
+@pytest.mark.parametrize("order", ["pairs", "tiles"])
+def test_the_environment_chooses_the_order_of_sums(order):
+    code = "from syncpretrain.kernels import native; print(native.extension.bfloat16_forms()[0])"
+    assert python(code, SYNCPRETRAIN_BFLOAT16=order).stdout.split()[-1] == order

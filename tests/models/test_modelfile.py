@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from modelfiles import (
+    INFO,
+    arrays,
+    assert_equal,
+    make_stack,
+    meaning_of,
+    refused,
+    write_file,
+    zeros,
+)
+
+from syncpretrain import Stack, load, pretrain
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.errors import ModelFileError
+from syncpretrain.models.model_file import MODEL_NAME
+from syncpretrain.models.stack import Head
+from syncpretrain.storage import write_atomically
+from syncpretrain.units.kinds import UNITS
+
+
+def full_stack(kind: str = "classification") -> Stack:
+    """A stack with everything that a file may hold."""
+    rng = np.random.default_rng(1)
+    lower, upper = make_stack(tied=False).layers
+    layers = (
+        replace(lower, visible_units="gaussian", hidden_units="relu", model="autoencoder"),
+        replace(upper, visible_units="gaussian", hidden_units="gaussian", model="autoencoder"),
+    )
+    outputs, classes = (3, (7, -2, 10**12)) if kind == "classification" else (1, ())
+    head = Head(
+        rng.normal(size=(2, outputs)).astype(np.float32),
+        rng.normal(size=outputs).astype(np.float32),
+        kind,
+        classes,
+    )
+    scaling = Scaling(
+        rng.normal(size=4).astype(np.float32), rng.random(4).astype(np.float32) + 1e-3
+    )
+    return Stack(layers, INFO, scaling, head)
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_units_models_scaling_and_head_come_back_bit_for_bit(tmp_path, kind):
+    stack = full_stack(kind)
+    stack.save(tmp_path / "a")
+    found = load(tmp_path / "a")
+    assert_equal(found, stack)
+    assert found.parameters_sha256 == stack.parameters_sha256
+    X = np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
+    np.testing.assert_array_equal(found.predict(X), stack.predict(X))
+    np.testing.assert_array_equal(found.reconstruct(X), stack.reconstruct(X))
+
+
+@pytest.mark.parametrize("units", list(product(UNITS, UNITS)))
+@pytest.mark.parametrize("model", ["rbm", "autoencoder"])
+def test_every_kind_of_layer_comes_back(tmp_path, units, model):
+    layer = replace(
+        make_stack().layers[0], visible_units=units[0], hidden_units=units[1], model=model
+    )
+    Stack((layer,)).save(tmp_path / "a")
+    assert_equal(load(tmp_path / "a"), Stack((layer,)))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_a_stack_comes_back_bit_for_bit(tmp_path, tied, transposed):
+    stack = make_stack(tied=tied, transposed=transposed)
+    stack.save(tmp_path / "a.safetensors")
+    found = load(tmp_path / "a.safetensors")
+    assert_equal(found, stack)
+    assert found.parameters_sha256 == stack.parameters_sha256
+
+
+def test_a_mixed_stack_comes_back(tmp_path):
+    stack = Stack((make_stack().layers[0], make_stack(tied=False).layers[1]))
+    stack.save(tmp_path / MODEL_NAME)
+    assert_equal(load(tmp_path), stack)
+
+
+def test_a_trained_stack_comes_back_with_what_made_it(tmp_path, bits):
+    stack = pretrain(bits, layers=[16, 8, 4], epochs=1, batch_size=20)
+    stack.save(str(tmp_path / "b"))
+    assert_equal(load(str(tmp_path / "b")), stack)
+    codes = load(tmp_path / "b").encode(bits)
+    np.testing.assert_array_equal(codes, stack.encode(bits))
+
+
+def test_the_umask_decides_who_may_read_it(tmp_path):
+    before = os.umask(0o022)
+    try:
+        make_stack().save(tmp_path / "a")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
+
+
+def test_every_truncation_is_refused(tmp_path):
+    file = tmp_path / "a"
+    full_stack().save(file)
+    whole = file.read_bytes()
+    for size in range(len(whole)):
+        file.write_bytes(whole[:size])
+        refused(file)
+    file.write_bytes(whole + b"\0")
+    refused(file)
+
+
+def test_a_damaged_file_is_refused_or_means_the_same(tmp_path):
+    file, stack, rng = tmp_path / "a", full_stack(), np.random.default_rng(1)
+    stack.save(file)
+    whole = file.read_bytes()
+    loaded = 0
+    for _ in range(3_000):
+        damaged = bytearray(whole)
+        for position in rng.integers(len(whole), size=rng.integers(1, 3)):
+            damaged[position] ^= 1 << int(rng.integers(8))
+        file.write_bytes(damaged)
+        try:
+            assert_equal(load(file), stack)
+            loaded += 1
+        except ModelFileError:
+            pass
+    assert loaded < 30
+
+
+def write_crafted(path: Path, header: dict, body: bytes = b"") -> Path:
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+    return path
+
+
+def test_a_header_that_claims_too_much_is_refused_without_the_memory(tmp_path):
+    for shape in ([10**6, 10**6], [2**40], [2**62, 4]):
+        size = 4 * int(np.prod([float(n) for n in shape]))
+        tensor = {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}
+        refused(write_crafted(tmp_path / "a", {"layers.1.weight": tensor}), "cannot be read")
+    (tmp_path / "a").write_bytes(struct.pack("<Q", 10**12) + b"{}")
+    refused(tmp_path / "a", "cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("BF16", 2), ("F8_E4M3", 1), ("F64", 8), ("I32", 4), ("BOOL", 1)]
+)
+def test_other_types_of_numbers_are_refused(tmp_path, dtype, size):
+    tensor = {"dtype": dtype, "shape": [2, 2], "data_offsets": [0, 4 * size]}
+    metadata = {"format": "syncpretrain 2"}
+    header = {"layers.1.weight": tensor, "__metadata__": metadata}
+    refused(write_crafted(tmp_path / "a", header, b"\0" * 4 * size))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"layers__1__hidden_bias": None}, "lacks an array of a layer"),
+        ({"layers__3__weight": zeros(2, 2)}, "lacks an array of a layer"),
+        ({"layers__1__gain": zeros(3)}, "holds arrays of no layer: layers.1.gain"),
+        ({"layers__x__weight": zeros(3)}, "lacks an array"),
+        ({"weight": zeros(3)}, "lacks an array"),
+        ({"layers__999999999__weight": zeros(3)}, "lacks an array"),
+        ({"layers__1__hidden_bias": zeros(4)}, "arrays of layer 1 do not fit each other"),
+        ({"layers__2__visible_bias": zeros(2)}, "arrays of layer 2 do not fit each other"),
+        ({"layers__2__weight": zeros(6)}, "arrays of layer 2 do not fit each other"),
+        ({"layers__1__decoder_weight": zeros(4, 3)}, "arrays of layer 1 do not fit each other"),
+        (
+            {"layers__2__weight": zeros(5, 2), "layers__2__visible_bias": zeros(5)},
+            "layers 1 and 2 do not fit each other",
+        ),
+        ({"layers__1__hidden_bias": np.float32([0, np.nan, 0])}, "layer 1 holds NaN or infinite"),
+        ({"layers__2__hidden_bias": np.float32([0, np.inf])}, "layer 2 holds NaN or infinite"),
+        ({"layers__1__hidden_bias": np.float32([0, 0, 1])}, "do not match their checksum"),
+    ],
+)
+def test_arrays_that_make_no_stack_are_refused(tmp_path, changed, message):
+    write_file(tmp_path / "a", arrays(**changed), make_stack())
+    refused(tmp_path / "a", message)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"input__shift": None}, "lacks half of the input's scaling"),
+        ({"input__scale": None}, "lacks half of the input's scaling"),
+        ({"input__shift": zeros(3)}, "the input's scaling is damaged"),
+        ({"input__scale": -1 - zeros(4)}, "the input's scaling is damaged"),
+        ({"input__scale": np.inf + zeros(4)}, "the input's scaling is damaged"),
+        ({"input__shift": np.nan + zeros(4)}, "the input's scaling is damaged"),
+        (
+            {"input__shift": zeros(1), "input__scale": zeros(1) + 1},
+            "the input's scaling does not fit layer 1",
+        ),
+        ({"input__shift": zeros(4)}, "do not match their checksum"),
+        ({"head__weight": None}, "lacks a part of its head"),
+        ({"head__bias": None}, "lacks a part of its head"),
+        ({"head__weight": None, "head__bias": None}, "lacks a part of its head"),
+        ({"head__weight": zeros(2, 2)}, "its arrays do not fit each other"),
+        ({"head__weight": zeros(6)}, "its arrays do not fit each other"),
+        ({"head__bias": zeros(3, 1)}, "its arrays do not fit each other"),
+        ({"head__bias": zeros(2), "head__weight": zeros(2, 2)}, "do not fit each other"),
+        ({"head__bias": zeros(0), "head__weight": zeros(2, 0)}, "do not fit each other"),
+        ({"head__weight": zeros(5, 3)}, "the head does not fit the top layer"),
+        ({"head__weight": np.nan + zeros(2, 3)}, "its head holds NaN or infinite"),
+        ({"head__bias": np.inf + zeros(3)}, "its head holds NaN or infinite"),
+        ({"head__bias": zeros(3)}, "do not match their checksum"),
+        ({"head__gain": zeros(3)}, "lacks an array|holds arrays of no layer"),
+        ({"input__gain": zeros(3)}, "lacks an array|holds arrays of no layer"),
+        ({"layers__2__decoder_weight": None}, "do not match their checksum"),
+        ({"layers__2__decoder_weight": np.nan + zeros(2, 3)}, "layer 2 holds NaN or infinite"),
+    ],
+)
+def test_damaged_ends_are_refused(tmp_path, changed, message):
+    stack = full_stack()
+    write_file(tmp_path / "a", arrays(stack, **changed), stack)
+    refused(tmp_path / "a", message)
+
+
+def test_the_helpers_of_these_tests_write_what_is_read(tmp_path):
+    for stack in (make_stack(), full_stack(), full_stack("regression")):
+        write_file(tmp_path / "a", arrays(stack), stack, info=json.dumps(INFO))
+        assert_equal(load(tmp_path / "a"), stack)
+
+
+def rbm(**changed) -> dict:
+    return {"hidden_units": "bernoulli", "visible_units": "bernoulli", "model": "rbm"} | changed
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (None, "lacks an array of a layer"),
+        ({}, "lacks an array of a layer"),
+        ("rbm", "lacks an array of a layer"),
+        ([], "lacks an array of a layer"),
+        ([rbm()], "lacks an array of a layer"),
+        ([rbm(), None], "lacks an array of a layer"),
+        ([rbm(), []], "lacks an array of a layer"),
+        ([rbm(), {}], "hidden_units"),
+        ([rbm(), rbm(hidden_units="softmax")], "hidden_units 'softmax' is unknown"),
+        ([rbm(visible_units="x"), rbm()], "visible_units 'x' is unknown"),
+        ([rbm(model="x"), rbm()], "model 'x' is unknown"),
+        ([rbm(), rbm(model=["rbm"])], "is unknown"),
+    ],
+)
+def test_layers_of_unknown_units_are_refused(tmp_path, layers, message):
+    meaning = json.dumps({"layers": layers, "head": None})
+    write_file(tmp_path / "a", arrays(), make_stack(), meaning=meaning)
+    refused(tmp_path / "a", message)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        None,
+        3,
+        [],
+        {},
+        "classification",
+        {"kind": "classification"},
+        {"kind": "classification", "classes": None},
+        {"kind": "classification", "classes": [1, 2]},
+        {"kind": "classification", "classes": [1, 2, None]},
+        {"kind": "classification", "classes": [1, 2, "x"]},
+        {"kind": "classification", "classes": [1, 2, float("nan")]},
+        {"kind": "classification", "classes": [1, 2, float("inf")]},
+        {"kind": "ranking", "classes": [1, 2, 3]},
+    ],
+)
+def test_a_damaged_head_is_refused(tmp_path, head):
+    stack = full_stack()
+    meaning = json.dumps(meaning_of(stack) | {"head": head})
+    write_file(tmp_path / "a", arrays(stack), stack, meaning=meaning)
+    refused(tmp_path / "a", "head")
+
+
+def test_a_head_without_its_arrays_is_refused(tmp_path):
+    meaning = json.dumps(meaning_of(make_stack()) | {"head": meaning_of(full_stack())["head"]})
+    write_file(tmp_path / "a", arrays(), make_stack(), meaning=meaning)
+    refused(tmp_path / "a", "lacks a part of its head")
+
+
+@pytest.mark.parametrize("name", ["info", "meaning"])
+def test_a_text_that_was_tampered_with_is_refused(tmp_path, name):
+    full_stack().save(tmp_path / "a")
+    whole = (tmp_path / "a").read_bytes()
+    old, new = {"info": (b"epochs", b"epochz"), "meaning": (b"relu", b"gelu")}[name]
+    assert whole.count(old) == 1
+    (tmp_path / "a").write_bytes(whole.replace(old, new))
+    refused(tmp_path / "a", f"is damaged: its {name} does not match its checksum")
+
+
+def test_a_file_of_the_former_format_is_refused(tmp_path):
+    full_stack().save(tmp_path / "a")
+    whole = (tmp_path / "a").read_bytes()
+    (tmp_path / "a").write_bytes(whole.replace(b"syncpretrain 2", b"syncpretrain 1"))
+    refused(tmp_path / "a", "its format is 'syncpretrain 1', expected 'syncpretrain 2'")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[1]", "expected a table"), ("{", "is damaged"), ("[" * 100_000, "is damaged")],
+)
+@pytest.mark.parametrize("name", ["info", "meaning"])
+def test_a_text_that_is_no_table_is_refused(tmp_path, name, text, message):
+    write_file(tmp_path / "a", arrays(), make_stack(), **{name: text})
+    refused(tmp_path / "a", f"its {name} .*{message}")
+
+
+def test_a_file_without_any_array_or_of_somebody_else_is_refused(tmp_path):
+    (tmp_path / "a").write_bytes(safetensors.numpy.save(arrays(), None))
+    refused(tmp_path / "a", "its format is None, expected 'syncpretrain 2'")
+    (tmp_path / "a").write_bytes(safetensors.numpy.save({}, {"format": "syncpretrain 2"}))
+    refused(tmp_path / "a")
+
+
+class Dangerous:
+    """A pickle that makes a file when it is opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_a_pickle_is_never_opened(tmp_path):
+    (tmp_path / MODEL_NAME).write_bytes(pickle.dumps(Dangerous(tmp_path / "harm")))
+    refused(tmp_path, "cannot be read as a model")
+    np.save(tmp_path / "a.npy", np.array([Dangerous(tmp_path / "harm")]), allow_pickle=True)
+    refused(tmp_path / "a.npy", "cannot be read as a model")
+    assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize("name", ["missing", ".", "no/such/folder", "x" * 300, "a\0b"])
+def test_where_there_is_no_model(tmp_path, name):
+    refused(tmp_path / name)
+
+
+def test_an_empty_file(tmp_path):
+    (tmp_path / "a").touch()
+    refused(tmp_path / "a", "cannot be read as a model")
+
+
+def test_a_pipe_is_no_model(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path / "pipe", "holds no model")
+
+
+@pytest.mark.parametrize(("owner", "failing"), [(Path, "replace"), (os, "fsync")])
+@pytest.mark.parametrize("error", [OSError("the disk is full"), KeyboardInterrupt()])
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch, owner, failing, error):
+    old, new = make_stack(), make_stack(tied=False)
+    old.save(tmp_path / "a")
+
+    def fail(*args, **named) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, failing, fail)
+        with pytest.raises(type(error)):
+            new.save(tmp_path / "a")
+        if failing != "replace":  # which a new file can do without
+            with pytest.raises(type(error)):
+                new.save(tmp_path / "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert_equal(load(tmp_path / "a"), old)
+    new.save(tmp_path / "a")
+    assert_equal(load(tmp_path / "a"), new)
+
+
+def test_a_folder_that_is_not_there_is_an_oserror(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        make_stack().save(tmp_path / "missing" / "a")
+
+
+def test_write_atomically_replaces_the_whole_content(tmp_path):
+    write_atomically(tmp_path / "a", b"a long content")
+    write_atomically(tmp_path / "a", b"short")
+    assert (tmp_path / "a").read_bytes() == b"short"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

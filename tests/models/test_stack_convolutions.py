@@ -1,0 +1,348 @@
+"""Stacks with convolutional layers: codes, reconstructions, samples, figures and files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import safetensors
+from modelfiles import arrays, assert_equal, refused, write_file, zeros
+from randomconvolutions import convolutional_stack, random_layer
+
+from syncpretrain import Stack, load
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.errors import DataError
+from syncpretrain.models import passes
+from syncpretrain.models.diagnosis import diagnose_layers
+from syncpretrain.models.evaluation import layer_errors, stack_error
+from syncpretrain.models.layer import ConvolutionalLayer
+from syncpretrain.models.likelihood import free_energy, log_z, pseudo_likelihood
+from syncpretrain.models.stack import Head
+from syncpretrain.shapes import ConvolutionShape, DenseShape, ImageShape
+
+TEXT = "2x8x6,conv:4x3,pool:2,conv:3x2,6"
+WIDTHS = (96, 24, 6, 6)
+
+
+@pytest.fixture(name="X")
+def examples():
+    return np.random.default_rng(5).random((7, 96), dtype=np.float32)
+
+
+def mixed_stack():
+    """Return a stack with everything that a file may hold."""
+    draw = np.random.default_rng(1)
+    stack = convolutional_stack(
+        TEXT,
+        units=("gaussian", "relu", "gaussian", "bernoulli"),
+        tied=False,
+        model="autoencoder",
+        scaling=Scaling(draw.normal(size=96).astype("f4"), draw.random(96, dtype="f4") + 1),
+        info={"epochs": [3, 2, 1]},
+    )
+    head = Head(draw.normal(size=(6, 2)).astype("f4"), zeros(2), "classification", (4, 7))
+    return replace(stack, head=head)
+
+
+class TestPasses:
+    @pytest.mark.parametrize("layer", [1, 2, 3])
+    def test_log_odds_of_pooled_maps(self, X, layer):
+        stack = convolutional_stack(TEXT)
+        odds = stack.encode(X, layer=layer, log_odds=True)
+        expected = stack.encode(X, layer=layer)
+        np.testing.assert_allclose(1 / (1 + np.exp(-odds)), expected, atol=1e-6)
+
+    def test_units_that_exclude_each_other_have_no_log_odds(self, X):
+        shape = ConvolutionShape(2, 8, 6, 4, 3, pool=2, pooling="prob")
+        stack = Stack((random_layer(shape),))
+        with pytest.raises(DataError, match=r"log_odds: got probabilistic pooling .* max or mean"):
+            stack.encode(X, log_odds=True)
+
+    def test_layer_after_layer(self, X):
+        stack = convolutional_stack(TEXT)
+        assert stack.widths == WIDTHS
+        code, codes = X, []
+        for number, layer in enumerate(stack.layers, start=1):
+            code = layer.up(code)
+            codes.append(code)
+            np.testing.assert_array_equal(stack.encode(X, layer=number), code)
+        down = codes[-1]
+        for layer in reversed(stack.layers):
+            down = layer.down(down)
+        np.testing.assert_array_equal(stack.decode(codes[-1]), down)
+        np.testing.assert_array_equal(stack.reconstruct(X), down)
+        assert down.shape == X.shape
+
+    def test_the_way_down_takes_the_units_of_the_encoder(self, X):
+        stack = mixed_stack()
+        prepared = stack.prepared(X)
+        first, second, third = stack.layers
+        code = third.up(second.up(first.up(prepared)))
+        down = third.down(code, units="gaussian")
+        down = first.down(second.down(down, units="relu"), units="gaussian")
+        np.testing.assert_array_equal(stack.reconstruct(X), stack.scaling.invert(down))
+        assert stack.predict(X).shape == (7,)
+
+    def test_maps_from_a_code(self, X):
+        """A filter alone, as an image layer of one filter."""
+        stack = convolutional_stack(TEXT)
+        images = stack.layers[0].shape.output
+        assert images == ImageShape(4, 3, 2)
+        maps = stack.encode(X, layer=1).reshape(-1, images.height, images.width, images.channels)
+        layer = stack.layers[0]
+        alone = replace(
+            layer,
+            weight=np.ascontiguousarray(layer.weight[..., 2:3]),
+            hidden_bias=layer.hidden_bias[2:3],
+            shape=replace(layer.shape, filters=1),
+        )
+        np.testing.assert_allclose(maps[..., 2], alone.up(X).reshape(7, 3, 2), rtol=1e-5)
+
+    @pytest.mark.parametrize("most", [1, 120, 500])
+    def test_a_few_rows_at_a_time(self, X, most, monkeypatch):
+        stack = convolutional_stack(TEXT)
+        whole = stack.reconstruct(X)
+        monkeypatch.setattr(passes, "NUMBERS_AT_ONCE", most)
+        assert passes.rows_at_once(stack.layers) == max(1, most // 120)
+        np.testing.assert_allclose(stack.reconstruct(X), whole, rtol=1e-5)
+
+    def test_wrong_widths(self):
+        stack = convolutional_stack(TEXT)
+        with pytest.raises(DataError, match=r"X: got shape \(1, 95\), expected \(examples, 96\)"):
+            stack.encode(zeros(1, 95))
+        with pytest.raises(DataError, match=r"codes: got shape \(1, 5\)"):
+            stack.decode(zeros(1, 5))
+
+
+class TestText:
+    def test_a_line_a_layer(self):
+        assert repr(mixed_stack()).splitlines() == [
+            "Stack of 3 layers",
+            "  layer 1: 2x8x6 conv 4x3 pool 2 -> 4x3x2 gaussian to relu autoencoder 3 epochs",
+            "  layer 2: 4x3x2 conv 3x2 -> 3x2x1 gaussian to gaussian autoencoder 2 epochs",
+            "  layer 3: 6-6 gaussian to bernoulli autoencoder 1 epochs",
+            "  head: 6-2 classification",
+        ]
+
+    def test_a_row_a_layer(self):
+        html = mixed_stack()._repr_html_()
+        assert "<td>2x8x6 conv 4x3 pool 2 -&gt; 4x3x2</td>" in html
+
+
+class TestSampling:
+    def test_from_a_dense_rbm_on_top(self, X):
+        stack = convolutional_stack(TEXT)
+        found = stack.sample(3, steps=4, seed=1)
+        assert found.shape == (3, 96)
+        assert ((found >= 0) & (found <= 1)).all()
+        np.testing.assert_array_equal(found, stack.sample(3, steps=4, seed=1))
+        top = Stack(stack.layers[2:]).sample(7, steps=4, seed=1, start=stack.encode(X, layer=2))
+        below = Stack(stack.layers[:2])
+        np.testing.assert_array_equal(stack.sample(7, steps=4, seed=1, start=X), below.decode(top))
+
+    def test_no_convolution_on_top(self):
+        stack = Stack(convolutional_stack(TEXT).layers[:2])
+        with pytest.raises(DataError, match=r"the top layer is a convolution, 4x3x2 conv 3x2 ->"):
+            stack.sample(1)
+
+
+class TestFigures:
+    def test_errors(self, X):
+        stack = convolutional_stack(TEXT)
+        maps = replace(stack.layers[0], shape=replace(stack.layers[0].shape, pool=1))
+        expected = np.square(maps.down(maps.up(X)) - X).sum() / len(X)  # those of an RBM
+        errors = layer_errors(stack, X)
+        assert len(errors) == 3
+        assert errors[0] == pytest.approx(expected, rel=1e-5)
+        expected = np.square(stack.reconstruct(X) - X).sum() / len(X)
+        assert stack_error(stack, X) == pytest.approx(expected, rel=1e-5)
+
+    def test_a_filter_is_dead_where_all_its_places_are(self, X):
+        stack = convolutional_stack(TEXT, units=("bernoulli", "relu", "relu", "bernoulli"))
+        first = replace(stack.layers[0], hidden_bias=np.float32([9, -99, 9, -99]))
+        stack = Stack((first, *stack.layers[1:]))
+        found = diagnose_layers(stack, X, X)
+        assert found[0]["dead_units"] == 2
+        assert found[0]["saturated_units"] is None
+        for name in ("free_energy_gap", "pseudo_likelihood", "log_z"):
+            assert found[0][name] is found[1][name] is None
+        assert found[2]["free_energy_gap"] == 0
+
+    def test_no_energy(self, X):
+        layer = convolutional_stack(TEXT).layers[0]
+        for figure in (free_energy, pseudo_likelihood):
+            with pytest.raises(DataError, match=r"layer: got 2x8x6 conv 4x3 pool 2 -> 4x3x2, exp"):
+                figure(layer, X)
+        with pytest.raises(DataError, match=r"expected a dense RBM"):
+            log_z(layer)
+
+
+def meaning(stack, **changed):
+    """Return the text of what a stack's arrays mean, with another shape of layer 1."""
+    kinds = ("hidden_units", "visible_units", "model")
+    layers = [{name: getattr(layer, name) for name in kinds} for layer in stack.layers]
+    for row, layer in zip(layers, stack.layers, strict=True):
+        if isinstance(layer.shape, ConvolutionShape):
+            row["shape"] = asdict(layer.shape)
+    layers[0]["shape"] |= changed
+    if "whole" in changed:
+        layers[0]["shape"] = changed["whole"]
+    return json.dumps({"layers": layers, "head": None})
+
+
+class TestFiles:
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_a_stack_comes_back_bit_for_bit(self, tmp_path, tied, X):
+        for stack in (convolutional_stack(TEXT, tied=tied), mixed_stack()):
+            stack.save(tmp_path / "a")
+            found = load(tmp_path / "a")
+            assert_equal(found, stack)
+            assert [x.shape for x in found.layers] == [x.shape for x in stack.layers]
+            assert found.parameters_sha256 == stack.parameters_sha256
+            np.testing.assert_array_equal(found.reconstruct(X), stack.reconstruct(X))
+
+    def test_a_part_of_a_stack(self, tmp_path):
+        stack = Stack(convolutional_stack(TEXT).layers[1:])
+        stack.save(tmp_path / "a")
+        assert load(tmp_path / "a").layers[0].shape == ConvolutionShape(4, 3, 2, 3, 2)
+
+    def test_a_dense_stack_says_nothing_of_shapes(self, tmp_path):
+        Stack((random_layer(DenseShape(4, 3)),)).save(tmp_path / "a")
+        with safetensors.safe_open(tmp_path / "a", framework="numpy") as opened:
+            kept = json.loads(opened.metadata()["meaning"])
+        assert kept["layers"][0].keys() == {"hidden_units", "visible_units", "model"}
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            ({"layers__1__weight": zeros(36, 8)}, "arrays of layer 1 do not fit each other"),
+            ({"layers__1__weight": zeros(3, 3, 4, 2)}, "arrays of layer 1 do not fit each other"),
+            ({"layers__1__weight": zeros(2, 2, 2, 4)}, "arrays of layer 1 do not fit each other"),
+            ({"layers__1__hidden_bias": zeros(24)}, "arrays of layer 1 do not fit each other"),
+            ({"layers__1__visible_bias": zeros(96)}, "arrays of layer 1 do not fit each other"),
+            (
+                {"layers__1__decoder_weight": zeros(4, 2, 3, 3)},
+                "arrays of layer 1 do not fit each other",
+            ),
+            (
+                {"layers__2__weight": zeros(2, 2, 8, 3), "layers__2__visible_bias": zeros(8)},
+                "arrays of layer 2 do not fit each other",
+            ),
+            ({"layers__3__weight": zeros(3, 3, 2, 4)}, "arrays of layer 3 do not fit each other"),
+            ({"layers__1__hidden_bias": np.nan + zeros(4)}, "layer 1 holds NaN or infinite"),
+            ({"layers__2__weight": np.inf + zeros(2, 2, 4, 3)}, "layer 2 holds NaN or infinite"),
+            ({"layers__1__hidden_bias": zeros(4)}, "do not match their checksum"),
+            (
+                {"input__shift": zeros(2), "input__scale": zeros(2) + 1},
+                "the input's scaling does not fit layer 1",
+            ),
+        ],
+    )
+    def test_arrays_that_make_no_stack_are_refused(self, tmp_path, changed, message):
+        stack = convolutional_stack(TEXT)
+        write_file(tmp_path / "a", arrays(stack, **changed), stack, meaning=meaning(stack))
+        refused(tmp_path / "a", message)
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            ({"whole": None}, "Expected `object`, got `null`"),
+            ({"whole": {}}, "missing required field"),
+            ({"whole": [2, 8, 6]}, "Expected `object`"),
+            ({"height": "8"}, "Expected `int`, got `str`"),
+            ({"channels_first": 1}, "Expected `bool`, got `int`"),
+            ({"pooling": "median"}, "is no convolution"),
+            ({"pad": -1}, "is no convolution"),
+            ({"pad": 3}, "is no convolution"),
+            ({"height": 2}, "is no convolution"),
+            ({"height": 0}, "is no convolution"),
+            ({"pool": 0}, "is no convolution"),
+            ({"pool": 4}, "is no convolution"),
+            ({"height": 7}, "is no convolution"),
+            ({"height": 10}, "layers 1 and 2 do not fit each other"),
+            ({"height": 6, "width": 8}, "layers 1 and 2 do not fit each other"),
+            ({"pool": 1}, "layers 1 and 2 do not fit each other"),
+            ({"filters": 5}, "arrays of layer 1 do not fit each other"),
+            ({"channels": 1}, "arrays of layer 1 do not fit each other"),
+            ({"size": 1}, "arrays of layer 1 do not fit each other"),
+        ],
+    )
+    def test_a_shape_that_is_none_is_refused(self, tmp_path, changed, message):
+        stack = convolutional_stack(TEXT)
+        text = meaning(stack, **changed)
+        write_file(tmp_path / "a", arrays(stack), stack, meaning=text)
+        refused(tmp_path / "a", message)
+
+    @pytest.mark.parametrize(
+        "shapes",
+        [
+            (DenseShape(9, 16), ConvolutionShape(1, 4, 4, 2, 3)),
+            (ConvolutionShape(1, 6, 6, 1, 3), ConvolutionShape(1, 4, 4, 2, 3, channels_first=True)),
+            (ConvolutionShape(1, 6, 6, 1, 3), ConvolutionShape(1, 2, 8, 2, 2)),
+            (ConvolutionShape(1, 6, 6, 1, 3), DenseShape(15, 2)),
+        ],
+    )
+    def test_layers_that_do_not_fit_are_refused(self, tmp_path, shapes):
+        Stack(tuple(map(random_layer, shapes))).save(tmp_path / "a")
+        refused(tmp_path / "a", "layers 1 and 2 do not fit each other")
+
+    def test_a_damaged_file_is_refused_or_means_the_same(self, tmp_path):
+        file, stack, draw = tmp_path / "a", mixed_stack(), np.random.default_rng(1)
+        stack.save(file)
+        whole = file.read_bytes()
+        loaded = 0
+        for _ in range(2000):
+            damaged = bytearray(whole)
+            for position in draw.integers(len(whole), size=draw.integers(1, 3)):
+                damaged[position] ^= 1 << int(draw.integers(8))
+            file.write_bytes(damaged)
+            try:
+                found = load(file)
+            except Exception as error:
+                assert type(error).__name__ == "ModelFileError"
+            else:
+                assert_equal(found, stack)
+                loaded += 1
+        assert loaded < 40
+
+
+def layer_of(shape, **options):
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((shape.size, shape.size, shape.channels, shape.filters))
+    biases = (rng.standard_normal(n) for n in reversed(shape.biases))
+    return ConvolutionalLayer(
+        weight.astype("f4"), *(bias.astype("f4") for bias in biases), shape, **options
+    )
+
+
+def test_a_filter_of_one_pixel_is_a_dense_layer_of_each_position():
+    shape = ConvolutionShape(2, 3, 3, 4, 1)
+    layer = layer_of(shape)
+    X = np.random.default_rng(1).random((5, 18), dtype="f4")
+    inputs = X.reshape(5, 9, 2) @ layer.weight.reshape(2, 4) + layer.hidden_bias
+    np.testing.assert_allclose(layer.up(X), 1 / (1 + np.exp(-inputs.reshape(5, -1))), rtol=1e-5)
+    H = np.random.default_rng(2).random((5, 36), dtype="f4")
+    inputs = H.reshape(5, 9, 4) @ layer.weight.reshape(2, 4).T + layer.visible_bias
+    np.testing.assert_allclose(layer.down(H), 1 / (1 + np.exp(-inputs.reshape(5, -1))), rtol=1e-5)
+
+
+def test_a_filter_as_large_as_the_image_is_a_dense_layer():
+    shape = ConvolutionShape(2, 3, 3, 4, 3, channels_first=True)
+    layer = layer_of(shape, hidden_units="relu", visible_units="gaussian")
+    X = np.random.default_rng(1).random((5, 18), dtype="f4")
+    weight = layer.weight.transpose(2, 0, 1, 3).reshape(18, 4)
+    expected = np.maximum(X @ weight + layer.hidden_bias, 0)
+    np.testing.assert_allclose(layer.up(X), expected, rtol=1e-5, atol=1e-6)
+    expected = layer.up(X) @ weight.T + layer.visible_bias.repeat(9)
+    np.testing.assert_allclose(layer.down(layer.up(X)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_code_is_spread_evenly_over_its_block():
+    shape = ConvolutionShape(1, 4, 4, 1, 1, pool=2)
+    layer = layer_of(shape, hidden_units="relu", visible_units="gaussian")
+    down = layer.down(np.array([[4, 0, 0, 0]], "f4")) - layer.visible_bias
+    expected = np.zeros((4, 4))
+    expected[:2, :2] = layer.weight.item()
+    np.testing.assert_allclose(down.reshape(4, 4), expected, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,401 @@
+"""Training with products of bfloat16: near float32, and the same bits however it is run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from densechains import make_chain, make_examples
+from randomstacks import normal_stack
+from roundedgradients import ROUNDING, away, gradients
+from sparsematrices import csr
+from trialruns import stop_after
+
+from syncpretrain import Stack, finetune, pretrain
+from syncpretrain.backends.numpy_backend import NumpyBackend
+from syncpretrain.errors import RunInterrupted, SettingsError, SyncpretrainError
+from syncpretrain.finetuning.data_parallel import network_of
+from syncpretrain.finetuning.options import tuning_precision
+from syncpretrain.kernels import native
+from syncpretrain.kernels.activations import means
+from syncpretrain.kernels.precision import multiply_bfloat16
+from syncpretrain.kernels.program import Program, in_turn
+from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
+from syncpretrain.learners.epoch import train_epoch
+from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.select import step_for
+from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.parallel.precision_choice import resolve_precision
+from syncpretrain.pretraining.build import build_learners
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.state import EPOCHS_STATE, STREAM_STATE
+from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.settings import FinetuneSettings, MomentumSchedule, settings_from
+
+LAYERS = (16, 12, 8, 5)
+BASE = {"layers": LAYERS, "epochs": 2, "batch_size": 20, "seed": 3, "precision": "bfloat16"}
+MODELS = {
+    "rbm": {},
+    "persistent": {"persistent": True, "cd_steps": (1, 2, 1), "hidden_dropout": (0.5, 0, 0.2)},
+    "rectified": {"visible_units": "gaussian", "hidden_units": "relu", "learning_rate": 0.005},
+    "autoencoder": {"model": "autoencoder"},
+    "denoising": {"model": "denoising", "corruption": "masking:0.3", "tied": False},
+    "contractive": {"model": "contractive"},
+}
+HANDOFFS = ("epoch", "minibatch")
+PLACES = [("serial", 1), ("threads", 1), ("threads", 2), ("processes", 2)]
+
+COMMON = {
+    "batch_size": 8,
+    "learning_rate": 0.1,
+    "momentum": MomentumSchedule("0.9"),
+    "seed": 5,
+}
+
+
+def sums_of(X, wanted) -> set[str]:
+    return {pretrain(X, **(BASE | settings)).parameters_sha256 for settings in wanted}
+
+
+# -------------------------------------------------------------------------------------- gradients
+
+
+def autoencoder(precision: str, **changed) -> Autoencoder:
+    settings = AutoencoderSettings(**(COMMON | changed), precision=precision)
+    return Autoencoder(2, 23, 17, settings)
+
+
+def rbm(precision: str, **changed) -> RBM:
+    return RBM(2, 23, 17, RBMSettings(**(COMMON | changed), precision=precision))
+
+
+LEARNERS = {  # what makes one, its settings, and its products one behind the other
+    "autoencoder": (autoencoder, {}, 4),
+    "untied": (autoencoder, {"tied": False, "loss": "squared"}, 4),
+    "linear": (
+        autoencoder,
+        {"hidden_units": "gaussian", "visible_units": "gaussian", "loss": "squared"},
+        4,
+    ),
+    "contractive": (autoencoder, {"contraction": 0.1}, 4),
+    "rbm of gaussian units": (rbm, {"hidden_units": "gaussian", "visible_units": "gaussian"}, 4),
+}
+
+
+@pytest.mark.parametrize("what", LEARNERS)
+def test_gradients_of_a_layer_are_those_of_float32_up_to_rounding(what):
+    make, settings, products = LEARNERS[what]
+    X = np.random.default_rng(1).random((8, 23), dtype=np.float32)
+    exact, found = (gradients(make(name, **settings), X) for name in ("float32", "bfloat16"))
+    assert 0 < away(found, exact) < 2 * products * ROUNDING
+
+
+def test_whole_numbers_train_alike_in_both_precisions():
+    X = np.random.default_rng(1).integers(0, 2, (8, 23)).astype(np.float32)
+    linear = LEARNERS["linear"][1]
+    pair = (
+        gradients(autoencoder(name, **linear), X, whole=True) for name in ("float32", "bfloat16")
+    )
+    for exact, found in zip(*pair, strict=True):
+        assert exact.any()
+        np.testing.assert_array_equal(found, exact)
+
+
+def network(chain, precision: str, **options):
+    given = {"split": "units", "backend": NumpyBackend(), "batch_size": 6} | options
+    return network_of(chain, precision=precision, **given)
+
+
+@pytest.mark.parametrize("split", ["units", "examples"])
+@pytest.mark.parametrize(
+    ("kinds", "loss"),
+    [
+        (("bernoulli", "relu", "softmax"), "cross-entropy"),
+        (("tanh", "gaussian", "gaussian"), "squared"),
+    ],
+)
+def test_gradients_of_a_network_are_those_of_float32_up_to_rounding(kinds, loss, split):
+    chain = make_chain(kinds, dtype=np.float32)
+    x, target = make_examples(kinds[-1], dtype=np.float32)
+    found, losses = {}, {}
+    for precision in ("float32", "bfloat16"):
+        tuned = network(chain, precision, loss=loss, split=split, shards=2)
+        tuned.gradient(x, target, epoch=1, step=0)
+        found[precision] = [tuned.gradients.copy()]
+        losses[precision] = tuned.loss_of(x, target)
+    depth = 2 * len(chain)
+    assert 0 < away(found["bfloat16"], found["float32"]) < 2 * depth * ROUNDING
+    assert 0 < abs(losses["bfloat16"] / losses["float32"] - 1) < 2 * depth * ROUNDING
+
+
+def test_a_network_multiplies_in_its_precision_and_leaves_the_chain():
+    chain = make_chain(("relu", "relu", "gaussian"), dtype=np.float32)
+    made = network(chain, "bfloat16", loss="squared")
+    assert made.precision.operation == "matmul_bfloat16"
+    assert all(link.precision == "float32" for link in chain), "those given stay"
+    assert network(chain, "float32", loss="squared").precision.operation == "matmul"
+
+
+def interpreted(work, shards):
+    """Work a program's equations one after another, as where there is no compiler."""
+    in_turn(work.phases if isinstance(work, Program) else work, shards)
+
+
+@pytest.mark.skipif(native.extension is None, reason="the compiled kernels are not there")
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("cd_steps", [1, 2])
+def test_a_compiled_step_has_the_bits_of_the_interpreted_one(shards, cd_steps):
+    X = np.random.default_rng(3).random((40, 23), dtype=np.float32)
+    both = []
+    for run in (in_turn, interpreted):
+        learner = rbm("bfloat16", cd_steps=cd_steps)
+        step = step_for(learner, shards, "units")
+        for number in range(4):
+            rows = np.arange(number, number + 8)
+            step.train_step(X, rows, epoch=1, step=number, run=run)
+        both.append(learner.parameters)
+    for one, other in zip(*both, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# ------------------------------------------------------------------------------------- pretraining
+
+
+@pytest.mark.parametrize("handoff", HANDOFFS)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_runtime_and_number_of_workers_ends_in_the_same_bits(bits, model, handoff):
+    settings = MODELS[model] | {"handoff": handoff}
+    places = PLACES if model == "rbm" else PLACES[:3]
+    wanted = [settings | {"runtime": runtime, "workers": workers} for runtime, workers in places]
+    (found,) = sums_of(bits, wanted)
+    exact = settings | {"precision": "float32"}
+    assert sums_of(bits, [exact]) != {found}, "the precision matters"
+
+
+@pytest.mark.parametrize("handoff", HANDOFFS)
+@pytest.mark.parametrize(
+    ("model", "split"), [("rbm", "units"), ("rbm", "examples"), ("denoising", "examples")]
+)
+def test_replicas_of_the_same_shards_end_in_the_same_bits(bits, model, split, handoff):
+    settings = MODELS[model] | {"split": split, "shards": 3, "handoff": handoff}
+    wanted = [
+        settings | {"replicas": 1, "runtime": "serial"},
+        settings | {"replicas": 2, "runtime": "threads", "workers": 2},
+        settings | {"replicas": 3, "runtime": "threads", "workers": 4},
+    ]
+    if (split, handoff) == ("units", "epoch"):
+        wanted.append(settings | {"replicas": 2, "runtime": "processes", "workers": 2})
+    assert len(sums_of(bits, wanted)) == 1
+
+
+@pytest.mark.parametrize("schedule", ["greedy", "rounds"])
+def test_other_schedules_train_in_it_too(bits, schedule):
+    wanted = {"schedule": schedule, "blas_threads": 1 if schedule == "greedy" else None}
+    places = ({"runtime": "serial"}, {"runtime": "threads", "workers": 2})
+    (found,) = sums_of(bits, [wanted | place for place in places])
+    assert sums_of(bits, [wanted | {"precision": "float32"}]) != {found}
+
+
+def test_the_shape_of_the_blocks_of_rows_handed_up_changes_no_bit():
+    X = np.random.default_rng(0).random((2300, 64)).astype(np.float32)
+    wanted = [
+        {"layers": (64, 96, 40), "runtime": runtime, "workers": workers}
+        for runtime, workers in PLACES
+    ]
+    assert len(sums_of(X, wanted)) == 1
+
+
+@pytest.mark.parametrize("model", ["rbm", "autoencoder"])
+def test_layers_hand_their_means_up_in_the_precision_of_training(bits, model):
+    settings = {"model": model, "schedule": "greedy", "blas_threads": 1}
+    stack = pretrain(bits, **(BASE | settings))
+    X, layers = bits, []
+    with blas_limit(1):
+        for learner in build_learners(settings_from(**(BASE | settings)).pretrain):
+            step = step_for(learner, 1, "examples")
+            learner.start(X)
+            for epoch in (1, 2):
+                train_epoch(
+                    learner, step, X, epoch=epoch, stop=lambda: False, progress=lambda _: None
+                )
+            layers.append(learner.snapshot())
+            X = multiply_bfloat16(X, learner.weight)
+            means(X, learner.hidden_bias, "bernoulli")
+    assert Stack(tuple(layers)).parameters_sha256 == stack.parameters_sha256
+
+
+def test_a_trained_stack_computes_in_float32(bits, tmp_path):
+    stack = pretrain(bits, **BASE)
+    assert {layer.precision for layer in stack.layers} == {"float32"}
+    assert stack.info["pretrain"]["precision"] == "bfloat16"
+    expected = bits
+    for layer in stack.layers:
+        expected = means(expected @ layer.weight, layer.hidden_bias, "bernoulli")
+    np.testing.assert_allclose(stack.encode(bits), expected, rtol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------ resume
+
+
+def driver(bits, handoff: str, **changed):
+    others = {name: changed.pop(name) for name in ("save", "resume") & changed.keys()}
+    settings = settings_from(**(BASE | {"handoff": handoff} | changed)).pretrain
+    kind = StreamedPretraining if handoff == "minibatch" else Pretraining
+    return kind(settings, bits[:160], bits[160:], **others)
+
+
+@pytest.mark.parametrize("model", ["rbm", "persistent", "denoising"])
+def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(bits, model, monkeypatch, tmp_path):
+    whole = driver(bits, "epoch", **MODELS[model], runtime="serial").run().parameters_sha256
+    for minibatches in (1, 12, 25, 40):
+        states = []
+
+        def save(state, *, done, final, states=states):
+            if final:
+                states.append(state())
+
+        with monkeypatch.context() as patch, pytest.raises(RunInterrupted):
+            stop_after(patch, minibatches)
+            driver(bits, "epoch", **MODELS[model], runtime="serial", save=save).run()
+        EPOCHS_STATE.write(tmp_path / "state.safetensors", states[-1], {})
+        resume = EPOCHS_STATE.read(tmp_path / "state.safetensors")
+        again = driver(bits, "epoch", **MODELS[model], resume=resume, workers=2)
+        assert again.run().parameters_sha256 == whole, f"stopped after {minibatches}"
+
+
+@pytest.mark.parametrize("model", ["rbm", "denoising"])
+def test_every_state_of_a_stream_goes_on_to_the_same_bits(bits, model, tmp_path):
+    states, options = [], MODELS[model] | {"epochs": (3, 1, 2), "delay": 0.4}
+
+    def save(state, *, done, final):
+        states.append(state())
+
+    stack = driver(bits, "minibatch", **options, runtime="serial", save=save).run()
+    for state in states:
+        STREAM_STATE.write(tmp_path / "state.safetensors", state, {})
+        resume = STREAM_STATE.read(tmp_path / "state.safetensors")
+        again = driver(bits, "minibatch", **options, resume=resume, workers=2).run()
+        assert again.parameters_sha256 == stack.parameters_sha256
+    assert states
+
+
+def test_a_folder_goes_on_in_its_precision(bits, tmp_path, monkeypatch):
+    saved = tmp_path / "stopped"
+    with monkeypatch.context() as patch, pytest.raises(RunInterrupted):
+        stop_after(patch, 12)
+        pretrain(bits, **BASE, resume=saved)
+    found = pretrain(bits, **BASE, resume=saved)
+    assert found.parameters_sha256 == pretrain(bits, **BASE).parameters_sha256
+    with monkeypatch.context() as patch, pytest.raises(RunInterrupted):
+        stop_after(patch, 12)
+        pretrain(bits, **BASE, resume=tmp_path / "other")
+    with pytest.raises(SyncpretrainError, match="precision"):
+        pretrain(bits, **(BASE | {"precision": "float32"}), resume=tmp_path / "other")
+
+
+# -------------------------------------------------------------------------------------- fine-tuning
+
+
+def tuned(X, y=None, *, stack=None, **settings) -> Stack:
+    given = {"epochs": 2, "batch_size": 20, "blas_threads": 1, "precision": "bfloat16"}
+    return finetune(stack or normal_stack((16, 12, 6), scale=0.5), X, y, **(given | settings))
+
+
+TUNING = {
+    "adam": {},
+    "nesterov": {"optimizer": "sgd", "momentum": 0.5, "nesterov": True},
+    "dropout": {"dropout": 0.3, "input_dropout": 0.1},
+}
+
+
+@pytest.mark.parametrize("split", ["units", "examples"])
+@pytest.mark.parametrize("variant", TUNING)
+def test_replicas_of_fine_tuning_end_in_the_same_bits(bits, variant, split):
+    settings = TUNING[variant] | {"split": split, "shards": 3}
+    y = None if variant == "dropout" else np.arange(len(bits)) % 3
+    sums = {tuned(bits, y, **settings, replicas=n).parameters_sha256 for n in (1, 2)}
+    assert len(sums) == 1
+    exact = tuned(bits, y, **settings, precision="float32").parameters_sha256
+    assert exact not in sums, "the precision matters"
+
+
+def test_a_tuned_stack_is_near_that_of_float32(bits):
+    rough, exact = (tuned(bits, precision=name) for name in ("bfloat16", "float32"))
+    pair = ([layer.weight for layer in stack.layers] for stack in (rough, exact))
+    assert 0 < away(*pair) < ROUNDING
+    assert {layer.precision for layer in rough.layers} == {"float32"}
+    assert rough.info["finetune"][0]["precision"] == "bfloat16"
+
+
+# ---------------------------------------------------------------------------- layers of other kinds
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_products_of_sparse_rows_stay_those_of_float32(bits, persistent):
+    """With persistent chains all products of a layer are sparse, else also its dense ones."""
+    wanted = BASE | {"persistent": persistent}
+    rough, exact = (
+        pretrain(csr(bits), **(wanted | {"precision": name})) for name in ("bfloat16", "float32")
+    )
+    assert np.array_equal(rough.layers[0].weight, exact.layers[0].weight) == persistent
+    assert away([rough.layers[0].weight], [exact.layers[0].weight]) < ROUNDING
+    assert (rough.layers[1].weight != exact.layers[1].weight).any()
+    names = ("serial", "threads")
+    assert len(sums_of(csr(bits), [{"runtime": name} for name in names])) == 1
+
+
+@pytest.mark.parametrize("model", ["rbm", "autoencoder"])
+def test_convolutions_train_below_layers_of_bfloat16(bits, model):
+    wanted = BASE | {"layers": "1x4x4,conv:3x3,pool:2,6", "model": model}
+    rough, exact = (pretrain(bits, **(wanted | {"precision": p})) for p in ("bfloat16", "float32"))
+    for own, other in zip(rough.layers, exact.layers, strict=True):
+        assert 0 < away([own.weight], [other.weight]) < 10 * ROUNDING
+    places = [{"runtime": runtime, "workers": workers} for runtime, workers in PLACES[:3]]
+    assert len(sums_of(bits, [wanted | place for place in places])) == 1
+
+
+@pytest.mark.parametrize("split", ["units", "examples"])
+def test_networks_with_convolutions_are_tuned_in_it(bits, split):
+    stack = pretrain(bits, layers="1x4x4,conv:3x3,pool:2,6", epochs=1, batch_size=20)
+    settings = {"stack": stack, "split": split, "shards": 2}
+    y = np.arange(len(bits)) % 3
+    sums = {tuned(bits, y, **settings, replicas=n).parameters_sha256 for n in (1, 2)}
+    assert len(sums) == 1
+    assert tuned(bits, y, **settings, precision="float32").parameters_sha256 not in sums
+
+
+# ---------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
+@pytest.mark.parametrize("optimizer", ["cg", "lbfgs"])
+def test_searches_are_refused_it(bits, optimizer, precision):
+    message = f"precision: got {precision} with optimizer {optimizer}, whose searches need exact"
+    with pytest.raises(SettingsError, match=message):
+        settings_from(LAYERS, finetune={"optimizer": optimizer, "precision": precision})
+    with pytest.raises(SettingsError, match=message):
+        tuned(bits, optimizer=optimizer, precision=precision)
+
+
+@pytest.mark.parametrize("name", ["bfloat", "float16", "BFLOAT16", "", 16])
+def test_an_unknown_precision_is_refused_with_those_there_are(name):
+    expected = "text" if name == 16 else "float32 or tf32 or bfloat16 or auto"
+    message = rf"precision: got {name!r}, expected {expected}"
+    with pytest.raises(SettingsError, match=message):
+        settings_from(LAYERS, precision=name)
+    with pytest.raises(SettingsError, match=message):
+        settings_from(LAYERS, finetune={"precision": name})
+
+
+@pytest.mark.parametrize(("gain", "expected"), [(1.0, "float32"), (3.0, "bfloat16")])
+def test_auto_is_bfloat16_where_it_was_measured_to_be_faster(bits, monkeypatch, gain, expected):
+    monkeypatch.setattr("syncpretrain.parallel.precision_choice.bfloat16_gain", lambda: gain)
+    stack, named = (pretrain(bits, **(BASE | {"precision": p})) for p in ("auto", expected))
+    assert stack.info["pretrain"]["precision"] == expected
+    assert stack.parameters_sha256 == named.parameters_sha256
+    after = tuned(bits, precision="auto")
+    assert after.info["finetune"][0]["precision"] == expected
+    assert after.parameters_sha256 == tuned(bits, precision=expected).parameters_sha256
+    assert (
+        tuning_precision(FinetuneSettings(optimizer="cg", precision="auto"), "numpy") == "float32"
+    )
+    assert resolve_precision("auto", "cupy") == "float32"

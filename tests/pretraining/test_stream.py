@@ -1,0 +1,523 @@
+"""Streamed pretraining: what each layer computes, whoever computes it and whenever."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from disturbedsteps import after_steps, before_steps
+from streamedruns import LAYERS, VARIANTS, streamed
+from trialruns import library_threads, notices_of
+
+from syncpretrain import load, pretrain
+from syncpretrain.array_files import read_arrays, write_arrays
+from syncpretrain.data.order import minibatches
+from syncpretrain.errors import (
+    CheckpointError,
+    DivergedError,
+    RunInterrupted,
+    SettingsError,
+    WorkerError,
+)
+from syncpretrain.events import EpochFinished, LayerFinished, RunFinished
+from syncpretrain.pretraining.build import build_learners
+from syncpretrain.pretraining.state import STREAM_STATE
+from syncpretrain.settings import read_settings, settings_from
+from syncpretrain.workers.mailbox import Mailbox
+
+DELAYS = (0.0, 0.4, 1.0, 2.5)
+
+
+def transcribed(bits, variant, delay) -> list[np.ndarray]:
+    """Return the weights after the definition: one minibatch after another, layer by layer.
+
+    Each layer is trained by its learner's own gradient, whose tests are elsewhere.
+    """
+    options = {"epochs": 2, "batch_size": 30, "seed": 3, **VARIANTS[variant]}
+    settings = settings_from(LAYERS, **options).pretrain
+    learners = build_learners(settings)
+    scaled = streamed(bits, variant)
+    data = scaled._source.minibatch(1)[0]
+    steps = -(-len(data) // 30)
+    delays = [round(i * delay * steps) for i in range(len(learners))]
+    own = [n * steps for n in settings.epochs]
+    last = max(d + n for d, n in zip(delays, own, strict=True))
+    number = 0
+    for number_of_pass in range(1, -(-last // steps) + 1):
+        for rows in minibatches(len(data), 30, seed=3, layer=1, epoch=number_of_pass):
+            number += 1
+            x = data[rows]
+            for i, learner in enumerate(learners):
+                if number <= delays[i]:
+                    break
+                means = learner.current().up(x.copy())
+                if (n := number - delays[i]) <= own[i]:
+                    if n == 1:
+                        learner.start(data if i == 0 else x)
+                    epoch, step = (n - 1) // steps + 1, (n - 1) % steps
+                    learner.gradient(x, np.arange(len(x)), epoch=epoch, step=step)
+                    learner.update(epoch=epoch)
+                x = means
+    return [learner.weight for learner in learners]
+
+
+@pytest.mark.parametrize("delay", DELAYS)
+@pytest.mark.parametrize(
+    "variant", [v for v in VARIANTS if not {"shards", "early_stopping"} & VARIANTS[v].keys()]
+)
+def test_it_computes_what_is_defined(bits, variant, delay):
+    found = streamed(bits, variant, delay=delay, runtime="serial").run()
+    expected = transcribed(bits, variant, delay)
+    for layer, weight in zip(found.layers, expected, strict=True):
+        np.testing.assert_allclose(layer.weight, weight, rtol=2e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("delay", DELAYS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_weights_do_not_depend_on_the_workers(bits, variant, delay):
+    runs = [streamed(bits, variant, delay=delay, runtime="serial")]
+    runs += [streamed(bits, variant, delay=delay, workers=n) for n in (1, 2, 3, 8)]
+    assert len({run.run().parameters_sha256 for run in runs}) == 1
+
+
+def test_every_epoch_is_reported_in_the_calling_thread(bits):
+    events = []
+    observers = [lambda event: events.append((event, threading.current_thread()))]
+    streamed(bits, "uneven", workers=3, observers=observers).run()
+    assert {thread for _, thread in events} == {threading.main_thread()}
+    finished = [e for e, _ in events if isinstance(e, EpochFinished)]
+    assert sorted((e.layer, e.epoch) for e in finished) == [
+        (layer, epoch) for layer, last in ((1, 3), (2, 1), (3, 2)) for epoch in range(1, last + 1)
+    ]
+    assert all(np.isfinite([e.train_error, e.validation_error]).all() for e in finished)
+    assert {e.layer for e, _ in events if isinstance(e, LayerFinished)} == {1, 2, 3}
+    assert isinstance(events[-1][0], RunFinished)
+
+
+@pytest.mark.parametrize("runtime", ["serial", "threads"])
+def test_errors_are_those_of_the_minibatches(bits, runtime):
+    """With a rate of almost 0 an epoch's error is that of the first weights on all examples."""
+    events = []
+    run = streamed(bits, "rbm", runtime=runtime, learning_rate=1e-9, observers=[events.append])
+    run.run()
+    for layer in (1, 2, 3):
+        first, second = (e for e in events if isinstance(e, EpochFinished) and e.layer == layer)
+        assert first.train_error == pytest.approx(second.train_error, rel=0.05)
+        if layer == 1:  # above, sampled states differ from means as much as examples do
+            assert first.validation_error == pytest.approx(first.train_error, rel=0.1)
+
+
+def test_an_epoch_is_reported_before_its_block_is_done(bits, monkeypatch):
+    """Who sees that nothing runs any more has every result."""
+    run, put, running = streamed(bits, "rbm", runtime="threads"), Mailbox.put, []
+
+    def look_and_put(mailbox, item):
+        running.append(item.layer in run._schedule.running)
+        put(mailbox, item)
+
+    monkeypatch.setattr(Mailbox, "put", look_and_put)
+    run.run()
+    assert running == [True] * 6
+
+
+@pytest.mark.parametrize("layer", [1, 2, 3])
+@pytest.mark.parametrize("runtime", ["serial", "threads"])
+def test_a_failure_of_any_layer_ends_the_run_with_its_name(bits, runtime, layer, monkeypatch):
+    def before(learner, epoch, step):
+        if (learner.layer, epoch, step) == (layer, 2, 1):
+            raise ZeroDivisionError("staged")
+
+    before_steps(monkeypatch, before)
+    with pytest.raises(WorkerError, match=f"layer {layer} failed in epoch 2: Zero.*staged") as end:
+        streamed(bits, "rbm", runtime=runtime, workers=3).run()
+    assert end.value.stack is not None
+    assert not library_threads()
+
+
+@pytest.mark.parametrize("runtime", ["serial", "threads"])
+def test_a_signal_ends_it_with_what_was_learned(bits, runtime, monkeypatch):
+    left = iter(range(1, 10_000))
+    main = threading.main_thread().ident
+
+    def interrupt():
+        if next(left) == 9:
+            signal.pthread_kill(main, signal.SIGINT)
+
+    after_steps(monkeypatch, interrupt)
+    with pytest.raises(RunInterrupted, match="epochs finished: layer 1: ") as end:
+        streamed(bits, "rbm", runtime=runtime, workers=2, epochs=500).run()
+    assert end.value.stack.widths == LAYERS
+    assert not library_threads()
+
+
+@pytest.mark.parametrize("runtime", ["serial", "threads"])
+def test_layers_end_when_they_learn_no_more(bits, runtime):
+    """Early stopping ends the middle layer, and those below and above go on as without it."""
+    events, epochs = [], 40
+    options = {"early_stopping": "pseudo-likelihood", "patience": 2, "epochs": epochs}
+    run = streamed(bits, "rbm", runtime=runtime, workers=2, observers=[events.append], **options)
+    stack = run.run()
+    done = {e.layer: e.epoch for e in events if isinstance(e, EpochFinished)}
+    assert sorted(e.layer for e in events if isinstance(e, LayerFinished)) == [1, 2, 3]
+    assert min(done.values()) < epochs
+    assert stack.info["epochs"] == [done[1], done[2], done[3]]
+    whole = streamed(bits, "rbm", runtime="serial", epochs=(done[1], epochs, epochs)).run()
+    np.testing.assert_array_equal(whole.layers[0].weight, stack.layers[0].weight)
+
+
+def test_a_layer_that_diverges_goes_on_with_half_the_rate_to_the_same_bits(bits):
+    events = []
+    options = {"visible_units": "gaussian", "learning_rate": (3.0, 0.01, 0.01), "epochs": 3}
+    found = streamed(bits, "rbm", runtime="serial", observers=[events.append], **options)
+    stack = found.run()
+    warnings = [e.message for e in events if hasattr(e, "message")]
+    assert any("Back to the end of epoch" in message for message in warnings)
+    assert all(np.isfinite(layer.weight).all() for layer in stack.layers)
+    again = streamed(bits, "rbm", workers=3, **options).run()
+    assert again.parameters_sha256 == stack.parameters_sha256
+
+
+def test_one_that_diverges_again_and_again_fails(bits):
+    with pytest.raises(DivergedError, match="layer 1 diverged in epoch"):
+        streamed(bits, "gaussian", runtime="serial", learning_rate=1e6).run()
+
+
+def stopped_after(bits, variant, number, monkeypatch, **options):
+    """Return the state of a run that was stopped after a number of minibatches, None at its end."""
+    states, seen = [], itertools.count(1)
+    main = threading.main_thread().ident
+
+    def interrupt():
+        if next(seen) == number:
+            signal.pthread_kill(main, signal.SIGINT)
+
+    def save(state, *, done, final):
+        if final:
+            states.append(state())
+
+    with monkeypatch.context() as patched:
+        after_steps(patched, interrupt)
+        run = streamed(bits, variant, **options)
+        run.save = save
+        try:
+            run.run()
+        except RunInterrupted:
+            return states[-1]
+    return None
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.4, 1.5])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_stopped_anywhere_is_resumed_to_the_same_bits(
+    bits, variant, delay, monkeypatch, tmp_path
+):
+    uninterrupted = streamed(bits, variant, delay=delay, runtime="serial")
+    whole = uninterrupted.run().parameters_sha256
+    path, stops = tmp_path / "state.safetensors", 0
+    for number in itertools.count(1, 7):
+        options = {"runtime": ("serial", "threads")[stops % 2], "delay": delay}
+        state = stopped_after(bits, variant, number, monkeypatch, **options)
+        if state is None:
+            break
+        STREAM_STATE.write(path, state, {})
+        run = streamed(bits, variant, delay=delay, workers=1 + stops % 3)
+        run.resume = STREAM_STATE.read(path)
+        assert run.run().parameters_sha256 == whole
+        assert run.history == uninterrupted.history
+        stops += 1
+    assert stops > 4
+
+
+@pytest.mark.parametrize("runtime", ["serial", "threads"])
+def test_every_state_after_an_epoch_is_resumed_to_the_same_bits(bits, runtime):
+    states, epochs = [], (3, 1, 2) if runtime == "serial" else (80, 40, 60)
+    run = streamed(bits, "rbm", runtime=runtime, workers=3, epochs=epochs)
+    run.save = lambda state, *, done, final: states.append((state(), done))
+    whole = run.run().parameters_sha256
+    assert len(states) >= 5
+    states = states[:: -(-len(states) // 6)]
+    for state, done in states:
+        assert state.done == done
+        events = []
+        again = streamed(bits, "rbm", workers=2, epochs=epochs, observers=[events.append])
+        again.resume = state
+        assert again.run().parameters_sha256 == whole
+        assert again.history == run.history
+        finished = [e for e in events if isinstance(e, EpochFinished)]
+        assert len(finished) == sum(epochs) - sum(done), "no epoch twice"
+
+
+def test_layers_that_were_complete_are_told_when_a_run_is_resumed(bits):
+    states = []
+    run = streamed(bits, "uneven", runtime="serial")  # 3, 1 and 2 epochs
+    run.save = lambda state, *, done, final: states.append(state())
+    run.run()
+    state = next(state for state in states if state.done[1] == 1)
+    assert min(state.done[0], state.done[2]) < 2
+    events = []
+    again = streamed(bits, "uneven", observers=[events.append])
+    again.resume = state
+    again.run()
+    ends = [e for e in events if isinstance(e, LayerFinished)]
+    assert ends[0].layer == 2
+    assert events.index(ends[0]) == 1, "after RunStarted"
+    assert sorted(e.layer for e in ends) == [1, 2, 3]
+
+
+def test_the_state_of_another_stack_is_refused(bits, tmp_path):
+    states = []
+    run = streamed(bits, "rbm", runtime="serial")
+    run.save = lambda state, *, done, final: states.append(state())
+    run.run()
+    other = streamed(bits, "autoencoder", runtime="serial")
+    other.resume = states[0]
+    other.resume.layers[1].state.step_state.clear()
+    with pytest.raises(CheckpointError, match="the state of layer 2 is of another layer"):
+        other.run()
+
+
+@pytest.mark.parametrize("damage", ["check", "array"])
+def test_a_file_that_does_not_fit_is_refused(bits, tmp_path, damage):
+    states = []
+    run = streamed(bits, "rbm", runtime="serial")
+    run.save = lambda state, *, done, final: states.append(state())
+    run.run()
+    state = states[0]
+    if damage == "array":
+        ring = {99: np.zeros((1, 1), np.float32)}
+        state = replace(state, layers=(replace(state.layers[0], ring=ring), *state.layers[1:]))
+    path = tmp_path / "x.safetensors"
+    STREAM_STATE.write(path, state, {"data": "abc"})
+
+    def check(header):
+        raise CheckpointError(f"is of another run: {header}")
+
+    if damage == "check":
+        with pytest.raises(CheckpointError, match=r"x\.safetensors: is of another run: .*abc"):
+            STREAM_STATE.read(path, check)
+        return
+    header, arrays = read_arrays(path)
+    write_arrays(path, header, {n: a for n, a in arrays.items() if n != "ring.1.99"})
+    with pytest.raises(CheckpointError, match="is damaged"):
+        STREAM_STATE.read(path)
+
+
+AFTER = "the layers train one after another"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "delay", "said"),
+    [
+        (2, 0.5, None),
+        (2, 1.9, None),
+        (2, 2, f"with delay 2 layer 2 starts after the last of the 2 epochs of layer 1: {AFTER};"),
+        (2, 3, f": {AFTER}, and 2 of the 8 passes over the data train none; a delay below 2, su"),
+        (1, 1, f"after the only epoch of layer 1: {AFTER}; a delay below 1, such as 0.5"),
+        ((3, 1, 1), 1, None),  # layer 1 trains all the time
+        ((2, 1, 4), 2.25, "and 1.5 of the 8.5 passes over the data train none; a delay below 1,"),
+        ((4, 1, 4), 2.5, "with delay 2.5 layer 3 starts after the only epoch of layer 2: the lay"),
+    ],
+)
+def test_a_delay_as_long_as_the_epochs_below_is_pointed_out(bits, epochs, delay, said):
+    events = []
+    run = streamed(bits, "rbm", delay=delay, epochs=epochs, observers=[events.append])
+    run.run()
+    found = notices_of(events)
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+
+
+def test_a_resumed_run_does_not_repeat_it(bits):
+    states, events = [], []
+    run = streamed(bits, "rbm", delay=3, runtime="serial")  # threads may end before one is saved
+    run.save = lambda state, *, done, final: states.append(state())
+    run.run()
+    again = streamed(bits, "rbm", delay=3, observers=[events.append])
+    again.resume = states[0]
+    again.run()
+    assert not notices_of(events)
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"pace": "free"}, "pace: got free with handoff minibatch, expected lockstep"),
+            ({"schedule": "greedy"}, "schedule: got greedy with handoff minibatch, expected sync"),
+            ({"schedule": "rounds"}, "schedule: got rounds with handoff minibatch, expected sync"),
+            ({"finish": "first-layer"}, "finish: got first-layer with handoff minibatch"),
+            ({"refresh_epochs": 1}, "refresh_epochs: got 1 with handoff minibatch, expected 0"),
+            (
+                {"early_stopping": "free-energy-gap"},
+                "early_stopping: got free-energy-gap with hand",
+            ),
+            (
+                {"backend": "cupy", "shards": 2},
+                "backend: got cupy with handoff minibatch and minibatches in shards",
+            ),
+            ({"backend": "cupy", "runtime": "processes"}, "backend: got cupy with runtime proc"),
+            ({"handoff": "epoch", "delay": 0.5}, "delay: got 0.5 with handoff epoch"),
+            ({"delay": -1}, "delay: got -1"),
+            ({"delay": 1001}, "delay: got 1001"),
+        ],
+    )
+    def test_what_a_stream_does_not_have_is_refused(self, options, message):
+        with pytest.raises(SettingsError, match=f"^{message}"):
+            settings_from(LAYERS, **{"handoff": "minibatch", **options})
+
+    def test_newer_versions_wake_no_layer(self):
+        settings = settings_from(LAYERS, handoff="minibatch").pretrain
+        assert settings.refresh_epochs == (0, 0, 0)
+        assert settings_from(LAYERS).pretrain.refresh_epochs == (1, 1, 1)
+
+    def test_a_replay_is_refused(self, bits):
+        with pytest.raises(SettingsError, match=r"^replay: got one with handoff minibatch"):
+            pretrain(bits, layers=LAYERS, handoff="minibatch", replay=((0,), (1,), (1,)))
+
+
+@pytest.mark.parametrize(
+    ("own", "options", "expected"),
+    [
+        (("--refresh-epochs", 2), ("--handoff", "minibatch"), ("minibatch", 0.5, (0, 0))),
+        (("--handoff", "minibatch", "--delay", 1), ("--handoff", "epoch"), ("epoch", 0.0, (1, 1))),
+        (("--handoff", "minibatch"), ("--schedule", "greedy"), ("epoch", 0.0, (1, 1))),
+        (("--handoff", "minibatch", "--delay", 1), ("--seed", 4), ("minibatch", 1.0, (0, 0))),
+    ],
+)
+def test_what_a_file_says_of_its_hand_over_goes_with_it(
+    call, tmp_path, monkeypatch, own, options, expected
+):
+    layers = ("--data", "digits", "--layers", "64,4,3", "--epochs", 1, "--quiet")
+    monkeypatch.chdir(tmp_path)
+    call("train", *layers, *own, "--out", "own")
+    call("train", "--config", "own/config.toml", *options, "--quiet", "--out", "other")
+    found = read_settings(Path("other/config.toml")).pretrain
+    assert (found.handoff, found.delay, found.refresh_epochs) == expected
+
+
+class TestRun:
+    """A streamed run by the command line."""
+
+    OPTIONS = (
+        "--layers",
+        "64,20,12,5",
+        "--data",
+        "digits",
+        "--epochs",
+        3,
+        "--handoff",
+        "minibatch",
+    )
+
+    def test_its_folder_is_like_any_other(self, call, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        out, _ = call("train", *self.OPTIONS, "--delay", 0.5, "--json", "--out", "run")
+        report = json.loads(out)
+        assert report["parameters_sha256"] == load("run").parameters_sha256
+        assert [layer["epochs"] for layer in report["layers"]] == [3, 3, 3]
+        assert all(layer["busy_seconds"] > 0 for layer in report["layers"])
+        assert {path.name for path in (tmp_path / "run").iterdir()} >= {
+            "trace.json",
+            "events.jsonl",
+        }
+        out, _ = call("train", "--config", "run/config.toml", "--json", "--out", "again")
+        assert json.loads(out)["parameters_sha256"] == report["parameters_sha256"]
+
+    @pytest.mark.parametrize("epoch", [1, 2, 3])
+    def test_one_that_dies_is_resumed_to_the_same_bits(self, call, tmp_path, monkeypatch, epoch):
+        monkeypatch.chdir(tmp_path)
+        out, _ = call("train", *self.OPTIONS, "--json", "--out", "whole")
+        whole = json.loads(out)["parameters_sha256"]
+        program = (
+            "import os\n"
+            "from pathlib import Path\n"
+            "from syncpretrain.runs.run import train_run\n"
+            "from syncpretrain.settings import read_settings\n"
+            "from syncpretrain.events import EpochFinished\n"
+            "def die(event):\n"
+            "    if not isinstance(event, EpochFinished):\n"
+            "        return\n"
+            f"    if (event.layer, event.epoch) == (2, {epoch}):\n"
+            "        os.kill(os.getpid(), 9)\n"
+            "settings = read_settings(Path('whole/config.toml'))\n"
+            "train_run(settings, out=Path('run'), observers=[die])\n"
+        )
+        died = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+        assert died.returncode == -9
+        out, _ = call("train", "--resume", "run", "--json")
+        assert json.loads(out)["parameters_sha256"] == whole
+        events = [json.loads(line) for line in Path("run/events.jsonl").read_text().splitlines()]
+        finished = [(e["layer"], e["epoch"]) for e in events if e["event"] == "EpochFinished"]
+        assert set(finished) == {(layer, n) for layer in (1, 2, 3) for n in (1, 2, 3)}
+
+    def test_compare_streams_what_can_be_streamed(self, call, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        tuning = ("--finetune", "reconstruction", "--finetune-epochs", 1, "--seeds", 1, "--quiet")
+        call("compare", *self.OPTIONS, *tuning, "--starts", "greedy,synchronized")
+
+
+def test_no_more_threads_than_layers_are_started(bits, monkeypatch):
+    started = []
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda t: (started.append(t.name), start(t)))
+    streamed(bits, "rbm", workers=64).run()
+    assert len([name for name in started if name.startswith("syncpretrain-stream")]) == 3
+
+
+def test_no_state_is_saved_while_a_minibatch_runs(bits, monkeypatch):
+    """A thread that does not leave in time would tear it."""
+    states, busy, leave = [], threading.Event(), threading.Event()
+    main = threading.main_thread().ident
+
+    def before(learner, epoch, step):
+        if (learner.layer, epoch, step) == (1, 1, 2):
+            busy.set()
+            signal.pthread_kill(main, signal.SIGINT)
+            assert leave.wait(60)
+
+    before_steps(monkeypatch, before)
+    run = streamed(bits, "rbm", workers=2, epochs=20)
+    run.save = lambda state, *, done, final: states.append(final)
+    run._times = replace(run._times, drain=0.1)
+    timer = threading.Timer(1.0, leave.set)
+    timer.start()
+    try:
+        with pytest.raises(RunInterrupted):
+            run.run()
+    finally:
+        leave.set()
+        timer.join(60)
+    assert busy.is_set()
+    assert True not in states
+
+
+CONVOLUTIONS = "1x8x8,conv:3x3,pool:2{},4"
+
+
+@pytest.mark.parametrize(
+    ("layers", "options"),
+    [
+        *(
+            ((8, 6, 4), {"model": name})
+            for name in ("rbm", "autoencoder", "denoising", "contractive")
+        ),
+        ((8, 6, 4), {"hidden_dropout": (0.0, 0.5)}),
+        ((8, 6, 4), {"model": "denoising", "corruption": ("none", "masking:0.3")}),
+        *((CONVOLUTIONS.format(pooling), {}) for pooling in ("", ":mean", ":prob")),
+        *((CONVOLUTIONS.format(pooling), {"model": "autoencoder"}) for pooling in ("", ":mean")),
+        (CONVOLUTIONS.format(":prob"), {"hidden_dropout": 0.0, "persistent": True}),
+    ],
+)
+def test_settings_say_which_layers_make_a_forward_pass_beside_each_step(layers, options):
+    settings = settings_from(layers, **options).pretrain
+    learners = build_learners(settings)
+    again = [settings.passes_up_again(learner.layer) for learner in learners]
+    assert again == [learner.hidden_means(0) is None for learner in learners]

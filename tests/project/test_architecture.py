@@ -1,0 +1,231 @@
+"""Imports go downward, without cycles; functions stay small, and the package does not grow.
+
+A rule is one test of all modules, which lists those that break it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from packagemodules import MODULES, NAMES, imports, knowledge, own_imports, package, parsed
+
+# From the bottom up; a module imports only from its own row or from those above it here.
+ROWS = [
+    ["errors", "units"],
+    ["storage", "array_files", "rng", "events", "schedule", "shapes"],
+    ["observers"],
+    ["settings", "data", "kernels"],
+    ["backends", "models", "parallel", "cluster"],
+    ["learners"],
+    ["workers"],
+    ["pretraining", "finetuning"],
+    ["runs", "planning", "plot"],
+    ["cli", "__main__", "sklearn"],
+]
+RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
+THREADS = {"threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess"}
+QUESTION_WORDS = {"What", "Where", "Which", "How", "Who", "Whether", "When"}
+INPUT_OUTPUT = {"pathlib", "os", "io", "sys", "json", "socket", "tempfile", "logging", "shutil"}
+
+
+def assigned(name: str) -> set[str]:
+    """Return the names that are assigned at the top of a module."""
+    targets: list[ast.expr] = []
+    for node in parsed(name).body:
+        if isinstance(node, ast.Assign):
+            targets += node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets.append(node.target)
+    found = [x for target in targets for x in getattr(target, "elts", [target])]
+    return {target.id for target in found if isinstance(target, ast.Name)}
+
+
+def rank(name: str) -> int:
+    """Return the row of a module: that of its folder, or of the folder above."""
+    while name not in RANK:
+        name = name.rpartition(".")[0]
+    return RANK[name]
+
+
+def foreign(name: str) -> set[str]:
+    """Return the top packages that a module imports, anywhere in it."""
+    return {package(x) for x in imports(name, lazy=True)}
+
+
+def inside(name: str, folder: str) -> bool:
+    return name == folder or name.startswith(f"{folder}.")
+
+
+def within(*folders: str) -> list[str]:
+    for folder in folders:
+        assert any(inside(name, folder) for name in MODULES), f"no module in {folder}"
+    return [name for name in MODULES if any(inside(name, folder) for folder in folders)]
+
+
+def imported_from(names: Iterable[str], packages: set[str]) -> dict[str, set[str]]:
+    """Return which of some packages each module imports that imports one."""
+    found = {name: foreign(name) & packages for name in names}
+    return {name: what for name, what in found.items() if what}
+
+
+def test_every_module_has_its_row():
+    missing = (
+        {package(name) for name in NAMES} - RANK.keys() - {"__init__"}
+    )  # which imports on first use
+    assert not missing, "give it a row in ROWS above"
+    assert "schedule.schedule" in MODULES, "the modules were found"
+
+
+def test_imports_go_downward():
+    pairs = [(n, x) for n in NAMES if n != "__init__" for x in own_imports(n, lazy=True)]
+    assert not [
+        f"{name} imports {imported}, which stands above it"
+        for name, imported in pairs
+        if rank(imported) > rank(name)
+    ]
+
+
+def test_there_is_no_cycle_of_knowledge():
+    """Imports for types and inside functions count."""
+    graph = {name: knowledge(name) for name in NAMES}
+    while graph:
+        leaves = [name for name, needs in graph.items() if not needs & graph.keys()]
+        assert leaves, f"a cycle among {sorted(graph)}"
+        for name in leaves:
+            del graph[name]
+
+
+def test_few_modules_stand_alone():
+    loose = {n for n in NAMES if "." not in n and MODULES[n].name != "__init__.py"}
+    ground = {"array_files", "errors", "events", "rng", "shapes", "storage"}
+    assert loose == ground | {"__main__"}
+
+
+def test_the_schedule_is_pure():
+    allowed = {"__future__", "bisect", "collections", "dataclasses", "functools", "heapq"}
+    allowed |= {"itertools", "typing", "syncpretrain"}
+    for name in within("schedule"):
+        assert foreign(name) <= allowed, f"{name}: no threads, clocks or arrays"
+        others = {x for x in own_imports(name, lazy=True) if not inside(x, "schedule")}
+        assert others <= {"errors"}, name
+
+
+def test_the_kernels_are_pure_functions_of_arrays():
+    names = within("kernels")
+    impure = imported_from(names, INPUT_OUTPUT | THREADS | {"time", "random"})
+    assert impure == {"kernels.native": {"os"}}
+    for name in names:
+        others = {x for x in own_imports(name, lazy=True) if package(x) != "kernels"}
+        assert {x for x in others if not inside(x, "units")} <= {"rng", "errors", "shapes"}, (
+            f"{name}: what is drawn is a function of its address"
+        )
+
+
+def test_the_learners_know_of_no_threads():
+    assert not imported_from(within("learners"), INPUT_OUTPUT | THREADS | {"time"})
+
+
+# The products that doctor looks at are concurrent ones.
+WORKERS = {*within("parallel", "cluster", "workers"), "planning.products"}
+
+
+def test_only_the_runtime_starts_or_waits_for_workers():
+    assert not imported_from([n for n in NAMES if n not in WORKERS], THREADS)
+
+
+def test_only_the_command_line_imports_the_command_line():
+    others = [name for name in NAMES if package(name) not in ("cli", "__main__")]
+    commands = {name: own_imports(name, lazy=True) & set(within("cli")) for name in others}
+    assert not {name: found for name, found in commands.items() if found}
+    assert not imported_from(others, {"click"})
+
+
+def executes(node: ast.AST) -> bool:
+    """Return whether an expression may execute what was read."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id in {"eval", "exec", "compile", "__import__"}
+    if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+        return not (isinstance(node.value, ast.Constant) and node.value.value is False)
+    return False
+
+
+def test_nothing_read_is_ever_executed():
+    unsafe = imported_from(NAMES, {"pickle", "marshal", "shelve", "dill", "joblib"})
+    assert unsafe == {"sklearn.base": {"joblib"}}  # which asks whether this is a job of it
+    assert not [
+        f"line {getattr(node, 'lineno', '?')} of {name}"
+        for name in NAMES
+        for node in ast.walk(parsed(name))
+        if executes(node)
+    ]
+
+
+def test_every_module_has_a_docstring_and_says_what_it_exports():
+    names = [name for name in NAMES if name != "__main__"]
+    assert not [name for name in names if not ast.get_docstring(parsed(name))]
+    empty = {n for n in names if MODULES[n].name == "__init__.py" and len(parsed(n).body) == 1}
+    assert not [name for name in names if name not in empty and "__all__" not in assigned(name)]
+
+
+def test_no_module_docstring_begins_with_a_question_word():
+    first = {n: (ast.get_docstring(parsed(n)) or "").split(maxsplit=1)[0] for n in NAMES}
+    assert not {n: word for n, word in first.items() if word.rstrip(",.:;") in QUESTION_WORDS}
+
+
+def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a function, without those of its docstring."""
+    first, last = node.body[0], node.end_lineno or 0
+    has_docstring = ast.get_docstring(node) is not None
+    docstring = (first.end_lineno or 0) - first.lineno + 1 if has_docstring else 0
+    return last - node.lineno + 1 - docstring
+
+
+def test_functions_have_at_most_50_lines_without_their_docstring():
+    functions = [
+        (name, node)
+        for name in NAMES
+        for node in ast.walk(parsed(name))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    assert not [f"{node.name} in {name}" for name, node in functions if length(node) > 50]
+
+
+# Each number may only go down. A change that needs more takes as much out elsewhere.
+BUDGETS = {"files": 364, "lines of code": 44_510, "protocols": 56, "inner modules": 40}
+
+
+def lines_of_code(name: str) -> int:
+    """Return the lines of a module without docstrings, comments and empty lines."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    documented = [
+        x for x in ast.walk(parsed(name)) if isinstance(x, kinds) and ast.get_docstring(x)
+    ]
+    texts = [node.body[0] for node in documented]
+    docstrings = {i for x in texts for i in range(x.lineno, (x.end_lineno or 0) + 1)}
+    lines = enumerate(MODULES[name].read_text(encoding="utf-8").splitlines(), start=1)
+    return sum(
+        bool(line.strip()) and not line.lstrip().startswith("#") and number not in docstrings
+        for number, line in lines
+    )
+
+
+def is_abstract(node: ast.AST) -> bool:
+    """Return whether a node is a class directly below ``Protocol`` or ``ABC``."""
+    bases = node.bases if isinstance(node, ast.ClassDef) else []
+    names = [getattr(x, "value", x) if isinstance(x, ast.Subscript) else x for x in bases]
+    return any(isinstance(x, ast.Name) and x.id in {"Protocol", "ABC"} for x in names)
+
+
+def test_the_package_stays_within_its_budgets():
+    importers = {name: [x for x in NAMES if name in knowledge(x)] for name in NAMES}
+    folder = {name: name.rpartition(".")[0] for name in NAMES}
+    found = {
+        "files": len(NAMES),
+        "lines of code": sum(map(lines_of_code, NAMES)),
+        "protocols": sum(is_abstract(node) for name in NAMES for node in ast.walk(parsed(name))),
+        "inner modules": sum(
+            len(who) == 1 and folder[who[0]] == folder[name] for name, who in importers.items()
+        ),
+    }
+    assert not {what: n for what, n in found.items() if n > BUDGETS[what]}

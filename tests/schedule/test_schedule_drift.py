@@ -1,0 +1,336 @@
+"""Layers that a new version wakes only if it has drifted far enough from the one they know."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduleplay import (
+    FREE,
+    KNOWN,
+    PACES,
+    Memory,
+    greedy,
+    layer_plans,
+    lockstep,
+    planned_reads,
+    stops_after,
+)
+
+from syncpretrain.errors import ScheduleError
+from syncpretrain.schedule.pace import Fixed
+from syncpretrain.schedule.reads import LayerPlan, Reads, lockstep_row
+from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
+
+free = FREE["synchronized"]
+LEAST = 0.5
+
+
+class Positions:
+    """Versions of each layer as points on a line; the drift between two is their distance.
+
+    A point depends on the layer and on what the version was trained on, as activations do, so that
+    a schedule whose decisions depend on timing comes to other points.
+    """
+
+    def __init__(self, seed: int, depth: int) -> None:
+        self._seed = seed
+        self._points: list[dict[int, float]] = [{0: 0.0}, *({} for _ in range(depth))]
+
+    def drifts(self, command: Train) -> dict[int, float]:
+        layer, points = command.layer, self._points[command.layer]
+        below = self._points[layer - 1][command.reads]
+        before = points.get(command.epoch - 1, 0.0)
+        step = random.Random(f"{self._seed} {layer} {command.epoch} {below}").uniform(-0.6, 0.6)
+        points[command.epoch] = before + step
+        return {v: abs(points[command.epoch] - points[v]) for v in command.against}
+
+    def distance(self, layer: int, since: int, version: int) -> float:
+        points = self._points[layer]
+        return abs(points[version] - points[since])
+
+
+class Play:
+    """A run whose epochs end in random order, as far as it is asked to go."""
+
+    def __init__(self, plans: Sequence[LayerPlan], seed: int, points: int, last: Sequence[int]):
+        self.memory = Memory(len(plans))
+        self.positions = Positions(points, len(plans))
+        self.rng, self.stops = random.Random(seed), stops_after(last)
+        self.running: list[Train] = []
+
+    def go(self, schedule: Schedule, commands: Sequence[Command], steps: float) -> None:
+        self.execute(commands)
+        while self.running and steps > 0:
+            command = self.running.pop(self.rng.randrange(len(self.running)))
+            self.memory.finish(command)
+            drifts = self.positions.drifts(command)
+            stops = self.stops(command)
+            self.execute(schedule.finished(command.layer, stops=stops, drifts=drifts))
+            steps -= 1
+
+    def execute(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Release):
+                self.memory.free(command)
+            else:
+                self.memory.train(command)
+                self.running.append(command)
+
+    def interrupt(self) -> None:
+        for command in self.running:
+            del self.memory.in_use[command.layer]
+        self.running = []
+
+
+def by_drift(plans: Sequence[LayerPlan], least: float = LEAST) -> list[LayerPlan]:
+    return [replace(plan, drift=least) for plan in plans]
+
+
+def played(
+    plans: Sequence[LayerPlan], pace, slots: int, seed: int, points: int, last=(9,) * 5
+) -> tuple[Schedule, Play]:
+    run = Play(plans, seed, points, last)
+    schedule = Schedule(plans, pace(plans), slots=slots)
+    run.go(schedule, schedule.begin(), float("inf"))
+    assert schedule.is_finished
+    assert all(map(schedule.ended, range(1, len(plans) + 1)))
+    return schedule, run
+
+
+seeds = st.integers(0, 2**32)
+last_epochs = st.lists(st.integers(1, 7), min_size=5, max_size=5)
+
+
+@given(
+    plans=layer_plans,
+    pace=st.sampled_from([partial(p, drain=drain) for p in PACES for drain in (True, False)]),
+    slots=st.integers(1, 6),
+    seed=seeds,
+    points=st.integers(0, 99),
+)
+def test_every_run_ends_and_reads_nothing_freed(plans, pace, slots, seed, points):
+    plans = by_drift(plans)
+    schedule, run = played(plans, pace, slots, seed, points)
+    for i, plan in enumerate(plans):
+        reads = schedule.reads[i]
+        assert reads == tuple(sorted(reads))
+        assert len(reads) >= plan.epochs
+        if i:
+            check_refreshes(run.positions, i, reads, plan)
+
+
+def check_refreshes(positions: Positions, i: int, reads: Sequence[int], plan: LayerPlan) -> None:
+    """Fail if a refresh began on a version near the one trained on before."""
+    for k in range(plan.epochs, len(reads)):
+        begins = plan.refresh_epochs and (k - plan.epochs) % plan.refresh_epochs == 0
+        if begins:
+            assert positions.distance(i, reads[k - 1], reads[k]) > LEAST
+
+
+@given(
+    plans=layer_plans,
+    pace=st.sampled_from(
+        [partial(p, drain=drain) for p in KNOWN.values() for drain in (True, False)]
+    ),
+    slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    two=st.tuples(seeds, seeds),
+    points=st.integers(0, 99),
+)
+def test_planned_decisions_do_not_depend_on_timing_or_slots(plans, pace, slots, two, points):
+    plans = by_drift(plans)
+    runs = [played(plans, pace, n, seed, points)[0] for n, seed in zip(slots, two, strict=True)]
+    assert runs[0].reads == runs[1].reads
+    assert said(runs[0]) == said(runs[1])
+
+
+@given(
+    plans=layer_plans,
+    pace=st.sampled_from(list(KNOWN.values())),
+    last=last_epochs,
+    slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    two=st.tuples(seeds, seeds),
+    points=st.integers(0, 99),
+)
+def test_nor_where_layers_stop_early(plans, pace, last, slots, two, points):
+    plans = by_drift(plans)
+    runs = [
+        played(plans, pace, n, seed, points, last)[0] for n, seed in zip(slots, two, strict=True)
+    ]
+    assert runs[0].reads == runs[1].reads
+    assert said(runs[0]) == said(runs[1])
+
+
+def said(schedule: Schedule) -> list[object]:
+    """Return all decisions, whose order among layers depends on timing."""
+    return sorted(schedule.judged_since(0), key=lambda j: (j.layer, j.version))
+
+
+@given(plans=layer_plans, slots=st.integers(1, 6), seed=seeds, points=st.integers(0, 99))
+def test_in_lockstep_every_newer_version_is_judged_once_by_the_definition(
+    plans, slots, seed, points
+):
+    """The versions that wake a layer are found one after the other, from the last that did."""
+    plans = by_drift(plans)
+    schedule, run = played(plans, lockstep, slots, seed, points)
+    for i in range(1, len(plans)):
+        plan, published = plans[i], len(schedule.reads[i - 1])
+        own = [min(k, plans[i - 1].epochs) for k in range(1, plan.epochs + 1)]
+        expected, known = list(own), own[-1]
+        judged = []
+        if plan.refresh_epochs:
+            for version in range(own[-1] + 1, published + 1):
+                judged.append(version)
+                if run.positions.distance(i, known, version) > LEAST:
+                    expected += [version] * plan.refresh_epochs
+                    known = version
+        assert list(schedule.reads[i]) == expected
+        assert [j.version for j in schedule.judged_since(0) if j.layer == i + 1] == judged
+
+
+@given(
+    plans=layer_plans,
+    pace=st.sampled_from(PACES),
+    last=last_epochs,
+    slots=st.lists(st.integers(1, 6), min_size=2, max_size=4),
+    cuts=st.lists(st.integers(0, 12), min_size=3, max_size=3),
+    seed=seeds,
+    points=st.integers(0, 99),
+)
+def test_resumed_anywhere_it_decides_the_same(plans, pace, last, slots, cuts, seed, points):
+    plans = by_drift(plans)
+    run = Play(plans, seed, points, last)
+    schedule = Schedule(plans, pace(plans), slots=slots[0])
+    commands = schedule.begin()
+    for number, steps in zip(slots[1:], cuts, strict=False):
+        run.go(schedule, commands, steps)
+        past = schedule.past
+        run.interrupt()
+        schedule = Schedule(plans, pace(plans), slots=number)
+        commands = schedule.resume(past)
+        for before, after in zip(past.skipped, schedule.past.skipped, strict=False):
+            assert after[: len(before)] == before
+    run.go(schedule, commands, float("inf"))
+    assert schedule.is_finished
+    if pace in KNOWN.values():
+        whole, _ = played(plans, pace, 1, seed, points, last)
+        assert schedule.reads == whole.reads
+
+
+@given(
+    plans=layer_plans,
+    pace=st.sampled_from(PACES),
+    last=last_epochs,
+    slots=st.integers(1, 6),
+    seed=seeds,
+    points=st.integers(0, 99),
+)
+def test_a_worker_need_keep_only_what_its_last_command_named(
+    plans, pace, last, slots, seed, points
+):
+    """Each version asked for is the newest one, or was asked for before."""
+    plans = by_drift(plans)
+    run = Play(plans, seed, points, last)
+    kept: list[set[int]] = [set() for _ in range(len(plans) + 1)]
+    finish = run.positions.drifts
+
+    def check(command: Train) -> dict[int, float]:
+        assert set(command.against) <= kept[command.layer]
+        kept[command.layer] = {*command.against, command.epoch}
+        return finish(command)
+
+    run.positions.drifts = check
+    schedule = Schedule(plans, pace(plans), slots=slots)
+    run.go(schedule, schedule.begin(), float("inf"))
+
+
+@given(
+    plans=layer_plans,
+    drain=st.booleans(),
+    slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    two=st.tuples(seeds, seeds),
+    points=st.integers(0, 99),
+)
+def test_a_recorded_run_replays(plans, drain, slots, two, points):
+    recorded, _ = played(by_drift(plans), partial(free, drain=drain), slots[0], two[0], points)
+    fixed = lambda plans: Fixed(recorded.reads)  # noqa: E731
+    replayed, _ = played(plans, fixed, slots[1], two[1], points)
+    assert replayed.reads == recorded.reads
+
+
+def test_a_drift_that_no_version_exceeds_is_as_without_refreshes():
+    plans = [LayerPlan(4), LayerPlan(2, 2), LayerPlan(3, 1)]
+    schedule, _ = played(by_drift(plans, 99.0), lockstep, 3, 0, 0)
+    none = [replace(plan, refresh_epochs=0) for plan in plans]
+    assert schedule.reads == planned_reads(none, lockstep_row)
+
+
+def test_a_drift_that_every_version_exceeds_is_as_always():
+    plans = [LayerPlan(4), LayerPlan(2, 2), LayerPlan(3, 1)]
+    schedule, _ = played(by_drift(plans, -1.0), lockstep, 3, 0, 0)
+    assert schedule.reads == planned_reads(plans, lockstep_row)
+    assert all(judgement.wakes for judgement in schedule.judged_since(0))
+
+
+def told(schedule: Schedule, distances: Sequence[float]) -> Reads:
+    """Play two layers, the lower one's versions at these places; return the reads."""
+    commands = schedule.begin()
+    while schedule.training:
+        command = next(c for c in commands if isinstance(c, Train) and c.layer in schedule.training)
+        here = distances[command.epoch - 1] if command.layer == 1 else 0.0
+        drifts = {v: abs(here - distances[v - 1]) for v in command.against}
+        commands = [c for c in commands if c is not command]
+        commands += schedule.finished(command.layer, drifts=drifts)
+    return schedule.reads
+
+
+def test_drift_adds_up():
+    """Steps of 0.2 wake the layer at every third version, and a step back keeps it asleep."""
+    plans = by_drift([LayerPlan(9), LayerPlan(1, refresh_epochs=1)])
+    places = [0.0, 0.2, 0.4, 0.6, 0.4, 0.6, 0.8, 1.0, 1.2]
+    schedule = Schedule(plans, lockstep(plans), slots=2)
+    assert told(schedule, places)[1] == (1, 4, 9)
+    asleep = [j for j in schedule.judged_since(0) if not j.wakes]
+    assert [(j.since, j.version) for j in asleep] == [
+        (1, 2),
+        (1, 3),
+        (4, 5),
+        (4, 6),
+        (4, 7),
+        (4, 8),
+    ]
+    assert asleep[0].drift == pytest.approx(0.2)
+    assert (asleep[0].layer, asleep[0].least) == (2, LEAST)
+
+
+def test_with_one_layer_or_in_greedy_nothing_is_judged():
+    for pace in (lockstep, greedy, free):
+        schedule, _ = played(by_drift([LayerPlan(3, 1)]), pace, 1, 0, 0)
+        assert schedule.judged_since(0) == []
+    schedule, _ = played(by_drift([LayerPlan(3), LayerPlan(3, 1)]), greedy, 1, 0, 0)
+    assert schedule.judged_since(0) == []
+
+
+def test_a_missing_drift_is_an_error():
+    plans = by_drift([LayerPlan(2), LayerPlan(1, refresh_epochs=1)])
+    schedule = Schedule(plans, lockstep(plans), slots=2)
+    schedule.begin()
+    schedule.finished(1)
+    with pytest.raises(ScheduleError, match="layer 1: no drift between its versions 1 and 2"):
+        schedule.finished(1)
+
+
+def test_a_past_from_before_there_was_drift_is_resumed():
+    plans = [LayerPlan(2), LayerPlan(1, refresh_epochs=1)]
+    schedule = Schedule(plans, lockstep(plans), slots=1)
+    schedule.begin()
+    past = schedule.past
+    assert (past.skipped, past.drifts) == ((), ())
+    old = Past(past.reads, past.done, past.held, past.epochs)
+    resumed = Schedule(plans, lockstep(plans), slots=1)
+    assert [c.epoch for c in resumed.resume(old) if isinstance(c, Train)] == [1]

@@ -1,0 +1,124 @@
+"""A schedule goes on from its past wherever it was stopped."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduleplay import (
+    PACES,
+    Memory,
+    greedy,
+    in_pairs,
+    layer_plans,
+    lockstep,
+    planned_reads,
+    rounds,
+    shortened,
+    stops_after,
+)
+
+from syncpretrain.errors import ScheduleError
+from syncpretrain.schedule.reads import LayerPlan, greedy_row, lockstep_row
+from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
+
+RULES = {lockstep: lockstep_row, greedy: greedy_row, rounds: in_pairs}
+
+
+class Play:
+    """A run whose epochs end in random order, as far as it is asked to go."""
+
+    def __init__(self, memory: Memory, rng: random.Random, stops: Callable[[Train], bool]) -> None:
+        self.memory, self.rng, self.stops = memory, rng, stops
+        self.running: list[Train] = []
+        self.finished = 0
+
+    def go(self, schedule: Schedule, commands: Sequence[Command], steps: float) -> None:
+        self.execute(commands)
+        while self.running and steps > 0:
+            command = self.running.pop(self.rng.randrange(len(self.running)))
+            self.memory.finish(command)
+            self.finished += 1
+            self.execute(schedule.finished(command.layer, stops=self.stops(command)))
+            assert {c.layer for c in self.running} == set(schedule.training)
+            steps -= 1
+
+    def execute(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Release):
+                self.memory.free(command)
+            else:
+                self.memory.train(command)
+                self.running.append(command)
+
+    def interrupt(self, past: Past) -> None:
+        """Leave what a resumed run has: the versions held, some made by epochs that were begun."""
+        for i, versions in enumerate(past.held, start=1):
+            assert set(self.memory.published[i]) == set(versions), "all else was forgotten"
+        for command in self.running:
+            del self.memory.in_use[command.layer]
+            first = past.reads[command.layer - 1].count(command.reads) == 1
+            if first and self.rng.random() < 0.5:  # it had not made them yet
+                self.memory.made[command.layer - 1].discard(command.reads)
+        self.running = []
+
+
+@given(
+    plans=layer_plans,
+    pace=st.sampled_from(PACES),
+    last=st.lists(st.integers(1, 7), min_size=5, max_size=5),
+    slots=st.lists(st.integers(1, 6), min_size=2, max_size=4),
+    cuts=st.lists(st.integers(0, 12), min_size=3, max_size=3),
+    seed=st.integers(0, 2**32),
+)
+def test_resumed_anywhere_it_ends_with_the_same_reads(plans, pace, last, slots, cuts, seed):
+    depth = len(plans)
+    run = Play(Memory(depth), random.Random(seed), stops_after(last))
+    schedule = Schedule(plans, pace(plans), slots=slots[0])
+    commands = schedule.begin()
+    for number, steps in zip(slots[1:], cuts, strict=False):
+        run.go(schedule, commands, steps)
+        past, begun = schedule.past, schedule.training
+        run.interrupt(past)
+        schedule = Schedule(plans, pace(plans), slots=number)
+        commands = schedule.resume(past)
+        assert tuple(c.layer for c in commands[: len(begun)]) == begun, "begun again"
+        assert len(schedule.training) <= max(number, len(begun))
+        assert schedule.done == past.done
+    run.go(schedule, commands, float("inf"))
+    assert schedule.is_finished
+    assert all(schedule.ended(layer) for layer in range(1, depth + 1))
+    assert run.finished == sum(schedule.done), "no epoch twice"
+    if pace in RULES:
+        assert schedule.reads == planned_reads(shortened(plans, last), RULES[pace])
+
+
+@given(
+    plans=layer_plans,
+    pace=st.sampled_from(PACES),
+    last=st.lists(st.integers(1, 7), min_size=5, max_size=5),
+    slots=st.integers(1, 6),
+    steps=st.integers(0, 40),
+    seed=st.integers(0, 2**32),
+)
+def test_with_the_same_slots_only_begun_epochs_are_issued(plans, pace, last, slots, steps, seed):
+    run = Play(Memory(len(plans)), random.Random(seed), stops_after(last))
+    schedule = Schedule(plans, pace(plans), slots=slots)
+    run.go(schedule, schedule.begin(), steps)
+    resumed = Schedule(plans, pace(plans), slots=slots)
+    commands = resumed.resume(schedule.past)
+    assert sorted(commands, key=layer_of) == sorted(run.running, key=layer_of)
+    assert resumed.past == schedule.past
+
+
+def layer_of(command: Train) -> int:
+    return command.layer
+
+
+def test_the_past_of_other_layers_is_refused():
+    past = Schedule([LayerPlan(1)] * 3, lockstep([LayerPlan(1)] * 3), slots=1).past
+    with pytest.raises(ScheduleError, match="resume: the past is of 3 layers"):
+        Schedule([LayerPlan(1)] * 2, lockstep([LayerPlan(1)] * 2), slots=1).resume(past)

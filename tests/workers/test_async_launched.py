@@ -1,0 +1,81 @@
+"""Windows in jobs of a real mpiexec: nothing lost, the bits of one thread, a rank is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import asyncreplicas
+import numpy as np
+import pytest
+from mpijobs import finished, job, layer_ranks, needs_mpiexec, start
+
+pytestmark = needs_mpiexec
+TRAIN = ["-m", "syncpretrain", "train", "--layers", "16,12,8", "--batch-size", 20, "--quiet"]
+TRAIN += ["--data", "X.npy", "--schedule", "async"]
+WINDOWS = ["--runtime", "mpi", "--exchange", "windows"]
+ADD_UP = """
+import numpy as np
+from functools import partial
+from asyncreplicas import SIZE, CountingReplica
+from syncpretrain.parallel.replicas.server import AsyncRules
+from syncpretrain.parallel.replicas.server import ParameterServer
+from syncpretrain.parallel.replicas.steps import tasks_of
+from syncpretrain.parallel.timeouts import TIMEOUTS
+from syncpretrain.pretraining.on_ranks import on_every_rank
+from syncpretrain.workers.ranks.replicas import WindowReplicas
+from syncpretrain.workers.replicas import replicas_in
+
+def add_up(servers, bound):
+    rules = AsyncRules(rate="constant", max_staleness=bound)
+    server = ParameterServer(np.zeros(SIZE, np.float32), rules, servers)
+    build = partial(CountingReplica, None, None)
+    own = {"replicas": 3, "exchange": "windows", "report": print, "times": TIMEOUTS}
+    data = (np.ones((2, 3), np.float32),)
+    with replicas_in("mpi", server, rules, build, data, **own) as fleet:
+        fleet.train(tasks_of(1, 0, 200, 1), lambda: False, lambda *of: None)
+    return bool((server.parameters == 200 * 201 / 2).all()) and server.clock == 200
+
+found = [on_every_rank(partial(add_up, *own)) for own in ((1, None), (3, None), (2, 0))]
+from mpi4py import MPI
+if MPI.COMM_WORLD.Get_rank() == 0:
+    print(found)
+"""
+
+
+@pytest.fixture(autouse=True)
+def data(bits, tmp_path, monkeypatch):
+    np.save(tmp_path / "X.npy", bits)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMPI_MCA_osc", "^ucx")  # which reports that it is not there
+
+
+def test_whole_numbers_add_up_exactly(tmp_path, monkeypatch):
+    Path("add_up.py").write_text(ADD_UP)
+    paths = [str(Path(asyncreplicas.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    status, out, err = finished(start(4, "add_up.py"))
+    assert (status, out, err) == (0, "[True, True, True]\n", "")
+
+
+def test_one_replica_has_the_bits_of_one_thread(call):
+    command = [*TRAIN, "--epochs", 2, "--json"]
+    status, out, err = finished(start(3, *command, *WINDOWS, "--servers", 2, "--out", "windows"))
+    assert (status, err) == (0, "")
+    alone, _ = call(*command[2:], "--runtime", "serial", "--out", "alone")
+    assert json.loads(out)["parameters_sha256"] == json.loads(alone)["parameters_sha256"]
+
+
+def test_a_killed_rank_is_named_and_the_run_goes_on_without_windows(call):
+    command = [*TRAIN, *WINDOWS, "--replicas", 2, "--epochs", "300,1", "--checkpoint-every", 50]
+    with job(3, *command, "--out", "run") as started:
+        ranks = layer_ranks(started, 3)
+        ranks[2].send_signal(signal.SIGKILL)
+        status, _, err = finished(started)
+    assert status
+    assert re.search(rf"rank 2 on .*\(process {ranks[2].pid}\) was killed", err)
+    out, _ = call("train", "--resume", "run", "--runtime", "serial", "--quiet", "--json")
+    assert json.loads(out)["runtime"] == "serial"
