@@ -20,7 +20,7 @@ from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.planning.candidates import Candidate, Task, settings_with
 from syncpretrain.planning.choice import Plan, limited, plan_for
 from syncpretrain.planning.gpu import device_peak
-from syncpretrain.planning.task_timings import is_on_gpus
+from syncpretrain.planning.measure import is_on_gpus
 from syncpretrain.planning.timings import CORE
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import PretrainSettings

@@ -20,7 +20,7 @@ from syncpretrain.planning.candidates import (
     settings_with,
 )
 from syncpretrain.planning.exchange import exchanges, handover_seconds
-from syncpretrain.planning.task_timings import is_on_gpus, timings_of
+from syncpretrain.planning.measure import is_on_gpus, timings_of
 from syncpretrain.planning.timings import CORE, GPU, LayerTimings, Timings
 from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.settings.fields import MAX_WORKERS

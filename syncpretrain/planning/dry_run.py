@@ -24,8 +24,7 @@ from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.asynchronous import async_seconds
 from syncpretrain.planning.candidates import Task, simulated
 from syncpretrain.planning.exchange import exchanges, handover_seconds
-from syncpretrain.planning.measure import measure
-from syncpretrain.planning.task_timings import is_on_gpus, timings_of
+from syncpretrain.planning.measure import is_on_gpus, measure, timings_of
 from syncpretrain.planning.timings import CORE
 from syncpretrain.planning.tuning import async_stage, minibatch_seconds
 from syncpretrain.pretraining.driver import Pretraining

@@ -1,4 +1,7 @@
-"""Times the pieces of a stack's training, on random data, with everything a plan may choose."""
+"""Time the pieces of a stack's training, on cores or on GPUs, with everything a plan may choose.
+
+The data are random.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.select import is_plain, step_for
 from syncpretrain.learners.steps import Step
-from syncpretrain.parallel.blas import blas_limit, blas_threads
+from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
 from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.planning.candidates import Task
+from syncpretrain.planning.device_measure import measure_devices
 from syncpretrain.planning.probes import (
     PASSES,
     LayerProbes,
@@ -46,7 +51,8 @@ from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.workers.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
 from syncpretrain.workers.worker import PROBE_ROWS
 
-__all__ = ["check_measuring", "measure"]
+__all__ = ["check_measuring", "is_on_gpus", "measure", "timings_of"]
+
 
 WIDE_NUMBERS = 40_000_000  # of the rows of a wide layer
 
@@ -298,3 +304,49 @@ def _rows(batch_size: int, width: int, examples: int) -> int:
     """Return how many random rows a layer is timed on; of wide ones fewer than a minibatch has."""
     usual = max(batch_size, min(examples, max(MOST_NUMBERS // width, CHUNK_ROWS * CHUNKS_AT_ONCE)))
     return min(usual, max(1, WIDE_NUMBERS // width))
+
+
+def is_on_gpus(task: Task) -> bool:
+    """Return whether the settings of a task name GPUs."""
+    return task.settings.backend.startswith("cupy")
+
+
+def timings_of(task: Task, *, workers: int | None, seconds: float) -> Timings:
+    """Measure the layers of a task.
+
+    Parameters
+    ----------
+    task : Task
+    workers : int or None
+        Largest number of workers; None for the settings' number, or the usable cores.
+    seconds : float
+        About how long to measure.
+
+    Raises
+    ------
+    SettingsError
+        If a minibatch has more examples than there are, or the stack cannot be measured.
+    """
+    settings = task.settings
+    if settings.batch_size > task.examples:
+        raise SettingsError(
+            f"batch_size: got {settings.batch_size}, expected at most {task.examples}, the"
+            " examples to train on"
+        )
+    workers = workers or settings.workers
+    if is_on_gpus(task):
+        if workers is not None:
+            raise SettingsError(
+                f"workers: got {workers} with backend {settings.backend}, expected none: the GPUs"
+                " that the backend names are timed"
+            )
+        return measure_devices(
+            settings, examples=task.examples, held_out=task.held_out, seconds=seconds
+        )
+    return measure(
+        settings,
+        workers=workers or usable_cores(),
+        examples=task.examples,
+        held_out=task.held_out,
+        seconds=seconds,
+    )

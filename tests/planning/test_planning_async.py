@@ -210,7 +210,7 @@ class TestTuning:
         assert trained["schedule"] in ("greedy", "synchronized")
 
     def test_what_fine_tuning_refuses_is_refused_before_measuring(self, call, monkeypatch):
-        monkeypatch.setattr("syncpretrain.planning.task_timings.measure", None)
+        monkeypatch.setattr("syncpretrain.planning.measure.measure", None)
         given = ("--layers", "16,8", "--finetune", "reconstruction", "--examples", 50)
         _, err = call("plan", *given, "--finetune-batch-size", 51, status=2)
         assert err.startswith("Error: --finetune-batch-size: got 51, expected at most 50, the ex")

@@ -91,7 +91,7 @@ class TestMeasured:
             real(self, grid, block, args)
 
         monkeypatch.setattr(fakecupy.RawKernel, "__call__", slow)
-        monkeypatch.setattr("syncpretrain.planning.device_probes.perf_counter", lambda: seconds[0])
+        monkeypatch.setattr("syncpretrain.planning.device_measure.perf_counter", lambda: seconds[0])
         found = measure_devices(task().settings, examples=100, held_out=20, seconds=0)
         assert all(own.step >= 5 for own in found.layers), "launches, one second each"
         assert found.layers[1].transform[1] > 0
