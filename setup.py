@@ -75,8 +75,8 @@ setup(
             "py.typed",
             "settings/presets/*.toml",
             "backends/*.cu",
-            "runs/report/page.css",
-            "runs/report/page.html",
+            "report/page.css",
+            "report/page.html",
             "kernels/_native.pyi",
         ]
     },

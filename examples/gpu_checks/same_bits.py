@@ -89,31 +89,38 @@ class Recordings:
     """How many blocks were recorded while it was watched, and why others were not."""
 
     recorded: int = 0
-    reasons: set[str] = field(default_factory=set)
+    reasons: set[str] = field(default_factory=set)  # of recorders that gave up
+    failures: set[str] = field(default_factory=set)  # also of a first try, after which one follows
 
     def __str__(self) -> str:
-        why = "; ".join(sorted(self.reasons))
         if self.recorded:
+            why = "; ".join(sorted(self.reasons))
             return f"{self.recorded}, but {why}" if why else str(self.recorded)
-        return f"NONE: {why or 'too few blocks'}"
+        return f"NONE: {'; '.join(sorted(self.failures)) or 'too few blocks'}"
 
 
 @contextmanager
 def watched_recordings(allowed: bool = True) -> Iterator[Recordings]:
     """Watch what becomes of the blocks that are to be recorded; or have none recorded."""
-    found, real = Recordings(), Recorder._record
+    found, real, real_fail = Recordings(), Recorder._record, Recorder._fail
 
     def record(self: Recorder, *given: Any) -> Any:
         if not allowed:
             return None
         made = real(self, *given)
-        if made is None:
-            found.reasons.add(str(self.reason))
-        else:
-            found.recorded += 1
+        found.recorded += made is not None
         return made
 
-    with mock.patch.object(Recorder, "_record", record):
+    def fail(self: Recorder, failure: Exception) -> None:
+        real_fail(self, failure)
+        found.failures.add(str(failure))
+        if self.reason is not None:
+            found.reasons.add(self.reason)
+
+    with (
+        mock.patch.object(Recorder, "_record", record),
+        mock.patch.object(Recorder, "_fail", fail),
+    ):
         yield found
 
 

@@ -10,8 +10,8 @@ import click
 from syncpretrain.cli.options import RUN, check_target, data_option, part_option, shape_option
 
 if TYPE_CHECKING:
+    from syncpretrain.report.examples import Shown
     from syncpretrain.runs.record import RunRecord
-    from syncpretrain.runs.report.examples import Shown
 
 __all__ = ["command"]
 
@@ -53,13 +53,13 @@ def command(
       syncpretrain report runs/NAME
       syncpretrain report runs/NAME runs/NAME --out both.html
     """
-    from syncpretrain.runs.record import read_run
-    from syncpretrain.runs.report import (
+    from syncpretrain.report import (
         check_report,
         report_page,
         sections_of,
         sections_of_comparison,
     )
+    from syncpretrain.runs.record import read_run
     from syncpretrain.storage import write_atomically
 
     check_report()
@@ -91,7 +91,7 @@ def _examples(run: RunRecord, data: str | None, part: str | None) -> tuple[Shown
     """Return the examples of a run, or the reason why its own cannot be read any more."""
     from syncpretrain.cli.run_data import dataset_of
     from syncpretrain.errors import DataError, SettingsError
-    from syncpretrain.runs.report.examples import examples_to_show
+    from syncpretrain.report.examples import examples_to_show
 
     assert run.stack is not None
     try:

@@ -20,7 +20,9 @@ ROWS = [
     ["learners"],
     ["workers"],
     ["pretraining", "finetuning"],
-    ["runs", "planning", "plot"],
+    ["runs", "planning"],
+    ["plot"],
+    ["report"],
     ["cli", "__main__", "sklearn"],
 ]
 RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}

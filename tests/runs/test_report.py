@@ -16,12 +16,12 @@ from trialruns import DieAt, settings_on
 
 from syncpretrain.errors import RunInterrupted
 from syncpretrain.events import EpochFinished, FinetuneEpochFinished
+from syncpretrain.report.comparison import comparison_sections, differing_settings
+from syncpretrain.report.outcome import headline_of, outcome_section
+from syncpretrain.report.schedules import timings_of
+from syncpretrain.report.svg import draw_svg
 from syncpretrain.runs.lock import owned
 from syncpretrain.runs.record import read_run
-from syncpretrain.runs.report.comparison import comparison_sections, differing_settings
-from syncpretrain.runs.report.outcome import headline_of, outcome_section
-from syncpretrain.runs.report.schedules import timings_of
-from syncpretrain.runs.report.svg import draw_svg
 from syncpretrain.runs.run import train_run
 
 pytestmark = pytest.mark.usefixtures("fonts")
@@ -273,9 +273,9 @@ class TestWordsOfTheUser:
         def fails(*given, **options):
             raise ValueError("a < b")
 
-        monkeypatch.setattr("syncpretrain.runs.report.learning.draw_curve", fails)
-        monkeypatch.setattr("syncpretrain.runs.report.examples.draw_codes", fails)
-        monkeypatch.setattr("syncpretrain.runs.report.examples.filter_grid", fails)
+        monkeypatch.setattr("syncpretrain.report.learning.draw_curve", fails)
+        monkeypatch.setattr("syncpretrain.report.examples.draw_codes", fails)
+        monkeypatch.setattr("syncpretrain.report.examples.filter_grid", fails)
         page = report("tuned")
         assert list(page.sections) == list(USUAL)
         assert page.text.count("Not drawn: a < b.") == 5

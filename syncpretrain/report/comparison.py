@@ -18,10 +18,9 @@ from syncpretrain.plot.examples import (
     value_names,
 )
 from syncpretrain.plot.images import image_grid, shades
-from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.configuration import is_tuned, texts_of_settings
-from syncpretrain.runs.report.examples import DRAWN_EXAMPLES, Shown
-from syncpretrain.runs.report.section import (
+from syncpretrain.report.configuration import is_tuned, texts_of_settings
+from syncpretrain.report.examples import DRAWN_EXAMPLES, Shown
+from syncpretrain.report.section import (
     LEAST_SECONDS,
     Section,
     figure,
@@ -32,6 +31,7 @@ from syncpretrain.runs.report.section import (
     seconds_text,
     table,
 )
+from syncpretrain.runs.record import RunRecord
 from syncpretrain.shapes import ImageShape
 
 __all__ = ["compared_reconstructions", "comparison_sections", "differing_settings"]

@@ -13,8 +13,7 @@ from syncpretrain.plot.space_time_diagram import (
     draw_space_time,
     first_second,
 )
-from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.section import (
+from syncpretrain.report.section import (
     Section,
     details,
     number,
@@ -22,7 +21,8 @@ from syncpretrain.runs.report.section import (
     seconds_text,
     table,
 )
-from syncpretrain.runs.report.svg import draw_svg
+from syncpretrain.report.svg import draw_svg
+from syncpretrain.runs.record import RunRecord
 from syncpretrain.runs.timeline import Timeline, critical_path, path_seconds
 
 __all__ = ["course_section"]

@@ -6,8 +6,8 @@ import msgspec
 
 from syncpretrain.planning.candidates import Candidate, Task, candidates
 from syncpretrain.planning.timings import LayerTimings, Timings
+from syncpretrain.report.section import Section, paragraph, seconds_text, table
 from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.section import Section, paragraph, seconds_text, table
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings
 

@@ -10,24 +10,24 @@ from string import Template
 
 from syncpretrain.errors import DataError
 from syncpretrain.plot.canvas import check_drawing
-from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.comparison import (
+from syncpretrain.report.comparison import (
     compared_reconstructions,
     comparison_sections,
 )
-from syncpretrain.runs.report.configuration import configuration_section
-from syncpretrain.runs.report.course import course_section
-from syncpretrain.runs.report.examples import Shown, example_sections
-from syncpretrain.runs.report.learning import learning_section
-from syncpretrain.runs.report.outcome import outcome_section
-from syncpretrain.runs.report.schedules import schedules_section
-from syncpretrain.runs.report.section import Section
+from syncpretrain.report.configuration import configuration_section
+from syncpretrain.report.course import course_section
+from syncpretrain.report.examples import Shown, example_sections
+from syncpretrain.report.learning import learning_section
+from syncpretrain.report.outcome import outcome_section
+from syncpretrain.report.schedules import schedules_section
+from syncpretrain.report.section import Section
+from syncpretrain.runs.record import RunRecord
 from syncpretrain.shapes import ImageShape
 
 __all__ = ["check_report", "report_page", "sections_of", "sections_of_comparison"]
 
 
-PACKAGE = "syncpretrain.runs.report"
+PACKAGE = "syncpretrain.report"
 
 
 def check_report() -> None:

@@ -27,7 +27,7 @@ from syncpretrain.plot.examples import (
 )
 from syncpretrain.plot.images import image_grid, shades
 from syncpretrain.plot.units import activities_of, draw_activity, draw_codes
-from syncpretrain.runs.report.section import (
+from syncpretrain.report.section import (
     Section,
     figure,
     image,
@@ -36,7 +36,7 @@ from syncpretrain.runs.report.section import (
     row_of_figures,
     table,
 )
-from syncpretrain.runs.report.svg import draw_svg
+from syncpretrain.report.svg import draw_svg
 from syncpretrain.shapes import ConvolutionShape, ImageShape
 
 __all__ = ["Shown", "example_sections", "examples_to_show"]

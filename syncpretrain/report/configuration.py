@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from syncpretrain.report.section import Section, details, paragraph, table
 from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.section import Section, details, paragraph, table
 from syncpretrain.settings import Settings
 
 __all__ = ["configuration_section", "is_tuned", "setting_text", "texts_of_settings"]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from xml.etree import ElementTree
 
-from syncpretrain.runs.report.section import not_drawn
+from syncpretrain.report.section import not_drawn
 
 __all__ = ["draw_svg", "themed"]
 

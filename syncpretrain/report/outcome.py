@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from syncpretrain.data.dataset import PARTS
 from syncpretrain.models.diagnosis import share_text
-from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.report.section import (
+from syncpretrain.report.section import (
     LEAST_SECONDS,
     Section,
     number,
@@ -18,6 +17,7 @@ from syncpretrain.runs.report.section import (
     table,
     unordered,
 )
+from syncpretrain.runs.record import RunRecord
 
 __all__ = ["Headline", "headline_of", "outcome_section", "quality_of"]
 
