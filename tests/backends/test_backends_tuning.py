@@ -309,7 +309,7 @@ class TestTrial:
         [
             (
                 "float32",
-                "*low = __float_as_uint(x - __uint_as_float(*high)) & TF32_BITS;",
+                "*low = __float_as_uint(x - __uint_as_float(*high));",
                 "*low = 0;",
             ),
             ("tf32", "*high = nearest_tf32(x);", "*high = __float_as_uint(x);"),
