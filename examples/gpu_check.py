@@ -55,6 +55,7 @@ at small sizes.
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 import tempfile
@@ -156,23 +157,41 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--parts", default=",".join(USUAL), help=f"default: all but {LAST}; or all")
     add("--device", type=int, default=0, help="the number of the GPU")
-    add("--limit", type=float, default=900.0, help="seconds for all parts, which share them")
+    add("--limit", type=seconds_of, default=900.0, help="seconds for all parts, which share them")
     add("--out", type=Path, help="folder for the results; default: they are printed only")
-    add("--layers", default="784,1000,500,250,30")
-    add("--batch-size", type=int, default=100)
-    add("--rows", type=int, default=50_000)
-    add("--blocks", type=int, default=20, help="of 50 steps, timed together")
-    add("--repeats", type=int, default=5, help="of each time; the median counts")
-    add("--epochs", type=int, default=3, help="of each run")
+    add("--layers", type=widths, default="784,1000,500,250,30")
+    add("--batch-size", type=count_of, default=100)
+    add("--rows", type=count_of, default=50_000)
+    add("--blocks", type=count_of, default=20, help="of 50 steps, timed together")
+    add("--repeats", type=count_of, default=5, help="of each time; the median counts")
+    add("--epochs", type=count_of, default=3, help="of each run")
     add("--part", choices=PARTS, help=argparse.SUPPRESS)  # this process is the part's
     return parser
 
 
+def seconds_of(text: str) -> float:
+    if not 0 < (seconds := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text}, expected seconds above 0")
+    return seconds
+
+
+def count_of(text: str) -> int:
+    if (count := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"got {text}, expected 1 or more")
+    return count
+
+
+def widths(text: str) -> tuple[int, ...]:
+    found = tuple(map(count_of, text.split(",")))
+    if len(found) < 2:
+        raise argparse.ArgumentTypeError(f"got {text}, expected two widths at least")
+    return found
+
+
 def bench_of(given: argparse.Namespace, out: Path) -> Bench:
     """Return what a part is measured on."""
-    layers = tuple(map(int, given.layers.split(",")))
     sizes = (given.batch_size, given.rows, given.blocks, given.repeats, given.epochs)
-    return Bench(given.device, layers, *sizes, given.limit, out)
+    return Bench(given.device, given.layers, *sizes, given.limit, out)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -180,18 +199,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
     given = parser.parse_args(arguments)
-    asked = list(PARTS) if given.parts == "all" else given.parts.split(",")
+    asked = list(PARTS) if given.parts == "all" else given.parts.replace(" ", "").split(",")
     if unknown := set(asked) - PARTS.keys():
         parser.error(f"--parts: got {min(unknown)!r}, expected some of {', '.join(PARTS)}")
     with tempfile.TemporaryDirectory(prefix="gpu_check") as folder:
         out = given.out or Path(folder)
-        out.mkdir(parents=True, exist_ok=True)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--out: got {out}, expected a folder, or a place for one: {error}")
         if given.part:
             return started_work(given.part, PARTS[given.part], bench_of(given, out))
         return check(list(dict.fromkeys([FIRST, *asked])), arguments, given.limit, out.absolute())
 
 
 if __name__ == "__main__":
-    # A request to end is an exit, so that the process of a part is not left behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # A request to end is an exit, so that the process of a part is not left behind. SIGHUP is what
+    # a terminal sends that is closed.
+    for request in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(request, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

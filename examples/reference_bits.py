@@ -60,7 +60,7 @@ PINNED = {
     "SYNCPRETRAIN_BFLOAT16": "pairs",
 }
 UNPINNED = ("OPENBLAS_L2_SIZE", "SYNCPRETRAIN_KERNELS")
-DIFFERS, NOT_COMPARED = 1, 3  # statuses
+DIFFERS, UNREADABLE, NOT_COMPARED = 1, 2, 3  # statuses
 NONE, NOT_RUN, FAILED = "-" * 16, "not run", "failed"  # in place of a hash, and of both
 ENVIRONMENT, LIBRARY = "environment", "library"
 SECONDS = 1800  # in which rows are executed, beside other work
@@ -550,6 +550,7 @@ def finished(process: Popen[str], library: Path) -> dict[str, str]:
 def table_of(names: Sequence[str], library: Path) -> Table:
     """Return the hashes of rows with both kernels, which run beside each other."""
     hashes: dict[tuple[str, str], str] = {}
+    here = "unknown, since no row was run"
     for ranks in sorted({ROWS[name].ranks for name in names}):
         own = [name for name in names if ROWS[name].ranks == ranks]
         if ranks > 1 and not launcher():
@@ -612,12 +613,16 @@ def written(table: Table) -> str:
 
 
 def read(path: Path) -> Table:
-    """Return the table in a file."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    """Return the table in a file; exit with a sentence if there is none."""
     mark = f"# {ENVIRONMENT}: "
-    found = next(line.removeprefix(mark) for line in lines if line.startswith(mark))
-    rows = [re.split(r"\s{2,}", line, maxsplit=2) for line in lines if not line.startswith("#")]
-    return Table(found, {(kernels, name): value for kernels, name, value in rows})
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        (found,) = (line.removeprefix(mark) for line in lines if line.startswith(mark))
+        rows = [re.split(r"\s{2,}", line, maxsplit=2) for line in lines if line[:1] != "#"]
+        return Table(found, {(kernels, name): value for kernels, name, value in rows})
+    except (OSError, ValueError) as error:
+        print(f"--compare: {path} is no table of these rows, as --write makes one: {error}")
+        raise SystemExit(UNREADABLE) from None
 
 
 def processor() -> str:
@@ -666,6 +671,10 @@ def judged(table: Table, others: Sequence[str], what: str) -> int:
 
 def compared(names: Sequence[str], options: argparse.Namespace) -> int:
     """Execute rows and compare them as the options say; return the status."""
+    if not names:
+        print("Nothing was compared: --quick leaves out each of these rows.")
+        return NOT_COMPARED
+    wanted = read(options.compare) if options.compare else None  # before the minutes that runs take
     commit = commit_of(TABLE) if options.against == "" else options.against
     if commit == "":
         print("Nothing was compared: Git knows no commit that changed the table.")
@@ -675,10 +684,9 @@ def compared(names: Sequence[str], options: argparse.Namespace) -> int:
         with built(commit) as library:
             other = table_of(names, library)
         return judged(table, differing(table, other, commit), f"Compared with {commit}.")
-    if not options.compare:
+    if wanted is None:
         print(written(table), end="")
         return judged(table, [], "Compared with each other alone.")
-    wanted = read(options.compare)
     if wanted.environment == table.environment:
         told = differing(table, wanted, options.compare.name)
         return judged(table, told, f"Compared with {options.compare}.")

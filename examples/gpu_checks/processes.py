@@ -29,6 +29,7 @@ PAUSE = 0.05  # seconds between two looks at a process
 RESERVE = 0.25  # of the limit of each later part, which an earlier one leaves
 STUBBORN = 5.0  # seconds for a killed process to end, which waits for its driver
 TOLD = 0.5  # seconds before its limit at which a part is asked where it hangs, to say so
+LEAST = 1.0  # seconds that a part is started for
 NO_GPU = 2  # the status of a part that finds no GPU, and of the whole check then
 
 
@@ -48,6 +49,8 @@ class Outcome(NamedTuple):
     limit: float
 
     def __str__(self) -> str:
+        if self.status is None and not self.limit:
+            return "NOT RUN: no time is left"
         if self.status is None:
             return f"OUT OF TIME ({self.limit:.0f} s)"
         if self.status < 0:
@@ -95,6 +98,9 @@ def run_parts(
     end, waiting = monotonic() + limit, dict(parts)
     while waiting:
         name = next(iter(waiting))
+        if end - monotonic() < LEAST:
+            yield from (Outcome(each, None, 0.0, 0.0) for each in waiting)
+            return
         own, started = waiting.pop(name).seconds, monotonic()
         seconds = share(end - started, own, [part.seconds for part in waiting.values()])
         (out / f"{name}.jsonl").unlink(missing_ok=True)  # of an earlier check

@@ -127,9 +127,11 @@ def told(bench: Bench, command: Sequence[str]) -> tuple[int, list[str]]:
         interrupt = Timer(INTERRUPTED * bench.seconds, process.send_signal, [signal.SIGINT])
         interrupt.start()
         assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            lines.append(line.rstrip())
-        interrupt.cancel()
-        interrupt.join()
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                lines.append(line.rstrip())
+        finally:  # a timer that runs on keeps this process
+            interrupt.cancel()
+            interrupt.join()
     return process.returncode, lines

@@ -3,7 +3,7 @@
 Pure: no threads, clocks or arrays. R replicas share the cores; each fetches, trains and pushes, and
 the server, one thread, copies parameters and adds changes for one replica at a time. So the time of
 a task is the larger of two: all its parts in sequence, divided by R, and the server's part. The
-rules decide what a change is worth, as in ``parallel/replicas/paying.py``.
+rules decide what a change is worth, as in ``parallel/replicas/replica_count.py``.
 """
 
 from __future__ import annotations

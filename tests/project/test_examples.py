@@ -150,6 +150,16 @@ class TestTheJudgeOfBits:
         own = {name: row.same for name, row in self.judge.ROWS.items() if row.same}
         assert not own.keys() & set(own.values()), "each names a row that stands for itself"
 
+    @pytest.mark.parametrize("text", [None, "", "compiled  rbm", "# environment: here\nrbm"])
+    def test_it_refuses_what_is_no_table_before_it_runs_a_row(self, text, tmp_path, capsys):
+        table = tmp_path / "table.txt"
+        if text is not None:
+            table.write_text(text)
+        with pytest.raises(SystemExit) as refused:
+            self.judge.read(table)
+        assert refused.value.code == self.judge.UNREADABLE
+        assert "is no table of these rows" in capsys.readouterr().out
+
     def test_it_names_a_row_that_differs_and_one_that_equals_no_longer(self):
         table = self.judge.read(self.judge.TABLE)
         key, other = ("numpy", "streamed"), f"{'0' * 16}  {self.judge.NONE}"

@@ -332,6 +332,26 @@ class TestProcesses:
         expected = "--parts: got 'speed', expected some of versions, doctor"
         assert expected in capsys.readouterr().err
 
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (["--limit", "0"], "--limit: got 0, expected seconds above 0"),
+            (["--limit", "nan"], "--limit: got nan, expected seconds above 0"),
+            (["--layers", "784"], "--layers: got 784, expected two widths at least"),
+            (["--batch-size", "0"], "--batch-size: got 0, expected 1 or more"),
+            (["--out", __file__], "expected a folder, or a place for one"),
+        ],
+    )
+    def test_numbers_and_places_that_are_wrong(self, check, capsys, options, said):
+        with pytest.raises(SystemExit, match="2"):
+            check.main(options)
+        assert said in capsys.readouterr().err
+
+    def test_no_part_is_started_when_no_time_is_left(self, check, capsys, tmp_path):
+        assert check.main(["--limit", "0.1", "--out", str(tmp_path)]) == 1
+        assert "accuracy: NOT RUN: no time is left, 0 s" in capsys.readouterr().out
+        assert not (tmp_path / "versions.txt").exists()
+
     @pytest.mark.parametrize("limit", [1.0, 60.0, 600.0, 5000.0])
     def test_every_part_gets_its_share_of_the_limit(self, inner, check, limit):
         own = [part.seconds for part in check.PARTS.values()]
