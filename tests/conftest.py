@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from types import CodeType
 
+import compiledonce
 import numpy as np
 import psutil
 import pytest
@@ -43,6 +44,18 @@ def names_in(value: object) -> frozenset[str]:
     if isinstance(value, tuple):
         return frozenset().union(*map(names_in, value))
     return frozenset([value] if isinstance(value, str) else [])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin a run, in the process that starts the others of it."""
+    if not hasattr(config, "workerinput"):
+        compiledonce.begin()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the run."""
+    if not hasattr(config, "workerinput"):
+        compiledonce.end()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -15,10 +15,11 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
-from functools import cache
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+
+import compiledonce
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[1] / "syncpretrain" / "kernels"
@@ -42,15 +43,12 @@ def makes_instructions() -> bool:
     return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
 
 
-@cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory()
-
-
-@cache
 def library(source: str = "emulatedtiles.c", level: str = "-O1") -> Path:
-    """Return the file of the extension, compiled once in a process."""
-    path = Path(_folder().name, f"{source}{level}.so")
+    """Return the file of the extension, compiled once in a run of the suite."""
+    return compiledonce.library(f"{source}{level}", partial(_compile, source, level))
+
+
+def _compile(source: str, level: str, path: Path) -> None:
     assert COMPILER is not None
     folders = [f"-I{folder}" for folder in (HERE, KERNELS, sysconfig.get_path("include"))]
     done = subprocess.run(
@@ -59,7 +57,6 @@ def library(source: str = "emulatedtiles.c", level: str = "-O1") -> Path:
         timeout=200,
     )
     assert done.returncode == 0, done.stderr.decode()
-    return path
 
 
 def loaded(path: Path) -> ModuleType:

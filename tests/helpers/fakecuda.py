@@ -6,11 +6,11 @@ import ctypes
 import re
 import shutil
 import subprocess
-import tempfile
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import compiledonce
 import numpy as np
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -72,16 +72,21 @@ def compiled(source: str) -> ctypes.PyDLL:
             f'extern "C" int launch_{name}(const unsigned int *shape, {given})'
             f" {{ return run_grid(shape, [&] {{ {name}({passed}); }}); }}"
         )
-    with tempfile.TemporaryDirectory() as folder:
-        code, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
-        code.write_text("\n".join([SHIM.read_text(), source, *launches]), encoding="utf-8")
-        assert COMPILER is not None
-        flags = ["-O1", "-std=c++14", "-ffp-contract=off", "-fPIC", "-shared"]
-        done = subprocess.run(
-            [COMPILER, *flags, str(code), "-o", str(library)], capture_output=True, timeout=100
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        return ctypes.PyDLL(str(library))  # which holds the GIL: the shim has one set of fibers
+    code = "\n".join([SHIM.read_text(), source, *launches])
+    # PyDLL holds the GIL: the shim has one set of fibers.
+    return ctypes.PyDLL(str(compiledonce.library(code, partial(_compile, code))))
+
+
+def _compile(code: str, library: Path) -> None:
+    assert COMPILER is not None
+    flags = ["-O1", "-std=c++14", "-ffp-contract=off", "-fPIC", "-shared", "-x", "c++"]
+    done = subprocess.run(
+        [COMPILER, *flags, "-", "-o", str(library)],
+        input=code.encode(),
+        capture_output=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr.decode()
 
 
 def launch(

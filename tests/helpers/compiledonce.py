@@ -1,0 +1,38 @@
+"""Libraries that tests compile: once a run of the suite, for all its processes."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+FOLDER = "SYNCPRETRAIN_TESTS_COMPILED"  # which the processes of a run inherit
+
+
+def begin() -> None:
+    """Make the folder for the libraries of a run."""
+    os.environ[FOLDER] = tempfile.mkdtemp(prefix="syncpretrain-tests-")
+
+
+def end() -> None:
+    """Remove the folder; what is loaded stays."""
+    shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
+
+
+def library(source: str, build: Callable[[Path], None]) -> Path:
+    """Return the library of a source, which one process builds while the others wait.
+
+    ``source`` is all that the library depends on; ``build`` compiles it into a file.
+    """
+    path = Path(os.environ[FOLDER], f"{hashlib.sha256(source.encode()).hexdigest()[:20]}.so")
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            part = path.with_suffix(".part")
+            build(part)
+            part.rename(path)
+    return path
