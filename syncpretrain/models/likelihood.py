@@ -164,7 +164,7 @@ def log_z_ais(
     chains, steps : int
         Independent chains, and temperatures between the uniform distribution and the RBM; with
         visible units that are not binary, between independent visible units and the RBM; with
-        counts alone, lengths of documents from 0 on (:mod:`syncpretrain.models.partition`).
+        counts alone, lengths of documents from 0 on (``syncpretrain/models/partition.py``).
     seed : int
         Seed of the chains.
 

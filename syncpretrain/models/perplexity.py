@@ -63,7 +63,7 @@ def perplexity(
 
     The partition function depends on the length of a document. It is exact with up to 12 hidden
     units; with more it is estimated for all lengths at once
-    (:mod:`syncpretrain.models.partition`).
+    (``syncpretrain/models/partition.py``).
 
     Parameters
     ----------
