@@ -18,8 +18,8 @@ from syncpretrain.cluster.job import joined
 from syncpretrain.data import load_dataset
 from syncpretrain.events import Event, FinetuneEpochFinished
 from syncpretrain.finetuning.options import tuning_options
-from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
+from syncpretrain.finetuning.tasks import Form, Part
 from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import settings_from

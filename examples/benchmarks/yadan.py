@@ -20,7 +20,6 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from statistics import median
 from time import perf_counter
 
@@ -30,9 +29,9 @@ from _timing import machine, rst_table, spread
 from syncpretrain import finetune
 from syncpretrain.data import load_dataset
 from syncpretrain.events import FinetuneEpochFinished
-from syncpretrain.finetuning.linked_network import LinkedNetwork
-from syncpretrain.finetuning.optimizers import Adam
-from syncpretrain.finetuning.tasks import Supervised
+from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.optimizers import adam
+from syncpretrain.finetuning.tasks import Examples, Supervised
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.program import Phases, Program, in_turn
 from syncpretrain.learners.first_layers import untrained_stack
@@ -92,16 +91,18 @@ class Steps:
         weight = draws.standard_normal((stack.widths[-1], classes), dtype=np.float32)
         head = Head(weight * np.float32(0.01), np.zeros(classes, "f4"), "classification")
         task = Supervised(stack, head, "classification")
-        self.x = draws.random((batch, stack.widths[0]), dtype=np.float32)
-        self.target = np.eye(classes, dtype=np.float32)[draws.integers(classes, size=batch)]
-        self.network = LinkedNetwork(
-            [link.in_precision(precision) for link in task.chain()],
+        x = draws.random((batch, stack.widths[0]), dtype=np.float32)
+        target = np.eye(classes, dtype=np.float32)[draws.integers(classes, size=batch)]
+        self.examples, self.rows = Examples(x, target), np.arange(batch)
+        self.network = Network(
+            task.chain(),
             loss=task.loss,
             batch_size=batch,
             shards=shards,
-            split="units" if split == "filters" else split,
+            split=split,
+            precision=precision,
         )
-        self.optimizer, self.count = Adam(self.network), 0
+        self.optimizer, self.count = adam(self.network), 0
 
     def seconds(self, pool: WorkerPool, workers: int, at_least: int = 5) -> float:
         """Return the median time of a step."""
@@ -113,22 +114,15 @@ class Steps:
         while sum(took) < SECONDS or len(took) < at_least:
             started = perf_counter()
             self.optimizer.train(
-                self.network,
-                self.x,
-                self.target,
-                rate=1e-6,
-                epoch=1,
-                step=len(took),
-                run=run,
+                self.examples, self.rows, rate=1e-6, epoch=1, step=len(took), run=run
             )
             took.append(perf_counter() - started)
         return median(took[1:])
 
     def predicted(self) -> float:
         """Return the time of a step with a core for each shard."""
-        follow = partial(self.optimizer._operations, self.network)
-        program = self.network.program(self.x, self.target, follow)
-        assert program is not None
+        self.network.begin(self.examples, self.rows)
+        program = self.network.program(self.optimizer)
         times = ([self._alone(own) for own in shards] for shards in program.operations)
         return sum(map(max, times), start=0.0)
 

@@ -38,7 +38,7 @@ RAISE = """
 import sys, time
 from syncpretrain.cli import main
 from syncpretrain.cluster.launched import launched
-from syncpretrain.finetuning.network_on_ranks import NetworkOnRanks
+from syncpretrain.finetuning.ranks import SharedDescent
 from syncpretrain.pretraining import build
 from syncpretrain.pretraining.streamed import build as stream_build
 rank, seconds, arguments = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
@@ -56,7 +56,7 @@ def step_for(*given, healthy=build.step_for):
     return step
 if launched().rank == rank:
     build.step_for = stream_build.step_for = step_for
-    NetworkOnRanks.step = failing(NetworkOnRanks.step)
+    SharedDescent.begin = failing(SharedDescent.begin)
 main(arguments, prog_name="syncpretrain")
 """
 

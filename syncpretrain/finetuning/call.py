@@ -13,14 +13,19 @@ from numpy.typing import ArrayLike
 from syncpretrain.data.dataset import is_labelled
 from syncpretrain.data.examples import as_examples, checked_rows
 from syncpretrain.data.file_rows import rows_in_file
-from syncpretrain.data.labels import doubts_about, rows_without
+from syncpretrain.data.labels import (
+    as_classes,
+    doubts_about,
+    minus_ones,
+    objective_of,
+    rows_without,
+)
 from syncpretrain.errors import PoorResultWarning
 from syncpretrain.events import Notice, Observer
-from syncpretrain.finetuning.classes import as_classes, minus_ones, objective_of
 from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tuning_options
-from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
+from syncpretrain.finetuning.tasks import Form, Part
 from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.verbose import observing

@@ -23,7 +23,6 @@ from syncpretrain.kernels.precision import PRECISIONS, Precision
 from syncpretrain.learners.base import Places
 from syncpretrain.models.layer import ConvolutionalLayer, Layer
 from syncpretrain.shapes import ConvolutionShape
-from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "Affine",
@@ -206,8 +205,6 @@ class Affine:
         """Return what fills the means of some units."""
         out = site.out[:, own]
         product = (self.product.operation, site.read, site.weight[:, own], out)
-        if kind_of(self.units).is_exclusive:
-            return [product, ("means", out, site.bias[own], "gaussian"), ("softmax", out)]
         return [product, ("means", out, site.bias[own], self.units)]
 
     def gradient(self, site: Site, reads: slice, own: slice) -> list[Operation]:

@@ -1,58 +1,70 @@
-"""The network that is fine-tuned: one flat vector of parameters, its gradient, and its step.
+"""The network that is fine-tuned: flat parameters, a minibatch in place, and its step as a program.
 
-Everything a step touches is allocated before the first one. The parameters are one flat vector, so
-that an optimizer knows nothing of layers; each weight and bias is a view of it, and so is each
-gradient.
+A chain of links, dense and convolutional, with everything that a step touches allocated before the
+first one. The parameters are one flat vector, so that an optimizer knows nothing of layers; each
+weight and bias is a view of it, and so is each gradient.
 
-For minibatches that always lie in the same arrays, the step is also a program: the same operations
-by the same slices, up through the layers and down again.
+:meth:`Network.begin` copies a minibatch to where it always lies. So a step is the same operations
+on the same arrays each time: a :class:`~syncpretrain.kernels.program.Program`, built once for each
+size of a minibatch by ``program.py``. Data flow one way, from the rows to the moved parameters; the
+operations of the optimizer are in the program too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.backends.fused_tuning import FusedTuning, Rule
+from syncpretrain.backends.fused_tuning import FusedTuning, Rule, TunedArrays
 from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.finetuning.chain import Affine, Dropout, places_of, views
-from syncpretrain.finetuning.trainable import Follow, Move
-from syncpretrain.finetuning.whole_steps import whole_step
-from syncpretrain.kernels.activations import affine
-from syncpretrain.kernels.arrays import Array, ordered_sum, slices_of
-from syncpretrain.kernels.backprop import Pair, delta_below, forward, output_delta, weight_gradient
+from syncpretrain.finetuning.chain import Affine, Dropout, Link, places_of, views
+from syncpretrain.finetuning.program import (
+    Buffers,
+    Minibatch,
+    Mover,
+    Section,
+    forward_phases,
+    sections_of,
+    shard_gradients,
+    step_phases,
+)
+from syncpretrain.finetuning.tasks import Examples
+from syncpretrain.kernels.arrays import Array, ordered_sum
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.losses import count_errors, loss_of, squared_error
-from syncpretrain.kernels.operations import Operation, output_operations
-from syncpretrain.kernels.precision import Precision
-from syncpretrain.kernels.program import Phase, PhaseRunner, Program, in_turn
+from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["Network", "network_program"]
+__all__ = ["Network"]
 
 
 class Network:
-    """A chain of layers, trained so that its output comes near to a target.
+    """A chain of links, trained so that its output comes near to a target.
 
     Parameters
     ----------
-    chain : sequence of Affine
-        Initial weights of shape (fan in, fan out) and biases of shape (fan out,). They are copied,
-        and all arithmetic has their type, float32 or float64, except the products: these have the
-        precision of the first layer.
+    chain : sequence of Link
+        The initial parameters are copied; all arithmetic has their type, float32 or float64, except
+        the products, which have the precision of their link.
     loss : str
         "squared", or "cross-entropy" of a last layer of bernoulli or softmax units.
     batch_size : int
         The most examples that a minibatch can have.
     dropout : Dropout, optional
+        The units that are left out do not depend on shards or split.
     shards : int
-        Number of parts that the units of each layer are dealt into, for workers to share.
+        Number of parts that a step is cut into, for workers to share. One on a device.
+    split : str
+        "examples": by the examples of the minibatch. "units" or "filters", which mean the same: by
+        units, on the way down by channels. "hybrid": convolutions by examples, dense links by
+        units. "columns": as hybrid, with the columns of the convolutions dealt out too; the number
+        of shards is a multiple of the number of columns.
+    precision : str
+        Precision of the products; see :mod:`syncpretrain.kernels.precision`.
     backend : Backend, optional
         Backend of its arrays; on a device errors are arrays too, not synchronized.
 
@@ -63,368 +75,223 @@ class Network:
         :class:`syncpretrain.learners.base.Places`.
     chain, chain_gradients : list of (weight, bias)
         Views of ``parameters`` and of ``gradients``.
+    shard_gradients : list of ndarray
+        Split by examples, the flat gradient of each shard; the first is ``gradients``.
+    places : Places
+        Places of the links in the flat vectors.
+    minibatch : Minibatch
+        The arrays in which the present minibatch lies.
     """
-
-    splits_examples = False  # programs are not supported with shards of examples
-    weights: Array | None = None
 
     def __init__(
         self,
-        chain: Sequence[Affine],
+        chain: Sequence[Link],
         *,
         loss: str,
         batch_size: int,
         dropout: Dropout | None = None,
         shards: int = 1,
+        split: str = "units",
+        precision: str | None = None,
         backend: Backend | None = None,
     ) -> None:
-        self.backend = backend = backend or NumpyBackend()
+        chain = [link.in_precision(precision) if precision else link for link in chain]
+        self.backend: Backend = backend or NumpyBackend()
+        self.loss, self.shards, self._dropout = loss, shards, dropout or Dropout()
         kind = chain[0].weight.dtype
-        places = places_of(chain, backend)
-        self.starts, count = places.starts, places.starts[-1]
-        self.units = [step.units for step in chain]
-        self.precision = chain[0].product
-        self.loss = loss
-        self.parameters = backend.zeros(count, kind)
-        self.gradients = backend.zeros(count, kind)
-        self.chain = list(views(self.parameters, chain, places))
-        self.chain_gradients = list(views(self.gradients, chain, places))
-        self._dropout = dropout or Dropout()
-        shapes = [(batch_size, len(step.bias)) for step in chain]
-        self.activations = [backend.empty(shape, kind) for shape in shapes]
-        self.deltas = [backend.empty(shape, kind) for shape in shapes]
-        # What each layer reads: the data, then the activations below, with units left out.
-        shapes = [(batch_size, len(chain[0].weight)), *shapes[:-1]]
-        shares = [self._dropout.input] + [self._dropout.hidden] * (len(chain) - 1)
-        self.masks = [
-            backend.empty(shape) if share else None
-            for shape, share in zip(shapes, shares, strict=True)
-        ]
-        self._shares = shares
-        self.inputs = [
-            backend.empty(shape, kind) if share else None
-            for shape, share in zip(shapes, shares, strict=True)
-        ]
-        self.shards, self.shard_number = shards, 0
-        self.reads = [slices_of(len(weight), shards) for weight, _ in self.chain]
-        self.owns = [slices_of(len(bias), shards) for _, bias in self.chain]
-        self._is_exclusive = kind_of(self.units[-1]).is_exclusive
-        if self._is_exclusive or kind_of(self.units[-1]).blocks is not None:  # need one another
-            self.owns[-1] = [slice(0, len(self.chain[-1][1])), *[slice(0, 0)] * (shards - 1)]
-        self._squared = [0.0] * shards
-        self._wrong: float | None = None
-        self._phases = self._plan()
+        self.places = places_of(chain, self.backend)
+        self.parameters, self.gradients = (
+            self.backend.zeros(self.places.starts[-1], kind) for _ in range(2)
+        )
+        self.chain = list(views(self.parameters, chain, self.places))
+        self.chain_gradients = list(views(self.gradients, chain, self.places))
+        self._is_exclusive = kind_of(chain[-1].units).is_exclusive
+        self._shares = [self._dropout.input] + [self._dropout.hidden] * (len(chain) - 1)
+        self._buffers = self._allocate(chain, batch_size, sections_of(chain, split))
+        self._x = self.backend.empty((batch_size, chain[0].reads.numbers), kind)
+        self._target = self.backend.empty((batch_size, chain[-1].makes.numbers), kind)
+        self._weights: tuple[Array, Array] | None = None  # by example, and by output
+        self.minibatch = Minibatch(self._x[:0], self._target[:0])
+        self._forward: dict[tuple[int, bool], Program] = {}
+        self._gradient: dict[tuple[int, ...], Program] = {}
         for mine, given in zip(self.chain, chain, strict=True):
-            np.copyto(mine[0], backend.asarray(given.weight))
-            np.copyto(mine[1], backend.asarray(given.bias))
+            np.copyto(mine[0], self.backend.asarray(given.weight))
+            np.copyto(mine[1], self.backend.asarray(given.bias))
 
-    def gradient(self, x: Array, target: Array, *, epoch: int = 0, step: int = 0) -> float:
-        """Fill the gradients of the loss on a minibatch of shape (B, inputs).
+    def begin(self, examples: Examples, rows: Any, *, epoch: int = 0, step: int = 0) -> None:
+        """Copy some rows of examples to where a minibatch lies, and draw what dropout leaves out.
 
-        ``target`` has shape (B, outputs); ``epoch`` and ``step`` are the address of what dropout
-        draws.
+        ``rows`` are row numbers, on a device as an array of that device; ``epoch`` and ``step`` are
+        the address of what dropout draws.
+        """
+        n, gather = len(rows), self.backend.gather
+        x = target = gather(examples.inputs, rows, out=self._x[:n])
+        if examples.targets is not examples.inputs:
+            target = gather(examples.targets, rows, out=self._target[:n])
+        weights = None
+        if examples.weights is not None:
+            if self._weights is None:
+                empty, (size, outputs) = self.backend.empty, self._target.shape
+                kind = self.parameters.dtype
+                self._weights = empty((size, 1), kind), empty((size, outputs), kind)
+            own, weights = (array[:n] for array in self._weights)
+            np.copyto(weights, gather(examples.weights, rows, out=own))
+        self.minibatch = Minibatch(x, target, weights)
+        self._draw_masks(epoch, step)
 
-        Returns
-        -------
-        float
-            The error summed over the examples: squared, or 1 for each wrong class; NaN where the
-            output is not finite.
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Key of the minibatch: minibatches with the same key lie in the same arrays."""
+        x, target, weights = self.minibatch
+        return len(x), target is x, weights is not None
+
+    def program(self, mover: Mover | None = None) -> Program:
+        """Return a step on minibatches with the present :attr:`key`; without a mover, no moves."""
+        phases = step_phases(self._buffers, self.minibatch, mover)
+        return Program(phases, 2 * self.shards, self._results(2 * self.shards))
+
+    def work(self, program: Program, run: PhaseRunner = in_turn) -> float:
+        """Work a step of :meth:`program`; return its error summed over the examples.
+
+        The error is squared, or 1 for each wrong class; NaN where the output is not finite.
         """
         with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the error
-            return self.step(x, target, epoch=epoch, step=step)
+            run(program, self.shards)
+            return self._error_of(program.results)
 
-    def step(
-        self,
-        x: Array,
-        target: Array,
-        *,
-        epoch: int,
-        step: int,
-        move: Move | None = None,
-        run: PhaseRunner = in_turn,
-        examples: int | None = None,
-    ) -> float:
-        """Fill the gradients as :meth:`gradient` does, shard by shard, and let them be followed.
+    def gradient(self, run: PhaseRunner = in_turn) -> float:
+        """Fill the gradients of the loss of the minibatch; return its error as :meth:`work` does.
 
-        Parameters
-        ----------
-        move : callable, optional
-            Given a shard, a slice of the flat vectors and whether it is of weights, as soon as the
-            gradient there is known and the parameters there are no longer needed.
-        examples : int, optional
-            Size of the whole minibatch, if these examples are a part of one; the gradient is then
-            this part's share.
-        run : callable
-            Works the phases; see :mod:`syncpretrain.kernels.program`.
+        The loss is the mean over the examples.
         """
-        n = len(x)
-        masks, buffers = self._drawn_masks(n, epoch, step), self.inputs
-        self._minibatch = Minibatch(
-            x,
-            target,
-            [buffer[:n] for buffer in self.activations],
-            [buffer[:n] for buffer in self.deltas],
-            masks or [None] * len(self.chain),
-            [None if buffer is None else buffer[:n] for buffer in buffers],
-            move,
-            n / (examples or n),
-        )
-        run(self._phases, self.shards)
-        squared, is_wrong = ordered_sum(self._squared[1:], self._squared[0]), self._wrong
-        # NaN where the output is not finite, without a look at it, for which a device must wait
-        return squared if is_wrong is None else is_wrong + 0 * squared
+        if self.key not in self._gradient:
+            self._gradient[self.key] = self.program()
+        return self.work(self._gradient[self.key], run)
 
-    def _plan(self) -> tuple[Phase, ...]:
-        """Return the phases of a step: up through the layers, and down again."""
-        layers = range(len(self.chain))
-        first: list[Phase] = [] if self.masks[0] is None else [self._mask_input]
-        up: list[Phase] = [partial(self._forward, layer) for layer in layers]
-        down: list[Phase] = [partial(self._backward, layer) for layer in reversed(layers)]
-        return (*first, *up, *down)
+    def fused(self, moments: tuple[Array, ...], rule: Rule) -> FusedTuning | None:
+        """Return the step together with its optimizer's as one of the device, if it has such steps.
 
-    def _mask_input(self, shard: int) -> None:
-        at, own = self._minibatch, self.reads[0][shard]
-        mask, out = at.masks[0], at.inputs[0]
-        assert mask is not None and out is not None
-        np.multiply(at.x[:, own], mask[:, own], out=out[:, own])
-
-    def _forward(self, layer: int, shard: int) -> None:
-        """Fill a part of a layer's activations; at the top, of its delta too."""
-        at, own = self._minibatch, self.owns[layer][shard]
-        if own.start == own.stop:
-            return
-        (weight, bias), units, out = self.chain[layer], self.units[layer], at.activations[layer]
-        multiply = self.precision.multiply
-        affine(at.read(layer), weight[:, own], bias[own], units, out=out[:, own], multiply=multiply)
-        if layer + 1 == len(self.chain):
-            target, y = at.target[:, own], as_documents(out[:, own], at.target, units)
-            if self._is_exclusive and shard == 0:
-                self._wrong = count_errors(target, y)
-            delta = at.deltas[-1][:, own]
-            options: dict[str, Any] = {"share": at.share, "sums": self.chain_gradients[-1][1][own]}
-            self._squared[shard] = output_delta(target, y, units, self.loss, out=delta, **options)
-            if self.weights is not None:
-                delta *= self.weights[: len(delta), own]
-                np.sum(delta, axis=0, out=options["sums"])
-        elif (mask := at.masks[layer + 1]) is not None:
-            read = at.inputs[layer + 1]
-            assert read is not None
-            np.multiply(out[:, own], mask[:, own], out=read[:, own])
-
-    def _backward(self, layer: int, shard: int) -> None:
-        """Fill a part of a layer's gradients, and delta and bias gradient below; let it follow."""
-        at, reads, owns = self._minibatch, self.reads[layer][shard], self.owns[layer][shard]
-        (weight, _), (dW, db) = self.chain[layer], self.chain_gradients[layer]
-        delta = at.deltas[layer]
-        multiply = self.precision.multiply
-        weight_gradient(at.read(layer), delta, reads, out=dW, multiply=multiply)
-        if layer:
-            given = at.activations[layer - 1], self.units[layer - 1], at.masks[layer]
-            out, sums = at.deltas[layer - 1], self.chain_gradients[layer - 1][1]
-            delta_below(delta, weight, reads, *given, out=out, sums=sums, multiply=multiply)
-        if at.move is not None:
-            start, width = self.starts[layer], len(db)
-            at.move(shard, slice(start + reads.start * width, start + reads.stop * width), True)
-            start += weight.size
-            at.move(shard, slice(start + owns.start, start + owns.stop), False)
-
-    def program(self, x: Array, target: Array, follow: Follow) -> Program | None:
-        """Return the compiled step on these arrays, if it is; see :func:`network_program`."""
-        return None if self.splits_examples else network_program(self, x, target, follow)
-
-    def whole(self, moments: tuple[Array, ...], rule: Rule) -> FusedTuning | None:
-        """Return the step and its optimizer's as one of the device; see :func:`whole_step`."""
-        return None if self.splits_examples else whole_step(self, moments, rule)
-
-    def stepwise(
-        self, program: Program, *, epoch: int, step: int, run: PhaseRunner = in_turn
-    ) -> float:
-        """Work a compiled step of :meth:`program`; return what :meth:`step` does."""
-        self._drawn_masks(0, epoch, step)
-        run(program, self.shards)
-        squared = float(program.results[:-1].sum())
-        return program.results[-1] + 0 * squared if self._is_exclusive else squared
-
-    def loss_of(self, x: Array, target: Array, *, epoch: int = 0, step: int = 0) -> float:
-        """Return the loss that :meth:`gradient` differentiates, with the same units left out."""
-        n = len(x)
-        y = forward(
-            x,
+        ``moments`` are the arrays of the optimizer. There is none with dropout, with weights of
+        examples or with convolutions.
+        """
+        buffers = self._buffers
+        links = [link for link in buffers.links if isinstance(link, Affine)]
+        has_masks = any(mask is not None for mask in buffers.masks)
+        if has_masks or self.minibatch.weights is not None or len(links) < len(buffers.links):
+            return None
+        arrays = TunedArrays(
+            self.parameters,
+            moments,
             self.chain,
-            self.units,
-            out=[buffer[:n] for buffer in self.activations],
-            masks=self._drawn_masks(n, epoch, step),
-            inputs=[None if buffer is None else buffer[:n] for buffer in self.inputs],
-            multiply=self.precision.multiply,
+            buffers.activations,
+            buffers.deltas,
+            [link.units for link in links],
+            self.loss,
+            links[0].precision,
         )
-        as_documents(y, target, self.units[-1])
-        return loss_of(target, y, self.units[-1], self.loss, self.weights) / n
+        return self.backend.fused_tuning(arrays, rule)
+
+    def shard_programs(self) -> list[Program]:
+        """Return the gradient of each shard, split by examples, on minibatches with this key.
+
+        A shard has the same operations as in a step of the whole network, so its gradient has the
+        same bits.
+        """
+        dealt = shard_gradients(self._buffers, self.minibatch)
+        return [Program([[operations]], 2 * self.shards) for operations in dealt]
+
+    def error_of_shard(self, program: Program) -> float:
+        """Work a program of :meth:`shard_programs`; return the shard's error."""
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the error
+            in_turn(program, 1)
+            return self._error_of(program.results)
+
+    def loss_of_minibatch(self) -> float:
+        """Return the loss that :meth:`gradient` differentiates, with the same units left out."""
+        x, target, weights = self.minibatch
+        y, units = self._output(len(x), drops=True), self._buffers.links[-1].units
+        as_documents(y, target, units)
+        return loss_of(target, y, units, self.loss, weights) / len(x)
 
     def error(self, X: Array, target: Array) -> float:
         """Return the mean error of the rows of X: squared, or the share of wrong classes."""
-        total, size = 0.0, len(self.activations[0])
+        total, size, units = 0.0, len(self._x), self._buffers.links[-1].units
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, len(X), size):
                 x, t = X[start : start + size], target[start : start + size]
-                y = forward(x, self.chain, self.units, out=[a[: len(x)] for a in self.activations])
-                as_documents(y, t, self.units[-1])
-                if self._is_exclusive:
-                    total += count_errors(t, y)
-                else:
-                    total += squared_error(t, y, out=y)
+                np.copyto(self._x[: len(x)], x)
+                y = as_documents(self._output(len(x), drops=False), t, units)
+                total += count_errors(t, y) if self._is_exclusive else squared_error(t, y, out=y)
         return float(total) / len(X)
 
-    def _drawn_masks(self, n: int, epoch: int, step: int) -> list[Array | None]:
+    def _allocate(self, chain: Sequence[Link], batch_size: int, sections: list[Section]) -> Buffers:
+        kind = self.parameters.dtype
+
+        def made(width: int) -> Array:
+            array: Array = self.backend.empty((batch_size, width), kind)
+            return array
+
+        reads = [link.reads.numbers for link in chain]
+        drops = list(zip(reads, self._shares, strict=True))
+        makes = [link.makes.numbers for link in chain]
+        places = [m if link.stores_argmax else 0 for link, m in zip(chain, makes, strict=True)]
+        scratch = max(link.scratch for link in chain)
+        own = [link for section in sections if section.columns for link in section.links]
+        columns = max(1, *(section.columns for section in sections))
+        gradients, self.shard_gradients = [self.chain_gradients], [self.gradients]
+        for _ in range(1, self.shards // columns):
+            some = [chain[link] for link in own]
+            own_places = places_of(some, self.backend)
+            vector = self.backend.zeros(own_places.starts[-1], kind)
+            mine = dict(zip(own, views(vector, some, own_places), strict=True))
+            gradients += [[mine.get(i, pair) for i, pair in enumerate(self.chain_gradients)]]
+            self.shard_gradients.append(vector)
+        gradients *= columns
+        return Buffers(
+            chain,
+            sections,
+            self.places.starts,
+            self.chain,
+            gradients,
+            [made(width) for width in makes],
+            [made(width) for width in makes],
+            [made(width) for width in places],
+            [made(width) if share else None for width, share in drops],
+            [made(width) if share else None for width, share in drops],
+            [self.backend.empty(scratch, kind) for _ in range(self.shards)],
+            self.loss,
+            bool(self.backend.devices()),
+        )
+
+    def _results(self, slots: int) -> Any:
+        """Return where the results of a program go on a device, None on the host."""
+        return [None] * slots if self.backend.devices() else None
+
+    def _output(self, n: int, *, drops: bool) -> Array:
+        """Return what comes out for the first rows where a minibatch lies, in a buffer."""
+        if (n, drops) not in self._forward:
+            phases = forward_phases(self._buffers, self._x[:n], drops=drops)
+            self._forward[n, drops] = Program(phases, 1, self._results(1))
+        in_turn(self._forward[n, drops], 1)
+        return self._buffers.activations[-1][:n]
+
+    def _error_of(self, results: Any) -> float:
+        """Return the error that the results of a program's shards make up."""
+        squared, wrong = results[: self.shards], results[self.shards :]
+        error: float = ordered_sum(squared[1:], squared[0])
+        # NaN where the output is not finite, without a look at it, for which a device must wait
+        return ordered_sum(wrong[1:], wrong[0]) + 0 * error if self._is_exclusive else error
+
+    def _draw_masks(self, epoch: int, step: int) -> None:
         """Draw a factor for each unit: 0, or what makes up for the units left out."""
-        if all(mask is None for mask in self.masks):
-            return []
-        draws = self.backend.generator(
-            Address(self._dropout.seed, Purpose.DROPOUT, 0, epoch, step, self.shard_number)
-        )
-        for mask, share in zip(self.masks, self._shares, strict=True):
+        masks = self._buffers.masks
+        if all(mask is None for mask in masks):
+            return
+        address = Address(self._dropout.seed, Purpose.DROPOUT, 0, epoch, step)
+        draws: Any = self.backend.generator(address)
+        for mask, share in zip(masks, self._shares, strict=True):
             if mask is not None:
-                draws.random(out=mask, dtype=np.float32)
-                np.greater_equal(mask, np.float32(share), out=mask)
+                drawn = mask if mask.dtype == np.float32 else np.empty(mask.shape, np.float32)
+                draws.random(out=drawn, dtype=np.float32)
+                np.greater_equal(drawn, np.float32(share), out=mask)
                 mask *= np.float32(1 / (1 - share))
-        return [None if mask is None else mask[:n] for mask in self.masks]
-
-
-@dataclass(slots=True)
-class Minibatch:
-    """The arrays that the phases of a step share."""
-
-    x: Array
-    target: Array
-    activations: list[Array]
-    deltas: list[Array]
-    masks: list[Array | None]
-    inputs: list[Array | None]  # with units left out
-    move: Move | None
-    share: float
-
-    def read(self, layer: int) -> Array:
-        """Return the input of a layer."""
-        dropped = self.inputs[layer]
-        if dropped is not None:
-            return dropped
-        return self.activations[layer - 1] if layer else self.x
-
-
-class _Dense(Protocol):
-    """The arrays of a dense network, and how they are dealt to shards."""
-
-    backend: Backend
-    shards: int
-    loss: str
-    precision: Precision
-    parameters: Array
-    units: list[str]
-    starts: list[int]
-    chain: list[Pair]
-    chain_gradients: list[Pair]
-    reads: list[list[slice]]
-    owns: list[list[slice]]
-    activations: list[Array]
-    deltas: list[Array]
-    masks: list[Array | None]
-    inputs: list[Array | None]
-    weights: Array | None
-
-
-class _Steps:
-    """The operations of one network on minibatches in given arrays."""
-
-    def __init__(self, network: _Dense, x: Array, target: Array, follow: Follow) -> None:
-        n = len(x)
-        self.network, self.target, self.follow, self.n = network, target, follow, n
-        self.activations = [a[:n] for a in network.activations]
-        self.deltas = [delta[:n] for delta in network.deltas]
-        self.masks = [None if mask is None else mask[:n] for mask in network.masks]
-        self.inputs = [None if read is None else read[:n] for read in network.inputs]
-        self.x = x
-
-    def read(self, layer: int) -> Array:
-        """Return the input of a layer."""
-        dropped = self.inputs[layer]
-        if dropped is not None:
-            return dropped
-        return self.activations[layer - 1] if layer else self.x
-
-    def drop(self, layer: int, x: Array, own: slice) -> list[Operation]:
-        """Leave units out of what a layer reads."""
-        mask, out = self.masks[layer], self.inputs[layer]
-        if mask is None or out is None:
-            return []
-        return [("multiply", x[:, own], mask[:, own], out[:, own])]
-
-    def forward(self, layer: int, shard: int) -> list[Operation]:
-        """Fill a part of a layer's activations; at the top, of its delta too."""
-        network, own = self.network, self.network.owns[layer][shard]
-        if own.start == own.stop:
-            return []
-        (weight, bias), units = network.chain[layer], network.units[layer]
-        out = self.activations[layer][:, own]
-        product = network.precision.operation
-        operations: list[Operation] = [(product, self.read(layer), weight[:, own], out)]
-        if kind_of(units).is_exclusive:
-            operations += [("means", out, bias[own], "gaussian"), ("softmax", out)]
-        else:
-            operations += [("means", out, bias[own], units)]
-        if layer + 1 < len(network.chain):
-            return operations + self.drop(layer + 1, self.activations[layer], own)
-        target, delta = self.target[:, own], self.deltas[layer][:, own]
-        weights = None if network.weights is None else network.weights[: self.n, own]
-        return operations + output_operations(
-            *(target, out, delta, weights, units, network.loss),
-            examples=self.n,
-            squared=shard,
-            wrong=network.shards,
-        )
-
-    def backward(self, layer: int, shard: int) -> list[Operation]:
-        """Fill a part of a layer's gradients, and of delta below; follow them."""
-        network = self.network
-        reads, owns = network.reads[layer][shard], network.owns[layer][shard]
-        (weight, _), (dW, db) = network.chain[layer], network.chain_gradients[layer]
-        delta, start = self.deltas[layer], network.starts[layer]
-        operations: list[Operation] = []
-        product = network.precision.operation
-        if reads.start < reads.stop:
-            operations += [(product, self.read(layer)[:, reads].T, delta, dW[reads])]
-            if layer:
-                below = self.deltas[layer - 1][:, reads]
-                operations += [(product, delta, weight[reads].T, below)]
-                mask = self.masks[layer]
-                if mask is not None:
-                    operations += [("multiply", below, mask[:, reads], below)]
-                a, units = self.activations[layer - 1][:, reads], network.units[layer - 1]
-                operations += [("times_derivative", below, a, units)]
-            part = slice(start + reads.start * len(db), start + reads.stop * len(db))
-            operations += self.follow(part, True)
-        if owns.start < owns.stop:
-            operations += [("sum_rows", delta[:, owns], db[owns])]
-            start += weight.size
-            operations += self.follow(slice(start + owns.start, start + owns.stop), False)
-        return operations
-
-
-def network_program(network: _Dense, x: Array, target: Array, follow: Follow) -> Program | None:
-    """Return the compiled step on the minibatch that lies in ``x`` and ``target``.
-
-    None where programs are not supported or not compiled. ``follow`` returns the operations of the
-    optimizer. The results are the squared errors of the shards, and how many classes are wrong.
-    """
-    if network.backend.name != "numpy":
-        return None
-    if {x.dtype, network.parameters.dtype} != {np.dtype("f4")}:
-        return None
-    if kind_of(network.units[-1]).blocks is not None:
-        return None
-    steps, shards = _Steps(network, x, target, follow), range(network.shards)
-    layers = range(len(network.chain))
-    first = [[steps.drop(0, x, network.reads[0][shard]) for shard in shards]]
-    up = [[steps.forward(layer, shard) for shard in shards] for layer in layers]
-    down = [[steps.backward(layer, shard) for shard in shards] for layer in reversed(layers)]
-    phases = (first if network.masks[0] is not None else []) + up + down
-    program = Program(phases, network.shards + 1)
-    return program if program.is_compiled else None

@@ -1,46 +1,47 @@
-"""Optimizers: their state, and one update of a network's parameters on a minibatch.
+"""Optimizers: the state of one, and its update of a network's parameters on a minibatch.
 
-Gradient descent and Adam follow each minibatch. Conjugate gradients and L-BFGS search along lines
-on large minibatches, by SciPy.
+An optimizer that follows gradients is an :class:`Update`: a pair of functions, one that allocates
+what it remembers, one that returns the operations that move a part of the parameters. All else is
+the same for all of them: :class:`Descent`. Conjugate gradients and L-BFGS search along lines on
+large minibatches, by SciPy.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.fused_tuning import Rule
+from syncpretrain.backends.fused_tuning import FusedTuning, Rule
 from syncpretrain.errors import SettingsError
-from syncpretrain.finetuning.trainable import Trainable
-from syncpretrain.finetuning.whole_steps import WholeSteps
-from syncpretrain.kernels.arrays import BLOCK, Array
+from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.tasks import Examples
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.operations import Operation
-from syncpretrain.kernels.optimizers import adam_rates, adam_step, sgd_step, shrink
+from syncpretrain.kernels.optimizers import adam_rates
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.settings.finetuning import FinetuneSettings
 
 __all__ = [
     "LEARNING_RATES",
     "LINE_SEARCHES",
-    "Adam",
-    "GradientDescent",
+    "Descent",
     "LineSearches",
     "Optimizer",
+    "Update",
+    "adam",
+    "gradient_descent",
     "optimizer_for",
     "optimizer_vectors",
     "scheduled",
 ]
 
 
-# Minibatches with a program: the whole one and the last one of an epoch lie in the same arrays each
-# time, and come first. Arrays that change with every step would fill the memory with programs.
-MOST_PROGRAMS = 4
 LEARNING_RATES = {"adam": 0.001, "sgd": 0.1, "cg": 1.0, "lbfgs": 1.0}  # the last two have none
 
 # SciPy's are of float64: for cg points, gradients and directions, old and new; for lbfgs also the
@@ -53,26 +54,27 @@ class Optimizer(Protocol):
 
     Attributes
     ----------
+    network : Network
     steps : int
         Number of steps taken.
     """
 
+    network: Network
     steps: int
 
     def train(
         self,
-        network: Trainable,
-        x: Array,
-        target: Array,
+        examples: Examples,
+        rows: Any,
         *,
         rate: float,
         epoch: int,
         step: int,
         run: PhaseRunner = in_turn,
     ) -> float:
-        """Move the parameters; return the error before that, summed over the examples.
+        """Move the parameters on some rows of examples.
 
-        ``run`` works the phases of a step.
+        Return the error before that, summed over the rows. ``run`` works the phases of a step.
         """
         ...
 
@@ -89,184 +91,144 @@ class Optimizer(Protocol):
         ...
 
 
-class _Stepping(ABC):
-    """Base of the optimizers that take one step along the gradient.
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An optimizer that follows gradients, as a pair of functions.
+
+    Attributes
+    ----------
+    state : callable
+        Given a function that returns a flat vector of zeros of a number of elements, and the number
+        of parameters, returns what the optimizer remembers, by name.
+    moves : callable
+        Given a part of the parameters, of their gradients, and of each vector of the state, returns
+        the operations that move the parameters. Those of a program know the rate and the number of
+        the step; ("update", parameters, gradients, function) calls a function with them.
+    numbers : callable
+        Given the rate and the number of a step, returns the step's size and, if there is one, the
+        floor of its denominator: what differs from step to step in the kernels of a device.
+    rule : Rule or None
+        The same for steps that a device makes as a whole, if it has such a rule.
+    """
+
+    state: Callable[[Callable[[int], Array], int], dict[str, Array]]
+    moves: Callable[..., list[Operation]]
+    numbers: Callable[[float, int], tuple[float, ...]] = lambda rate, step: (rate,)
+    rule: Rule | None = None
+
+
+class Descent:
+    """The optimizer that takes one step along the gradient of each minibatch.
 
     Weight decay is decoupled from the gradient: each step shrinks the weights, not the biases, by
     rate * decay (Loshchilov and Hutter 2019).
+
+    Parameters
+    ----------
+    network : Network
+    update : Update
+    weight_decay : float
     """
 
-    def __init__(self, network: Trainable, rule: Rule, *, weight_decay: float = 0.0) -> None:
-        self._decay, self._whole = weight_decay, WholeSteps(rule)
-        block = min(BLOCK, len(network.parameters))
-        self._scratch = network.backend.empty((network.shards, block), network.parameters.dtype)
-        self._programs: dict[tuple[int, int, int], Program | None] = {}
-        self.steps = 0
+    def __init__(self, network: Network, update: Update, *, weight_decay: float = 0.0) -> None:
+        self.network, self.steps = network, 0
+        self._update, self._decay = update, weight_decay
+        zeros = partial(network.backend.zeros, dtype=network.parameters.dtype)
+        self._state = update.state(zeros, len(network.parameters))
+        self._programs: dict[tuple[int, ...], Program] = {}
+        self._fused: list[FusedTuning | None] = []  # one, once the network was asked
 
     def train(
         self,
-        network: Trainable,
-        x: Array,
-        target: Array,
+        examples: Examples,
+        rows: Any,
         *,
         rate: float,
         epoch: int,
         step: int,
         run: PhaseRunner = in_turn,
     ) -> float:
-        """Take one step; return the error before it, summed over the examples."""
-        whole = self._whole.step_for(network, self.state(), x, target)
-        if whole is not None:
-            self.steps += 1
-            with np.errstate(over="ignore"):  # the caller checks the error
-                return whole(x, target, self.numbers(rate, self.steps))  # type: ignore[no-any-return]
-        program = self._program(network, x, target)
-        if program is not None:
-            self.steps += 1
-            program.prepare(rate=rate, steps=self.steps)
-            return network.stepwise(program, epoch=epoch, step=step, run=run)
-        parameters, gradients = network.parameters, network.gradients
-
-        def move(shard: int, part: slice, is_weight: bool) -> None:
-            if self._decay and is_weight:
-                shrink(parameters[part], self._factor(rate))
-            self._move(parameters[part], gradients[part], part, rate, self._scratch[shard])
-
+        """Take one step; return the error before it, summed over the rows."""
+        network = self.network
+        network.begin(examples, rows, epoch=epoch, step=step)
         self.steps += 1
-        with np.errstate(over="ignore", invalid="ignore"):
-            if not network.backend.devices():
-                return network.step(x, target, epoch=epoch, step=step, move=move, run=run)
-            error = network.step(x, target, epoch=epoch, step=step, run=run)
-            self._move_all(network, rate)
-            return error
+        fused = self._fused_step()
+        if fused is not None:
+            x, target, _ = network.minibatch
+            with np.errstate(over="ignore"):  # the caller checks the error
+                return fused(x, target, self.numbers(rate, self.steps))  # type: ignore[no-any-return]
+        if network.key not in self._programs:
+            self._programs[network.key] = network.program(self)
+        program = self._programs[network.key]
+        program.prepare(rate=rate, steps=self.steps)
+        return network.work(program, run)
 
-    def _move_all(self, network: Trainable, rate: float) -> None:
-        """Move all parameters together, on a device by one launch."""
-        for weight, _ in network.chain if self._decay else ():
-            shrink(weight, self._factor(rate))
-        vectors = network.parameters, network.gradients
-        self._move(*vectors, slice(None), rate, self._scratch[0])
+    def decays(self, part: slice) -> list[Operation]:
+        """Return what shrinks weights before they move; nothing without weight decay."""
+        return [("decay", self.network.parameters[part], self._decay)] if self._decay else []
 
-    def _factor(self, rate: float) -> float:
-        """Return what weights are multiplied by before they move."""
-        return 1 - rate * self._decay
+    def moves(self, part: slice) -> list[Operation]:
+        """Return what moves a part of the parameters."""
+        # A vector that is shorter than the parameters remembers nothing, as without momentum.
+        state = [vector[part] for vector in self._state.values()]
+        return self._update.moves(
+            self.network.parameters[part], self.network.gradients[part], *state
+        )
 
-    @abstractmethod
     def numbers(self, rate: float, steps: int) -> tuple[float, ...]:
-        """Return what the ``steps``-th step computes with at a rate, for recorded steps."""
+        """Return the step's size, the factor of the weights, and what else a kernel needs."""
+        size, *others = self._update.numbers(rate, steps)
+        return (size, 1 - rate * self._decay, *others)
 
-    @abstractmethod
     def state(self) -> dict[str, Array]:
         """Return by name what the next step depends on beside the parameters; live arrays."""
+        return dict(self._state)
 
     def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
         """Go back to what :meth:`state` held after ``steps`` steps."""
-        for name, array in self.state().items():
+        for name, array in self._state.items():
             np.copyto(array, state[name])
         self.steps = steps
 
-    def _program(self, network: Trainable, x: Array, target: Array) -> Program | None:
-        """Return the step on a minibatch in these arrays as a program, if there is one."""
-        if not isinstance(x, np.ndarray):
-            return None
-        address = (x.ctypes.data, target.ctypes.data, len(x))
-        if address not in self._programs and len(self._programs) < MOST_PROGRAMS:
-            # Its operations hold the arrays, so that no others will lie there.
-            follow = partial(self._operations, network)
-            self._programs[address] = network.program(x, target, follow)
-        return self._programs.get(address)
-
-    def _operations(self, network: Trainable, part: slice, is_weight: bool) -> list[Operation]:
-        """Return what moves a part of the parameters, as operations of a program."""
-        parameters, gradients = network.parameters[part], network.gradients[part]
-        decay: list[Operation] = [("decay", parameters, self._decay)]
-        own = self._own_operation(parameters, gradients, part)
-        return [*(decay if self._decay and is_weight else []), own]
-
-    @abstractmethod
-    def _own_operation(self, parameters: Array, gradients: Array, part: slice) -> Operation:
-        """Return the operation that moves parameters along their gradients."""
-
-    @abstractmethod
-    def _move(
-        self, parameters: Array, gradients: Array, part: slice, rate: float, scratch: Array
-    ) -> None:
-        """Change a part of the parameters along its gradients."""
+    def _fused_step(self) -> FusedTuning | None:
+        """Return the step that the device makes as a whole, if it supports the minibatch."""
+        if not self._fused:
+            moments = tuple(array for array in self._state.values() if array.size)
+            rule = self._update.rule
+            self._fused = [None if rule is None else self.network.fused(moments, rule)]
+        (fused,) = self._fused
+        x, target, weights = self.network.minibatch
+        return fused if fused is not None and weights is None and fused.takes(x, target) else None
 
 
-class GradientDescent(_Stepping):
-    """Stochastic gradient descent, with momentum, Nesterov's if asked."""
+def gradient_descent(
+    network: Network, *, weight_decay: float = 0.0, momentum: float = 0.0, nesterov: bool = False
+) -> Descent:
+    """Return stochastic gradient descent, with momentum, Nesterov's if asked."""
 
-    def __init__(
-        self,
-        network: Trainable,
-        *,
-        weight_decay: float = 0.0,
-        momentum: float = 0.0,
-        nesterov: bool = False,
-    ) -> None:
-        super().__init__(network, Rule("sgd", momentum, nesterov), weight_decay=weight_decay)
-        self._momentum, self._nesterov = momentum, nesterov
-        count = len(network.parameters) if momentum else 0
-        self._velocity = network.backend.zeros(count, network.parameters.dtype)
+    def state(zeros: Callable[[int], Array], count: int) -> dict[str, Array]:
+        return {"velocity": zeros(count if momentum else 0)}
 
-    def numbers(self, rate: float, steps: int) -> tuple[float, float]:
-        """Return the rate, and the factor of the weights."""
-        return rate, self._factor(rate)
+    def moves(parameters: Array, gradients: Array, velocity: Array) -> list[Operation]:
+        return [("sgd_step", parameters, gradients, velocity, momentum, nesterov)]
 
-    def state(self) -> dict[str, Array]:
-        """Return the velocities."""
-        return {"velocity": self._velocity}
-
-    def _own_operation(self, parameters: Array, gradients: Array, part: slice) -> Operation:
-        velocity = self._velocity[part]
-        return "sgd_step", parameters, gradients, velocity, self._momentum, self._nesterov
-
-    def _move(
-        self, parameters: Array, gradients: Array, part: slice, rate: float, scratch: Array
-    ) -> None:
-        sgd_step(
-            parameters,
-            gradients,
-            self._velocity[part],
-            learning_rate=rate,
-            scratch=scratch,
-            momentum=self._momentum,
-            nesterov=self._nesterov,
-        )
+    update = Update(state, moves, rule=Rule("sgd", momentum, nesterov))
+    return Descent(network, update, weight_decay=weight_decay)
 
 
-class Adam(_Stepping):
-    """Adam (Kingma and Ba 2015)."""
+def adam(network: Network, *, weight_decay: float = 0.0) -> Descent:
+    """Return Adam (Kingma and Ba 2015)."""
 
-    def __init__(self, network: Trainable, *, weight_decay: float = 0.0) -> None:
-        super().__init__(network, Rule("adam"), weight_decay=weight_decay)
-        self._first, self._second = (np.zeros_like(network.parameters) for _ in range(2))
+    def state(zeros: Callable[[int], Array], count: int) -> dict[str, Array]:
+        return {"first": zeros(count), "second": zeros(count)}
 
-    def numbers(self, rate: float, steps: int) -> tuple[float, float, float]:
-        """Return the size of the step, the factor of the weights, and the denominator's floor."""
-        size, floor = adam_rates(steps, rate)
-        return size, self._factor(rate), floor
+    def moves(parameters: Array, gradients: Array, *moments: Array) -> list[Operation]:
+        return [("adam_step", parameters, gradients, *moments)]
 
-    def state(self) -> dict[str, Array]:
-        """Return the moments."""
-        return {"first": self._first, "second": self._second}
+    def numbers(rate: float, step: int) -> tuple[float, ...]:
+        return adam_rates(step, rate)
 
-    def _own_operation(self, parameters: Array, gradients: Array, part: slice) -> Operation:
-        return "adam_step", parameters, gradients, self._first[part], self._second[part]
-
-    def _move(
-        self, parameters: Array, gradients: Array, part: slice, rate: float, scratch: Array
-    ) -> None:
-        adam_step(
-            parameters,
-            gradients,
-            self._first[part],
-            self._second[part],
-            step=self.steps,
-            learning_rate=rate,
-            scratch=scratch,
-        )
+    return Descent(network, Update(state, moves, numbers, Rule("adam")), weight_decay=weight_decay)
 
 
 def scheduled(schedule: str, done: float) -> float:
@@ -278,7 +240,7 @@ def scheduled(schedule: str, done: float) -> float:
     return 1.0
 
 
-def optimizer_for(options: FinetuneSettings) -> Callable[[Trainable], Optimizer]:
+def optimizer_for(options: FinetuneSettings) -> Callable[[Network], Optimizer]:
     """Return what builds the optimizer that the settings name.
 
     Raises
@@ -288,12 +250,12 @@ def optimizer_for(options: FinetuneSettings) -> Callable[[Trainable], Optimizer]
     """
     decay = options.weight_decay
     if options.optimizer == "adam":
-        return partial(Adam, weight_decay=decay)
+        return partial(adam, weight_decay=decay)
     if options.optimizer == "sgd":
         momentum, nesterov = options.momentum, options.nesterov
-        return partial(GradientDescent, weight_decay=decay, momentum=momentum, nesterov=nesterov)
-    searches = LineSearches(options.optimizer, weight_decay=decay)
-    return lambda network: searches
+        return partial(gradient_descent, weight_decay=decay, momentum=momentum, nesterov=nesterov)
+    _minimize(options.optimizer)
+    return partial(LineSearches, method=options.optimizer, weight_decay=decay)
 
 
 def optimizer_vectors(options: FinetuneSettings) -> int:
@@ -312,6 +274,7 @@ class LineSearches:
 
     Parameters
     ----------
+    network : Network
     method : str
         "cg" or "lbfgs".
     weight_decay : float
@@ -323,17 +286,10 @@ class LineSearches:
         If SciPy is missing.
     """
 
-    def __init__(self, method: str, *, weight_decay: float = 0.0) -> None:
-        try:
-            from scipy.optimize import minimize
-        except ImportError:
-            raise SettingsError(
-                f"finetune_optimizer: {method} needs SciPy; pip install 'syncpretrain[scipy]'"
-            ) from None
-        self._minimize = minimize
+    def __init__(self, network: Network, method: str, *, weight_decay: float = 0.0) -> None:
+        self.network, self.steps, self._decay = network, 0, weight_decay
+        self._minimize = _minimize(method)
         self._method = {"cg": "CG", "lbfgs": "L-BFGS-B"}[method]
-        self._decay = weight_decay
-        self.steps = 0
 
     def numbers(self, rate: float, steps: int) -> tuple[()]:
         """Return none: there is no rate, and nothing is recorded."""
@@ -344,27 +300,27 @@ class LineSearches:
         return {}
 
     def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
-        """Do nothing."""
+        """Set the number of steps."""
+        self.steps = steps
 
     def train(
         self,
-        network: Trainable,
-        x: Array,
-        target: Array,
+        examples: Examples,
+        rows: Any,
         *,
         rate: float,
         epoch: int,
         step: int,
         run: PhaseRunner = in_turn,
     ) -> float:
-        """Search along a few directions; return the error before that, summed over the examples."""
-        first_error: list[float] = []
+        """Search along a few directions; return the error before that, summed over the rows."""
+        network, first_error = self.network, list[float]()
+        network.begin(examples, rows, epoch=epoch, step=step)
 
         def loss_and_gradient(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             network.parameters[:] = point
-            loss = network.loss_of(x, target, epoch=epoch, step=step)
-            error = network.gradient(x, target, epoch=epoch, step=step)
-            first_error.append(error)
+            loss = network.loss_of_minibatch()
+            first_error.append(network.gradient())
             if self._decay:
                 for (weight, _), (slope, _) in zip(
                     network.chain, network.chain_gradients, strict=True
@@ -382,4 +338,23 @@ class LineSearches:
                 options={"maxiter": LINE_SEARCHES},
             )
             network.parameters[:] = found.x
+        self.steps += 1
         return first_error[0]
+
+
+def _minimize(method: str) -> Callable[..., Any]:
+    """Return SciPy's minimization.
+
+    Raises
+    ------
+    SettingsError
+        If SciPy is missing.
+    """
+    try:
+        from scipy.optimize import minimize
+    except ImportError:
+        raise SettingsError(
+            f"finetune_optimizer: {method} needs SciPy; pip install 'syncpretrain[scipy]'"
+        ) from None
+    found: Callable[..., Any] = minimize
+    return found

@@ -8,12 +8,13 @@ fine-tuning would refuse.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import backend_for, why_no_fused_tuning, why_no_gpu
 from syncpretrain.cluster.job import check_ranks
 from syncpretrain.data.blocks import StoredRows
@@ -22,40 +23,41 @@ from syncpretrain.data.scaling import same_rows
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
-from syncpretrain.finetuning.asynchronous import (
-    OptimizersOfReplicas,
-    async_epoch,
-    copies_of_replicas,
-    fleet_of,
-)
-from syncpretrain.finetuning.on_ranks import TrainerOnRanks
+from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import optimizer_for, optimizer_vectors
-from syncpretrain.finetuning.options import TuningOptions, resolve_options, why_on_the_cpu
-from syncpretrain.finetuning.parts import (
+from syncpretrain.finetuning.options import (
+    TuningOptions,
+    network_options,
+    resolve_options,
+    why_on_the_cpu,
+)
+from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
+from syncpretrain.finetuning.targets import Standard
+from syncpretrain.finetuning.tasks import (
     Examples,
     Form,
     Part,
+    Reconstruction,
+    Supervised,
     check_sizes,
     check_targets,
+    checked_weights,
     chosen_rows,
+    reconstruction_loss,
     targets_of,
     unknown_classes,
 )
-from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
-from syncpretrain.finetuning.tasks import (
-    Reconstruction,
-    Standard,
-    Supervised,
-    reconstruction_loss,
+from syncpretrain.finetuning.trainer import Trainer, judges_of
+from syncpretrain.finetuning.updates import (
+    LocalUpdates,
+    ReplicaUpdates,
+    TunedReplica,
+    Updates,
+    copies_of_replicas,
 )
-from syncpretrain.finetuning.trainable import Trainable
-from syncpretrain.finetuning.trainer import Trainer
-from syncpretrain.finetuning.tuned_replica import TunedReplica, TunedShare
-from syncpretrain.finetuning.weights import checked_weights
 from syncpretrain.kernels.arrays import BLOCK, FLOAT_BYTES
 from syncpretrain.kernels.convolution import scratch_size
-from syncpretrain.kernels.program import compiled_program
-from syncpretrain.learners.cursor import Cursor
+from syncpretrain.kernels.program import Phases, compiled_program
 from syncpretrain.models.diagnosis import mean_error, on_tuning
 from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.stack import Stack
@@ -75,6 +77,7 @@ __all__ = ["Finetuning"]
 THREADS_PER_CORE = 2
 COPIES_LOWERED, COPIES_MAPS = 2, 6  # of the forms in NumPy
 MOST_ROWS_JUDGED = 1000  # an error is compared with the spread of so many targets
+RESERVED_BYTES = 1 << 28  # of a device, besides the copies for a checkpoint
 TUNED_COPIES = 5  # parameters, the last good, the best, the result; a part's while it is made
 
 
@@ -180,31 +183,28 @@ class Finetuning:
             raise DataError(f"stack: got {form}, expected {self._form}, as it was prepared for")
         backend = self._backend.for_layer(1)
         times = Timeouts(stall=stall_seconds or TIMEOUTS.stall)
-        build, count = self._trainer(times)
-        workers = WorkerPool(count, "syncpretrain-finetune", times)
+
+        def tell(notice: str) -> None:
+            for observer in observers:
+                observer(Notice(time.monotonic(), notice))
+
         with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
-            with blas_limit(self._threads), closing(workers) as pool, backend.stream():
+            with blas_limit(self._threads), backend.stream():
                 task, train, held_out = self._task(stack)
-                trainer = build(
-                    *(task, train, held_out, self.options, self._optimizer),
-                    observers=observers,
-                    history=history,
-                    stop=lambda: request() or (stop is not None and stop()),
-                    save=save,
-                    run_in_pool=pool.run,
-                    backend=backend,
-                    weights=self._weights,
-                )
-                for notice in self._notices():
-                    for observer in observers:
-                        observer(Notice(time.monotonic(), notice))
-                record = {"seed": self.options.seed, "blas_threads": self._threads}
-                try:
-                    tuned = trainer.train(record, resume)
-                except RunInterrupted as stopped:
-                    stopped.signum = request.signum or stopped.signum
-                    raise
-            del trainer  # and what it has on a device
+                asked = request.either(stop)
+                with self._updates(task, train, backend, asked, tell, times) as updates:
+                    trainer = self._trainer(task, updates, train, held_out)(
+                        observers=observers, history=history, save=save
+                    )
+                    for notice in self._notices():
+                        tell(notice)
+                    record = {"seed": self.options.seed, "blas_threads": self._threads}
+                    try:
+                        tuned = trainer.train(record, resume)
+                    except RunInterrupted as stopped:
+                        stopped.signum = request.signum or stopped.signum
+                        raise
+            del trainer, updates  # and what they have on a device
             backend.free_unused()
             if request():  # in the last minibatch
                 raise RunInterrupted(
@@ -213,28 +213,67 @@ class Finetuning:
         targets = train.targets if self._labels is None else self._labels.targets
         return judged(tuned, self.options.objective, history, targets, same_rows(self._train.X))
 
+    def _trainer(
+        self,
+        task: Reconstruction | Supervised,
+        updates: Updates,
+        train: Examples,
+        held_out: Examples | None,
+    ) -> Callable[..., Trainer]:
+        """Return what builds the trainer, which is then given who observes and saves."""
+        judges, unknown = judges_of(held_out, self.options)
+        if judges is not None:  # in the memory of a device that the other examples have left
+            backend = updates.network.backend
+            judges = judges.to(partial(backend.examples, beside=RESERVED_BYTES))
+        return partial(Trainer, task, updates, train, judges, unknown, self.options)
+
     def _notices(self) -> Iterator[str]:
         """Yield what a run begins with."""
         in_parts = why_no_fused_tuning(self.options.backend, self.options.precision)
         yield from filter(None, (self._idle_gpu, in_parts, unknown_classes(self._judged)))
 
-    def _trainer(self, times: Timeouts) -> tuple[Callable[..., Trainer | TrainerOnRanks], int]:
-        """Return what builds the trainer, and how many threads work its steps."""
-        options = self.options
+    @contextmanager
+    def _updates(
+        self,
+        task: Reconstruction | Supervised,
+        examples: Examples,
+        backend: Backend,
+        stop: Callable[[], bool],
+        tell: Callable[[str], None],
+        times: Timeouts,
+    ) -> Iterator[Updates]:
+        """Yield what trains the task's network: this process, replicas, or ranks."""
+        options, chain = self.options, task.chain()
         if options.schedule == ASYNC:
-            return partial(AsyncTrainer, times=times), 1
+            network = Network(chain, loss=task.loss, **network_options(options))
+            with ReplicaUpdates(
+                *(network, chain, task.loss, examples, options), stop=stop, tell=tell, times=times
+            ) as replicas:
+                yield replicas
+            return
         # More threads than cores only wait for each other; the bits depend on the shards.
         count = min(options.replicas or 1, THREADS_PER_CORE * usable_cores())
-        if options.runtime == "mpi":
-            on_ranks = partial(TrainerOnRanks, Trainer, TunedShare)
-            return partial(on_ranks, times=times, blas_threads=self._threads), count
-        return Trainer, count
+        with closing(WorkerPool(count, "syncpretrain-finetune", times)) as pool:
+            if options.runtime == "mpi":
+                from syncpretrain.finetuning.ranks import TuningRanks
+
+                given = (chain, task.loss, options, examples)
+                with TuningRanks(*given, blas_threads=self._threads, times=times) as ranks:
+                    yield ranks.updates(stop, partial(_worked, pool, ranks.threads), tell)
+                return
+            network = Network(chain, loss=task.loss, backend=backend, **network_options(options))
+            optimizer = self._optimizer(network)
+            # Beside the parameters that the trainer keeps: of the last good and the best epoch.
+            beside = 3 * network.parameters.nbytes + RESERVED_BYTES
+            placed = examples.to(partial(backend.examples, beside=beside))
+            run = partial(_worked, pool, options.replicas or 1)
+            yield LocalUpdates(optimizer, placed, options, stop=stop, run=run, tell=tell)
 
     def replica(self, stack: Stack) -> TunedReplica:
         """Return a network of the stack that trains on its own, as one of asynchronous replicas."""
-        task, (inputs, targets), _ = self._task(stack)
+        task, (inputs, targets, weights), _ = self._task(stack)
         data = (inputs,) if targets is inputs else (inputs, targets)
-        return TunedReplica(task.chain(), task.loss, self.options, self._weights, data)
+        return TunedReplica(task.chain(), task.loss, self.options, weights, data)
 
     def _task(self, stack: Stack) -> tuple[Reconstruction | Supervised, Examples, Examples | None]:
         """Return what a stack is tuned for, and the examples as its lowest layer sees them."""
@@ -243,12 +282,12 @@ class Finetuning:
         V = held_out and stack.prepared(held_out.X, "validation", missing=bool(labels))
         if labels is None:
             unrolled = Reconstruction(stack, loss=self.options.loss)
-            return unrolled, Examples(X, X), None if V is None else Examples(V, V)
+            return unrolled, Examples(X, X, self._weights), None if V is None else Examples(V, V)
         standard = None if labels.classes else Standard.of(labels.targets, self._weights)
         head = labels.head(stack, objective, self.options.seed, standard)
         task = Supervised(stack, head, objective, standard)
         chosen = X if len(labels.rows) == len(X) else chosen_rows(X, labels.rows)
-        train = Examples(chosen, task.targets(labels.targets))
+        train = Examples(chosen, task.targets(labels.targets), self._weights)
         if V is None or judged is None or not len(judged.rows):
             return task, train, None
         return task, train, Examples(chosen_rows(V, judged.rows), task.targets(judged.targets))
@@ -288,32 +327,9 @@ class Finetuning:
         check_available(least, what, sum(sizes), free=free, where=" on the GPU")
 
 
-class AsyncTrainer(Trainer):
-    """The training of one asynchronous fine-tuning, with the parameters of :class:`Trainer`.
-
-    ``times`` says how long the server waits for the replicas.
-    """
-
-    def __init__(self, *arguments: Any, times: Timeouts, **options: Any) -> None:
-        self._times, self._given = times, options.get("weights")
-        task, examples, validation, own = arguments[:4]
-        super().__init__(task, examples, validation, own, self._fleet_of, **options)
-
-    def train(self, record: Mapping[str, Any], resume: FinetuneState | None = None) -> Stack:
-        """Train with the replicas, which live as long; see :meth:`Trainer.train`."""
-        with self.fleet:
-            return super().train(record, resume)
-
-    def train_epoch(self, epoch: int, begin: Cursor) -> float:
-        """Train on every minibatch once; return their mean error, each before its update."""
-        return async_epoch(self, self.fleet, epoch, begin) / len(self.examples.inputs)
-
-    def _fleet_of(self, network: Trainable) -> OptimizersOfReplicas:
-        task, own, (inputs, targets) = self.task, self.options, self.examples
-        build = partial(TunedReplica, task.chain(), task.loss, own, self._given)
-        data = (inputs,) if targets is inputs else (inputs, targets)
-        self.fleet = fleet_of(build, network, own, data, self.emit, self._times)
-        return OptimizersOfReplicas(self.fleet)
+def _worked(pool: WorkerPool, workers: int, phases: Phases, shards: int) -> None:
+    """Work the phases of a step with some workers of a pool."""
+    pool.run(phases, shards, workers)
 
 
 def continued(history: ErrorHistory | None) -> ErrorHistory:

@@ -1,65 +1,223 @@
-"""Fine-tuning tasks: the chain of a stack, its targets, and the stack made of the result.
+"""Tasks of fine-tuning: the rows with their targets, the chain that is trained, the stack it makes.
 
 For reconstruction the stack is unrolled into encoder and decoder (Hinton and Salakhutdinov 2006):
 layers 1..K up, then K..1 down with weights of their own, which start as the transposed ones of a
-tied layer. For classification and regression a head stands on the code instead. Numbers to predict
-are standardized for training, else a target of 150 takes thousands of updates of the bias alone;
-the head that is kept predicts them as they are.
+tied layer. For classification and regression a head stands on the code instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from syncpretrain.data.dataset import is_labelled
-from syncpretrain.data.labels import single_numbers
-from syncpretrain.errors import DataError
+from syncpretrain.data.blocks import StoredRows
+from syncpretrain.data.labels import Classes
+from syncpretrain.data.scaling import Scaling
+from syncpretrain.data.visible import has_missing
+from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.finetuning.chain import Affine, Link, link_down, link_up, tuned
-from syncpretrain.finetuning.classes import Classes, as_classes
+from syncpretrain.finetuning.targets import Labels, Standard, labels_of, numbers_of
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.models.stack import Head, Stack
-from syncpretrain.parallel.available_memory import available_bytes
-from syncpretrain.rng import Purpose, generator
+from syncpretrain.settings.finetuning import FinetuneSettings
+from syncpretrain.shapes import LayerShape
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
-    "Labels",
+    "Examples",
+    "Form",
+    "Part",
     "Reconstruction",
-    "Standard",
     "Supervised",
-    "labels_of",
-    "numbers_of",
+    "check_sizes",
+    "check_targets",
+    "checked_weights",
+    "chosen_rows",
     "reconstruction_loss",
+    "targets_of",
+    "unknown_classes",
 ]
 
-BYTES_OF_TARGET = 5  # a truth value, and then a float32 number
-HEAD_SPREAD = 0.01  # standard deviation of the head's first weights
 
+class Form(NamedTuple):
+    """Shape of a stack, known before it is trained.
 
-class Standard(NamedTuple):
-    """Mean of each target, and one spread of all of them, so that the loss keeps its optimum."""
+    ``shapes`` has the shape of each layer, ``units`` the kinds of the input's units and of each
+    layer's, ``classes`` the classes of its head, if it has one, and ``scaling`` the scaling of its
+    input, as far as it is known.
+    """
 
-    mean: Array
-    spread: float
+    shapes: tuple[LayerShape, ...]
+    units: tuple[str, ...]
+    classes: Classes = ()
+    scaling: Scaling | None = None
+
+    def __str__(self) -> str:
+        """Return the layers and their units."""
+        return f"{', '.join(map(str, self.shapes))} of {', '.join(self.units)} units"
 
     @classmethod
-    def of(cls, targets: Array, weights: Array | None = None) -> Standard:
-        """Return mean and spread of targets of shape (n, outputs), with weights of shape (n, 1)."""
-        by = None if weights is None else weights[:, 0]
-        mean = np.average(targets.astype("f8"), axis=0, weights=by)
-        squares = np.average(np.square(targets - mean), axis=0, weights=by)
-        return cls(mean.astype(np.float32), float(np.sqrt(squares.mean())) or 1.0)
+    def of(cls, stack: Stack) -> Form:
+        """Return the form of a stack."""
+        classes: Classes = () if stack.head is None else stack.head.classes
+        shapes = tuple(layer.shape for layer in stack.layers)
+        return cls(shapes, stack.units, classes, stack.scaling)
 
-    def applied(self, targets: Array) -> Array:
-        """Return targets as they are trained on."""
-        standardized: Array = (targets - self.mean) / self.spread
-        return standardized
+
+class Part(NamedTuple):
+    """Examples to train on or to validate with, their targets, and the name for error messages.
+
+    ``weights`` says how much each training example counts; None if all count alike.
+    """
+
+    X: Any
+    y: Any
+    name: str
+    weights: Any = None
+
+
+class Examples(NamedTuple):
+    """Rows as the lowest layer sees them, the target of each, and its weight in the loss.
+
+    ``targets`` is ``inputs`` itself for reconstruction. ``weights`` of shape (n, 1) is None if all
+    rows count alike; errors are not weighted.
+    """
+
+    inputs: Array
+    targets: Array
+    weights: Array | None = None
+
+    def to(self, device: Callable[[Any], Any]) -> Examples:
+        """Return inputs and targets moved by ``device``; one array stays one."""
+        inputs = device(self.inputs)
+        targets = inputs if self.targets is self.inputs else device(self.targets)
+        return self._replace(inputs=inputs, targets=targets)
+
+
+def chosen_rows(X: Any, rows: Any) -> Any:
+    """Return some rows; rows of a file stay in the file."""
+    return X.subset(rows) if isinstance(X, StoredRows) else X[rows]
+
+
+def check_targets(objective: str, train: Part, validation: Part | None) -> None:
+    """Refuse targets that an objective has no use for, and none where it needs some.
+
+    Raises
+    ------
+    SettingsError, DataError
+        The second where only the validation examples have none.
+    """
+    if objective == "none":
+        raise SettingsError("objective: got none, expected something to fine-tune for")
+    if objective == "reconstruction":
+        if train.y is not None:
+            raise SettingsError("objective: got reconstruction with targets y; leave one out")
+        for part, name in ((train, "X"), (validation, "validation")):
+            if part is not None and has_missing(part.X):
+                raise DataError(
+                    f"{name}: got NaN, which stands for missing values, with fine-tuning for"
+                    " reconstruction, whose targets these would be; pretrain without it, and"
+                    " fill them in with Stack.impute"
+                )
+    elif train.y is None:
+        raise SettingsError(f"objective: got {objective} without targets, expected y")
+    elif validation is not None and validation.y is None:
+        raise DataError(
+            f"{validation.name}: got nothing, expected the targets of the validation rows"
+        )
+
+
+def check_sizes(
+    options: FinetuneSettings, examples: int, has_judges: bool, *, with_targets: bool
+) -> None:
+    """Refuse a minibatch larger than the examples, and patience with nothing to judge by.
+
+    Raises
+    ------
+    SettingsError
+    """
+    if options.batch_size > examples:
+        raise SettingsError(
+            f"finetune_batch_size: got {options.batch_size}, expected at most {examples},"
+            " the examples to train on"
+        )
+    if options.patience is not None and not has_judges:
+        targets = " that have a target" if with_targets else ""
+        raise SettingsError(
+            f"finetune_patience: got a number without validation examples{targets}, expected"
+            " some to judge by; hold out a larger part for validation"
+        )
+
+
+def targets_of(
+    objective: str, part: Part, *, usual: Classes = (), like: Labels | None = None
+) -> Labels:
+    """Return the targets of a part.
+
+    ``like`` are the training targets: validation targets must have their classes or width.
+    """
+    if objective == "classification":
+        classes = None if like is None else like.classes
+        return labels_of(part.y, len(part.X), part.name, classes, usual=usual)
+    outputs = None if like is None else like.targets.shape[1]
+    return numbers_of(part.y, len(part.X), part.name, outputs)
+
+
+def unknown_classes(judged: Labels | None) -> str:
+    """Return a warning of validation examples with a class that no training example has, or ""."""
+    if judged is None or not judged.others:
+        return ""
+    count = int((~judged.targets.any(axis=1)).sum())
+    return (
+        f"warning: {count} of {len(judged.rows)} labelled validation examples are of classes that"
+        f" no training example has ({', '.join(map(str, judged.others))}); they count as wrong"
+    )
+
+
+def checked_weights(
+    weights: ArrayLike | None, examples: int, chosen: NDArray[np.intp] | None
+) -> Array | None:
+    """Return weights of shape (n_chosen, 1) with mean 1, so that rates keep their meaning.
+
+    Parameters
+    ----------
+    weights : array-like of shape (n_examples,) or None
+        None if all examples count alike.
+    examples : int
+        Number of weights that there must be.
+    chosen : ndarray of int, or None
+        The rows that are trained on, if these are not all.
+
+    Raises
+    ------
+    DataError
+        If they are not one number of at least 0 a row, or the chosen ones are all 0.
+    """
+    if weights is None:
+        return None
+    try:
+        array: NDArray[Any] = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"weights: got no numbers ({error}), expected one a row") from error
+    if array.shape != (examples,):
+        raise DataError(f"weights: got shape {array.shape}, expected ({examples},), one a row")
+    if not np.isfinite(array).all() or (array < 0).any():
+        raise DataError("weights: got one that is negative or not finite, expected 0 or more")
+    array = array if chosen is None else array[chosen]
+    largest = array.max()
+    if largest == 0:
+        raise DataError(
+            "weights: got 0 for every row to train on, expected some above 0; leave them out to"
+            " count all rows alike"
+        )
+    array = array / largest  # so that the sum is finite
+    mean_one: Array = (array / array.mean()).astype(np.float32)
+    return mean_one.reshape(-1, 1)
 
 
 class Reconstruction:
@@ -161,112 +319,3 @@ class Supervised:
             bias += self._standard.mean
         head = replace(self._head, weight=weight, bias=bias)
         return Stack(layers, info, self.stack.scaling, head)
-
-
-class Labels:
-    """The rows that have a target, and their targets of shape (n_labelled, outputs).
-
-    ``others`` are the classes that were met and are none of ``classes``; their targets are zeros.
-    """
-
-    def __init__(
-        self,
-        rows: NDArray[np.intp],
-        targets: Array,
-        classes: Classes,
-        others: Classes = (),
-    ) -> None:
-        self.rows, self.targets, self.classes, self.others = rows, targets, classes, others
-
-    def head(self, stack: Stack, kind: str, seed: int, standard: Standard | None) -> Head:
-        """Return a head to begin with: the stack's own if it has these classes."""
-        old = stack.head
-        outputs = self.targets.shape[1]
-        if old is not None and (old.kind, old.classes, len(old.bias)) == (
-            kind,
-            self.classes,
-            outputs,
-        ):
-            return old
-        draws = generator(seed, Purpose.WEIGHTS)
-        weight = draws.standard_normal((stack.widths[-1], outputs), dtype=np.float32)
-        weight *= np.float32(HEAD_SPREAD)
-        if standard is None:
-            return Head(weight, np.zeros(outputs, dtype=np.float32), kind, self.classes)
-        return Head(weight * standard.spread, standard.mean, kind)
-
-
-def labels_of(
-    y: Any,
-    examples: int,
-    name: str,
-    classes: Classes | None = None,
-    *,
-    usual: Classes = (),
-) -> Labels:
-    """Return classes as rows of zeros with a one; rows of -1, None or NaN have no label.
-
-    ``classes`` are the possible classes; a row of another class has zeros alone. None takes the
-    ``usual`` classes if these hold all classes in y, else the classes in y.
-
-    Raises
-    ------
-    DataError
-        If y is not one class a row, or ``classes`` is None and it has fewer than two; or if they
-        are too many for the memory.
-    """
-    array = as_classes(y, name)
-    if array.shape != (examples,):
-        raise DataError(f"{name}: got shape {array.shape}, expected ({examples},), one a row")
-    rows = np.flatnonzero(is_labelled(array))
-    if classes is None:
-        classes = tuple(np.unique(array[rows]).tolist())
-        if classes and set(classes) <= set(usual):
-            classes = usual
-        if len(classes) < 2:
-            got = f"1 class, {classes[0]!r}" if classes else "no class"
-            none = examples - len(rows)
-            unlabelled = f" ({none:,} rows of -1, None or NaN have no label)" if none else ""
-            raise DataError(
-                f"{name}: got {got}, expected two or more; label training examples of another"
-                f" class{unlabelled}"
-            )
-    needed = BYTES_OF_TARGET * len(rows) * len(classes)
-    if needed > available_bytes():
-        raise DataError(
-            f"{name}: got {len(classes):,} classes in {len(rows):,} rows, which need"
-            f" {needed / 1e9:.1f} GB as targets, more than is free; take regression to predict"
-            " numbers, or a target of fewer classes"
-        )
-    targets = np.equal(array[rows, None], np.array(classes)).astype(np.float32)
-    others = np.setdiff1d(array[rows], classes)
-    return Labels(rows, targets, classes, tuple(others.tolist()))
-
-
-def numbers_of(y: Any, examples: int, name: str, outputs: int | None = None) -> Labels:
-    """Return numbers to predict, of shape (n,) or (n, outputs); rows with a NaN have none.
-
-    ``outputs`` is how many there must be a row; None takes any number.
-
-    Raises
-    ------
-    DataError
-        If y has another shape, is infinite, or has no number at all where ``outputs`` is None.
-    """
-    try:
-        array = single_numbers(y, name)  # what overflows is found below
-    except DataError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{name}: got no numbers ({error})") from error
-    array = array.reshape(-1, 1) if array.ndim == 1 else array
-    if array.ndim != 2 or len(array) != examples or not array.shape[1]:
-        raise DataError(f"{name}: got shape {np.shape(y)}, expected ({examples},), one a row")
-    if outputs is not None and array.shape[1] != outputs:
-        raise DataError(f"{name}: got {array.shape[1]} numbers a row, expected {outputs}, as in y")
-    if np.isinf(array).any():
-        raise DataError(f"{name}: holds infinite values")
-    rows = np.flatnonzero(~np.isnan(array).any(axis=1))
-    if outputs is None and not len(rows):
-        raise DataError(f"{name}: got no number in any row")
-    return Labels(rows, array[rows], ())

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.convolution import scratch_size
 from syncpretrain.shapes import ConvolutionShape
-from syncpretrain.units.kinds import KINDS, UNITS, kind_of
+from syncpretrain.units.kinds import KINDS, kind_of
 
-__all__ = ["Operation", "check_program", "output_operations"]
+__all__ = ["Operation", "check_program", "fused_output", "output_operations"]
 
 
 Operation = tuple[Any, ...]  # a name and its arguments
+LOSSES = ("squared", "cross-entropy")
 MOST_SHARDS = 2**53  # integers that a float64 holds
 WHOLE = (int, np.integer)
 NUMBERS = (*WHOLE, float, np.floating)
@@ -73,12 +74,16 @@ SIGNATURES = {
     "decay": _signature(">parameters:*", "number"),
     "copy": _signature("x:* >out:*"),
     "sample_states": _signature(">x:mn bias:n >noise:mn >out:mn", "units", "shard"),
+    "documents": _signature(">y:mn target:mn", "units"),
     "squared_error": _signature("x:* y:* >out:*", "slot", in_place=True),
     "wrong": _signature("target:mn y:mn", "slot", columns=1),
+    "output_delta": _signature("target:mn >y:mn >out:mn >sums:n", "units", "loss", "slot"),
+    "derivative_and_sums": _signature(">delta:mn a:mn >sums:n", "units"),
     "phase_differences": _signature(">v:mi h:mj >da:i >db:j >scratch:j", "examples", rows=2),
     "momentum_step": _signature(">parameter:* >gradient:* >velocity:*", "number", "number"),
     "adam_step": _signature(">parameters:n gradient:n >first:n >second:n"),
     "sgd_step": _signature(">parameters:n >gradient:n >velocity:n", "number", "flag"),
+    "update": _signature(">parameters:n gradient:n", "function"),
     "convolve": _signature(
         "x:nv weight:kf bias:f >out:nh >places:nh? >scratch:s+",
         *("shape", "units", "first_filter", "last_filter"),
@@ -153,11 +158,19 @@ def _check_operation(slots: int, name: Any, *arguments: Any) -> None:
 
 def _check_value(got: str, kind: str, value: Any, slots: int) -> None:
     if kind == "units":
-        if value not in UNITS:
-            raise ValueError(f"{got}; expected one of {', '.join(UNITS)}")
+        if not _is_kind(value):
+            raise ValueError(f"{got}; expected one of {', '.join(KINDS)}")
         return
     if kind == "shape":
         _check_convolution(got, value)
+        return
+    if kind == "loss":
+        if value not in LOSSES:
+            raise ValueError(f"{got}; expected one of {', '.join(LOSSES)}")
+        return
+    if kind == "function":
+        if not callable(value):
+            raise TypeError(f"{got}; expected a function")
         return
     whole = kind in ("slot", "shard") or kind.startswith(("first", "last"))
     if not isinstance(value, WHOLE if whole else NUMBERS):
@@ -167,6 +180,14 @@ def _check_value(got: str, kind: str, value: Any, slots: int) -> None:
         raise ValueError(f"{got}; expected 0 to {end - 1}, for there are {end}")
     if kind == "examples" and not value > 0:
         raise ValueError(f"{got}; expected a number above 0")
+
+
+def _is_kind(value: Any) -> bool:
+    """Return whether this is a kind of units, or blocks of some."""
+    try:
+        return isinstance(value, str) and bool(kind_of(value))
+    except ValueError:
+        return False
 
 
 def _check_convolution(got: str, value: Any) -> None:
@@ -293,3 +314,26 @@ def output_operations(
         scale = ("scale", delta, 2 / examples)
         return [*operations, scale, ("times_derivative", delta, y, units)]
     return [*operations, ("scale", delta, 1 / examples)]
+
+
+def fused_output(
+    target: Array,
+    y: Array,
+    delta: Array,
+    weights: Array | None,
+    units: str,
+    loss: str,
+    *,
+    sums: Array,
+    squared: int,
+    wrong: int,
+) -> list[Operation]:
+    """Return what :func:`output_operations` does for all examples, in one launch of a device.
+
+    ``sums`` of shape (outputs,) is filled with the gradient of the bias. ``weights`` must be None.
+    """
+    assert weights is None, "the kernel has no weights"
+    delta_and_sums = ("output_delta", target, y, delta, sums, units, loss, squared)
+    if kind_of(units).is_exclusive:
+        return [("wrong", target, y, wrong), delta_and_sums]
+    return [delta_and_sums]

@@ -21,6 +21,8 @@ from threadpoolctl import threadpool_info
 
 from syncpretrain.kernels.activations import activate, means, times_derivative
 from syncpretrain.kernels.arrays import BLOCK
+from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
+from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.contrastive_divergence import (
     momentum_step,
     phase_differences,
@@ -38,10 +40,11 @@ from syncpretrain.kernels.dispatch import multiply
 from syncpretrain.kernels.losses import count_errors, squared_error
 from syncpretrain.kernels.native import extension, shape_numbers
 from syncpretrain.kernels.operations import Operation, check_program
-from syncpretrain.kernels.optimizers import adam_rates, adam_step, sgd_step
+from syncpretrain.kernels.optimizers import adam_rates, adam_step, sgd_step, shrink
 from syncpretrain.kernels.precision import multiply_bfloat16, multiply_tf32
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import ConvolutionShape
+from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "SHARED_COUNTERS",
@@ -78,8 +81,12 @@ class Program:
     ``sgd_step`` (parameters, gradient, velocity, momentum, nesterov), which also take the
     values given to :meth:`prepare`. ``sum_rows`` (x, out), ``scale`` (x, factor), ``decay``
     (parameters, amount) by 1 - rate * amount, ``copy`` (x, out), ``softmax`` (x) and ``wrong``
-    (target, y, slot) are what they say. ``convolve``, ``convolve_gradient``, ``convolve_back``,
-    ``visible_means`` and ``sum_channels`` are functions of
+    (target, y, slot) are what they say. ``documents`` (y, target, units) gives shares of words the
+    numbers of words of their targets; ``update`` (parameters, gradient, function) calls
+    function(parameters, gradient, rate=, step=). These two are not compiled, nor are
+    ``output_delta`` (target, y, out, sums, units, loss, slot) and ``derivative_and_sums`` (delta,
+    a, sums, units), which devices make in one launch each. ``convolve``, ``convolve_gradient``,
+    ``convolve_back``, ``visible_means`` and ``sum_channels`` are functions of
     :mod:`syncpretrain.kernels.convolution`, with all arguments by position; a slice is its first
     number and the number behind its last.
 
@@ -90,9 +97,10 @@ class Program:
         then never compiled.
     slots : int
         The number of results.
-    results : array of a device, optional
-        The array of the results, if the operations' arrays are on a device: then nothing is
-        compiled, and the forms of the operations check their arrays.
+    results : list, optional
+        Takes the results, one a slot, if the operations' arrays are on a device: arrays that are
+        not synchronized. Then nothing is compiled, and the forms of the operations check their
+        arrays.
 
     Attributes
     ----------
@@ -237,7 +245,18 @@ class Program:
         )
 
     def _decay(self, parameters: Any, amount: float) -> None:
-        parameters *= 1 - float(self._numbers[1]) * float(amount)
+        shrink(parameters, 1 - float(self._numbers[1]) * float(amount))
+
+    def _update(self, parameters: Any, gradient: Any, function: Callable[..., Any]) -> None:
+        function(parameters, gradient, rate=float(self._numbers[1]), step=self._steps)
+
+    def _output_delta(
+        self, target: Any, y: Any, out: Any, sums: Any, units: str, loss: str, slot: int
+    ) -> None:
+        self.results[slot] = output_delta(target, y, units, loss, out=out, sums=sums)
+
+    def _derivative_and_sums(self, delta: Any, a: Any, sums: Any, units: str) -> None:
+        derivative_and_sums(delta, a, units, sums=sums)  # a is not read any more
 
 
 Phases = Sequence[Phase] | Program  # a program knows its own phases
@@ -265,7 +284,10 @@ def compiled_program(phases: Any) -> Any:
     if blas is None:
         return None
     try:
-        forms = [[[_compiled_form(*op) for op in ops] for ops in shards] for shards in phases]
+        forms = [
+            [[form for op in ops for form in _compiled_forms(*op)] for ops in shards]
+            for shards in phases
+        ]
         return extension.program(forms, *blas)
     except ValueError:
         return None
@@ -418,6 +440,20 @@ def _address(function: Any) -> int:
     return address
 
 
+def _compiled_forms(name: str, *arguments: Any) -> list[tuple[Any, ...]]:
+    """Return an operation as the extension takes it, in one operation or two.
+
+    Raises
+    ------
+    ValueError
+        If it has no such form.
+    """
+    if name == "means" and kind_of(arguments[2]).is_exclusive and arguments[0].shape[1]:
+        x, bias, _ = arguments
+        return [_compiled_form("means", x, bias, "gaussian"), ("softmax", x)]
+    return [_compiled_form(name, *arguments)]
+
+
 def _compiled_form(name: str, *arguments: Any) -> tuple[Any, ...]:
     """Return an operation as the extension takes it.
 
@@ -487,6 +523,10 @@ _INTERPRETED: dict[str, Callable[..., Any]] = {
     "adam_step": Program._adam,
     "sgd_step": Program._sgd,
     "decay": Program._decay,
+    "documents": lambda self, y, target, units: as_documents(y, target, units),
+    "update": Program._update,
+    "output_delta": Program._output_delta,
+    "derivative_and_sums": Program._derivative_and_sums,
     "convolve": lambda self, *given: _of_some(convolve, *given),
     "convolve_gradient": lambda self, *given: _of_some(convolve_gradient, *given),
     "convolve_back": lambda self, *given: _of_some(convolve_back, *given),

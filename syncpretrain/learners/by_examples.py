@@ -28,6 +28,8 @@ class ByExamples:
 
     Attributes
     ----------
+    parameters, gradients : sequence of ndarray, and a sequence of them a shard
+        The learner's parameters, and the gradients of each shard.
     parts : list of Learner
         The learner of each shard, which computes its gradient.
     errors : list of float
@@ -39,6 +41,7 @@ class ByExamples:
     def __init__(self, learner: Learner, shards: int) -> None:
         self.learner = learner
         self.parts = [learner.part(shard, shards) for shard in range(shards)]
+        self.parameters, self.gradients = learner.parameters, [p.gradients for p in self.parts]
         self.errors, self.added = [0.0] * shards, range(shards)
         self._phases: tuple[Phase, ...] = (self.gradient, self._move)
 
@@ -66,6 +69,10 @@ class ByExamples:
         else:  # the last minibatch may be smaller than the shards are many
             for gradient in part.gradients:
                 gradient.fill(0)
+
+    def move(self, i: int, block: slice, total: Array) -> None:
+        """Move a block of the i-th parameter along the sum of the shards' gradients."""
+        self.learner.update_slice(i, block, total, epoch=self._epoch)
 
     def hidden_means(self, shard: int) -> Array | None:
         """Return the hidden means of a shard, a view; see :meth:`Learner.hidden_means`."""
@@ -101,4 +108,4 @@ class ByExamples:
             parts = [part.gradients[i].reshape(-1) for part in self.parts]
             for block in blocks_in(own, LONG_BLOCK):
                 total = add_tree([gradient[block] for gradient in parts])
-                self.learner.update_slice(i, block, total, epoch=self._epoch)
+                self.move(i, block, total)

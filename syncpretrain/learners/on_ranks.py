@@ -24,7 +24,6 @@ Assumption: all ranks of the group call every method, in the same order.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -36,20 +35,19 @@ from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, ordered_sum, slices_of
 from syncpretrain.kernels.averaging import add_subtrees, add_tree, subtrees
 from syncpretrain.kernels.program import Phase, PhaseRunner, Program, in_turn
-from syncpretrain.learners.base import Learner
+from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_units import ByUnits
 
-__all__ = ["ByExamplesOnRanks", "ByUnitsOnRanks", "Part", "ShardsOfExamples", "StepOnRanks"]
+__all__ = ["ByExamplesOnRanks", "ByUnitsOnRanks", "ExamplesOnRanks", "Sharded"]
 
 
-class StepOnRanks(ABC):
-    """A step of one rank of a group, which all call every method at the same time.
+class StepOnRanks:
+    """The part of a step that one rank of a group has; all ranks call every method together.
 
     Parameters
     ----------
-    learner : Learner
-    whole : Step
-        The step of all shards; this rank works its own.
+    parameters : sequence of ndarray
+        The parameters of all ranks, which all move.
     slices : sequence of sequence of slice
         For each parameter, seen as flat, the slice of each shard.
     stop : AgreedStop
@@ -57,20 +55,16 @@ class StepOnRanks(ABC):
     """
 
     def __init__(
-        self,
-        learner: Learner,
-        whole: _Stateful,
-        slices: Sequence[Sequence[slice]],
-        stop: AgreedStop,
+        self, parameters: Sequence[Array], slices: Sequence[Sequence[slice]], stop: AgreedStop
     ) -> None:
-        self.learner, self.group, self.stop = learner, stop.group, stop
-        self._whole, self._slices = whole, slices
+        self.group, self.stop = stop.group, stop
+        self._parameters, self._slices = [x.reshape(-1) for x in parameters], slices
         self.shards = len(slices[0])
         self.ranks = [range(own.start, own.stop) for own in slices_of(self.shards, self.group.size)]
         self.own = self.ranks[self.group.number]
         sizes = [own.stop - own.start for own in self.slices_of_rank(self.own)]
         self._moved = [np.empty(size, dtype=np.float32) for size in sizes]
-        # Before the first step each rank has all of the state, afterwards only its shards' part.
+        # Before the first step each rank has all of the state, afterwards only its slices' part.
         self._is_spread = False
 
     def slices_of_rank(self, shards: range) -> list[slice]:
@@ -86,73 +80,88 @@ class StepOnRanks(ABC):
     def share_parameters(self) -> None:
         """Send every rank the slices that this one has moved, and take theirs."""
         self._is_spread = True
-        flat = [parameter.reshape(-1) for parameter in self.learner.parameters]
         # A copy, as the parameters may be taken back before all ranks have them.
-        for moved, x, own in zip(self._moved, flat, self.slices_of_rank(self.own), strict=True):
+        own_slices = self.slices_of_rank(self.own)
+        for moved, x, own in zip(self._moved, self._parameters, own_slices, strict=True):
             np.copyto(moved, x[own])
         for shards, found in zip(self.ranks, self.group.all_gather(self._moved), strict=True):
             if shards != self.own:
-                for x, own, new in zip(flat, self.slices_of_rank(shards), found, strict=True):
+                pieces = self.slices_of_rank(shards)
+                for x, own, new in zip(self._parameters, pieces, found, strict=True):
                     np.copyto(x[own], new)
 
-    @abstractmethod
-    def shard_state(self, shard: int) -> dict[str, Array]:
-        """Return the state of a shard by name; live arrays."""
+    def collect(self, vectors: Sequence[Sequence[Array]]) -> None:
+        """Fill vectors on the first rank with the slices of every rank.
 
-    def state(self) -> dict[str, Array]:
-        """Return the state of all shards; on other ranks than the first only their own is new."""
-        if self._is_spread:
-            self._collect()
-        return self._whole.state()
-
-    def restart(self) -> None:
-        """Set :meth:`state` back to before the first step, on every rank."""
-        self._whole.restart()
-        self._is_spread = False
-
-    def _collect(self) -> None:
-        velocities = [v.reshape(-1) for v in self.learner.velocities().values()]
-        own = SpreadState(
-            [
-                velocity[piece].copy()
-                for velocity, piece in zip(velocities, self.slices_of_rank(self.own), strict=True)
-            ],
-            [
-                {name: array.copy() for name, array in self.shard_state(shard).items()}
-                for shard in self.own
-            ],
-        )
-        found: list[SpreadState] | None = self.group.gather(own)
-        if found is None:
+        ``vectors`` has, for each parameter, the vectors of its size that are moved with it.
+        """
+        if not self._is_spread:
             return
-        for shards, state in zip(self.ranks, found, strict=True):
+        own = self.slices_of_rank(self.own)
+        given = [
+            [vector.reshape(-1)[piece].copy() for vector in some]
+            for some, piece in zip(vectors, own, strict=True)
+        ]
+        found: list[list[list[Array]]] | None = self.group.gather(given)
+        for shards, slices in zip(self.ranks, found or [], strict=False):
             pieces = self.slices_of_rank(shards)
-            for velocity, piece, new in zip(velocities, pieces, state.velocities, strict=True):
-                np.copyto(velocity[piece], new)
-            for shard, arrays in zip(shards, state.shards, strict=True):
-                for name, array in self.shard_state(shard).items():
-                    np.copyto(array, arrays[name])
+            for some, piece, news in zip(vectors, pieces, slices, strict=True):
+                for vector, new in zip(some, news, strict=True):
+                    np.copyto(vector.reshape(-1)[piece], new)
 
 
-class ByExamplesOnRanks(StepOnRanks):
-    """The shards of this rank.
+class Sharded(Protocol):
+    """A model whose minibatches are cut into shards of examples; a rank works some of them.
+
+    Attributes
+    ----------
+    parameters : sequence of ndarray
+    gradients : sequence of sequence of ndarray
+        The gradient of each shard, an array for each parameter.
+    errors : list of float
+        Error of each shard in the last minibatch.
+    added : sequence of int
+        The shards with gradients that are added up, in their order: the leaves of the tree.
+    """
+
+    @property
+    def parameters(self) -> Sequence[Array]: ...  # noqa: D102 - above
+    @property
+    def gradients(self) -> Sequence[Sequence[Array]]: ...  # noqa: D102
+    @property
+    def errors(self) -> list[float]: ...  # noqa: D102
+    @property
+    def added(self) -> Sequence[int]: ...  # noqa: D102
+
+    def begin(self, X: Any, rows: Any, *, epoch: int, step: int) -> None:
+        """Take a minibatch; :meth:`gradient` is then called for every shard of the rank."""
+        ...
+
+    def gradient(self, shard: int) -> None:
+        """Fill the gradient of a shard: its part of the gradient of the minibatch."""
+        ...
+
+    def move(self, i: int, block: slice, total: Array) -> None:
+        """Move a block of the i-th parameter along the sum of the shards' gradients."""
+        ...
+
+
+class ExamplesOnRanks(StepOnRanks):
+    """The step of a model split by examples; this rank works its shards.
 
     Parameters
     ----------
-    whole : ShardsOfExamples
+    sharded : Sharded
     stop : AgreedStop
         As for :class:`StepOnRanks`.
-    hands_up : bool
-        True if :meth:`hand_up` is called, so that hidden means are exchanged too.
     """
 
-    def __init__(
-        self, whole: ShardsOfExamples, stop: AgreedStop, *, hands_up: bool = False
-    ) -> None:
-        shards = len(whole.parts)
-        slices = [slices_of(p.size, shards) for p in whole.learner.parameters]
-        super().__init__(whole.learner, whole, slices, stop)
-        self._examples, self._hands_up = whole, hands_up
+    def __init__(self, sharded: Sharded, stop: AgreedStop) -> None:
+        shards = len(sharded.gradients)
+        super().__init__(
+            sharded.parameters, [slices_of(p.size, shards) for p in sharded.parameters], stop
+        )
+        self._sharded = sharded
         self._added: Sequence[int] = ()
         self._subtrees: list[list[range]] = []  # each rank's, in places among the added shards
         self._phases: list[Phase] = []
@@ -162,9 +171,9 @@ class ByExamplesOnRanks(StepOnRanks):
         self, X: Any, rows: Any, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
-        self._epoch, self._rows = epoch, len(rows)
-        self._examples.begin(X, rows, epoch=epoch, step=step)
-        self._plan(self._examples.added)
+        self._rows = len(rows)
+        self._sharded.begin(X, rows, epoch=epoch, step=step)
+        self._plan(self._sharded.added)
         run(self._phases, len(self.own))
         stops = self.stop.asked()  # once, so that all ranks get the same answer
         given = [self._share(shards, stops) for shards in self.ranks]
@@ -173,25 +182,11 @@ class ByExamplesOnRanks(StepOnRanks):
         self.stop.record(share.stops for share in shares)
         run((self._move,), len(self.own))
         self.share_parameters()
-        return self.total([error for share in shares for error in share.errors])
+        return ordered_sum((error for share in shares for error in share.errors), 0.0)
 
-    def hand_up(self, out: Array) -> bool:
-        """Copy the hidden means from before the update; return False if they must be recomputed."""
-        pieces = slices_of(self._rows, self.shards)
-        for shards, share in zip(self.ranks, self._shares, strict=True):
-            for shard, hidden in zip(shards, share.hidden, strict=True):
-                if hidden is None:
-                    return False
-                np.copyto(out[pieces[shard]], hidden)
-        return True
-
-    def shard_state(self, shard: int) -> dict[str, Array]:
-        """Return the state of a shard by name; live arrays."""
-        return self._examples.parts[shard].own_state()
-
-    def total(self, errors: list[float]) -> float:
-        """Return the error of a minibatch from the errors of all shards."""
-        return ordered_sum(errors, 0.0)
+    def hidden(self, shard: int) -> Array | None:
+        """Return what a shard hands up; None where nothing is handed up."""
+        return None
 
     def _plan(self, added: Sequence[int]) -> None:
         r"""Cut the tree over the shards that are added up into subtrees of each rank.
@@ -223,38 +218,38 @@ class ByExamplesOnRanks(StepOnRanks):
             self._phases.append(self._add_up)
 
     def _gradient(self, i: int) -> None:
-        self._examples.gradient(self.own[i])
+        self._sharded.gradient(self.own[i])
 
     def _add_up(self, i: int) -> None:
         """Add up the gradients of each subtree of this rank's shards, in a part of the numbers."""
         for subtree in self._subtrees[self.group.number]:
-            for k, parameter in enumerate(self.learner.parameters):
+            for k, parameter in enumerate(self._parameters):
                 leaves = [self._gradient_of(place, k) for place in subtree]
                 for block in blocks_in(slices_of(parameter.size, len(self.own))[i], LONG_BLOCK):
                     add_tree([leaf[block] for leaf in leaves])
 
     def _gradient_of(self, place: int, k: int) -> Array:
         """Return the k-th gradient of the shard at a place among the added shards."""
-        flat: Array = self._examples.parts[self._added[place]].gradients[k].reshape(-1)
+        flat: Array = self._sharded.gradients[self._added[place]][k].reshape(-1)
         return flat
 
     def _share(self, shards: range, stops: bool) -> Share:
         """Return the message to the rank of some shards."""
-        whole, pieces = self._examples, self.slices_of_rank(shards)
+        pieces = self.slices_of_rank(shards)
         return Share(
             [
                 [self._gradient_of(subtree.start, k)[piece] for k, piece in enumerate(pieces)]
                 for subtree in self._subtrees[self.group.number]
             ],
-            [whole.errors[shard] for shard in self.own],
-            [whole.hidden_means(shard) if self._hands_up else None for shard in self.own],
+            [self._sharded.errors[shard] for shard in self.own],
+            [self.hidden(shard) for shard in self.own],
             stops,
         )
 
     def _move(self, i: int) -> None:
         """Add up the gradients of the slice of a shard, and move it, block by block."""
         whole = self.slices_of_rank(self.own)
-        for k in range(len(self.learner.parameters)):
+        for k in range(len(self._parameters)):
             for block in blocks_in(self.own_slice(self.own[i], k), LONG_BLOCK):
                 near = slice(block.start - whole[k].start, block.stop - whole[k].start)
                 sums = {
@@ -263,11 +258,60 @@ class ByExamplesOnRanks(StepOnRanks):
                     for subtree, own in zip(trees, share.sums, strict=True)
                 }
                 total = add_subtrees(sums, range(len(self._added)))
-                self.follow(self.own[i], k, block, total)
+                self._sharded.move(k, block, total)
 
-    def follow(self, shard: int, k: int, block: slice, total: Array) -> None:
-        """Move a block of the slice that a shard has of the k-th parameter along its gradient."""
-        self.learner.update_slice(k, block, total, epoch=self._epoch)
+
+class ByExamplesOnRanks(ExamplesOnRanks):
+    """The shards of a learner that this rank has.
+
+    Parameters
+    ----------
+    whole : ByExamples
+        The step of all shards.
+    stop : AgreedStop
+        As for :class:`StepOnRanks`.
+    hands_up : bool
+        True if :meth:`hand_up` is called, so that hidden means are exchanged too.
+    """
+
+    def __init__(self, whole: ByExamples, stop: AgreedStop, *, hands_up: bool = False) -> None:
+        super().__init__(whole, stop)
+        self.learner, self._whole, self._hands_up = whole.learner, whole, hands_up
+
+    def hidden(self, shard: int) -> Array | None:
+        """Return the hidden means of a shard, if they are handed up."""
+        return self._whole.hidden_means(shard) if self._hands_up else None
+
+    def hand_up(self, out: Array) -> bool:
+        """Copy the hidden means from before the update; return False if they must be recomputed."""
+        pieces = slices_of(self._rows, self.shards)
+        for shards, share in zip(self.ranks, self._shares, strict=True):
+            for shard, hidden in zip(shards, share.hidden, strict=True):
+                if hidden is None:
+                    return False
+                np.copyto(out[pieces[shard]], hidden)
+        return True
+
+    def state(self) -> dict[str, Array]:
+        """Return the state of all shards; on other ranks than the first only their own is new."""
+        self.collect([[velocity] for velocity in self.learner.velocities().values()])
+        if self._is_spread:
+            self._collect_shards()
+        return self._whole.state()
+
+    def restart(self) -> None:
+        """Set :meth:`state` back to before the first step, on every rank."""
+        self._whole.restart()
+        self._is_spread = False
+
+    def _collect_shards(self) -> None:
+        states = [part.own_state() for part in self._whole.parts]
+        own = [{name: x.copy() for name, x in states[shard].items()} for shard in self.own]
+        found: list[list[dict[str, Array]]] | None = self.group.gather(own)
+        for shards, given in zip(self.ranks, found or [], strict=False):
+            for shard, arrays in zip(shards, given, strict=True):
+                for name, array in states[shard].items():
+                    np.copyto(array, arrays[name])
 
 
 class ByUnitsOnRanks(StepOnRanks):
@@ -288,8 +332,8 @@ class ByUnitsOnRanks(StepOnRanks):
             rows,
             [own for _, own in whole.own],
         ]
-        super().__init__(whole.learner, whole, slices, stop)
-        self._units = whole
+        super().__init__(whole.learner.parameters, slices, stop)
+        self.learner, self._units = whole.learner, whole
         self._programs: dict[int, list[Program]] = {}  # one a phase, by the size of a minibatch
 
     def train_step(
@@ -317,9 +361,15 @@ class ByUnitsOnRanks(StepOnRanks):
         """Copy the hidden means of the last minibatch."""
         return self._units.hand_up(out)
 
-    def shard_state(self, shard: int) -> dict[str, Array]:
-        """Return nothing: a gradient depends on the parameters alone."""
-        return {}
+    def state(self) -> dict[str, Array]:
+        """Return the velocities; on other ranks than the first only this rank's slices are new."""
+        self.collect([[velocity] for velocity in self.learner.velocities().values()])
+        return self._units.state()
+
+    def restart(self) -> None:
+        """Set :meth:`state` back to before the first step, on every rank."""
+        self._units.restart()
+        self._is_spread = False
 
     def _filled(self, n: int) -> list[list[Columns]]:
         """Return what each phase of a step on n examples fills."""
@@ -350,36 +400,6 @@ class ByUnitsOnRanks(StepOnRanks):
         return [error for sent in found for error in sent.errors]
 
 
-class Part(Protocol):
-    """The part of a model that computes the gradient of one shard, an array a parameter."""
-
-    @property
-    def gradients(self) -> Sequence[Array]: ...  # noqa: D102 - above
-    def own_state(self) -> dict[str, Array]: ...  # noqa: D102
-
-
-class ShardsOfExamples(Protocol):
-    """All shards of a step; a rank works some of them.
-
-    Attributes and methods are as in :class:`~syncpretrain.learners.by_examples.ByExamples`.
-    ``added`` are the shards with gradients that are added up, in their order: the leaves of the
-    tree.
-    """
-
-    learner: Any
-    errors: list[float]
-
-    @property
-    def parts(self) -> Sequence[Part]: ...  # noqa: D102 - above
-    @property
-    def added(self) -> Sequence[int]: ...  # noqa: D102
-    def begin(self, X: Any, rows: Any, *, epoch: int, step: int) -> None: ...  # noqa: D102
-    def gradient(self, shard: int) -> None: ...  # noqa: D102
-    def hidden_means(self, shard: int) -> Array | None: ...  # noqa: D102
-    def state(self) -> dict[str, Array]: ...  # noqa: D102
-    def restart(self) -> None: ...  # noqa: D102
-
-
 class Share(NamedTuple):
     """Message from one rank to another in a step: its part of the gradient of a slice.
 
@@ -406,18 +426,3 @@ class Sent(NamedTuple):
     columns: list[Array]
     errors: list[float]
     stops: bool
-
-
-class SpreadState(NamedTuple):
-    """Message for a checkpoint: velocities of a rank's slices, and the state of its shards."""
-
-    velocities: list[Array]
-    shards: list[dict[str, Array]]
-
-
-class _Stateful(Protocol):
-    """The part of a step that is used here."""
-
-    def state(self) -> dict[str, Array]: ...
-
-    def restart(self) -> None: ...

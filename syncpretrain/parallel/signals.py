@@ -37,6 +37,10 @@ class StopRequest:
         """Return whether to stop."""
         return self.signum is not None
 
+    def either(self, stop: Callable[[], bool] | None) -> Callable[[], bool]:
+        """Return what says whether this or another one asks to stop."""
+        return self if stop is None else lambda: self() or stop()
+
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:

@@ -18,9 +18,9 @@ import numpy as np
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.finetuning.options import STEPPING, TuningOptions, tuning_options
-from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
-from syncpretrain.finetuning.tuned_replica import TunedReplica
+from syncpretrain.finetuning.tasks import Form, Part
+from syncpretrain.finetuning.updates import TunedReplica
 from syncpretrain.learners.first_layers import untrained_stack
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.worker_pool import WorkerPool

@@ -15,8 +15,8 @@ from syncpretrain.data.dataset import Dataset, is_labelled
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options
-from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
+from syncpretrain.finetuning.tasks import Form, Part
 from syncpretrain.learners.first_layers import untrained_stack
 from syncpretrain.models.evaluation import accuracies, stack_error
 from syncpretrain.models.stack import Stack

@@ -17,8 +17,8 @@ from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.own_data import KnownFile, is_mapped_file, share_of
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options, tuning_precision
-from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
+from syncpretrain.finetuning.tasks import Form, Part
 from syncpretrain.parallel.blas import blas_threads
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.build_data import with_facts_of

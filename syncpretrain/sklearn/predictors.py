@@ -19,9 +19,9 @@ from sklearn.utils.extmath import softmax
 from sklearn.utils.validation import check_is_fitted
 
 from syncpretrain import Stack
+from syncpretrain.data.labels import Classes
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import PoorResultWarning, SettingsError
-from syncpretrain.finetuning.classes import Classes
 from syncpretrain.models.stack import Head
 from syncpretrain.sklearn.base import StackEstimator, single
 from syncpretrain.sklearn.fit_choices import (

@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 from backends import BACKENDS, backend_of
 from devicedraws import DeviceNumbers
+from minibatches import gradient
 from unitkinds import KINDS, MEANS, RBM_UNITS, SLOPES, UNITS
 
 from syncpretrain.backends.base import device_of
+from syncpretrain.finetuning.chain import Affine
+from syncpretrain.finetuning.network import Network
 from syncpretrain.kernels.activations import affine, means, times_derivative
 from syncpretrain.kernels.autoencoder import corrupt
-from syncpretrain.kernels.backprop import (
-    backward,
-    derivative_and_sums,
-    forward,
-    output_delta,
-)
+from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
 from syncpretrain.kernels.contrastive_divergence import (
     draw_noise,
     means_and_differences,
@@ -345,15 +343,14 @@ def backpropagation(backend, last: str):
     """Return the gradients of a network 6-5-4 on 8 examples."""
     x = backend.asarray(normal(8, 6))
     target = backend.asarray(np.eye(4, dtype=np.float32)[np.arange(8) % 4])
-    shapes = [((6, 5), (5,)), ((5, 4), (4,))]
-    chain = [tuple(backend.asarray(normal(*s, seed=3)) for s in pair) for pair in shapes]
-    out = [tuple(backend.empty(s) for s in pair) for pair in shapes]
-    activations, deltas = ([backend.empty((8, n)) for n in (5, 4)] for _ in range(2))
-    units = ["relu", last]
-    y = forward(x, chain, units, out=activations)
-    output_delta(target, y, last, "cross-entropy", out=deltas[-1])
-    backward(x, chain, units, activations, deltas, out=out)
-    return [gradient for pair in out for gradient in pair]
+    shapes, units = [(6, 5), (5, 4)], ["relu", last]
+    chain = [
+        Affine(normal(*shape, seed=3), normal(shape[1], seed=3), kind)
+        for shape, kind in zip(shapes, units, strict=True)
+    ]
+    network = Network(chain, loss="cross-entropy", batch_size=8, backend=backend)
+    gradient(network, x, target)
+    return [gradient for pair in network.chain_gradients for gradient in pair]
 
 
 def test_layers_are_dealt_round_robin():

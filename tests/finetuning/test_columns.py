@@ -9,13 +9,14 @@ import pytest
 from barpictures import bars, tuned, untrained
 from commandline import exit_status
 from linkedchains import DROPOUTS, as_float32, backwards, dense, down, examples, interpreted, up
+from minibatches import gradient, loss_of, place, train
 from randomconvolutions import convolutional_stack, ungrouped
 
 import syncpretrain
 from syncpretrain import Conv, ImageShape, Pool
 from syncpretrain.errors import SettingsError
-from syncpretrain.finetuning.linked_network import LinkedNetwork
-from syncpretrain.finetuning.optimizers import Adam
+from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.optimizers import adam
 from syncpretrain.kernels.program import in_turn
 from syncpretrain.pretraining.build import build_learner
 from syncpretrain.settings import read_settings, settings_from
@@ -177,14 +178,14 @@ class TestDealtOut:
 
     def test_the_gradient_is_that_of_finite_differences(self, chain, loss):
         x, target = self.pictures(chain, 3, np.float64)
-        network = LinkedNetwork(chain, loss=loss, shards=4, split="columns", **OPTIONS)
-        network.gradient(x, target, epoch=2, step=5)
+        network = Network(chain, loss=loss, shards=4, split="columns", **OPTIONS)
+        gradient(network, x, target, epoch=2, step=5)
         found, start = network.gradients.copy(), network.parameters.copy()
         for direction in np.random.default_rng(0).normal(size=(4, start.size)):
             ends = []
             for sign in (-1, 1):
                 network.parameters[:] = start + sign * 1e-6 * direction
-                ends.append(network.loss_of(x, target, epoch=2, step=5))
+                ends.append(loss_of(network, x, target, epoch=2, step=5))
             assert (ends[1] - ends[0]) / 2e-6 == pytest.approx(found @ direction, rel=1e-5)
 
     @pytest.mark.parametrize("rows", [5, 1])
@@ -192,9 +193,9 @@ class TestDealtOut:
         x, target = self.pictures(chain, rows, np.float64)
         found = []
         for split, shards in (("examples", 1), ("filters", 3), ("hybrid", 2), ("columns", 6)):
-            network = LinkedNetwork(chain, loss=loss, shards=shards, split=split, **OPTIONS)
-            moving = Adam(network, weight_decay=0.1)
-            errors = [moving.train(network, x, target, rate=0.01, epoch=1, step=s) for s in (0, 1)]
+            network = Network(chain, loss=loss, shards=shards, split=split, **OPTIONS)
+            moving = adam(network, weight_decay=0.1)
+            errors = [train(moving, x, target, rate=0.01, epoch=1, step=s) for s in (0, 1)]
             found.append((errors, network.parameters))
         for errors, parameters in found[1:]:
             np.testing.assert_allclose(errors, found[0][0], rtol=1e-8)
@@ -204,11 +205,9 @@ class TestDealtOut:
         x, target = self.pictures(chain, 5, np.float32)
         found = []
         for run in (interpreted, backwards, in_turn):
-            network = LinkedNetwork(
-                as_float32(chain), loss=loss, shards=4, split="columns", **OPTIONS
-            )
-            moving = Adam(network)
-            error = moving.train(network, x, target, rate=0.01, epoch=1, step=0, run=run)
+            network = Network(as_float32(chain), loss=loss, shards=4, split="columns", **OPTIONS)
+            moving = adam(network)
+            error = train(moving, x, target, rate=0.01, epoch=1, step=0, run=run)
             found.append((error, network.gradients))
         assert found[0][0] == found[1][0]
         np.testing.assert_array_equal(found[0][1], found[1][1])
@@ -219,9 +218,9 @@ class TestDealtOut:
 def test_columns_wait_where_they_meet():
     """Phases: two up and two down, cut at the link across; two a dense link; and the sums."""
     chain, loss = NETWORKS["classifier"]
-    network = LinkedNetwork(chain, loss=loss, batch_size=4, shards=4, split="columns")
-    x, target = np.zeros((4, LOWER.visible)), np.eye(3)[[0, 1, 2, 0]]
-    assert network.program(x, target, lambda part, is_weight: []).length == 2 + 2 + 2 + 2 + 1
+    network = Network(chain, loss=loss, batch_size=4, shards=4, split="columns")
+    place(network, np.zeros((4, LOWER.visible)), np.eye(3)[[0, 1, 2, 0]])
+    assert network.program().length == 2 + 2 + 2 + 2 + 1
 
 
 class TestFinetuning:

@@ -9,6 +9,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from minibatches import gradient, train
 from randomstacks import normal_stack
 
 from syncpretrain.errors import (
@@ -22,7 +23,7 @@ from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Progress
 from syncpretrain.finetuning import finetune
 from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
-from syncpretrain.finetuning.optimizers import GradientDescent
+from syncpretrain.finetuning.optimizers import gradient_descent
 from syncpretrain.finetuning.tasks import Reconstruction
 from syncpretrain.parallel.worker_pool import WorkerPool
 
@@ -77,7 +78,7 @@ class TestResult:
             loss="squared",
             batch_size=len(X),
         )
-        error = GradientDescent(network).train(network, X, X, rate=0.25, epoch=1, step=0)
+        error = train(gradient_descent(network), X, X, rate=0.25)
         assert error / len(X) == pytest.approx(error_of(stack, X), rel=1e-5)
         found = [
             *((x.weight, x.hidden_bias) for x in after.layers),
@@ -181,8 +182,8 @@ class TestMinibatches:
         X, stack = bars_and_stripes(), make_stack()
         chain = Reconstruction(stack, loss=None).chain()
         used, fresh = (Network(chain, loss="squared", batch_size=8) for _ in range(2))
-        used.gradient(X[:8], X[:8])
-        assert used.gradient(X[8:11], X[8:11]) == fresh.gradient(X[8:11], X[8:11])
+        gradient(used, X[:8], X[:8])
+        assert gradient(used, X[8:11], X[8:11]) == gradient(fresh, X[8:11], X[8:11])
         np.testing.assert_array_equal(used.gradients, fresh.gradients)
 
 

@@ -11,9 +11,9 @@ from toyclasses import CLASSES, epochs_of, make_stack, numbers, toy, tuned
 from trialruns import notices_of
 
 from syncpretrain.data.dataset import Dataset
+from syncpretrain.data.labels import objective_of
 from syncpretrain.errors import DataError, PoorResultWarning
 from syncpretrain.events import FinetuneStarted
-from syncpretrain.finetuning.classes import objective_of
 from syncpretrain.models.evaluation import accuracies
 from syncpretrain.models.stack import load
 
@@ -89,7 +89,7 @@ class TestClassification:
             tuned(y=y, warn=False)
 
     def test_more_classes_than_the_memory_holds_are_refused(self, monkeypatch):
-        monkeypatch.setattr("syncpretrain.finetuning.tasks.available_bytes", lambda: 10_000)
+        monkeypatch.setattr("syncpretrain.finetuning.targets.available_bytes", lambda: 10_000)
         with pytest.raises(DataError, match=r"^y: got 60 classes in 60 rows, .* take regression"):
             tuned(y=np.arange(60))
 

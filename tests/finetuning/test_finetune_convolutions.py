@@ -15,8 +15,8 @@ from syncpretrain import load, pretrain
 from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError
 from syncpretrain.events import FinetuneEpochFinished
 from syncpretrain.finetuning.options import tuning_options
-from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
+from syncpretrain.finetuning.tasks import Form, Part
 
 SPLITS = ("examples", "filters", "hybrid")
 

@@ -18,8 +18,8 @@ from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import FinetuneEpochFinished, Notice
 from syncpretrain.finetuning import finetune
 from syncpretrain.finetuning.options import tuning_options
-from syncpretrain.finetuning.parts import Form, Part
 from syncpretrain.finetuning.prepared import Finetuning
+from syncpretrain.finetuning.tasks import Form, Part
 from syncpretrain.parallel import available_memory as memory_module
 from syncpretrain.pretraining import memory
 from syncpretrain.pretraining.driver import Pretraining

@@ -14,10 +14,9 @@ from syncpretrain import finetune, pretrain
 from syncpretrain.cluster.transport import last_beat
 from syncpretrain.errors import DataError, DivergedError, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import FinetuneEpochFinished
-from syncpretrain.finetuning.network_on_ranks import NetworkOnRanks
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.state import FINETUNE_STATE
-from syncpretrain.learners.on_ranks import ByExamplesOnRanks
+from syncpretrain.learners.on_ranks import ExamplesOnRanks
 from syncpretrain.settings import Settings, moved_elsewhere, off_ranks, replaced, settings_from
 
 USUAL = {"epochs": 2, "batch_size": 30, "seed": 3, "warn": False}
@@ -77,13 +76,13 @@ def test_targets_and_weights_of_examples(stack, bits, kind):
 
 
 def test_each_rank_has_its_shards_and_threads(stack, bits, monkeypatch):
-    threads, gradient = set(), ByExamplesOnRanks._gradient
+    threads, gradient = set(), ExamplesOnRanks._gradient
 
     def note(self, i):
         threads.add((self.group.size, self.group.number, self.own[i]))
         gradient(self, i)
 
-    monkeypatch.setattr(ByExamplesOnRanks, "_gradient", note)
+    monkeypatch.setattr(ExamplesOnRanks, "_gradient", note)
     with local_ranks(4):
         tune(stack, bits, replicas=2, shards=5)
     assert threads == {(2, 0, 0), (2, 0, 1), (2, 1, 2), (2, 1, 3), (2, 1, 4)}
@@ -131,14 +130,14 @@ def test_a_stopped_run_is_resumed_by_any_number_of_ranks(stack, bits, tmp_path, 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_an_error_on_one_rank_names_it(stack, bits, monkeypatch, number):
-    healthy = ByExamplesOnRanks.train_step
+    healthy = ExamplesOnRanks.train_step
 
     def broken(self, X, rows, *, epoch, step, **how):
         if self.group.number == number and (epoch, step) == (2, 1):
             raise ValueError("out of luck")
         return healthy(self, X, rows, epoch=epoch, step=step, **how)
 
-    monkeypatch.setattr(ByExamplesOnRanks, "train_step", broken)
+    monkeypatch.setattr(ExamplesOnRanks, "train_step", broken)
     told = (
         r"^out of luck"
         if number == 0
@@ -215,10 +214,6 @@ def test_a_run_that_leaves_the_ranks_keeps_its_bits():
     assert moved_elsewhere(settings, workers=2).finetune == settings.finetune
     asynchronous = replaced(settings.finetune, schedule="async")
     assert off_ranks(asynchronous).split is None
-
-
-def test_a_network_on_ranks_has_no_programs(stack):
-    assert NetworkOnRanks.program(None, None, None, None) is None
 
 
 @pytest.mark.parametrize("servers", [1, 2])

@@ -9,7 +9,7 @@ from toyclasses import epochs_of, make_stack, numbers, refused, toy, tuned
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.finetuning.network import Network
-from syncpretrain.finetuning.optimizers import GradientDescent
+from syncpretrain.finetuning.optimizers import Descent
 
 
 class TestPatience:
@@ -80,12 +80,13 @@ class TestSchedule:
     def test_every_step_has_its_rate(self, schedule, rates, monkeypatch):
         seen = []
 
-        class Recorded(GradientDescent):
-            def train(self, *args, rate, **kwargs):
-                seen.append(rate)
-                return super().train(*args, rate=rate, **kwargs)
+        real = Descent.train
 
-        monkeypatch.setattr("syncpretrain.finetuning.optimizers.GradientDescent", Recorded)
+        def recorded(self, *args, rate, **kwargs):
+            seen.append(rate)
+            return real(self, *args, rate=rate, **kwargs)
+
+        monkeypatch.setattr(Descent, "train", recorded)
         settings = {"optimizer": "sgd", "learning_rate": 0.2, "rate_schedule": schedule}
         tuned(epochs=2, batch_size=30, **settings)
         assert seen == pytest.approx(rates)

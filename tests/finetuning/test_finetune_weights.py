@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from densechains import CHAINS, finite_differences, make_chain, make_examples
+from minibatches import gradient
 from randomstacks import normal_stack
 
 from syncpretrain import pretrain
 from syncpretrain.errors import DataError
 from syncpretrain.finetuning import finetune
-from syncpretrain.finetuning.data_parallel import DataParallelNetwork
-from syncpretrain.finetuning.linked_network import LinkedNetwork
 from syncpretrain.finetuning.network import Network
 
 ROWS = 24
@@ -40,21 +39,19 @@ def tuned(stack, y, **options):
     return finetune(stack, X, y, **given)
 
 
-@pytest.mark.parametrize("build", [Network, DataParallelNetwork, LinkedNetwork])
+@pytest.mark.parametrize("split", ["units", "examples"])
 @pytest.mark.parametrize("name", ["gaussian", "softmax", "bernoulli-cross-entropy"])
-def test_gradient_matches_central_finite_differences(build, name):
+def test_gradient_matches_central_finite_differences(split, name):
     kinds, loss = CHAINS[name]
     x, target = make_examples(kinds[-1])
-    network = build(make_chain(kinds), loss=loss, batch_size=8, shards=2)
+    network = Network(make_chain(kinds), loss=loss, batch_size=8, shards=2, split=split)
+    gradient(network, x, target)
     plain = network.gradients.copy()
-    network.gradient(x, target)
-    np.copyto(plain, network.gradients)
-    weighted = build(make_chain(kinds), loss=loss, batch_size=8, shards=2)
-    weighted.weights = np.repeat(WEIGHTS, target.shape[1]).reshape(target.shape)
-    weighted.gradient(x, target)
-    found = weighted.gradients.copy()
+    gradient(network, x, target, WEIGHTS.reshape(-1, 1))
+    found = network.gradients.copy()
     assert np.abs(found - plain).max() > 0.01
-    np.testing.assert_allclose(found, finite_differences(weighted, x, target), rtol=1e-6, atol=1e-8)
+    expected = finite_differences(network, x, target, weights=WEIGHTS.reshape(-1, 1))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

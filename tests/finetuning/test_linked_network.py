@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from densechains import CHAINS, finite_differences, make_chain, make_examples
+from densechains import finite_differences
 from linkedchains import (
     DROPOUTS,
     NETWORKS,
     as_float32,
     backwards,
     classifier,
-    convolutional,
     examples,
     interpreted,
 )
+from minibatches import gradient, place, train
 
-from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.finetuning.data_parallel import DataParallelNetwork, network_of
-from syncpretrain.finetuning.linked_network import LinkedNetwork
 from syncpretrain.finetuning.network import Network
-from syncpretrain.finetuning.optimizers import Adam, GradientDescent
+from syncpretrain.finetuning.optimizers import adam, gradient_descent
 from syncpretrain.kernels import native
 from syncpretrain.kernels.program import in_turn
 from syncpretrain.parallel.worker_pool import WorkerPool
@@ -34,8 +31,8 @@ class TestGradient:
     def test_matches_central_finite_differences(self, chain, loss, dropout):
         x, target = examples(chain, 3)
         # Buffers longer than the minibatch: the rest of them must not count.
-        network = LinkedNetwork(chain, loss=loss, batch_size=4, dropout=dropout, shards=2)
-        network.gradient(x, target, epoch=2, step=5)
+        network = Network(chain, loss=loss, batch_size=4, dropout=dropout, shards=2)
+        gradient(network, x, target, epoch=2, step=5)
         found = network.gradients.copy()
         expected = finite_differences(network, x, target, epoch=2, step=5)
         assert np.abs(found).max() > 0.01
@@ -47,8 +44,8 @@ class TestGradient:
         options = {"batch_size": 6, "dropout": dropout, "shards": shards, "split": split}
         found = {}
         for kind, links in (("f8", chain), ("f4", as_float32(chain))):
-            network = LinkedNetwork(links, loss=loss, **options)
-            error = network.gradient(*examples(chain, dtype=kind), epoch=1)
+            network = Network(links, loss=loss, **options)
+            error = gradient(network, *examples(chain, dtype=kind), epoch=1)
             assert network.gradients.dtype == kind
             found[kind] = error, network.gradients
         assert found["f4"][0] == pytest.approx(found["f8"][0], rel=1e-5)
@@ -61,13 +58,11 @@ def test_every_split_takes_the_same_steps_up_to_rounding(chain, loss, rows):
     x, target = examples(chain, rows)
     found = []
     for split, shards in (("examples", 1), *((split, 4) for split in SPLITS)):
-        network = LinkedNetwork(
+        network = Network(
             chain, loss=loss, batch_size=10, dropout=DROPOUTS["dropout"], shards=shards, split=split
         )
-        optimizer = GradientDescent(network, momentum=0.9, nesterov=True, weight_decay=0.01)
-        errors = [
-            optimizer.train(network, x, target, rate=0.01, epoch=1, step=step) for step in range(4)
-        ]
+        optimizer = gradient_descent(network, momentum=0.9, nesterov=True, weight_decay=0.01)
+        errors = [train(optimizer, x, target, rate=0.01, epoch=1, step=step) for step in range(4)]
         found.append((errors, network.parameters))
     for errors, parameters in found[1:]:
         np.testing.assert_allclose(errors, found[0][0], rtol=1e-10)
@@ -77,10 +72,10 @@ def test_every_split_takes_the_same_steps_up_to_rounding(chain, loss, rows):
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("name", ["classifier", "unrolled"])
 class TestShards:
-    def trained(self, name, split, run, *, shards=4, rows=10, optimizer=Adam):
+    def trained(self, name, split, run, *, shards=4, rows=10, optimizer=adam):
         chain, loss = NETWORKS[name]
         x, target = examples(chain, rows, dtype=np.float32)
-        network = LinkedNetwork(
+        network = Network(
             as_float32(chain),
             loss=loss,
             batch_size=10,
@@ -90,7 +85,7 @@ class TestShards:
         )
         moving = optimizer(network, weight_decay=0.1)
         for step in range(4):
-            error = moving.train(network, x, target, rate=0.01, epoch=1, step=step, run=run)
+            error = train(moving, x, target, rate=0.01, epoch=1, step=step, run=run)
         return error, network.parameters
 
     @pytest.mark.parametrize("rows", [10, 3])
@@ -112,7 +107,7 @@ class TestShards:
             assert error == found[0][0]
             np.testing.assert_array_equal(parameters, found[0][1])
 
-    @pytest.mark.parametrize("optimizer", [Adam, GradientDescent])
+    @pytest.mark.parametrize("optimizer", [adam, gradient_descent])
     def test_the_interpreted_step_is_the_compiled_one(self, name, split, optimizer):
         found = [
             self.trained(name, split, run, optimizer=optimizer) for run in (in_turn, interpreted)
@@ -120,64 +115,45 @@ class TestShards:
         assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
         np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-3, atol=1e-5)
 
-    def test_a_step_without_a_program_is_that_of_one(self, name, split, monkeypatch):
-        found = [self.trained(name, split, in_turn)]
-        monkeypatch.setattr(LinkedNetwork, "program", lambda *others: None)
-        found += [self.trained(name, split, in_turn)]
-        assert found[0][0] == found[1][0]
-        np.testing.assert_array_equal(found[0][1], found[1][1])
-
-
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("dropout", DROPOUTS.values(), ids=DROPOUTS)
-@pytest.mark.parametrize(("kinds", "loss"), CHAINS.values(), ids=CHAINS)
-def test_dense_links_by_units_have_the_bits_of_a_dense_network(kinds, loss, dropout, shards):
-    chain = make_chain(kinds, dtype=np.float32)
-    x, target = make_examples(kinds[-1], dtype=np.float32)
-    found = []
-    for build, split in ((Network, {}), (LinkedNetwork, {"split": "units"})):
-        network = build(chain, loss=loss, batch_size=8, dropout=dropout, shards=shards, **split)
-        optimizer = Adam(network, weight_decay=0.1)
-        errors = [
-            optimizer.train(network, x, target, rate=0.01, epoch=1, step=step) for step in range(4)
-        ]
-        found.append((errors, network.parameters))
-    assert found[0][0] == found[1][0]
-    np.testing.assert_array_equal(found[0][1], found[1][1])
-
 
 class TestErrors:
     def test_error_of_classes_is_the_share_of_wrong_ones_in_any_number_of_minibatches(self):
         chain, loss = NETWORKS["classifier"]
         x, target = examples(chain, 11)
         found = [
-            LinkedNetwork(chain, loss=loss, batch_size=size, shards=2).error(x, target)
+            Network(chain, loss=loss, batch_size=size, shards=2).error(x, target)
             for size in (11, 4)
         ]
-        wrong = LinkedNetwork(chain, loss=loss, batch_size=11).gradient(x, target)
+        wrong = gradient(Network(chain, loss=loss, batch_size=11), x, target)
         assert found == [wrong / 11] * 2
         assert 0 < wrong < 11
 
     def test_squared_error_is_that_of_the_gradient_and_leaves_nothing_out(self):
         chain, loss = NETWORKS["unrolled"]
         x, target = examples(chain, 11)
-        dropping = LinkedNetwork(chain, loss=loss, batch_size=4, dropout=DROPOUTS["dropout"])
-        plain = LinkedNetwork(chain, loss=loss, batch_size=11, shards=3)
-        assert dropping.error(x, target) == pytest.approx(plain.gradient(x, target) / 11)
+        dropping = Network(chain, loss=loss, batch_size=4, dropout=DROPOUTS["dropout"])
+        plain = Network(chain, loss=loss, batch_size=11, shards=3)
+        assert dropping.error(x, target) == pytest.approx(gradient(plain, x, target) / 11)
 
     def test_output_that_is_not_finite_gives_nan(self):
         chain, loss = NETWORKS["classifier"]
-        network = LinkedNetwork(chain, loss=loss, batch_size=6, shards=2)
+        network = Network(chain, loss=loss, batch_size=6, shards=2)
         network.parameters[:] = np.inf
-        assert np.isnan(network.gradient(*examples(chain)))
+        assert np.isnan(gradient(network, *examples(chain)))
 
 
 def test_parameters_are_copied_and_the_chain_views_them():
     chain = classifier()
-    network = LinkedNetwork(chain, loss="cross-entropy", batch_size=1)
+    network = Network(chain, loss="cross-entropy", batch_size=1)
     network.parameters[:] = 0
     assert all(link.weight.any() and link.bias.any() for link in chain)
     assert not any(weight.any() or bias.any() for weight, bias in network.chain)
+
+
+def length_of(network, x, target) -> int:
+    """Return the number of phases of a step without moves."""
+    place(network, x, target)
+    return network.program().length
 
 
 def test_hybrid_splits_convolutions_by_examples_and_dense_links_by_units():
@@ -186,8 +162,8 @@ def test_hybrid_splits_convolutions_by_examples_and_dense_links_by_units():
     x, target = examples(chain)
     lengths = {}
     for split in SPLITS:
-        network = LinkedNetwork(chain, loss=loss, batch_size=6, shards=2, split=split)
-        lengths[split] = network.program(x, target, lambda part, is_weight: []).length
+        network = Network(chain, loss=loss, batch_size=6, shards=2, split=split)
+        lengths[split] = length_of(network, x, target)
     assert lengths == {"examples": 2, "units": 8, "hybrid": 1 + 2 + 2 + 1 + 1}
 
 
@@ -196,16 +172,6 @@ def test_hybrid_splits_convolutions_by_examples_and_dense_links_by_units():
 @pytest.mark.parametrize(("chain", "loss"), NETWORKS.values(), ids=NETWORKS)
 def test_a_step_in_float32_is_one_call(chain, loss, split):
     chain, kind = as_float32(chain), np.float32
-    network = LinkedNetwork(chain, loss=loss, batch_size=6, shards=3, split=split)
-    follow = Adam(network, weight_decay=0.1)._operations
-    given = examples(chain, dtype=kind)
-    assert network.program(*given, lambda part, weight: follow(network, part, weight)).is_compiled
-
-
-def test_a_chain_has_the_network_that_works_it():
-    options = {"loss": "squared", "batch_size": 4, "shards": 2, "backend": NumpyBackend()}
-    plain = make_chain(("relu",) * 3)
-    assert type(network_of(plain, split="units", **options)) is Network
-    assert type(network_of(plain, split="examples", **options)) is DataParallelNetwork
-    for split in ("filters", "hybrid", "examples", "units"):
-        assert type(network_of(convolutional(), split=split, **options)) is LinkedNetwork
+    network = Network(chain, loss=loss, batch_size=6, shards=3, split=split)
+    place(network, *examples(chain, dtype=kind))
+    assert network.program(adam(network, weight_decay=0.1)).is_compiled

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from densechains import CHAINS, finite_differences, make_chain, make_examples
+from minibatches import gradient, loss_of
 
 from syncpretrain.finetuning.chain import Affine, Dropout
 from syncpretrain.finetuning.network import Network
@@ -19,7 +20,7 @@ class TestGradient:
         x, target = make_examples(kinds[-1])
         # A buffer longer than the minibatch: the rest of it must not count.
         network = Network(make_chain(kinds), loss=loss, batch_size=8, dropout=dropout)
-        network.gradient(x, target, epoch=2, step=5)
+        gradient(network, x, target, epoch=2, step=5)
         found = network.gradients.copy()
         expected = finite_differences(network, x, target, epoch=2, step=5)
         assert np.abs(found).max() > 0.01
@@ -30,7 +31,7 @@ class TestGradient:
         for dtype in (np.float32, np.float64):
             chain = make_chain(kinds, dtype=dtype)
             network = Network(chain, loss=loss, batch_size=6, dropout=dropout)
-            error = network.gradient(*make_examples(kinds[-1], dtype=dtype))
+            error = gradient(network, *make_examples(kinds[-1], dtype=dtype))
             assert network.gradients.dtype == dtype
             found[dtype] = error, network.gradients
         assert found[np.float32][0] == pytest.approx(found[np.float64][0], rel=1e-5)
@@ -42,21 +43,21 @@ class TestErrors:
         chain = [Affine(np.eye(2), np.zeros(2), "softmax")]
         x, target = np.log([[0.25, 0.75], [0.5, 0.5]]), np.array([[1.0, 0], [0, 1]])
         network = Network(chain, loss="cross-entropy", batch_size=2)
-        assert network.loss_of(x, target) == pytest.approx(-np.log([0.25, 0.5]).mean())
+        assert loss_of(network, x, target) == pytest.approx(-np.log([0.25, 0.5]).mean())
 
     def test_cross_entropy_of_binary_units_counts_both_values(self):
         chain = [Affine(np.eye(2), np.zeros(2), "bernoulli")]
         network = Network(chain, loss="cross-entropy", batch_size=1)
         x, target = np.log([[1 / 3, 4.0]]), np.array([[1.0, 0.5]])  # means 1/4 and 4/5
         expected = -np.log(0.25) - 0.5 * np.log(0.8) - 0.5 * np.log(0.2)
-        assert network.loss_of(x, target) == pytest.approx(expected)
+        assert loss_of(network, x, target) == pytest.approx(expected)
 
     def test_error_of_classes_is_the_share_of_wrong_ones_in_any_number_of_minibatches(self):
         chain = [Affine(np.eye(2), np.zeros(2), "softmax")]
         x, target = np.eye(2)[[0, 1, 1, 0, 0]], np.eye(2)[[0, 1, 0, 1, 0]]
         network = Network(chain, loss="cross-entropy", batch_size=2)
         assert network.error(x, target) == 0.4
-        assert network.gradient(x[2:4], target[2:4]) == 2
+        assert gradient(network, x[2:4], target[2:4]) == 2
 
     def test_squared_error_is_summed_over_outputs(self):
         network = Network([Affine(np.eye(2), np.ones(2), "gaussian")], loss="squared", batch_size=2)
@@ -66,7 +67,7 @@ class TestErrors:
     def test_output_that_is_not_finite_gives_nan(self):
         chain = [Affine(np.full((1, 2), np.inf), np.zeros(2), "softmax")]
         network = Network(chain, loss="cross-entropy", batch_size=1)
-        assert np.isnan(network.gradient(np.ones((1, 1)), np.array([[1.0, 0]])))
+        assert np.isnan(gradient(network, np.ones((1, 1)), np.array([[1.0, 0]])))
 
 
 def let_through(*, share=0.25, hidden=0.0, seed=0, epoch=1, step=0):
@@ -75,7 +76,7 @@ def let_through(*, share=0.25, hidden=0.0, seed=0, epoch=1, step=0):
     dropout = Dropout(share, hidden, seed)
     network = Network([eye, eye], loss="squared", batch_size=1, dropout=dropout)
     x = np.ones((1, 1000), dtype=np.float32)
-    network.gradient(x, 0 * x, epoch=epoch, step=step)
+    gradient(network, x, 0 * x, epoch=epoch, step=step)
     return network.chain_gradients[-1][1] / 2  # of a bias: 2 (y - target)
 
 
@@ -102,9 +103,9 @@ class TestDropout:
             Network(chain, loss="squared", batch_size=6, dropout=Dropout(0.5, 0.5))
             for _ in range(2)
         )
-        used.gradient(x, target, epoch=1, step=0)
-        used.gradient(x, target, epoch=1, step=1)
-        fresh.gradient(x, target, epoch=1, step=1)
+        gradient(used, x, target, epoch=1, step=0)
+        gradient(used, x, target, epoch=1, step=1)
+        gradient(fresh, x, target, epoch=1, step=1)
         np.testing.assert_array_equal(used.gradients, fresh.gradients)
 
     def test_nothing_is_left_out_in_evaluation(self):
@@ -113,7 +114,7 @@ class TestDropout:
         plain = Network(chain, loss="squared", batch_size=6)
         dropping = Network(chain, loss="squared", batch_size=6, dropout=Dropout(0.5, 0.5))
         assert dropping.error(x, target) == plain.error(x, target)
-        assert dropping.gradient(x, target) != plain.gradient(x, target)
+        assert gradient(dropping, x, target) != gradient(plain, x, target)
 
 
 def test_parameters_are_copied_and_the_chain_views_them():

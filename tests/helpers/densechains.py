@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+from minibatches import place as let_be
 from unitkinds import UNITS
 
 from syncpretrain.finetuning.chain import Affine
@@ -40,13 +41,14 @@ def make_examples(units, rows=6, dtype=np.float64):
     return x.astype(dtype), target.astype(dtype)
 
 
-def finite_differences(network, x, target, size=1e-6, **address):
+def finite_differences(network, x, target, weights=None, size=1e-6, **address):
+    let_be(network, x, target, weights, **address)
     slopes = np.empty_like(network.parameters)
     for place, kept in enumerate(network.parameters.copy()):
         network.parameters[place] = kept + size
-        above = network.loss_of(x, target, **address)
+        above = network.loss_of_minibatch()
         network.parameters[place] = kept - size
-        below = network.loss_of(x, target, **address)
+        below = network.loss_of_minibatch()
         network.parameters[place] = kept
         slopes[place] = (above - below) / (2 * size)
     return slopes

@@ -2,93 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
-from syncpretrain.kernels.backprop import backward, forward, output_delta
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
-
-WIDTHS = (6, 5, 3, 5, 6)
-KINDS = ("bernoulli",) * 4
-
-
-def make_chain(dtype, seed=0, widths=WIDTHS):
-    draw = np.random.default_rng(seed)
-    return [
-        (draw.normal(size=(below, above)).astype(dtype), draw.normal(size=above).astype(dtype))
-        for below, above in pairwise(widths)
-    ]
-
-
-def buffers(examples, dtype):
-    return [np.empty((examples, width), dtype) for width in WIDTHS[1:]]
-
-
-def empty_like(chain):
-    return [(np.full_like(weight, np.nan), np.full_like(bias, np.nan)) for weight, bias in chain]
-
-
-def gradients(x, chain):
-    activations, deltas = buffers(len(x), x.dtype), buffers(len(x), x.dtype)
-    out = empty_like(chain)
-    y = forward(x, chain, KINDS, out=activations)
-    total = output_delta(x, y, out=deltas[-1])
-    backward(x, chain, KINDS, activations, deltas, out=out)
-    return total / len(x), out
-
-
-def loss_of(x, chain):
-    y = x
-    for weight, bias in chain:
-        y = 1 / (1 + np.exp(-(y @ weight + bias)))
-    return ((y - x) ** 2).sum() / len(x)
-
-
-def test_forward_and_loss_are_the_plain_formula():
-    x, chain = np.random.default_rng(1).random((4, 6)), make_chain(np.float64)
-    loss, _ = gradients(x, chain)
-    assert loss == pytest.approx(loss_of(x, chain), rel=1e-13)
-
-
-def test_gradient_matches_central_finite_differences():
-    x, chain = np.random.default_rng(1).random((4, 6)), make_chain(np.float64)
-    _, found = gradients(x, chain)
-    step = 1e-5
-    for pair, pair_gradient in zip(chain, found, strict=True):
-        for array, gradient in zip(pair, pair_gradient, strict=True):
-            for place in np.ndindex(array.shape):
-                kept = array[place]
-                array[place] = kept + step
-                above = loss_of(x, chain)
-                array[place] = kept - step
-                below = loss_of(x, chain)
-                array[place] = kept
-                expected = (above - below) / (2 * step)
-                assert gradient[place] == pytest.approx(expected, rel=1e-6, abs=1e-9)
-
-
-def test_gradient_in_float32_agrees_with_float64():
-    x, chain = np.random.default_rng(1).random((7, 6)), make_chain(np.float64)
-    single = [(w.astype(np.float32), b.astype(np.float32)) for w, b in chain]
-    _, expected = gradients(x, chain)
-    _, found = gradients(x.astype(np.float32), single)
-    for pair, expected_pair in zip(found, expected, strict=True):
-        for array, expected_array in zip(pair, expected_pair, strict=True):
-            assert array.dtype == np.float32
-            np.testing.assert_allclose(array, expected_array, rtol=1e-4, atol=1e-6)
-
-
-def test_parameters_and_minibatch_are_not_changed():
-    x, chain = np.random.default_rng(1).random((4, 6)), make_chain(np.float64)
-    kept, kept_chain = x.copy(), make_chain(np.float64)
-    gradients(x, chain)
-    np.testing.assert_array_equal(x, kept)
-    for pair, kept_pair in zip(chain, kept_chain, strict=True):
-        np.testing.assert_array_equal(pair[0], kept_pair[0])
-        np.testing.assert_array_equal(pair[1], kept_pair[1])
 
 
 def test_squared_error_leaves_the_difference():
@@ -96,12 +14,6 @@ def test_squared_error_leaves_the_difference():
     out = np.empty_like(x)
     assert squared_error(x, y, out=out) == 0.3125
     np.testing.assert_array_equal(out, [[0.5, -0.25]])
-
-
-def test_too_few_buffers_are_refused():
-    x, chain = np.random.default_rng(1).random((4, 6)), make_chain(np.float64)
-    with pytest.raises(IndexError):
-        forward(x, chain, KINDS, out=buffers(4, np.float64)[:-1])
 
 
 def textbook_adam(p, gradient_of, steps, rate=0.01, beta1=0.9, beta2=0.999, epsilon=1e-8):

@@ -73,6 +73,10 @@ GOOD = {
     "sample_states": [(X, floats(6), X.copy(), X.copy(), "bernoulli", 1 | 3 << 32)],
     "squared_error": [(X, X.copy(), X.copy(), 1), (X, X.copy(), X, 0)],
     "wrong": [(X, X.copy(), 1), (X, X, 0)],
+    "output_delta": [(X, X.copy(), X.copy(), floats(6), "relu", "squared", 1)],
+    "derivative_and_sums": [(X, X.copy(), floats(6), "tanh")],
+    "documents": [(X, X.copy(), "gaussian:4,softmax:2"), (X, X.copy(), "relu")],
+    "update": [(LINE, LINE.copy(), lambda p, g, rate, step: np.subtract(p, rate * g, out=p))],
     "phase_differences": [(X, floats(4, 3), floats(6), floats(3), floats(3), 2)],
     "momentum_step": [(X, X.copy(), X.copy(), 0.1, 0.0)],
     "adam_step": [tuple(floats(5) for _ in range(4)), tuple(floats(0) for _ in range(4))],
@@ -101,7 +105,12 @@ GOOD = {
     "sum_channels": [(IMAGES, floats(2), POOLED), (IMAGES[:0], floats(2), POOLED)],
 }
 
+# Of GPUs, of blocks of units, and of optimizers that a user brings.
+INTERPRETED = ("matmul_tf32", "output_delta", "derivative_and_sums", "documents", "update")
+
 BAD = {
+    "an update that is no function": ("update", LINE, LINE.copy(), "sgd"),
+    "an unknown loss": ("output_delta", X, X.copy(), X.copy(), floats(6), "relu", "hinge", 1),
     "no such operation": ("divide", X, X),
     "no name": (5,),
     "too few arguments": ("matmul", X, SQUARE),
@@ -127,6 +136,7 @@ BAD = {
     "unknown units": ("means", X, floats(6), "cubic"),
     "units by number": ("means", X, floats(6), 0),
     "softmax without a class": ("softmax", floats(4, 0)),
+    "blocks of another name": ("documents", X, X.copy(), "gaussian:4,cubic:2"),
     "a derivative of itself": ("times_derivative", X, X, "relu"),
     "a sum of no rows": ("sum_rows", floats(0, 6), floats(6)),
     "a sum into a matrix": ("sum_rows", X, floats(1, 6)),
@@ -187,6 +197,7 @@ BAD = {
 TYPES = {
     *("two types", "no shape", "the shape of a dense layer", "filters by halves"),
     *("too few arguments", "too many arguments", "float64", "a list", "a factor that is none"),
+    "an update that is no function",
     *("half a shard", "a slot that is no integer"),
 }
 
@@ -200,7 +211,7 @@ def test_what_fits_is_worked(form, name):
     for arguments in GOOD[name]:
         own = Program([[[(name, *arguments)]]], 2)
         own.prepare(rate=0.1, steps=1)
-        assert own.is_compiled == (form == "compiled" and name != "matmul_tf32")  # of GPUs
+        assert own.is_compiled == (form == "compiled" and name not in INTERPRETED)
         if own.is_compiled:
             assert own.work() == 0
         else:

@@ -12,6 +12,7 @@ from convolutioncases import FORMS, Case, part_of, shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linkedchains import NETWORKS, as_float32, examples
+from minibatches import gradient
 from randomconvolutions import convolutional_stack
 from roundedgradients import ROUNDING, away, gradients
 from trialruns import stop_after
@@ -19,7 +20,7 @@ from trialruns import stop_after
 from syncpretrain import load
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.errors import RunInterrupted
-from syncpretrain.finetuning.data_parallel import network_of
+from syncpretrain.finetuning.network import Network
 from syncpretrain.kernels import native
 from syncpretrain.kernels.convolution import convolve, convolve_back, convolve_gradient
 from syncpretrain.kernels.precision import rounded
@@ -185,8 +186,8 @@ def test_gradients_of_a_network_are_those_of_float32_up_to_rounding(name, split)
     found = []
     for precision in ("float32", "bfloat16"):
         options = {"split": split, "backend": NumpyBackend(), "batch_size": 6, "shards": 2}
-        tuned = network_of(chain, precision=precision, loss=loss, **options)
-        tuned.gradient(x, target, epoch=1, step=0)
+        tuned = Network(chain, precision=precision, loss=loss, **options)
+        gradient(tuned, x, target, epoch=1, step=0)
         found.append([tuned.gradients.copy()])
     assert 0 < away(found[1], found[0]) < 4 * len(chain) * ROUNDING
     assert not any(link.shape.rounded for link in chain if link.is_local), "those given stay"

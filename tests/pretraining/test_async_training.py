@@ -17,7 +17,7 @@ from syncpretrain.events import (
     Progress,
     RunStarted,
 )
-from syncpretrain.finetuning.tuned_replica import TunedReplica
+from syncpretrain.finetuning.updates import TunedReplica
 from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
 from syncpretrain.pretraining.memory import replica_bytes
 from syncpretrain.pretraining.start import driver_for
@@ -262,7 +262,7 @@ class TestFinetuning:
                 found.append(steps)
 
         replica = object.__new__(TunedReplica)
-        replica.optimizer, replica._trained = Optimizer(), steps
+        replica._updates, replica._trained = Optimizer(), steps
         state = replica.state()
         assert state["steps"].dtype == np.float32
         replica.load_state(state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from densechains import make_chain, make_examples
+from minibatches import gradient, place
 from randomstacks import normal_stack
 from roundedgradients import ROUNDING, away, gradients
 from sparsematrices import csr
@@ -13,7 +14,7 @@ from trialruns import stop_after
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.errors import RunInterrupted, SettingsError, SyncpretrainError
-from syncpretrain.finetuning.data_parallel import network_of
+from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.options import tuning_precision
 from syncpretrain.kernels import native
 from syncpretrain.kernels.activations import means
@@ -102,7 +103,7 @@ def test_whole_numbers_train_alike_in_both_precisions():
 
 def network(chain, precision: str, **options):
     given = {"split": "units", "backend": NumpyBackend(), "batch_size": 6} | options
-    return network_of(chain, precision=precision, **given)
+    return Network(chain, precision=precision, **given)
 
 
 @pytest.mark.parametrize("split", ["units", "examples"])
@@ -119,9 +120,9 @@ def test_gradients_of_a_network_are_those_of_float32_up_to_rounding(kinds, loss,
     found, losses = {}, {}
     for precision in ("float32", "bfloat16"):
         tuned = network(chain, precision, loss=loss, split=split, shards=2)
-        tuned.gradient(x, target, epoch=1, step=0)
+        gradient(tuned, x, target, epoch=1, step=0)
         found[precision] = [tuned.gradients.copy()]
-        losses[precision] = tuned.loss_of(x, target)
+        losses[precision] = tuned.loss_of_minibatch()
     depth = 2 * len(chain)
     assert 0 < away(found["bfloat16"], found["float32"]) < 2 * depth * ROUNDING
     assert 0 < abs(losses["bfloat16"] / losses["float32"] - 1) < 2 * depth * ROUNDING
@@ -130,9 +131,17 @@ def test_gradients_of_a_network_are_those_of_float32_up_to_rounding(kinds, loss,
 def test_a_network_multiplies_in_its_precision_and_leaves_the_chain():
     chain = make_chain(("relu", "relu", "gaussian"), dtype=np.float32)
     made = network(chain, "bfloat16", loss="squared")
-    assert made.precision.operation == "matmul_bfloat16"
+    assert products_of(made) == {"matmul_bfloat16"}
     assert all(link.precision == "float32" for link in chain), "those given stay"
-    assert network(chain, "float32", loss="squared").precision.operation == "matmul"
+    assert products_of(network(chain, "float32", loss="squared")) == {"matmul"}
+
+
+def products_of(network: Network) -> set[str]:
+    """Return the operations by which a step of a network multiplies matrices."""
+    place(network, *make_examples("gaussian", dtype=np.float32))
+    phases = network.program().operations
+    names = {operation[0] for phase in phases for shard in phase for operation in shard}
+    return {name for name in names if name.startswith("matmul")}
 
 
 def interpreted(work, shards):

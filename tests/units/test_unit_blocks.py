@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from minibatches import gradient, loss_of
 
 from syncpretrain import load, pretrain
 from syncpretrain.errors import DataError, ModelFileError, SettingsError
@@ -349,7 +350,7 @@ class TestLearners:
                 return np.square(y - x).sum() / 4
             return cross_entropy(x, y, text) / 4
 
-        for parameter, gradient in zip(parameters, learner.gradients, strict=True):
+        for parameter, found in zip(parameters, learner.gradients, strict=True):
             for i in np.ndindex(parameter.shape):
                 at = parameter[i]
                 parameter[i] = at + 1e-5
@@ -357,7 +358,7 @@ class TestLearners:
                 parameter[i] = at - 1e-5
                 slope = (above - total()) / 2e-5
                 parameter[i] = at
-                assert -gradient[i] == pytest.approx(slope, rel=2e-3, abs=2e-3)
+                assert -found[i] == pytest.approx(slope, rel=2e-3, abs=2e-3)
 
     @pytest.mark.parametrize("text", TEXTS)
     @pytest.mark.parametrize("loss", ["cross-entropy", "squared"])
@@ -369,14 +370,14 @@ class TestLearners:
         ]
         network = Network(chain, loss=loss, batch_size=3, shards=2)
         x = rows_of(text, 3).astype("f8")
-        network.gradient(x, x)
+        gradient(network, x, x)
         found, p = network.gradients.copy(), network.parameters
         for i in range(0, len(p), 3):
             at = p[i]
             p[i] = at + 1e-6
-            above = network.loss_of(x, x)
+            above = loss_of(network, x, x)
             p[i] = at - 1e-6
-            slope = (above - network.loss_of(x, x)) / 2e-6
+            slope = (above - loss_of(network, x, x)) / 2e-6
             p[i] = at
             assert found[i] == pytest.approx(slope, rel=1e-5, abs=1e-6)
 

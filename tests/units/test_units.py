@@ -8,11 +8,12 @@ from typing import get_args
 import numpy as np
 import pytest
 from backends import backend_of
+from minibatches import place
 from unitkinds import INPUT_UNITS, KINDS, LOG_SUMS, MEANS, RBM_UNITS, SLOPES, STATES, UNITS
 
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.finetuning.chain import Affine
-from syncpretrain.finetuning.network import Network, network_program
+from syncpretrain.finetuning.network import Network
 from syncpretrain.kernels import native
 from syncpretrain.kernels.activations import activate, means, times_derivative
 from syncpretrain.kernels.contrastive_divergence import draw_noise, sample
@@ -213,10 +214,10 @@ class TestForms:
     def test_a_kind_without_a_compiled_form_is_computed_as_written(self, name, monkeypatch):
         x = np.float32(np.random.default_rng(3).random((6, 5)))
         target, network = x[:, :3].copy(), network_of(name)
-        is_compiled = network_program(network, x, target, lambda part, is_weight: []) is not None
-        assert is_compiled == (name in native.extension.UNITS)
+        place(network, x, target)
+        assert network.program().is_compiled == (name in native.extension.UNITS)
         monkeypatch.delitem(native.extension.UNITS, name, raising=False)
-        assert network_program(network, x, target, lambda part, is_weight: []) is None
+        assert not network.program().is_compiled
         np.testing.assert_allclose(
             means(x.copy(), x[0].copy(), name), MEANS[name](x + x[0]), rtol=1e-6, atol=1e-7
         )

@@ -25,11 +25,9 @@ from syncpretrain.workers.streamed.inputs import Passes, RingSize
 __all__ = [
     "CONTROL",
     "DUMP",
-    "AnyAssignment",
     "Assignment",
     "DropVersion",
     "EpochAssignment",
-    "GiveShare",
     "HandUp",
     "HandedUp",
     "RankOrder",
@@ -48,9 +46,6 @@ __all__ = [
     "SliceOf",
     "StreamAssignment",
     "TakeChange",
-    "TakeShare",
-    "TrainShare",
-    "TunerAssignment",
     "port",
     "received",
     "to_send",
@@ -167,36 +162,6 @@ class ServerAssignment(Assignment):
 
 
 @dataclass(frozen=True, slots=True)
-class TunerAssignment(Assignment):
-    """A share of a fine-tuning: what builds a :class:`Tuner`, and its threads on each rank."""
-
-    factory: Callable[..., Any]
-    threads: int
-
-
-@dataclass(frozen=True, slots=True)
-class TrainShare:
-    """Message to a tuner: share the steps of an epoch, from the ``first`` on."""
-
-    epoch: int
-    first: int
-
-
-@dataclass(frozen=True, slots=True)
-class GiveShare:
-    """Message to a tuner: send the first rank what this one remembers of its slice."""
-
-
-@dataclass(frozen=True, slots=True)
-class TakeShare:
-    """Message to a tuner: go on from a state of ``steps`` steps."""
-
-    parameters: Array
-    optimizer: Mapping[str, Array]
-    steps: int
-
-
-@dataclass(frozen=True, slots=True)
 class SetSlice:
     """Message to a server: its parameters, and what the compensation remembers of them."""
 
@@ -254,11 +219,6 @@ class ReplicaAnswer:
     push: Push | None = None
 
 
-AnyAssignment = (
-    EpochAssignment | StreamAssignment | ReplicaAssignment | ServerAssignment | TunerAssignment
-)
-
-
 @dataclass(frozen=True, slots=True)
 class RunJob:
     """Message to a rank: the layers that it holds in a run, and the data if it needs them.
@@ -267,7 +227,7 @@ class RunJob:
     """
 
     run: int
-    layers: tuple[AnyAssignment, ...]
+    layers: tuple[Assignment, ...]
     data: Split | SentSplit | None
     blas_threads: int
     times: Timeouts

@@ -19,7 +19,7 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.ranks.messages import (
     CONTROL,
     DUMP,
-    AnyAssignment,
+    Assignment,
     RunJob,
     RunOver,
     SentSplit,
@@ -70,7 +70,7 @@ class RunRanks:
 
     def begin(
         self,
-        layers: Sequence[AnyAssignment],
+        layers: Sequence[Assignment],
         data: Callable[[Sequence[int]], Split | None],
         blas_threads: int,
         called: str = "layer {} failed: ",

@@ -24,11 +24,9 @@ from syncpretrain.workers.ranks.messages import (
     RunOver,
     ServerAssignment,
     StreamAssignment,
-    TunerAssignment,
     port,
 )
 from syncpretrain.workers.ranks.stream_worker import StreamWorker
-from syncpretrain.workers.ranks.tuning import TunerWorker
 from syncpretrain.workers.ranks.worker import RankWorker, RankWorkers
 
 __all__ = ["follow"]
@@ -39,7 +37,6 @@ HELD: dict[type, type[RankWorker[Any]]] = {
     StreamAssignment: StreamWorker,
     ReplicaAssignment: ReplicaWorker,
     ServerAssignment: ServerWorker,
-    TunerAssignment: TunerWorker,
 }
 
 

@@ -21,13 +21,10 @@ from syncpretrain.errors import DataError, DivergedError
 from syncpretrain.learners.cursor import Stopped
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.workers.ranks.messages import (
+    Assignment,
     EpochAssignment,
-    ReplicaAssignment,
     RunJob,
     SentSplit,
-    ServerAssignment,
-    StreamAssignment,
-    TunerAssignment,
     port,
     received,
 )
@@ -36,14 +33,7 @@ __all__ = ["RankWorker", "RankWorkers"]
 
 # All ranks of a group compute the same, so each of them raises these at the same minibatch.
 SHARED_ENDS = (Stopped, DivergedError, DataError)
-AssignmentT = TypeVar(
-    "AssignmentT",
-    EpochAssignment,
-    StreamAssignment,
-    ReplicaAssignment,
-    ServerAssignment,
-    TunerAssignment,
-)
+AssignmentT = TypeVar("AssignmentT", bound=Assignment)
 
 
 class RankWorker(ABC, Generic[AssignmentT]):
@@ -177,7 +167,10 @@ class RankWorkers:
         self._limit.__enter__()
         transport.listen(port(job.run, "stop"), self._stop)
         self._layers = [
-            kinds[type(assignment)](transport, job, assignment, self._stopping.is_set)
+            # One that is not of pretraining brings its worker along.
+            (getattr(assignment, "worker", None) or kinds[type(assignment)])(
+                transport, job, assignment, self._stopping.is_set
+            )
             for assignment in job.layers
         ]
         # An eager transport looks more often for messages of other machines, at some per cent of a

@@ -1,15 +1,20 @@
-"""The step of a network of links, as phases of shards of operations.
+"""The step of a network, as phases of shards of operations: forward, output, backward, moves.
 
-The links are worked in sections, each split in one way. Where a section is split by examples, each
-shard takes its rows through all links of the section, with a gradient of its own; the gradients are
-added up in the end. Where it is split by units, every link has a phase up, in which a shard owns
-some of its units, and one down, in which it owns some of the units below; all wait for each other
-in between, and nothing is added up. Krizhevsky 2014 splits convolutions by examples and dense
+The layers are worked in sections, each split in one way. Where a section is split by examples, each
+shard takes its rows through all layers of the section, with a gradient of its own; the gradients
+are added up in the end. Where it is split by units, every layer has a phase up, in which a shard
+owns some of its units, and one down, in which it owns some of the units below; all wait for each
+other in between, and nothing is added up. Krizhevsky 2014 splits convolutions by examples and dense
 layers by units.
 
-A section in columns is a grid: a shard takes its rows through its column of all links, and waits
-for the others before a link in which units read other columns too. Shards with the same rows share
+A section in columns is a grid: a shard takes its rows through its column of all layers, and waits
+for the others before a layer in which units read other columns too. Shards with the same rows share
 one gradient array, and each fills its column. By examples is a grid of one column.
+
+Data flow one way. A slice of the parameters moves as soon as its gradient is whole and no shard
+reads the slice any more: for a dense layer split by units that is right behind the product that
+made the gradient, while its rows are still in the cache of the core that made them. An update of
+all parameters at the end would read both from memory once more.
 
 Guarantee: within a phase no shard reads what another one writes, so workers may work the shards of
 a phase in any order or at once, with the same bits. Assumption: a phase begins when all shards of
@@ -21,17 +26,37 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from syncpretrain.finetuning.chain import Columns, Link, Site
-from syncpretrain.finetuning.trainable import Follow
 from syncpretrain.kernels.arrays import BLOCK, Array, blocks_in, slices_of
 from syncpretrain.kernels.backprop import Pair
-from syncpretrain.kernels.operations import Operation, output_operations
+from syncpretrain.kernels.operations import Operation, fused_output, output_operations
 from syncpretrain.shapes import common_groups
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["Buffers", "Section", "forward_phases", "sections_of", "shard_gradients", "step_phases"]
+__all__ = [
+    "Buffers",
+    "Minibatch",
+    "Mover",
+    "Section",
+    "forward_phases",
+    "sections_of",
+    "shard_gradients",
+    "step_phases",
+]
+
+
+class Mover(Protocol):
+    """Operations that move parts of the flat parameters along their gradients."""
+
+    def decays(self, part: slice) -> list[Operation]:
+        """Return what shrinks weights before they move; nothing without weight decay."""
+        ...
+
+    def moves(self, part: slice) -> list[Operation]:
+        """Return what moves a part of the parameters."""
+        ...
 
 
 class Section(NamedTuple):
@@ -45,7 +70,7 @@ class Section(NamedTuple):
 
 
 def sections_of(chain: Sequence[Link], split: str) -> list[Section]:
-    """Return the sections of a chain that is split in a way; see :class:`LinkedNetwork`."""
+    """Return the sections of a chain that is split in a way; see :class:`Network`."""
     numbers = range(len(chain))
     if split not in ("hybrid", "columns"):
         return [Section(numbers, int(split == "examples"))]
@@ -55,6 +80,17 @@ def sections_of(chain: Sequence[Link], split: str) -> list[Section]:
         links = list(run)
         found.append(Section(range(links[0], links[-1] + 1), columns if is_local else 0))
     return found
+
+
+class Minibatch(NamedTuple):
+    """The arrays in which a minibatch lies: rows, targets, and the weight of each target or None.
+
+    ``target`` is ``x`` itself where the network is to reconstruct its input.
+    """
+
+    x: Array
+    target: Array
+    weights: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +112,8 @@ class Buffers:
     scratch : list of ndarray
         One a shard.
     loss : str
+    on_device : bool
+        Whether a launch costs more than the work of a small operation.
     """
 
     links: Sequence[Link]
@@ -90,6 +128,7 @@ class Buffers:
     inputs: list[Array | None]
     scratch: list[Array]
     loss: str
+    on_device: bool
 
     @property
     def shards(self) -> int:
@@ -112,37 +151,32 @@ class Buffers:
         )
 
 
-Dealt = list[list[Operation]]  # the operations of a phase
+Dealt = list[list[Operation]]  # the operations of a phase, by shard
 
 
 def forward_phases(buffers: Buffers, x: Array, *, drops: bool) -> list[Dealt]:
-    """Return what takes a minibatch up through all links, in one shard."""
-    step = _Step(buffers, x, None, drops=drops)
+    """Return what takes rows up through all links, in one shard."""
+    step = _Step(buffers, Minibatch(x, x), drops=drops, has_target=False)
     return [[step.rise(range(len(buffers.links)), step.all, 0)]]
 
 
-def step_phases(
-    buffers: Buffers, x: Array, target: Array, follow: Follow, weights: Array | None = None
-) -> list[Dealt]:
-    """Return the phases of a step on the minibatch that lies in ``x`` and ``target``.
+def step_phases(buffers: Buffers, minibatch: Minibatch, mover: Mover | None) -> list[Dealt]:
+    """Return the phases of a step on the minibatch in given arrays; without a mover, no moves.
 
-    ``follow`` returns the operations of the optimizer; for ``weights`` see
-    :class:`syncpretrain.finetuning.trainable.Trainable`. Slots of the results: the squared error of
-    each shard, then the number of wrong classes of each.
+    Slots of the results: the squared error of each shard, then the number of wrong classes of each.
     """
-    step = _Step(buffers, x, target, weights)
-    last = [step.last(shard, follow) for shard in range(buffers.shards)]
-    return [phase for phase in (*step.gradient(follow), last) if any(phase)]
+    step = _Step(buffers, minibatch, mover)
+    # On a device a step has one shard, and all parameters move by one launch.
+    end = step.move_all() if buffers.on_device else step.last()
+    return [phase for phase in (*step.gradient(), end) if any(phase)]
 
 
-def shard_gradients(
-    buffers: Buffers, x: Array, target: Array, weights: Array | None = None
-) -> Dealt:
+def shard_gradients(buffers: Buffers, minibatch: Minibatch) -> Dealt:
     """Return what fills the gradients of each shard, all of them by examples, with no sum.
 
-    Parameters and slots of the results are the same as in :func:`step_phases`.
+    Slots of the results are the same as in :func:`step_phases`.
     """
-    (phase,) = _Step(buffers, x, target, weights).gradient(lambda part, is_weight: [])
+    (phase,) = _Step(buffers, minibatch).gradient()
     return phase
 
 
@@ -152,21 +186,21 @@ class _Step:
     def __init__(
         self,
         buffers: Buffers,
-        x: Array,
-        target: Array | None,
-        weights: Array | None = None,
+        minibatch: Minibatch,
+        mover: Mover | None = None,
         *,
         drops: bool = True,
+        has_target: bool = True,
     ) -> None:
-        self.weights = weights
-        self.buffers, self.x, self.target, self.drops = buffers, x, target, drops
-        self.all = slice(0, len(x))
+        self.x, self.target, self.weights = minibatch
+        self.buffers, self.mover, self.drops, self.has_target = buffers, mover, drops, has_target
+        self.all = slice(0, len(self.x))
 
-    def gradient(self, follow: Follow) -> list[Dealt]:
+    def gradient(self) -> list[Dealt]:
         """Return the phases up through all sections, and down again."""
         sections = self.buffers.sections
         up = [phase for section in sections for phase in self.section_up(section)]
-        down = [p for section in reversed(sections) for p in self.section_down(section, follow)]
+        down = [phase for section in reversed(sections) for phase in self.section_down(section)]
         # A shard may turn round without waiting for others where the top section is by examples:
         # from the inputs of its rows it makes their outputs, from these their delta, and from that
         # its own gradient array. Besides, it reads the weights alone, and by examples these move
@@ -189,7 +223,7 @@ class _Step:
             owned = enumerate(self.owned(link))
             yield [self.up(link, self.all, own, shard) for shard, own in owned]
 
-    def section_down(self, section: Section, follow: Follow) -> Iterator[Dealt]:
+    def section_down(self, section: Section) -> Iterator[Dealt]:
         """Yield the phases down through a section."""
         if section.columns:
             yield from self.grid_down(section)
@@ -199,7 +233,7 @@ class _Step:
             # A dense link's weights may move in the phase that goes down through them: the rows of
             # the units below that a shard owns are read by this shard alone, and before.
             yield [
-                self.down(link, self.all, reads, own, shard) + self.move(link, reads, own, follow)
+                self.down(link, self.all, reads, own, shard) + self.move(link, reads, own)
                 for shard, (reads, own) in enumerate(pairs)
             ]
 
@@ -263,8 +297,10 @@ class _Step:
     def owned(self, link: int) -> list[slice]:
         """Return the units of a link that each shard owns."""
         this = self.buffers.links[link]
-        # The mean of a softmax unit depends on all others of its layer: one shard makes them all.
-        if kind_of(this.units).is_exclusive:
+        kind = kind_of(this.units)
+        # The mean of a softmax unit depends on all others of its layer or block: one shard makes
+        # them all.
+        if kind.is_exclusive or kind.blocks is not None:
             return [slice(0, this.makes.units), *[slice(0, 0)] * (self.buffers.shards - 1)]
         return self.shares(this.makes)
 
@@ -298,17 +334,29 @@ class _Step:
         if link + 1 < len(buffers.links):
             out = buffers.activations[link]
             return operations + self.drop(link + 1, out, this.makes, rows, own)
-        if self.target is None:
-            return operations
-        given = (self.target[rows], site.out, site.delta)
-        target, y, delta = (this.makes.of(array, own) for array in given)
-        own_weights = None if self.weights is None else this.makes.of(self.weights[rows], own)
-        return operations + output_operations(
-            *(target, y, delta, own_weights, this.units, buffers.loss),
-            examples=len(self.x),
-            squared=shard,
-            wrong=buffers.shards + shard,
+        return operations + self.output(site, rows, own, shard) if self.has_target else operations
+
+    def output(self, site: Site, rows: slice, own: slice, shard: int) -> list[Operation]:
+        """Compare outputs with their targets, and fill delta."""
+        buffers, this = self.buffers, self.buffers.links[-1]
+        target, y, delta = (
+            this.makes.of(array, own) for array in (self.target[rows], site.out, site.delta)
         )
+        weights = None if self.weights is None else this.makes.of(self.weights[rows], own)
+        operations: list[Operation] = []
+        if kind_of(this.units).blocks is not None:
+            operations = [("documents", y, target, this.units)]
+        given, wrong = (target, y, delta, weights, this.units, buffers.loss), buffers.shards + shard
+        if self.sums_bias(len(buffers.links) - 1):
+            sums = site.bias_gradient
+            return operations + fused_output(*given, sums=sums, squared=shard, wrong=wrong)
+        examples = len(self.x)
+        return operations + output_operations(*given, examples=examples, squared=shard, wrong=wrong)
+
+    def sums_bias(self, link: int) -> bool:
+        """Return whether one launch fills a link's delta, and the gradient of its bias."""
+        weighted = self.weights is not None and link + 1 == len(self.buffers.links)
+        return self.buffers.on_device and not self.buffers.links[link].is_local and not weighted
 
     def down(self, link: int, rows: slice, reads: slice, own: slice, shard: int) -> list[Operation]:
         """Fill a part of a link's gradients, and of delta below."""
@@ -316,7 +364,7 @@ class _Step:
             return []
         buffers, this = self.buffers, self.buffers.links[link]
         site = buffers.site(link, self.x, rows, shard)
-        operations = this.gradient(site, reads, own)
+        operations = this.gradient(site, reads, slice(0, 0) if self.sums_bias(link) else own)
         if not link or reads.start == reads.stop:
             return operations
         below, mask = buffers.deltas[link - 1][rows], buffers.masks[link]
@@ -324,22 +372,43 @@ class _Step:
         operations += this.down(site, below, reads)
         if mask is not None:
             operations += [("multiply", delta, this.reads.of(mask[rows], reads), delta)]
-        return [*operations, ("times_derivative", delta, a, buffers.links[link - 1].units)]
+        units = buffers.links[link - 1].units
+        if self.sums_bias(link - 1):
+            _, sums = buffers.gradients[shard][link - 1]
+            return [*operations, ("derivative_and_sums", delta, a, sums, units)]
+        return [*operations, ("times_derivative", delta, a, units)]
 
-    def move(self, link: int, reads: slice, own: slice, follow: Follow) -> list[Operation]:
-        """Follow the gradients of the parameters that no other shard reads in this phase."""
+    def move(self, link: int, reads: slice, own: slice) -> list[Operation]:
+        """Move the parameters that no other shard reads in this phase."""
+        if self.mover is None or self.buffers.on_device:
+            return []
         start, this = self.buffers.starts[link], self.buffers.links[link]
         weights = this.weight_slice(reads)
         operations: list[Operation] = []
         if weights is not None and weights.start < weights.stop:
-            operations += follow(slice(start + weights.start, start + weights.stop), True)
+            part = slice(start + weights.start, start + weights.stop)
+            operations += self.mover.decays(part) + self.mover.moves(part)
         if own.start < own.stop:
             start += this.weight.size
-            operations += follow(slice(start + own.start, start + own.stop), False)
+            operations += self.mover.moves(slice(start + own.start, start + own.stop))
         return operations
 
-    def last(self, shard: int, follow: Follow) -> list[Operation]:
-        """Add up and follow a shard's slice of what could not be followed before."""
+    def move_all(self) -> Dealt:
+        """Move all parameters together."""
+        if self.mover is None:
+            return [[]]
+        starts = self.buffers.starts
+        sizes = [link.weight.size for link in self.buffers.links]
+        weights = [slice(at, at + n) for at, n in zip(starts, sizes, strict=False)]
+        decays = [operation for part in weights for operation in self.mover.decays(part)]
+        return [[*decays, *self.mover.moves(slice(0, starts[-1]))]]
+
+    def last(self) -> Dealt:
+        """Add up and move each shard's slice of what could not move before."""
+        return [self.last_of(shard) for shard in range(self.buffers.shards)]
+
+    def last_of(self, shard: int) -> list[Operation]:
+        """Add up and move a shard's slice of what could not move before."""
         operations: list[Operation] = []
         for section in self.buffers.sections:
             for link in section.links:
@@ -353,7 +422,9 @@ class _Step:
                             if section.columns:
                                 operations += self.sum(section, link, number, block)
                             part = slice(start + block.start, start + block.stop)
-                            operations += follow(part, number == 0)
+                            if self.mover is not None:
+                                decays = [] if number else self.mover.decays(part)
+                                operations += decays + self.mover.moves(part)
                     start += array.size
         return operations
 

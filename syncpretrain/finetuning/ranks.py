@@ -1,0 +1,388 @@
+"""A fine-tuning that ranks share: rank 0, which leads it, and the share of every other rank.
+
+Every rank has the whole network and some shards of every minibatch. A step is a step of
+:class:`~syncpretrain.learners.on_ranks.ExamplesOnRanks`, and has the same bits as the same number
+of shards in one process: ranks exchange sums of gradients, each rank moves one slice of the
+parameters with its own part of the optimizer's memory, and sends that slice to all.
+
+The other ranks get one order an epoch, and leave the epoch early where all ranks agree on a stop.
+So nothing but the next order has to end an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from syncpretrain.cluster.group import AgreedStop, Group, GroupError
+from syncpretrain.cluster.job import member
+from syncpretrain.errors import WorkerError
+from syncpretrain.finetuning.chain import Link
+from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.optimizers import Descent, optimizer_for
+from syncpretrain.finetuning.options import TuningOptions, network_options
+from syncpretrain.finetuning.tasks import Examples
+from syncpretrain.finetuning.updates import Each, LocalUpdates
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.operations import Operation
+from syncpretrain.kernels.program import PhaseRunner, Phases, Program, in_turn
+from syncpretrain.learners.on_ranks import ExamplesOnRanks
+from syncpretrain.parallel.blas import usable_cores
+from syncpretrain.parallel.timeouts import Closing, Timeouts
+from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.workers.child_start import sendable
+from syncpretrain.workers.layer_process import RemoteTraceback
+from syncpretrain.workers.ranks.messages import Assignment, port
+from syncpretrain.workers.ranks.placement import RankShares
+from syncpretrain.workers.ranks.run import RunRanks
+from syncpretrain.workers.ranks.worker import RankWorker
+from syncpretrain.workers.split import Split
+
+__all__ = ["RankUpdates", "SharedDescent", "TuningRanks"]
+
+SHARE = 1  # the number of what all ranks hold
+
+
+class SharedDescent:
+    """The descent of one rank of a group; all ranks call :meth:`train` at the same time.
+
+    An :class:`~syncpretrain.finetuning.optimizers.Optimizer`, and
+    :class:`~syncpretrain.learners.on_ranks.Sharded`, with all parameters as one array.
+
+    Parameters
+    ----------
+    own : Descent
+        Descent of this rank's network, split by examples.
+    stop : AgreedStop
+        Stop of the group, agreed on in every step. The group has at most as many ranks as shards.
+    """
+
+    def __init__(self, own: Descent, stop: AgreedStop) -> None:
+        self._own, self.network = own, own.network
+        self.parameters = [own.network.parameters]
+        self.gradients = [[vector] for vector in own.network.shard_gradients]
+        self.errors = [0.0] * own.network.shards
+        self.added: Sequence[int] = ()  # the shards that have rows; the gradients of others are old
+        self._programs: dict[tuple[int, ...], list[Program]] = {}  # by the minibatch's key
+        self._moves: dict[tuple[int, int], Program] = {}  # by the ends of the part
+        self._rate = 0.0
+        starts = own.network.places.starts
+        sizes = [weight.size for weight, _ in own.network.chain]
+        self._weights = [
+            slice(at, at + n) for (at, _), n in zip(pairwise(starts), sizes, strict=True)
+        ]
+        self._shared = ExamplesOnRanks(self, stop)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps taken."""
+        return self._own.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._own.steps = steps
+
+    def train(
+        self,
+        examples: Examples,
+        rows: Any,
+        *,
+        rate: float,
+        epoch: int,
+        step: int,
+        run: PhaseRunner = in_turn,
+    ) -> float:
+        """Take one step, with the other ranks; return the error before it."""
+        self._rate = rate
+        self.steps += 1
+        return self._shared.train_step(examples, rows, epoch=epoch, step=step, run=run)
+
+    def begin(self, examples: Examples, rows: Any, *, epoch: int, step: int) -> None:
+        """Take a minibatch; then call :meth:`gradient` for every shard."""
+        self.network.begin(examples, rows, epoch=epoch, step=step)
+        if self.network.key not in self._programs:
+            self._programs[self.network.key] = self.network.shard_programs()
+        programs = self._programs[self.network.key]
+        self.added = tuple(i for i, program in enumerate(programs) if any(program.operations[0][0]))
+        self.errors[:] = [0.0] * len(programs)
+
+    def gradient(self, shard: int) -> None:
+        """Fill the gradient of a shard, as its part of the gradient of the whole minibatch."""
+        if shard in self.added:
+            program = self._programs[self.network.key][shard]
+            self.errors[shard] = self.network.error_of_shard(program)
+
+    def move(self, i: int, block: slice, total: Array) -> None:
+        """Move a block of the parameters along its gradient."""
+        np.copyto(self.network.gradients[block], total)
+        ends = block.start, block.stop
+        if ends not in self._moves:
+            self._moves[ends] = Program([[self._moves_of(block)]], 0)
+        self._moves[ends].prepare(rate=self._rate, steps=self.steps)
+        in_turn(self._moves[ends], 1)
+
+    def numbers(self, rate: float, steps: int) -> tuple[float, ...]:
+        """Return the numbers that a step computes with; see ``Optimizer``."""
+        return self._own.numbers(rate, steps)
+
+    def state(self) -> dict[str, Array]:
+        """Return the memory of this rank's slice by name; other slices are old."""
+        return self._own.state()
+
+    def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
+        """Go back to what all ranks remembered."""
+        self._own.load_state(state, steps=steps)
+
+    def collect(self) -> None:
+        """Fill the first rank's memory with the slice of every rank; all ranks call this."""
+        # A vector that is shorter than the parameters remembers nothing, as without momentum.
+        vectors = [vector for vector in self.state().values() if vector.size]
+        self._shared.collect([vectors])
+
+    def _moves_of(self, block: slice) -> list[Operation]:
+        """Return what moves a block; of its weights, which decay, there may be several parts."""
+        decays: list[Operation] = []
+        for weight in self._weights:
+            part = slice(max(block.start, weight.start), min(block.stop, weight.stop))
+            if part.start < part.stop:
+                decays += self._own.decays(part)
+        return decays + self._own.moves(block)
+
+
+class RankUpdates:
+    """The updates of the rank that leads; see :class:`syncpretrain.finetuning.updates.Updates`.
+
+    Parameters
+    ----------
+    own : LocalUpdates
+        Updates of this rank, by ``descent``.
+    descent : SharedDescent
+    ranks : TuningRanks
+    """
+
+    def __init__(self, own: LocalUpdates, descent: SharedDescent, ranks: TuningRanks) -> None:
+        self._own, self._descent, self._ranks = own, descent, ranks
+        self.network, self.steps = own.network, own.steps
+        self._epoch = 0
+
+    @property
+    def first_error(self) -> float:
+        """Mean error of an example in the very first minibatch."""
+        return self._own.first_error
+
+    @first_error.setter
+    def first_error(self, error: float) -> None:
+        self._own.first_error = error
+
+    def train(self, epoch: int, first: int, each: Each) -> int:
+        """Train on the minibatches of an epoch from ``first`` on, with all ranks."""
+        self._epoch = epoch
+        with self._failures_elsewhere():
+            # Once an epoch: from there the other ranks count the steps themselves, draw the same
+            # order of rows, and meet this one in each step's exchange.
+            self._ranks.order(TrainShare(epoch, first))
+            return self._own.train(epoch, first, each)
+
+    def state(self) -> dict[str, Array]:
+        """Return the memory of all ranks, collected from the slice of each."""
+        # The order comes first: collect is a gathering, in which every rank has to take part.
+        with self._failures_elsewhere():
+            self._ranks.order(GiveShare())
+            self._descent.collect()
+        return self._own.state()
+
+    def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
+        """Go back to what :meth:`state` held, on all ranks, with this rank's parameters."""
+        self._own.load_state(state, steps=steps)
+        with self._failures_elsewhere():
+            self._ranks.order(TakeShare(self.network.parameters.copy(), state, steps))
+
+    @contextmanager
+    def _failures_elsewhere(self) -> Iterator[None]:
+        """Raise what went wrong on another rank."""
+        try:
+            yield
+        except GroupError as error:
+            raise self._ranks.failure(error, self._epoch) from None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainShare:
+    """Order to a rank: share the steps of an epoch, from the ``first`` on."""
+
+    epoch: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveShare:
+    """Order to a rank: send the first rank what this one remembers of its slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeShare:
+    """Order to a rank: go on from a state of ``steps`` steps."""
+
+    parameters: Array
+    optimizer: Mapping[str, Array]
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class TunerAssignment(Assignment):
+    """A share of a fine-tuning: the network and how it is trained, and each rank's threads."""
+
+    chain: Sequence[Link]
+    loss: str
+    options: TuningOptions
+    weights: Array | None
+    threads: int
+
+    @property
+    def worker(self) -> type[RankWorker[TunerAssignment]]:
+        """The class of the worker that takes it."""
+        return TunerWorker
+
+    def shared(
+        self, data: Sequence[Any], stop: AgreedStop, run: PhaseRunner, **others: Any
+    ) -> tuple[LocalUpdates, SharedDescent]:
+        """Return the updates of a rank, and the descent that they call."""
+        options = network_options(self.options) | {"split": "examples"}
+        network = Network(self.chain, loss=self.loss, **options)
+        own = optimizer_for(self.options)(network)
+        assert isinstance(own, Descent), "the settings refuse searches along lines on ranks"
+        descent, examples = SharedDescent(own, stop), Examples(data[0], data[-1], self.weights)
+        updates = LocalUpdates(descent, examples, self.options, stop=stop, run=run, **others)
+        return updates, descent
+
+
+class TuningRanks(Closing):
+    """Rank 0 and the next ones, as many as there are replicas or ranks.
+
+    Parameters
+    ----------
+    chain, loss
+        Parameters of the network of each rank.
+    options : TuningOptions
+        With two or more replicas.
+    examples : Examples
+    blas_threads : int
+        BLAS threads of each rank.
+    times : Timeouts
+        Only ``stall`` is used: how long a message of another rank is waited for.
+
+    Attributes
+    ----------
+    threads : int
+        Threads of each rank.
+    """
+
+    def __init__(
+        self,
+        chain: Sequence[Link],
+        loss: str,
+        options: TuningOptions,
+        examples: Examples,
+        *,
+        blas_threads: int,
+        times: Timeouts,
+    ) -> None:
+        super().__init__(times)
+        own, replicas = member(), options.replicas or 1
+        most = min(replicas, own.transport.size)
+        self._ranks = RunRanks(own, (1, 1), times, RankShares((most - 1,)))
+        every = (own.transport.rank, *self._ranks.groups[SHARE])
+        base = port(self._ranks.run, "group", SHARE)
+        self._group = Group(own.transport, every, base, times, self._is_lost)
+        self.threads = -(-replicas // most)
+        inputs, targets, weights = examples
+        self._assignment = TunerAssignment(
+            SHARE, chain, loss, options, weights, self.threads, group=every
+        )
+        self._data = (inputs,) if targets is inputs else (inputs, targets)
+        self._blas_threads = blas_threads
+
+    def updates(
+        self, stop: Callable[[], bool], run: PhaseRunner, tell: Callable[[str], None]
+    ) -> RankUpdates:
+        """Return the updates of this rank, which lead the other ranks'.
+
+        ``stop`` says whether this rank was asked to stop; see
+        :class:`~syncpretrain.finetuning.updates.LocalUpdates` for the others.
+        """
+        agreed = AgreedStop(self._group, stop)
+        own, descent = self._assignment.shared(self._data, agreed, run, tell=tell)
+        return RankUpdates(own, descent, self)
+
+    def order(self, order: TrainShare | GiveShare | TakeShare) -> None:
+        """Send an order to every other rank; raise GroupError if one was lost."""
+        if self._is_lost():
+            raise GroupError("a rank was lost")
+        self._ranks.send(SHARE, "orders", order)
+
+    def failure(self, error: GroupError, epoch: int) -> WorkerError:
+        """Return what ended the exchange with the other ranks, in an epoch."""
+        where = f"fine-tuning failed in epoch {epoch}"
+        how = self._ranks.lost(SHARE)
+        if how is not None:
+            return WorkerError(f"{where}: {how}")
+        found = self._ranks.take("answers", self._times.drain)
+        if found is None:
+            return WorkerError(f"{where}: {error}")
+        rank, (cause, trace) = found
+        name = self._ranks.transport.peers.name(rank)
+        failed = WorkerError(f"{where} on {name}: {type(cause).__name__}: {cause}")
+        failed.__cause__ = RemoteTraceback(trace) if trace else None
+        return failed
+
+    def _is_lost(self) -> bool:
+        return self._ranks.lost(SHARE) is not None
+
+    def _open(self) -> None:
+        self._ranks.transport.is_eager = True
+        own, called = [self._assignment], "fine-tuning failed: "
+        inputs, targets = self._data[0], self._data[-1]
+        data = Split(inputs, targets[:0] if targets is inputs else targets)
+        self._ranks.begin(own, lambda layers: data, self._blas_threads, called)
+
+    def _close(self) -> list[str]:
+        self._ranks.transport.is_eager = False
+        return self._ranks.end()
+
+
+class TunerWorker(RankWorker[TunerAssignment]):
+    """A share of a fine-tuning."""
+
+    def work(self) -> None:
+        """Obey orders until there are no more; report every failure."""
+        try:
+            threads = min(self._assignment.threads, usable_cores())  # more only wait for each other
+            workers = WorkerPool(threads, "syncpretrain-finetune", self._times)
+            with closing(workers) as pool, np.errstate(over="ignore", invalid="ignore"):
+                self._obey(pool)
+        except BaseException as error:
+            if self.is_to_answer(error):
+                self.send("answers", sendable(error, 0, 0))
+
+    def _obey(self, pool: WorkerPool) -> None:
+        assert isinstance(self._job.data, Split) and self.agreed is not None
+        inputs, targets = self._job.data
+
+        def run(phases: Phases, shards: int) -> None:
+            pool.run(phases, shards, self._assignment.threads)
+
+        data = (inputs, targets) if len(targets) else (inputs,)
+        updates, descent = self._assignment.shared(data, self.agreed, run)
+        while (order := self.next_order()) is not None:
+            if isinstance(order, TakeShare):
+                np.copyto(updates.network.parameters, order.parameters)
+                updates.load_state(order.optimizer, steps=order.steps)
+            elif isinstance(order, GiveShare):
+                descent.collect()
+            else:
+                updates.train(order.epoch, order.first, lambda error, done: None)

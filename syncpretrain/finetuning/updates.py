@@ -1,0 +1,348 @@
+"""The training of a network on the minibatches of an epoch, by this process or by replicas of it.
+
+:class:`LocalUpdates` trains minibatch after minibatch; on a device, a block of them at a time.
+:class:`ReplicaUpdates` is asynchronous: each replica trains on minibatches of its own, and the one
+that is free next trains on the next minibatch of the same order. The server has the parameters, and
+nothing else: each replica has its own momentum or Adam's moments, because a momentum of the server
+would go on along directions as stale as it is long (Giladi et al. 2019). Updates that ranks share
+are in ``ranks.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from syncpretrain.data.order import shuffled, steps_per_epoch
+from syncpretrain.finetuning.chain import Link
+from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.optimizers import (
+    LEARNING_RATES,
+    Optimizer,
+    optimizer_for,
+    optimizer_vectors,
+    scheduled,
+)
+from syncpretrain.finetuning.options import TuningOptions, network_options
+from syncpretrain.finetuning.tasks import Examples
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.program import PhaseRunner, in_turn
+from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
+from syncpretrain.parallel.replicas.steps import Fleet, Task, tasks_of
+from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.schedule.kinds import ASYNC
+from syncpretrain.workers.replicas import replicas_in
+
+__all__ = [
+    "Each",
+    "LocalUpdates",
+    "ReplicaUpdates",
+    "TunedReplica",
+    "Updates",
+    "copies_of_replicas",
+]
+
+Each = Callable[[float, int], None]  # given the error of some minibatches, and how many are done
+STEPS = "steps"
+# Base of the two digits in which float32 keeps a number of steps: its whole numbers end at 2^24,
+# and two digits of 2^20 reach 2^40.
+STEPS_BASE = 1 << 20
+
+
+class Updates(Protocol):
+    """The training of a network on the minibatches of an epoch.
+
+    Attributes
+    ----------
+    network : Network
+        Network with the parameters after all updates so far.
+    steps : int
+        Minibatches of an epoch.
+    first_error : float
+        Mean error of an example in the very first minibatch, before any update; NaN before that.
+    """
+
+    network: Network
+    steps: int
+    first_error: float
+
+    def train(self, epoch: int, first: int, each: Each) -> int:
+        """Train on the minibatches of an epoch from ``first`` on, until all are done or at a stop.
+
+        ``each`` is called behind some minibatches, in their order, with the sum of their errors,
+        each before its update, and with how many of the epoch are done. On a device the sum is an
+        array, not synchronized. Return how many are done at the end.
+        """
+        ...
+
+    def state(self) -> dict[str, Array]:
+        """Return by name what the next step depends on beside the parameters; live arrays."""
+        ...
+
+    def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
+        """Go on from the network's parameters and a state after ``steps`` steps."""
+        ...
+
+
+class LocalUpdates:
+    """The training of a network in this process; see :class:`Updates`.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Optimizer of the network.
+    examples : Examples
+        On the network's device.
+    options : TuningOptions
+    stop : callable
+        Asked before each minibatch, or block of them, whether to stop.
+    run : callable
+        Works the phases of a step.
+    tell : callable
+        Takes a notice to the user.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        examples: Examples,
+        options: TuningOptions,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        run: PhaseRunner = in_turn,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self.network, self.optimizer, self.examples = optimizer.network, optimizer, examples
+        self._options, self._stop, self._run, self._tell = options, stop, run, tell
+        self._rate = options.learning_rate or LEARNING_RATES[options.optimizer]
+        self._recorder = self.network.backend.recorder()
+        self.steps = steps_per_epoch(len(examples.inputs), options.batch_size)
+        self.first_error = math.nan
+
+    def train(self, epoch: int, first: int, each: Each) -> int:
+        """Train on the minibatches of an epoch from ``first`` on; see :class:`Updates`."""
+        backend, size, options = self.network.backend, self._options.batch_size, self._options
+        inputs = self.examples.inputs
+        numbers = shuffled(len(inputs), seed=options.seed, layer=0, epoch=epoch)
+        order = backend.order(inputs, numbers)
+        for step in range(first, self.steps, backend.steps_at_once):
+            if self._stop():
+                return step
+            done = min(step + backend.steps_at_once, self.steps)
+            each(self._block(order[step * size : done * size], epoch, step, done), done)
+        slow = self._recorder.slow()
+        if slow is not None and self._tell is not None:
+            self._tell(f"fine-tuning is {slow}")
+        return self.steps
+
+    def minibatch(self, rows: Any, *, epoch: int, step: int) -> float:
+        """Train on some rows, the ``step``-th minibatch of an epoch; return their summed error."""
+        rate = self._rate_of((epoch - 1) * self.steps + step)
+        error = self.optimizer.train(
+            self.examples, rows, rate=rate, epoch=epoch, step=step, run=self._run
+        )
+        if (epoch, step) == (1, 0):
+            self.first_error = float(error) / len(rows)
+        return error
+
+    def state(self) -> dict[str, Array]:
+        """Return the memory of the optimizer."""
+        return self.optimizer.state()
+
+    def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
+        """Go on from a state of the optimizer."""
+        self.optimizer.load_state(state, steps=steps)
+
+    def _block(self, rows: Any, epoch: int, step: int, done: int) -> float:
+        """Train on the minibatches from ``step`` to ``done``, in one block of the recorder."""
+        optimizer, first, table = self.optimizer, (epoch - 1) * self.steps, None
+        if self.network.backend.devices():  # elsewhere nothing is recorded
+            numbers = [
+                optimizer.numbers(self._rate_of(at), at + 1)
+                for at in range(first + step, first + done)
+            ]
+            with np.errstate(over="ignore"):  # the caller checks the error
+                table = np.array(numbers, dtype=np.float32)
+        error: float = self._recorder.train(
+            *(self._step, None, rows),
+            batch_size=self._options.batch_size,
+            epoch=epoch,
+            step=step,
+            constants=None,
+            numbers=table,
+        )
+        optimizer.steps = first + done  # a block that was launched again has not counted
+        return error
+
+    def _step(self, X: None, rows: Any, *, epoch: int, step: int) -> float:
+        # A block whose recording failed has counted its steps without working them.
+        self.optimizer.steps = (epoch - 1) * self.steps + step
+        return self.minibatch(rows, epoch=epoch, step=step)
+
+    def _rate_of(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0 over all epochs."""
+        done = step / (self._options.epochs * self.steps)
+        return self._rate * scheduled(self._options.rate_schedule, done)
+
+
+class TunedReplica:
+    """A network that trains on its own; see :class:`syncpretrain.parallel.replicas.steps.Replica`.
+
+    Parameters
+    ----------
+    chain : sequence of Link
+    loss : str
+    options : TuningOptions
+    weights : ndarray of shape (n_examples, 1) or None
+    data : sequence of ndarray
+        The inputs, and the targets if they are others.
+    """
+
+    def __init__(
+        self,
+        chain: Sequence[Link],
+        loss: str,
+        options: TuningOptions,
+        weights: Array | None,
+        data: Sequence[Any],
+    ) -> None:
+        network = Network(chain, loss=loss, **network_options(options))
+        examples = Examples(data[0], data[-1], weights)
+        self._updates = LocalUpdates(optimizer_for(options)(network), examples, options)
+        self._seed, self._size = options.seed, options.batch_size
+        self._trained = 0
+        self._order: tuple[int, Any] = (0, None)
+
+    @property
+    def parameters(self) -> list[Array]:
+        """The flat vector of the network."""
+        return [self._updates.network.parameters]
+
+    def train(self, epoch: int, step: int) -> tuple[float]:
+        """Train on a minibatch of an epoch; return its summed error."""
+        if self._order[0] != epoch:
+            examples = len(self._updates.examples.inputs)
+            self._order = epoch, shuffled(examples, seed=self._seed, layer=0, epoch=epoch)
+        rows = self._order[1][step * self._size : (step + 1) * self._size]
+        self._trained += 1
+        return (float(self._updates.minibatch(rows, epoch=epoch, step=step)),)
+
+    def state(self) -> dict[str, Array]:
+        """Return what the optimizer remembers."""
+        digits = np.array(divmod(self._trained, STEPS_BASE), np.float32)
+        return {**self._updates.state(), STEPS: digits}
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Go back to what :meth:`state` held."""
+        self._trained = 0
+        for digit in state[STEPS]:  # an older state has a single one, the number
+            self._trained = self._trained * STEPS_BASE + int(digit)
+        self._updates.load_state(state, steps=self._trained)
+
+
+class ReplicaUpdates:
+    """Asynchronous training by replicas, to be entered as a context; see :class:`Updates`.
+
+    Parameters
+    ----------
+    network : Network
+        Holds the parameters of the server.
+    chain, loss
+        Parameters of the network of each replica.
+    examples : Examples
+    options : TuningOptions
+    stop : callable
+        Asked between tasks whether to stop.
+    tell : callable
+        Takes a notice to the user.
+    times : Timeouts
+        How long the server waits for the replicas.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        chain: Sequence[Link],
+        loss: str,
+        examples: Examples,
+        options: TuningOptions,
+        *,
+        stop: Callable[[], bool],
+        tell: Callable[[str], None],
+        times: Timeouts,
+    ) -> None:
+        self.network, self._options, self._stop = network, options, stop
+        self._rows = len(examples.inputs)
+        self.steps = steps_per_epoch(self._rows, options.batch_size)
+        self.first_error = math.nan
+        push = options.push_every
+        rules = AsyncRules(
+            push_every=push,
+            fetch_every=options.fetch_every or push,
+            rate=options.async_rate,
+            compensation=options.delay_compensation,
+            max_staleness=options.max_staleness,
+        )
+        inputs, targets, weights = examples
+        self._fleet: Fleet = replicas_in(
+            options.runtime,
+            ParameterServer(network.parameters, rules, options.servers),
+            rules,
+            partial(TunedReplica, chain, loss, options, weights),
+            (inputs,) if targets is inputs else (inputs, targets),
+            replicas=options.replicas or 1,
+            delay=options.simulate_staleness,
+            trims=options.trim_replicas,
+            report=tell,
+            times=times,
+        )
+
+    def __enter__(self) -> ReplicaUpdates:
+        self._fleet.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._fleet.__exit__(*error)
+
+    def train(self, epoch: int, first: int, each: Each) -> int:
+        """Train on the minibatches of an epoch from ``first`` on; see :class:`Updates`."""
+        done = first
+
+        def trained(task: Task, errors: Sequence[float], staleness: int) -> None:
+            nonlocal done
+            if (task.epoch, task.first) == (1, 0):
+                self.first_error = errors[0] / min(
+                    task.count * self._options.batch_size, self._rows
+                )
+            done += task.count
+            each(errors[0], done)
+
+        tasks = tasks_of(epoch, first, self.steps, self._options.push_every)
+        self._fleet.train(tasks, self._stop, trained)
+        return done
+
+    def state(self) -> dict[str, Array]:
+        """Return what the replicas remember."""
+        return self._fleet.state()
+
+    def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
+        """Go on from what the replicas remembered; each has counted its own steps."""
+        self._fleet.load_state(state)
+
+
+def copies_of_replicas(options: TuningOptions, examples: int) -> int:
+    """Return how many vectors of the parameters' size asynchronous replicas hold here."""
+    if options.schedule != ASYNC:
+        return 0
+    replicas = options.replicas or 1
+    if options.runtime == "mpi":
+        return 2 * replicas  # the fetched parameters and the change
+    own = 4 + optimizer_vectors(options)  # parameters, gradients, fetched ones and the change
+    late = max(options.simulate_staleness or 0, replicas)
+    tasks = -(-examples // (options.batch_size * options.push_every))  # of an epoch
+    waiting = min(late, tasks) * 2 if options.runtime == "serial" else 0
+    return own * replicas + waiting
