@@ -30,7 +30,7 @@ from syncpretrain import finetune
 from syncpretrain.data import load_dataset
 from syncpretrain.events import FinetuneEpochFinished
 from syncpretrain.finetuning.network import Network
-from syncpretrain.finetuning.optimizers import adam
+from syncpretrain.finetuning.optimizers import At, adam
 from syncpretrain.finetuning.tasks import Examples, Supervised
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.program import Phases, Program, in_turn
@@ -113,9 +113,7 @@ class Steps:
         took: list[float] = []
         while sum(took) < SECONDS or len(took) < at_least:
             started = perf_counter()
-            self.optimizer.train(
-                self.examples, self.rows, rate=1e-6, epoch=1, step=len(took), run=run
-            )
+            self.optimizer.train(self.examples, self.rows, At(1e-6, 1, len(took)), run)
             took.append(perf_counter() - started)
         return median(took[1:])
 

@@ -8,9 +8,10 @@ maps.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -93,7 +94,8 @@ class Site:
     scratch: Array
 
 
-class Link(Protocol):
+@dataclass(frozen=True, slots=True)
+class Link(ABC):
     """One layer of a chain.
 
     Attributes
@@ -105,82 +107,72 @@ class Link(Protocol):
         Whether each unit reads a part of the layer below, with the same weights at each position.
     groups : int
         Number of groups of its units; each group reads its own part of the units below.
+    scratch : int
+        Numbers of scratch that a shard needs.
+    stores_argmax : bool
+        Whether the forward pass stores pooling indices for the backward pass.
     """
 
-    is_local: ClassVar[bool]
+    weight: Array
+    bias: Array
+    units: str
+
+    is_local: ClassVar[bool] = False
 
     @property
-    def groups(self) -> int: ...  # noqa: D102
+    def groups(self) -> int:  # noqa: D102 - above
+        return 1
 
+    @property
+    def scratch(self) -> int:  # noqa: D102
+        return 0
+
+    @property
+    def stores_argmax(self) -> bool:  # noqa: D102
+        return False
+
+    @abstractmethod
     def in_precision(self, name: str) -> Link:
         """Return the same with products in a precision."""
-        ...
 
     @property
-    def weight(self) -> Array: ...  # noqa: D102
-
-    @property
-    def bias(self) -> Array: ...  # noqa: D102
-
-    @property
-    def units(self) -> str: ...  # noqa: D102
-
-    @property
+    @abstractmethod
     def reads(self) -> Columns:
         """Layout of its input."""
-        ...
 
     @property
+    @abstractmethod
     def makes(self) -> Columns:
         """Layout of its output."""
-        ...
 
-    @property
-    def scratch(self) -> int:
-        """Numbers of scratch that a shard needs."""
-        ...
-
-    @property
-    def stores_argmax(self) -> bool:
-        """Whether the forward pass stores pooling indices for the backward pass."""
-        ...
-
+    @abstractmethod
     def up(self, site: Site, own: slice) -> list[Operation]:
         """Return what fills the means of some units."""
-        ...
 
+    @abstractmethod
     def gradient(self, site: Site, reads: slice, own: slice) -> list[Operation]:
         """Return what fills a shard's part of the gradients.
 
         A link divides its weights by the units that it reads or by its own, as suits it.
         """
-        ...
 
+    @abstractmethod
     def down(self, site: Site, below: Array, reads: slice) -> list[Operation]:
         """Return what fills the derivative of the loss with respect to some units it reads."""
-        ...
 
     def weight_slice(self, reads: slice) -> slice | None:
         """Return the slice of the flat weights that these input units own, counted from 0.
 
         None if their weights do not lie together, or the backward passes of other units read them.
         """
-        ...
+        return None
 
 
 @dataclass(frozen=True, slots=True)
-class Affine:
+class Affine(Link):
     """One layer of a chain: the means of ``units`` at the input x W + b, in a precision."""
 
-    weight: Array
-    bias: Array
-    units: str
     precision: str = "float32"
-
-    is_local: ClassVar[bool] = False
-    groups: ClassVar[int] = 1
-    scratch: ClassVar[int] = 0
-    stores_argmax: ClassVar[bool] = False
 
     def in_precision(self, name: str) -> Affine:
         """Return the same with products in a precision."""
@@ -251,24 +243,26 @@ def views(vector: Array, chain: Sequence[Link], places: Places) -> Iterator[Pair
 
 
 @dataclass(frozen=True, slots=True)
-class Convolve:
-    """A convolution: the means of ``units`` at the input pool(x W) + b, with a bias a filter."""
+class _Local(Link):
+    """Base of the links of a convolution of a ``shape``, up or back down."""
 
-    weight: Array
-    bias: Array
-    units: str
     shape: ConvolutionShape
 
     is_local: ClassVar[bool] = True
 
-    def in_precision(self, name: str) -> Convolve:
+    def in_precision(self, name: str) -> _Local:
         """Return the same with products in a precision."""
         return replace(self, shape=self.shape.in_precision(name))
 
     @property
     def groups(self) -> int:
-        """Number of groups of filters; each group reads its own part of the channels."""
+        """Number of groups of filters; each group has its own part of the channels."""
         return self.shape.groups
+
+
+@dataclass(frozen=True, slots=True)
+class Convolve(_Local):
+    """A convolution: the means of ``units`` at the input pool(x W) + b, with a bias a filter."""
 
     @property
     def reads(self) -> Columns:
@@ -310,34 +304,13 @@ class Convolve:
         arrays = (site.delta, site.places, site.weight, below, site.scratch)
         return [("convolve_back", *arrays, self.shape, reads.start, reads.stop)]
 
-    def weight_slice(self, reads: slice) -> slice | None:
-        """Return None: all shards need all weights on the way down."""
-        return None
-
 
 @dataclass(frozen=True, slots=True)
-class Deconvolve:
+class Deconvolve(_Local):
     """The way back: the means of ``units`` at the input spread(code) W' + a, a bias a channel.
 
     The transposed of a convolution with mean pooling; ``shape`` is that of the convolution.
     """
-
-    weight: Array
-    bias: Array
-    units: str
-    shape: ConvolutionShape
-
-    is_local: ClassVar[bool] = True
-    stores_argmax: ClassVar[bool] = False
-
-    def in_precision(self, name: str) -> Deconvolve:
-        """Return the same with products in a precision."""
-        return replace(self, shape=self.shape.in_precision(name))
-
-    @property
-    def groups(self) -> int:
-        """Number of groups of channels; each group reads the codes of its own filters."""
-        return self.shape.groups
 
     @property
     def reads(self) -> Columns:
@@ -382,10 +355,6 @@ class Deconvolve:
         none, bias = site.places, np.zeros_like(site.weight, shape=(self.shape.filters,))
         arrays = (site.delta, site.weight, bias, below, none, site.scratch)
         return [("convolve", *arrays, self._transposed, "gaussian", reads.start, reads.stop)]
-
-    def weight_slice(self, reads: slice) -> slice | None:
-        """Return None: the weights of filters do not lie together."""
-        return None
 
     @property
     def _transposed(self) -> ConvolutionShape:

@@ -86,8 +86,8 @@ class Network:
     def __init__(
         self,
         chain: Sequence[Link],
-        *,
         loss: str,
+        *,
         batch_size: int,
         dropout: Dropout | None = None,
         shards: int = 1,

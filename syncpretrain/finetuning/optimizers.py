@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from syncpretrain.settings.finetuning import FinetuneSettings
 __all__ = [
     "LEARNING_RATES",
     "LINE_SEARCHES",
+    "At",
     "Descent",
     "LineSearches",
     "Optimizer",
@@ -49,6 +50,14 @@ LEARNING_RATES = {"adam": 0.001, "sgd": 0.1, "cg": 1.0, "lbfgs": 1.0}  # the las
 VECTORS = {"adam": 2, "sgd": 1, "cg": 28, "lbfgs": 80}
 
 
+class At(NamedTuple):
+    """The moment of a step: its learning rate, and its address in epochs, for what it draws."""
+
+    rate: float
+    epoch: int
+    step: int
+
+
 class Optimizer(Protocol):
     """Trains a network on one minibatch after another.
 
@@ -62,16 +71,7 @@ class Optimizer(Protocol):
     network: Network
     steps: int
 
-    def train(
-        self,
-        examples: Examples,
-        rows: Any,
-        *,
-        rate: float,
-        epoch: int,
-        step: int,
-        run: PhaseRunner = in_turn,
-    ) -> float:
+    def train(self, examples: Examples, rows: Any, at: At, run: PhaseRunner = in_turn) -> float:
         """Move the parameters on some rows of examples.
 
         Return the error before that, summed over the rows. ``run`` works the phases of a step.
@@ -138,29 +138,20 @@ class Descent:
         self._programs: dict[tuple[int, ...], Program] = {}
         self._fused: list[FusedTuning | None] = []  # one, once the network was asked
 
-    def train(
-        self,
-        examples: Examples,
-        rows: Any,
-        *,
-        rate: float,
-        epoch: int,
-        step: int,
-        run: PhaseRunner = in_turn,
-    ) -> float:
+    def train(self, examples: Examples, rows: Any, at: At, run: PhaseRunner = in_turn) -> float:
         """Take one step; return the error before it, summed over the rows."""
         network = self.network
-        network.begin(examples, rows, epoch=epoch, step=step)
+        network.begin(examples, rows, epoch=at.epoch, step=at.step)
         self.steps += 1
         fused = self._fused_step()
         if fused is not None:
             x, target, _ = network.minibatch
             with np.errstate(over="ignore"):  # the caller checks the error
-                return fused(x, target, self.numbers(rate, self.steps))  # type: ignore[no-any-return]
+                return fused(x, target, self.numbers(at.rate, self.steps))  # type: ignore[no-any-return]
         if network.key not in self._programs:
             self._programs[network.key] = network.program(self)
         program = self._programs[network.key]
-        program.prepare(rate=rate, steps=self.steps)
+        program.prepare(rate=at.rate, steps=self.steps)
         return network.work(program, run)
 
     def decays(self, part: slice) -> list[Operation]:
@@ -303,19 +294,10 @@ class LineSearches:
         """Set the number of steps."""
         self.steps = steps
 
-    def train(
-        self,
-        examples: Examples,
-        rows: Any,
-        *,
-        rate: float,
-        epoch: int,
-        step: int,
-        run: PhaseRunner = in_turn,
-    ) -> float:
+    def train(self, examples: Examples, rows: Any, at: At, run: PhaseRunner = in_turn) -> float:
         """Search along a few directions; return the error before that, summed over the rows."""
         network, first_error = self.network, list[float]()
-        network.begin(examples, rows, epoch=epoch, step=step)
+        network.begin(examples, rows, epoch=at.epoch, step=at.step)
 
         def loss_and_gradient(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             network.parameters[:] = point

@@ -57,7 +57,7 @@ from syncpretrain.finetuning.updates import (
 )
 from syncpretrain.kernels.arrays import BLOCK, FLOAT_BYTES
 from syncpretrain.kernels.convolution import scratch_size
-from syncpretrain.kernels.program import Phases, compiled_program
+from syncpretrain.kernels.program import compiled_program
 from syncpretrain.models.diagnosis import mean_error, on_tuning
 from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.stack import Stack
@@ -243,30 +243,28 @@ class Finetuning:
         times: Timeouts,
     ) -> Iterator[Updates]:
         """Yield what trains the task's network: this process, replicas, or ranks."""
-        options, chain = self.options, task.chain()
+        options, given = self.options, (task.chain(), task.loss, examples, self.options)
         if options.schedule == ASYNC:
-            network = Network(chain, loss=task.loss, **network_options(options))
-            with ReplicaUpdates(
-                *(network, chain, task.loss, examples, options), stop=stop, tell=tell, times=times
-            ) as replicas:
+            with ReplicaUpdates(*given, stop=stop, tell=tell, times=times) as replicas:
                 yield replicas
             return
         # More threads than cores only wait for each other; the bits depend on the shards.
-        count = min(options.replicas or 1, THREADS_PER_CORE * usable_cores())
+        workers = options.replicas or 1
+        count = min(workers, THREADS_PER_CORE * usable_cores())
         with closing(WorkerPool(count, "syncpretrain-finetune", times)) as pool:
             if options.runtime == "mpi":
-                from syncpretrain.finetuning.ranks import TuningRanks
+                from syncpretrain.finetuning.ranks import RankUpdates
 
-                given = (chain, task.loss, options, examples)
-                with TuningRanks(*given, blas_threads=self._threads, times=times) as ranks:
-                    yield ranks.updates(stop, partial(_worked, pool, ranks.threads), tell)
+                how: Any = {"work": pool.run, "blas_threads": self._threads, "times": times}
+                with RankUpdates(*given, stop=stop, tell=tell, **how) as ranks:
+                    yield ranks
                 return
-            network = Network(chain, loss=task.loss, backend=backend, **network_options(options))
-            optimizer = self._optimizer(network)
+            network = Network(*given[:2], backend=backend, **network_options(options))
             # Beside the parameters that the trainer keeps: of the last good and the best epoch.
             beside = 3 * network.parameters.nbytes + RESERVED_BYTES
             placed = examples.to(partial(backend.examples, beside=beside))
-            run = partial(_worked, pool, options.replicas or 1)
+            run = lambda phases, shards: pool.run(phases, shards, workers)  # noqa: E731
+            optimizer = self._optimizer(network)
             yield LocalUpdates(optimizer, placed, options, stop=stop, run=run, tell=tell)
 
     def replica(self, stack: Stack) -> TunedReplica:
@@ -325,11 +323,6 @@ class Finetuning:
             return
         least = needed(rows=0, labelled=0, copies=0)  # the examples may stay on the host
         check_available(least, what, sum(sizes), free=free, where=" on the GPU")
-
-
-def _worked(pool: WorkerPool, workers: int, phases: Phases, shards: int) -> None:
-    """Work the phases of a step with some workers of a pool."""
-    pool.run(phases, shards, workers)
 
 
 def continued(history: ErrorHistory | None) -> ErrorHistory:

@@ -24,7 +24,7 @@ from syncpretrain.cluster.job import member
 from syncpretrain.errors import WorkerError
 from syncpretrain.finetuning.chain import Link
 from syncpretrain.finetuning.network import Network
-from syncpretrain.finetuning.optimizers import Descent, optimizer_for
+from syncpretrain.finetuning.optimizers import At, Descent, optimizer_for
 from syncpretrain.finetuning.options import TuningOptions, network_options
 from syncpretrain.finetuning.tasks import Examples
 from syncpretrain.finetuning.updates import Each, LocalUpdates
@@ -43,7 +43,7 @@ from syncpretrain.workers.ranks.run import RunRanks
 from syncpretrain.workers.ranks.worker import RankWorker
 from syncpretrain.workers.split import Split
 
-__all__ = ["RankUpdates", "SharedDescent", "TuningRanks"]
+__all__ = ["RankUpdates", "SharedDescent"]
 
 SHARE = 1  # the number of what all ranks hold
 
@@ -87,20 +87,11 @@ class SharedDescent:
     def steps(self, steps: int) -> None:
         self._own.steps = steps
 
-    def train(
-        self,
-        examples: Examples,
-        rows: Any,
-        *,
-        rate: float,
-        epoch: int,
-        step: int,
-        run: PhaseRunner = in_turn,
-    ) -> float:
+    def train(self, examples: Examples, rows: Any, at: At, run: PhaseRunner = in_turn) -> float:
         """Take one step, with the other ranks; return the error before it."""
-        self._rate = rate
+        self._rate = at.rate
         self.steps += 1
-        return self._shared.train_step(examples, rows, epoch=epoch, step=step, run=run)
+        return self._shared.train_step(examples, rows, epoch=at.epoch, step=at.step, run=run)
 
     def begin(self, examples: Examples, rows: Any, *, epoch: int, step: int) -> None:
         """Take a minibatch; then call :meth:`gradient` for every shard."""
@@ -154,30 +145,61 @@ class SharedDescent:
         return decays + self._own.moves(block)
 
 
-class RankUpdates:
-    """The updates of the rank that leads; see :class:`syncpretrain.finetuning.updates.Updates`.
+class RankUpdates(LocalUpdates, Closing):
+    """The updates of rank 0 and the next ones, as many as there are replicas or ranks.
+
+    To be entered as a context, which starts the other ranks; this rank leads them. See
+    :class:`syncpretrain.finetuning.updates.Updates`.
 
     Parameters
     ----------
-    own : LocalUpdates
-        Updates of this rank, by ``descent``.
-    descent : SharedDescent
-    ranks : TuningRanks
+    chain, loss
+        Parameters of the network of each rank.
+    examples : Examples
+    options : TuningOptions
+        With two or more replicas.
+    stop : callable
+        Says whether this rank was asked to stop.
+    work : callable
+        Works the phases of a number of shards by a number of threads.
+    tell : callable
+        Takes a notice to the user.
+    blas_threads : int
+        BLAS threads of each rank.
+    times : Timeouts
+        Only ``stall`` is used: how long a message of another rank is waited for.
     """
 
-    def __init__(self, own: LocalUpdates, descent: SharedDescent, ranks: TuningRanks) -> None:
-        self._own, self._descent, self._ranks = own, descent, ranks
-        self.network, self.steps = own.network, own.steps
-        self._epoch = 0
-
-    @property
-    def first_error(self) -> float:
-        """Mean error of an example in the very first minibatch."""
-        return self._own.first_error
-
-    @first_error.setter
-    def first_error(self, error: float) -> None:
-        self._own.first_error = error
+    def __init__(
+        self,
+        chain: Sequence[Link],
+        loss: str,
+        examples: Examples,
+        options: TuningOptions,
+        *,
+        stop: Callable[[], bool],
+        work: Callable[[Phases, int, int], None],
+        tell: Callable[[str], None],
+        blas_threads: int,
+        times: Timeouts,
+    ) -> None:
+        Closing.__init__(self, times)
+        own, replicas = member(), options.replicas or 1
+        most = min(replicas, own.transport.size)
+        self._ranks = RunRanks(own, (1, 1), times, RankShares((most - 1,)))
+        every = (own.transport.rank, *self._ranks.groups[SHARE])
+        base = port(self._ranks.run, "group", SHARE)
+        agreed = AgreedStop(Group(own.transport, every, base, times, self._is_lost), stop)
+        threads, weights = -(-replicas // most), examples.weights
+        self._assignment = TunerAssignment(
+            SHARE, chain, loss, options, weights, threads, group=every
+        )
+        self._blas_threads, self._epoch = blas_threads, 0
+        self._descent = self._assignment.descent(agreed)
+        run = lambda phases, shards: work(phases, shards, threads)  # noqa: E731
+        LocalUpdates.__init__(
+            self, self._descent, examples, options, stop=agreed, run=run, tell=tell
+        )
 
     def train(self, epoch: int, first: int, each: Each) -> int:
         """Train on the minibatches of an epoch from ``first`` on, with all ranks."""
@@ -185,22 +207,28 @@ class RankUpdates:
         with self._failures_elsewhere():
             # Once an epoch: from there the other ranks count the steps themselves, draw the same
             # order of rows, and meet this one in each step's exchange.
-            self._ranks.order(TrainShare(epoch, first))
-            return self._own.train(epoch, first, each)
+            self._order(TrainShare(epoch, first))
+            return super().train(epoch, first, each)
 
     def state(self) -> dict[str, Array]:
         """Return the memory of all ranks, collected from the slice of each."""
         # The order comes first: collect is a gathering, in which every rank has to take part.
         with self._failures_elsewhere():
-            self._ranks.order(GiveShare())
+            self._order(GiveShare())
             self._descent.collect()
-        return self._own.state()
+        return super().state()
 
     def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
         """Go back to what :meth:`state` held, on all ranks, with this rank's parameters."""
-        self._own.load_state(state, steps=steps)
+        super().load_state(state, steps=steps)
         with self._failures_elsewhere():
-            self._ranks.order(TakeShare(self.network.parameters.copy(), state, steps))
+            self._order(TakeShare(self.network.parameters.copy(), state, steps))
+
+    def _order(self, order: TrainShare | GiveShare | TakeShare) -> None:
+        """Send an order to every other rank; raise GroupError if one was lost."""
+        if self._is_lost():
+            raise GroupError("a rank was lost")
+        self._ranks.send(SHARE, "orders", order)
 
     @contextmanager
     def _failures_elsewhere(self) -> Iterator[None]:
@@ -208,7 +236,36 @@ class RankUpdates:
         try:
             yield
         except GroupError as error:
-            raise self._ranks.failure(error, self._epoch) from None
+            raise self._failure(error) from None
+
+    def _failure(self, error: GroupError) -> WorkerError:
+        """Return what ended the exchange with the other ranks."""
+        where = f"fine-tuning failed in epoch {self._epoch}"
+        how = self._ranks.lost(SHARE)
+        if how is not None:
+            return WorkerError(f"{where}: {how}")
+        found = self._ranks.take("answers", self._times.drain)
+        if found is None:
+            return WorkerError(f"{where}: {error}")
+        rank, (cause, trace) = found
+        name = self._ranks.transport.peers.name(rank)
+        failed = WorkerError(f"{where} on {name}: {type(cause).__name__}: {cause}")
+        failed.__cause__ = RemoteTraceback(trace) if trace else None
+        return failed
+
+    def _is_lost(self) -> bool:
+        return self._ranks.lost(SHARE) is not None
+
+    def _open(self) -> None:
+        self._ranks.transport.is_eager = True
+        inputs, targets, _ = self.examples
+        data = Split(inputs, targets[:0] if targets is inputs else targets)
+        own, called = [self._assignment], "fine-tuning failed: "
+        self._ranks.begin(own, lambda layers: data, self._blas_threads, called)
+
+    def _close(self) -> list[str]:
+        self._ranks.transport.is_eager = False
+        return self._ranks.end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,111 +305,12 @@ class TunerAssignment(Assignment):
         """The class of the worker that takes it."""
         return TunerWorker
 
-    def shared(
-        self, data: Sequence[Any], stop: AgreedStop, run: PhaseRunner, **others: Any
-    ) -> tuple[LocalUpdates, SharedDescent]:
-        """Return the updates of a rank, and the descent that they call."""
+    def descent(self, stop: AgreedStop) -> SharedDescent:
+        """Return the descent of a rank."""
         options = network_options(self.options) | {"split": "examples"}
-        network = Network(self.chain, loss=self.loss, **options)
-        own = optimizer_for(self.options)(network)
+        own = optimizer_for(self.options)(Network(self.chain, self.loss, **options))
         assert isinstance(own, Descent), "the settings refuse searches along lines on ranks"
-        descent, examples = SharedDescent(own, stop), Examples(data[0], data[-1], self.weights)
-        updates = LocalUpdates(descent, examples, self.options, stop=stop, run=run, **others)
-        return updates, descent
-
-
-class TuningRanks(Closing):
-    """Rank 0 and the next ones, as many as there are replicas or ranks.
-
-    Parameters
-    ----------
-    chain, loss
-        Parameters of the network of each rank.
-    options : TuningOptions
-        With two or more replicas.
-    examples : Examples
-    blas_threads : int
-        BLAS threads of each rank.
-    times : Timeouts
-        Only ``stall`` is used: how long a message of another rank is waited for.
-
-    Attributes
-    ----------
-    threads : int
-        Threads of each rank.
-    """
-
-    def __init__(
-        self,
-        chain: Sequence[Link],
-        loss: str,
-        options: TuningOptions,
-        examples: Examples,
-        *,
-        blas_threads: int,
-        times: Timeouts,
-    ) -> None:
-        super().__init__(times)
-        own, replicas = member(), options.replicas or 1
-        most = min(replicas, own.transport.size)
-        self._ranks = RunRanks(own, (1, 1), times, RankShares((most - 1,)))
-        every = (own.transport.rank, *self._ranks.groups[SHARE])
-        base = port(self._ranks.run, "group", SHARE)
-        self._group = Group(own.transport, every, base, times, self._is_lost)
-        self.threads = -(-replicas // most)
-        inputs, targets, weights = examples
-        self._assignment = TunerAssignment(
-            SHARE, chain, loss, options, weights, self.threads, group=every
-        )
-        self._data = (inputs,) if targets is inputs else (inputs, targets)
-        self._blas_threads = blas_threads
-
-    def updates(
-        self, stop: Callable[[], bool], run: PhaseRunner, tell: Callable[[str], None]
-    ) -> RankUpdates:
-        """Return the updates of this rank, which lead the other ranks'.
-
-        ``stop`` says whether this rank was asked to stop; see
-        :class:`~syncpretrain.finetuning.updates.LocalUpdates` for the others.
-        """
-        agreed = AgreedStop(self._group, stop)
-        own, descent = self._assignment.shared(self._data, agreed, run, tell=tell)
-        return RankUpdates(own, descent, self)
-
-    def order(self, order: TrainShare | GiveShare | TakeShare) -> None:
-        """Send an order to every other rank; raise GroupError if one was lost."""
-        if self._is_lost():
-            raise GroupError("a rank was lost")
-        self._ranks.send(SHARE, "orders", order)
-
-    def failure(self, error: GroupError, epoch: int) -> WorkerError:
-        """Return what ended the exchange with the other ranks, in an epoch."""
-        where = f"fine-tuning failed in epoch {epoch}"
-        how = self._ranks.lost(SHARE)
-        if how is not None:
-            return WorkerError(f"{where}: {how}")
-        found = self._ranks.take("answers", self._times.drain)
-        if found is None:
-            return WorkerError(f"{where}: {error}")
-        rank, (cause, trace) = found
-        name = self._ranks.transport.peers.name(rank)
-        failed = WorkerError(f"{where} on {name}: {type(cause).__name__}: {cause}")
-        failed.__cause__ = RemoteTraceback(trace) if trace else None
-        return failed
-
-    def _is_lost(self) -> bool:
-        return self._ranks.lost(SHARE) is not None
-
-    def _open(self) -> None:
-        self._ranks.transport.is_eager = True
-        own, called = [self._assignment], "fine-tuning failed: "
-        inputs, targets = self._data[0], self._data[-1]
-        data = Split(inputs, targets[:0] if targets is inputs else targets)
-        self._ranks.begin(own, lambda layers: data, self._blas_threads, called)
-
-    def _close(self) -> list[str]:
-        self._ranks.transport.is_eager = False
-        return self._ranks.end()
+        return SharedDescent(own, stop)
 
 
 class TunerWorker(RankWorker[TunerAssignment]):
@@ -376,8 +334,9 @@ class TunerWorker(RankWorker[TunerAssignment]):
         def run(phases: Phases, shards: int) -> None:
             pool.run(phases, shards, self._assignment.threads)
 
-        data = (inputs, targets) if len(targets) else (inputs,)
-        updates, descent = self._assignment.shared(data, self.agreed, run)
+        given, descent = self._assignment, self._assignment.descent(self.agreed)
+        examples = Examples(inputs, targets if len(targets) else inputs, given.weights)
+        updates = LocalUpdates(descent, examples, given.options, stop=self.agreed, run=run)
         while (order := self.next_order()) is not None:
             if isinstance(order, TakeShare):
                 np.copyto(updates.network.parameters, order.parameters)

@@ -53,28 +53,13 @@ class _Header(msgspec.Struct):
 
 
 def _pack(state: FinetuneState, run: dict[str, Any]) -> tuple[_Header, dict[str, Array]]:
-    header = _Header(
-        run,
-        state.epoch,
-        state.cursor,
-        state.first_error,
-        state.best_error,
-        state.best_epoch,
-        state.curve,
-    )
-    return header, state.arrays
+    names = (name for name in _Header.__struct_fields__ if name != "run")
+    return _Header(run, **{name: getattr(state, name) for name in names}), state.arrays
 
 
 def _unpack(header: _Header, arrays: dict[str, Array]) -> FinetuneState:
-    return FinetuneState(
-        header.epoch,
-        header.cursor,
-        header.first_error,
-        header.best_error,
-        header.best_epoch,
-        arrays,
-        header.curve,
-    )
+    names = (name for name in _Header.__struct_fields__ if name != "run")
+    return FinetuneState(**{name: getattr(header, name) for name in names}, arrays=arrays)
 
 
 FINETUNE_STATE = StateFile(_Header, _pack, _unpack)

@@ -22,6 +22,7 @@ from syncpretrain.finetuning.chain import Link
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import (
     LEARNING_RATES,
+    At,
     Optimizer,
     optimizer_for,
     optimizer_vectors,
@@ -141,10 +142,8 @@ class LocalUpdates:
 
     def minibatch(self, rows: Any, *, epoch: int, step: int) -> float:
         """Train on some rows, the ``step``-th minibatch of an epoch; return their summed error."""
-        rate = self._rate_of((epoch - 1) * self.steps + step)
-        error = self.optimizer.train(
-            self.examples, rows, rate=rate, epoch=epoch, step=step, run=self._run
-        )
+        at = At(self._rate_of((epoch - 1) * self.steps + step), epoch, step)
+        error = self.optimizer.train(self.examples, rows, at, self._run)
         if (epoch, step) == (1, 0):
             self.first_error = float(error) / len(rows)
         return error
@@ -210,7 +209,7 @@ class TunedReplica:
         weights: Array | None,
         data: Sequence[Any],
     ) -> None:
-        network = Network(chain, loss=loss, **network_options(options))
+        network = Network(chain, loss, **network_options(options))
         examples = Examples(data[0], data[-1], weights)
         self._updates = LocalUpdates(optimizer_for(options)(network), examples, options)
         self._seed, self._size = options.seed, options.batch_size
@@ -249,10 +248,8 @@ class ReplicaUpdates:
 
     Parameters
     ----------
-    network : Network
-        Holds the parameters of the server.
     chain, loss
-        Parameters of the network of each replica.
+        Parameters of the network of each replica, and of the one that holds the server's.
     examples : Examples
     options : TuningOptions
     stop : callable
@@ -265,7 +262,6 @@ class ReplicaUpdates:
 
     def __init__(
         self,
-        network: Network,
         chain: Sequence[Link],
         loss: str,
         examples: Examples,
@@ -275,7 +271,8 @@ class ReplicaUpdates:
         tell: Callable[[str], None],
         times: Timeouts,
     ) -> None:
-        self.network, self._options, self._stop = network, options, stop
+        self.network = network = Network(chain, loss, **network_options(options))
+        self._options, self._stop = options, stop
         self._rows = len(examples.inputs)
         self.steps = steps_per_epoch(self._rows, options.batch_size)
         self.first_error = math.nan

@@ -82,9 +82,9 @@ class TestSchedule:
 
         real = Descent.train
 
-        def recorded(self, *args, rate, **kwargs):
-            seen.append(rate)
-            return real(self, *args, rate=rate, **kwargs)
+        def recorded(self, examples, rows, at, run):
+            seen.append(at.rate)
+            return real(self, examples, rows, at, run)
 
         monkeypatch.setattr(Descent, "train", recorded)
         settings = {"optimizer": "sgd", "learning_rate": 0.2, "rate_schedule": schedule}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from syncpretrain.finetuning.optimizers import At
 from syncpretrain.finetuning.tasks import Examples
 
 
@@ -29,4 +30,4 @@ def train(optimizer, x, target, weights=None, *, rate, epoch=1, step=0, **others
     """Take a step of an optimizer; return the error before it."""
     rows = optimizer.network.backend.asarray(np.arange(len(x)))
     examples = Examples(x, target, weights)
-    return optimizer.train(examples, rows, rate=rate, epoch=epoch, step=step, **others)
+    return optimizer.train(examples, rows, At(rate, epoch, step), **others)
