@@ -263,7 +263,7 @@ class Finetuning:
             # Beside the parameters that the trainer keeps: of the last good and the best epoch.
             beside = 3 * network.parameters.nbytes + RESERVED_BYTES
             placed = examples.to(partial(backend.examples, beside=beside))
-            run = lambda phases, shards: pool.run(phases, shards, workers)  # noqa: E731
+            run = partial(pool.run, workers=workers)
             optimizer = self._optimizer(network)
             yield LocalUpdates(optimizer, placed, options, stop=stop, run=run, tell=tell)
 

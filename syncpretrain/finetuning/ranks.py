@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +31,7 @@ from syncpretrain.finetuning.tasks import Examples
 from syncpretrain.finetuning.updates import Each, LocalUpdates
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.operations import Operation
-from syncpretrain.kernels.program import PhaseRunner, Phases, Program, in_turn
+from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.learners.on_ranks import ExamplesOnRanks
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.timeouts import Closing, Timeouts
@@ -161,7 +162,7 @@ class RankUpdates(LocalUpdates, Closing):
     stop : callable
         Says whether this rank was asked to stop.
     work : callable
-        Works the phases of a number of shards by a number of threads.
+        Works the phases of some shards, by as many ``workers`` as it is told.
     tell : callable
         Takes a notice to the user.
     blas_threads : int
@@ -178,7 +179,7 @@ class RankUpdates(LocalUpdates, Closing):
         options: TuningOptions,
         *,
         stop: Callable[[], bool],
-        work: Callable[[Phases, int, int], None],
+        work: Callable[..., None],
         tell: Callable[[str], None],
         blas_threads: int,
         times: Timeouts,
@@ -196,7 +197,7 @@ class RankUpdates(LocalUpdates, Closing):
         )
         self._blas_threads, self._epoch = blas_threads, 0
         self._descent = self._assignment.descent(agreed)
-        run = lambda phases, shards: work(phases, shards, threads)  # noqa: E731
+        run = partial(work, workers=threads)
         LocalUpdates.__init__(
             self, self._descent, examples, options, stop=agreed, run=run, tell=tell
         )
@@ -331,9 +332,7 @@ class TunerWorker(RankWorker[TunerAssignment]):
         assert isinstance(self._job.data, Split) and self.agreed is not None
         inputs, targets = self._job.data
 
-        def run(phases: Phases, shards: int) -> None:
-            pool.run(phases, shards, self._assignment.threads)
-
+        run = partial(pool.run, workers=self._assignment.threads)
         given, descent = self._assignment, self._assignment.descent(self.agreed)
         examples = Examples(inputs, targets if len(targets) else inputs, given.weights)
         updates = LocalUpdates(descent, examples, given.options, stop=self.agreed, run=run)
