@@ -74,6 +74,13 @@ def start_names(text: str) -> tuple[str, ...]:
     metavar="START[,START...]",
     help=TEXTS["starts"],
 )
+@click.option(
+    "--baselines",
+    type=click.UNPROCESSED,
+    callback=lambda context, option, text: () if text is None else tuple(text.split(",")),
+    metavar="NAME[,NAME...]",
+    help="Classifiers of scikit-learn to measure too: svc, extra-trees, spreading. Default none.",
+)
 @click.option("--seeds", type=at_least(1), default=3, metavar="S", help=TEXTS["seeds"])
 @click.option(
     "--labels",
@@ -94,6 +101,7 @@ def command(
     config: Path | None,
     hidden: str | None,
     starts: tuple[str, ...] | None,
+    baselines: tuple[str, ...],
     seeds: int,
     labels: tuple[int | None, ...] | None,
     out: Path | None,
@@ -115,6 +123,7 @@ def command(
       syncpretrain compare --layers 784,500,30 --finetune reconstruction --seeds 2
       syncpretrain compare --layers 64,100,50 --data digits --labels 50,200 --epochs 20
       syncpretrain compare --data table.csv --target class --test 0.2 --hidden 100 --labels 50,all
+      syncpretrain compare --data digits --labels 50,200 --baselines svc,extra-trees
     """
     from syncpretrain.plot.canvas import check_drawing
     from syncpretrain.runs.compare import USUAL_STARTS
@@ -140,6 +149,7 @@ def command(
         "starts": starts or USUAL_STARTS,
         "seeds": range(first, first + seeds),
         "labels": labels or (None,),
+        "baselines": baselines,
     }
     notices = () if quiet else (*data.notices, *filter(None, [notice]))
     folder, outcomes = _outcomes(settings, data, out, quiet=quiet, notices=notices, **compared)

@@ -21,6 +21,7 @@ from syncpretrain.learners.first_layers import untrained_stack
 from syncpretrain.models.evaluation import accuracies, stack_error
 from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining.start import driver_for
+from syncpretrain.runs.baselines import check_baselines, measured
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings, Settings, replaced
 from syncpretrain.settings.drift import ALWAYS
@@ -54,6 +55,7 @@ def compare(
     starts: Sequence[str] = USUAL_STARTS,
     seeds: Sequence[int] = (0, 1, 2),
     labels: Sequence[int | None] = (None,),
+    baselines: tuple[str, ...] = (),
     begin: Callable[[], Any] = lambda: None,
     report: Callable[[Outcome], Any] = lambda outcome: None,
 ) -> list[Outcome]:
@@ -77,6 +79,9 @@ def compare(
         Seeds of the weights, of the minibatches, and of the choice of labels.
     labels : sequence of int or None
         Numbers of training labels to keep; None for all. Ignored for reconstruction.
+    baselines : tuple of str
+        Classifiers of scikit-learn to measure beside the starts, with the same labels: names in
+        :data:`syncpretrain.runs.baselines.BASELINES`.
     begin : callable
         Called once all is checked, before any work starts.
     report : callable
@@ -88,6 +93,7 @@ def compare(
         Before any work starts, if something is missing, or a fine-tuning is not possible.
     """
     _check(settings, data, starts, labels)
+    check_baselines(baselines, data, settings.finetune.objective)
     pretrains = [
         (start, _pretrain_settings(start, settings.pretrain, seed))
         for seed in seeds
@@ -112,17 +118,23 @@ def compare(
         for tuning in tunings[pretrain.seed]:
             outcomes.append(_fine_tuned(stack, tuning, data, start, seconds))
             report(outcomes[-1])
+    for seed in seeds:
+        for count in labels:
+            for name in baselines:
+                outcomes.append(_baseline(name, data, seed, count))
+                report(outcomes[-1])
     return outcomes
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of one fine-tuned stack.
+    """Result of one fine-tuned stack, or of a baseline; the fit of that counts as fine-tuning.
 
-    ``labels`` is the number of labelled examples, None if none were used. ``test`` and
-    ``validation`` are the shares of wrong classes, or the reconstruction errors, on test and on
-    validation examples. ``epochs`` counts the epochs of pretraining of each layer, and ``passes``
-    their work in passes of the whole stack: each epoch counts by its layer's weights.
+    ``start`` names the start or the baseline. ``labels`` is the number of labelled examples, None
+    if none were used. ``test`` and ``validation`` are the shares of wrong classes, or the
+    reconstruction errors, on test and on validation examples. ``epochs`` counts the epochs of
+    pretraining of each layer, and ``passes`` their work in passes of the whole stack: each epoch
+    counts by its layer's weights.
     """
 
     start: str
@@ -270,6 +282,15 @@ def _fine_tuned(
         epochs,
         _passes(stack, epochs),
     )
+
+
+def _baseline(name: str, data: Dataset, seed: int, count: int | None) -> Outcome:
+    """Return the outcome of a baseline with ``count`` labels, the labels of the starts."""
+    chosen = data if count is None else data.with_labels(count, seed=seed)
+    errors, seconds = measured(name, chosen, seed=seed)
+    y = chosen.targets("train")
+    labelled = None if y is None else int(is_labelled(y).sum())
+    return Outcome(name, seed, labelled, errors["validation"], errors["test"], 0.0, seconds)
 
 
 def _passes(stack: Stack, epochs: Sequence[int]) -> float:

@@ -9,11 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from comparisondata import WIDTH, make_data, make_settings
+from sklearn.svm import SVC
 
 import syncpretrain.runs.compare as comparing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.runs.baselines import measured
 from syncpretrain.runs.compare import USUAL_STARTS, Outcome, compare, random_stack, summarized
 from syncpretrain.settings import settings_from
 
@@ -73,6 +75,53 @@ class TestRandomStack:
         assert [layer.visible_units for layer in stack.layers] == ["gaussian", "gaussian"]
         assert stack.scaling is not None
         assert random_stack(make_settings().pretrain, make_data(), seed=0).scaling is None
+
+
+class TestBaselines:
+    def test_each_is_measured_with_the_labels_of_the_starts(self, quick):
+        names = ("svc", "extra-trees", "spreading")
+        found = compare(
+            make_settings(),
+            make_data(),
+            starts=("random",),
+            seeds=(0,),
+            labels=(10,),
+            baselines=names,
+        )
+        assert [(x.start, x.labels) for x in found] == [("random", 10), *((n, 10) for n in names)]
+        for outcome in found[1:]:  # of two prototypes with a tenth of the bits flipped
+            assert outcome.test <= 0.2
+            assert (outcome.passes, outcome.pretrain_seconds) == (0, 0)
+
+    def test_svc_is_scikit_learns_on_the_same_rows(self):
+        y = make_data().train_labels.copy()
+        y[5:] = -1
+        data = make_data(train_labels=y)
+        errors, _ = measured("svc", data, seed=0)
+        model = SVC().fit(data.train[:5], y[:5])
+        assert errors["test"] == pytest.approx(1 - model.score(data.test, data.test_labels))
+
+    def test_values_out_of_the_unit_interval_are_standardized_and_missing_ones_filled_in(self):
+        data = make_data(scale=1e6)
+        data.train[3, 2] = np.nan
+        assert measured("svc", data, seed=0)[0]["test"] <= 0.1
+
+    @pytest.mark.parametrize(
+        ("names", "objective", "message"),
+        [
+            (("svm",), "classification", "baselines: got 'svm', expected some of svc, extra-trees"),
+            (("svc",), "reconstruction", "baselines: got svc with reconstruction, expected class"),
+        ],
+    )
+    def test_what_cannot_be_measured_is_refused_before_any_work(self, names, objective, message):
+        settings = make_settings(objective)
+        with pytest.raises(SettingsError, match=message):
+            compare(settings, make_data(), baselines=names, begin=lambda: pytest.fail("began"))
+
+    def test_without_scikit_learn_says_what_to_install(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "sklearn", None)
+        with pytest.raises(SettingsError, match=r"pip install 'syncpretrain\[sklearn\]'"):
+            compare(make_settings(), make_data(), baselines=("svc",))
 
 
 class TestCompare:
