@@ -244,7 +244,11 @@ def views(vector: Array, chain: Sequence[Link], places: Places) -> Iterator[Pair
 
 @dataclass(frozen=True, slots=True)
 class _Local(Link):
-    """Base of the links of a convolution of a ``shape``, up or back down."""
+    """Base of the links of a convolution of a ``shape``, up or back down.
+
+    Its weights have no :meth:`weight_slice`: upward links read all of them on the way down, and
+    the weights of the filters that a downward link owns do not lie together.
+    """
 
     shape: ConvolutionShape
 
