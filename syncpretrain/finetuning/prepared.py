@@ -407,20 +407,16 @@ def finetuning_bytes(
     buffers = 2 * sum(chain[1:]) + (2 * sum(chain[:-1]) if dropout else 0)
     parameters = (TUNED_COPIES + vectors + 1) * network + copies * stack
     parameters += 2 * shards * min(BLOCK, network)  # scratch of the optimizer
+    local = sum(halves * x.weights + sum(x.biases[-halves:]) for x in convolutions)
+    # Shards with rows of their own need gradients of their own, where they split by examples.
+    own = {"examples": network, "hybrid": local, "columns": local}.get(split, 0)
+    parameters += (shards - 1) * own
     if convolutions:
-        local = sum(halves * x.weights + sum(x.biases[-halves:]) for x in convolutions)
-        own = {"examples": network, "hybrid": local, "columns": local}.get(split, 0)
         kinds = [replace(x, pooling=kind) for x in convolutions for kind in ("max", "mean")]
-        # Shards with rows of their own need gradients of their own, where they split by examples.
-        parameters += (shards - 1) * own + shards * max(map(scratch_size, kinds))
-        # The minibatch is copied, its targets too, and each hidden number may store an index.
-        buffers += chain[0] + chain[-1] + sum(shape.hidden for shape in convolutions)
+        parameters += shards * max(map(scratch_size, kinds))
+        buffers += sum(shape.hidden for shape in convolutions)  # where pooling stores an index
         if lowered:
             buffers += max(COPIES_LOWERED * x.lowered + COPIES_MAPS * x.units for x in convolutions)
-    elif split == "examples":
-        # Each dense shard is a network of its own, with gradients and buffers.
-        parameters += shards * network
-        buffers *= 2
     minibatches = batch_size * (chain[0] + chain[-1] + buffers)
     data = rows * chain[0] + 2 * labelled * (outputs or 0)
     return FLOAT_BYTES * (parameters + minibatches + data)
