@@ -77,7 +77,7 @@ __all__ = ["Finetuning"]
 THREADS_PER_CORE = 2
 COPIES_LOWERED, COPIES_MAPS = 2, 6  # of the forms in NumPy
 MOST_ROWS_JUDGED = 1000  # an error is compared with the spread of so many targets
-RESERVED_BYTES = 1 << 28  # of a device, besides the copies for a checkpoint
+RESERVED_BYTES = 1 << 28  # of a device, besides copies of the parameters
 TUNED_COPIES = 5  # parameters, the last good, the best, the result; a part's while it is made
 
 
@@ -224,7 +224,7 @@ class Finetuning:
         judges, unknown = judges_of(held_out, self.options)
         if judges is not None:  # in the memory of a device that the other examples have left
             backend = updates.network.backend
-            judges = judges.to(partial(backend.examples, beside=RESERVED_BYTES))
+            judges = judges.to(partial(backend.examples, beside=_kept_beside(updates.network)))
         return partial(Trainer, task, updates, train, judges, unknown, self.options)
 
     def _notices(self) -> Iterator[str]:
@@ -263,9 +263,7 @@ class Finetuning:
                 return
             network = Network(chain, loss=task.loss, backend=backend, **network_options(options))
             optimizer = self._optimizer(network)
-            # Beside the parameters that the trainer keeps: of the last good and the best epoch.
-            beside = 3 * network.parameters.nbytes + RESERVED_BYTES
-            placed = examples.to(partial(backend.examples, beside=beside))
+            placed = examples.to(partial(backend.examples, beside=_kept_beside(network)))
             run = partial(_worked, pool, options.replicas or 1)
             yield LocalUpdates(optimizer, placed, options, stop=stop, run=run, tell=tell)
 
@@ -330,6 +328,12 @@ class Finetuning:
 def _worked(pool: WorkerPool, workers: int, phases: Phases, shards: int) -> None:
     """Work the phases of a step with some workers of a pool."""
     pool.run(phases, shards, workers)
+
+
+def _kept_beside(network: Network) -> int:
+    """Return the bytes of a device that the examples leave to the trainer and to the steps."""
+    # The parameters of the last good and of the best epoch, and a copy for a checkpoint.
+    return 3 * network.parameters.nbytes + RESERVED_BYTES
 
 
 def continued(history: ErrorHistory | None) -> ErrorHistory:
