@@ -113,7 +113,7 @@ def resolve_options(
 
 
 def network_options(options: TuningOptions) -> dict[str, Any]:
-    """Return what decides how a network computes, as ``network_of`` takes it."""
+    """Return what decides how a network computes, as ``Network`` takes it."""
     return {
         "split": options.split or "units",
         "batch_size": options.batch_size,

@@ -77,7 +77,7 @@ __all__ = ["Finetuning"]
 THREADS_PER_CORE = 2
 COPIES_LOWERED, COPIES_MAPS = 2, 6  # of the forms in NumPy
 MOST_ROWS_JUDGED = 1000  # an error is compared with the spread of so many targets
-RESERVED_BYTES = 1 << 28  # of a device, besides the copies for a checkpoint
+RESERVED_BYTES = 1 << 28  # of a device, besides copies of the parameters
 TUNED_COPIES = 5  # parameters, the last good, the best, the result; a part's while it is made
 
 
@@ -224,7 +224,7 @@ class Finetuning:
         judges, unknown = judges_of(held_out, self.options)
         if judges is not None:  # in the memory of a device that the other examples have left
             backend = updates.network.backend
-            judges = judges.to(partial(backend.examples, beside=RESERVED_BYTES))
+            judges = judges.to(partial(backend.examples, beside=_kept_beside(updates.network)))
         return partial(Trainer, task, updates, train, judges, unknown, self.options)
 
     def _notices(self) -> Iterator[str]:
@@ -260,11 +260,9 @@ class Finetuning:
                     yield ranks
                 return
             network = Network(*given[:2], backend=backend, **network_options(options))
-            # Beside the parameters that the trainer keeps: of the last good and the best epoch.
-            beside = 3 * network.parameters.nbytes + RESERVED_BYTES
-            placed = examples.to(partial(backend.examples, beside=beside))
-            run = partial(pool.run, workers=workers)
             optimizer = self._optimizer(network)
+            placed = examples.to(partial(backend.examples, beside=_kept_beside(network)))
+            run = partial(pool.run, workers=workers)
             yield LocalUpdates(optimizer, placed, options, stop=stop, run=run, tell=tell)
 
     def replica(self, stack: Stack) -> TunedReplica:
@@ -323,6 +321,12 @@ class Finetuning:
             return
         least = needed(rows=0, labelled=0, copies=0)  # the examples may stay on the host
         check_available(least, what, sum(sizes), free=free, where=" on the GPU")
+
+
+def _kept_beside(network: Network) -> int:
+    """Return the bytes of a device that the examples leave to the trainer and to the steps."""
+    # The parameters of the last good and of the best epoch, and a copy for a checkpoint.
+    return 3 * network.parameters.nbytes + RESERVED_BYTES
 
 
 def continued(history: ErrorHistory | None) -> ErrorHistory:
@@ -400,20 +404,16 @@ def finetuning_bytes(
     buffers = 2 * sum(chain[1:]) + (2 * sum(chain[:-1]) if dropout else 0)
     parameters = (TUNED_COPIES + vectors + 1) * network + copies * stack
     parameters += 2 * shards * min(BLOCK, network)  # scratch of the optimizer
+    local = sum(halves * x.weights + sum(x.biases[-halves:]) for x in convolutions)
+    # Shards with rows of their own need gradients of their own, where they split by examples.
+    own = {"examples": network, "hybrid": local, "columns": local}.get(split, 0)
+    parameters += (shards - 1) * own
     if convolutions:
-        local = sum(halves * x.weights + sum(x.biases[-halves:]) for x in convolutions)
-        own = {"examples": network, "hybrid": local, "columns": local}.get(split, 0)
         kinds = [replace(x, pooling=kind) for x in convolutions for kind in ("max", "mean")]
-        # Shards with rows of their own need gradients of their own, where they split by examples.
-        parameters += (shards - 1) * own + shards * max(map(scratch_size, kinds))
-        # The minibatch is copied, its targets too, and each hidden number may store an index.
-        buffers += chain[0] + chain[-1] + sum(shape.hidden for shape in convolutions)
+        parameters += shards * max(map(scratch_size, kinds))
+        buffers += sum(shape.hidden for shape in convolutions)  # where pooling stores an index
         if lowered:
             buffers += max(COPIES_LOWERED * x.lowered + COPIES_MAPS * x.units for x in convolutions)
-    elif split == "examples":
-        # Each dense shard is a network of its own, with gradients and buffers.
-        parameters += shards * network
-        buffers *= 2
     minibatches = batch_size * (chain[0] + chain[-1] + buffers)
     data = rows * chain[0] + 2 * labelled * (outputs or 0)
     return FLOAT_BYTES * (parameters + minibatches + data)

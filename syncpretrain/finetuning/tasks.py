@@ -93,10 +93,12 @@ class Examples(NamedTuple):
     weights: Array | None = None
 
     def to(self, device: Callable[[Any], Any]) -> Examples:
-        """Return inputs and targets moved by ``device``; one array stays one."""
+        """Return the same moved by ``device``; one array stays one."""
+        # The weights first: they are few, and the rows may take all the memory of a device.
+        weights = None if self.weights is None else device(self.weights)
         inputs = device(self.inputs)
         targets = inputs if self.targets is self.inputs else device(self.targets)
-        return self._replace(inputs=inputs, targets=targets)
+        return Examples(inputs, targets, weights)
 
 
 def chosen_rows(X: Any, rows: Any) -> Any:

@@ -95,6 +95,7 @@ class Trainer(Observed):
         if resume is not None:
             first, begin = resume.epoch, resume.cursor
             self.load_state(resume)
+        epoch = first - 1  # those done; a state may be behind the last one
         for epoch in range(first, epochs + 1):
             started = time.monotonic()
             try:
@@ -112,7 +113,7 @@ class Trainer(Observed):
             if self.save is not None and epoch < epochs:
                 self.save(lambda: self.state(epoch + 1, Cursor()), done=epoch, final=False)  # noqa: B023
         if options.patience is None:
-            return self.result(epochs=epochs)
+            return self.result(epochs=epoch)
         np.copyto(self.network.parameters, self.best)
         return self.result(epochs=epoch, best_epoch=self.best_epoch)
 

@@ -85,9 +85,9 @@ def sample_states(
 def sum_rows(x: Array, *, out: Array) -> Array:
     """Fill ``out`` with the sum of the rows of x, one added after the other, as compiled.
 
-    NumPy sums a single column by pairs.
+    NumPy sums a single column by pairs. A device has sums of its own.
     """
-    if x.shape[1] == 1 and len(x):
+    if isinstance(x, np.ndarray) and x.shape[1] == 1 and len(x):
         out[0] = 0 + np.cumsum(x[:, 0])[-1]  # 0, never -0
     else:
         np.sum(x, axis=0, out=out)

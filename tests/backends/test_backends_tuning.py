@@ -285,6 +285,24 @@ class TestTraining:
         assert counted < 5 * 7 <= len(calls) - counted
         assert len(set(found)) == 1
 
+    @pytest.mark.parametrize("layers", [(16, 8), "1x4x4,conv:3x3,8"])
+    @pytest.mark.parametrize("by", [None, "weights of rows"])
+    def test_one_number_to_predict_comes_to_numpys_parameters(self, backend, bits, layers, by):
+        stack, y = (
+            pretrain(bits, layers=layers, epochs=1, backend="numpy"),
+            bits @ np.linspace(0, 1, 16),
+        )
+        own = {"weights": None if by is None else 0.5 + y, "epochs": 2, "batch_size": 30}
+        tuned, oracle = (
+            finetune(stack, bits, y, **own, backend=name, warn=False) for name in ("cupy", "numpy")
+        )
+        assert tuned.info["finetune"][-1]["backend"] == "cupy"
+        for ours, theirs in [
+            *zip(tuned.layers, oracle.layers, strict=True),
+            (tuned.head, oracle.head),
+        ]:
+            np.testing.assert_allclose(ours.weight, theirs.weight, rtol=2e-4, atol=3e-6)
+
 
 class TestTrial:
     def notices(self, bits, precision="float32") -> list[str]:

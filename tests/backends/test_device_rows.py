@@ -12,12 +12,14 @@ from trialruns import notices_of, stop_after
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.backends import host_rows
+from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.backends.device_rows import DeviceRows
 from syncpretrain.backends.host_rows import HostRows, buffer_bytes
 from syncpretrain.data import blocks
 from syncpretrain.data.blocks import blocks_of, bytes_of
 from syncpretrain.data.scaling import column_means
 from syncpretrain.errors import RunInterrupted, SettingsError
+from syncpretrain.finetuning.prepared import RESERVED_BYTES
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.settings import settings_from
@@ -402,6 +404,24 @@ class TestRoom:
             leave_free(monkeypatch, beside + least)
             pretrain(X, **settings)
 
+    def test_rows_leave_room_for_the_parameters_that_a_trainer_keeps(
+        self, stand_in, numbers, monkeypatch
+    ):
+        besides, examples = [], CupyBackend.examples
+
+        def noted(self, X, beside=0):
+            besides.append(beside)
+            return examples(self, X, beside)
+
+        monkeypatch.setattr(CupyBackend, "examples", noted)
+        stack = pretrain(numbers, **BASE, backend="numpy")
+        own = {"epochs": 2, "batch_size": 15, "patience": 1, "validation": numbers[:50]}
+        tuned = finetune(stack, numbers, **own, backend="cupy")
+        sizes = [x.size for layer in tuned.layers for _, x in layer.parameters()]
+        good_best_and_checkpoint = 3 * 4 * sum(sizes)
+        assert len(besides) == 2, "of the rows to train on and to validate with"
+        assert min(besides) >= good_best_and_checkpoint + RESERVED_BYTES
+
     @pytest.mark.parametrize("classes", [0, 3])
     @pytest.mark.parametrize("is_file", [False, True])
     def test_fine_tuning_with_its_data_on_the_host_comes_to_the_same_bits(
@@ -409,7 +429,8 @@ class TestRoom:
     ):
         stack = pretrain(numbers, **BASE, backend="numpy")
         y = np.arange(200) % 3 if classes else None
-        settings = {"epochs": 2, "batch_size": 15, "backend": "cupy:0"}
+        weights = np.linspace(0.5, 1.5, 200) if classes else None
+        settings = {"epochs": 2, "batch_size": 15, "backend": "cupy:0", "weights": weights}
         expected = finetune(stack, numbers, y, **settings).parameters_sha256
         assert "rows of the host" not in queued
         np.save(tmp_path / "x.npy", numbers)

@@ -55,6 +55,14 @@ class TestPatience:
             np.testing.assert_array_equal(old.weight, new.weight)
         assert after.info["finetune"][0]["best_epoch"] == 0
 
+    def test_a_state_behind_the_last_epoch_gives_its_best(self):
+        X, states = toy()[0], []
+        own = {"validation": X, "patience": 3, "batch_size": 60}
+        tuned(None, X, **own, epochs=3, save=lambda state, **_: states.append(state()))
+        after = tuned(None, X, **own, epochs=1, resume=states[-1])
+        record = after.info["finetune"][0]
+        assert (record["epochs"], record["best_epoch"]) == (2, states[-1].best_epoch)
+
     def test_needs_validation(self):
         with pytest.raises(SettingsError, match="patience: got a number without validation"):
             tuned(patience=2)
