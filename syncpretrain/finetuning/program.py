@@ -373,9 +373,12 @@ class _Step:
         if mask is not None:
             operations += [("multiply", delta, this.reads.of(mask[rows], reads), delta)]
         units = buffers.links[link - 1].units
-        if self.sums_bias(link - 1):
-            _, sums = buffers.gradients[shard][link - 1]
-            return [*operations, ("derivative_and_sums", delta, a, sums, units)]
+        if self.sums_bias(link - 1):  # as the link below lays them out, which this one may not
+            whole, (_, sums) = (
+                buffers.activations[link - 1][rows],
+                buffers.gradients[shard][link - 1],
+            )
+            return [*operations, ("derivative_and_sums", below, whole, sums, units)]
         return [*operations, ("times_derivative", delta, a, units)]
 
     def move(self, link: int, reads: slice, own: slice) -> list[Operation]:
