@@ -39,6 +39,7 @@ from syncpretrain.workers import layer_process
 from syncpretrain.workers.streamed.child import Answer
 from syncpretrain.workers.streamed.remote import LentThreads, RemoteLayer, Stopping
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 5)
 LONG = 2000
 DEATH_SECONDS = 8.0  # below what the end waits for processes that still run
@@ -191,7 +192,7 @@ def test_a_killed_process_is_told_at_once_and_the_run_resumed(bits, layer, momen
     assert again.run().parameters_sha256 == wanted
 
 
-def test_a_process_killed_before_its_first_epoch(bits):
+def test_a_process_killed_before_its_first_epoch(bits, new_interpreters):
     def observe(event: Event) -> None:
         if isinstance(event, EpochStarted) and (event.layer, event.epoch) == (1, 2):
             workers()[3].kill()
