@@ -127,10 +127,17 @@ def nothing_left() -> Iterator[None]:
     assert not left, f"the test left behind {', '.join(left)}"
 
 
+@pytest.fixture(scope="session")
+def template() -> Iterator[forkedlayers.Template]:
+    made = forkedlayers.Template()
+    yield made
+    made.end()
+
+
 @pytest.fixture(scope="module")
-def forked_layers() -> Iterator[None]:
+def forked_layers(template: forkedlayers.Template) -> Iterator[None]:
     """Start the processes of layers in a hundredth of a second; see forkedlayers.py."""
-    with forkedlayers.forked():
+    with forkedlayers.forked(template):
         yield
 
 

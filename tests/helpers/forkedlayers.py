@@ -18,8 +18,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,6 +62,7 @@ for each, number in zip(high, wanted["descriptors"], strict=True):
     os.dup2(each, number)
 for each in {*given, *high} - {*wanted["descriptors"]}:
     os.close(each)
+os.chdir(wanted["folder"])
 os.environ.clear()
 os.environ.update(wanted["environment"])
 sys.argv[1:] = wanted["arguments"]
@@ -71,24 +73,32 @@ started: dict[int, int] = {}  # processes, and their layers
 templates: set[int] = set()  # processes
 
 
+def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what Python, the package and BLAS read of an environment when they are started."""
+    names = ("PYTHON", "SYNCPRETRAIN", *blas_environment(1))
+    return {name: text for name, text in environment.items() if name.startswith(names)}
+
+
 class Template:
     """A process that forks; with one thread of BLAS, as a layer's has usually."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.environment = {**os.environ, **blas_environment(1)}
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", TEMPLATE, str(theirs.fileno()), json.dumps(sys.path)],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **blas_environment(1)},
+                env=self.environment,
                 pass_fds=[theirs.fileno()],
             )
         templates.add(self._process.pid)
 
     def fork(self, descriptors: dict[int, int], **wanted: Any) -> int:
         """Return a new child of this process; ``descriptors`` are its numbers, and ours."""
-        text = json.dumps({"descriptors": list(descriptors), **wanted}).encode()
+        wanted |= {"descriptors": list(descriptors), "folder": str(Path.cwd())}
+        text = json.dumps(wanted).encode()
         prctl = ctypes.CDLL(None).prctl
         with self._lock:
             prctl(SUBREAPER, 1)
@@ -138,13 +148,12 @@ class Fork:
 
 
 @contextmanager
-def forked() -> Iterator[None]:
-    """Let the processes of layers be forks; with more threads of BLAS they start as ever."""
-    template = Template()
+def forked(template: Template) -> Iterator[None]:
+    """Let the processes of layers be forks, but where their start would read something else."""
 
     def popen(command: list[str], **given: Any) -> Any:
         environment = given["env"]
-        if not blas_environment(1).items() <= environment.items():
+        if read_at_start(environment) != read_at_start(template.environment):
             return subprocess.Popen(command, **given)
         null = os.open(os.devnull, os.O_RDWR)
         try:
@@ -159,8 +168,5 @@ def forked() -> Iterator[None]:
     stand_in = SimpleNamespace(**vars(subprocess) | {"Popen": popen})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layer_process, "subprocess", stand_in)
-        try:
-            yield
-        finally:
-            started.clear()
-            template.end()
+        yield
+    started.clear()

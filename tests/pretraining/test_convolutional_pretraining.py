@@ -19,6 +19,7 @@ from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.state import EPOCHS_STATE, STREAM_STATE
 from syncpretrain.settings import settings_from
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 SCHEDULES = {
     "synchronized": {"epochs": (3, 2, 2), "refresh_epochs": (0, 2, 1)},
     "greedy": {"schedule": "greedy", "blas_threads": 1},
