@@ -326,7 +326,8 @@ def test_a_killed_parent_leaves_nothing_and_is_resumed_to_the_same_bits(
     call, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    options = ("--layers", "64,20,12,5", "--data", "digits", "--epochs", 9, "--quiet")
+    np.save("x.npy", np.random.default_rng(0).random((900, 64), dtype=np.float32))
+    options = ("--layers", "64,20,12,5", "--data", "x.npy", "--epochs", 9, "--quiet")
     options += ("--handoff", "minibatch", "--delay", 0.5, "--workers", 2, "--json")
     out, _ = call("train", *options, "--out", "whole")
     whole = json.loads(out)["parameters_sha256"]
