@@ -6,6 +6,7 @@ import gc
 import io
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import CodeType
 
 import compiledonce
+import forkedlayers
 import numpy as np
 import psutil
 import pytest
@@ -20,6 +22,8 @@ from commandline import exit_status
 from hypothesis import settings
 from opendescriptors import files_but_drivers
 from trialruns import library_threads
+
+from syncpretrain.workers import layer_process
 
 PROCESS = psutil.Process()
 # The suite's runs are NumPy's, with a GPU as without one; tests of devices name their backend.
@@ -92,7 +96,8 @@ def left_behind(descriptors: int) -> list[str]:
     """Return what outlived a test: threads of the library, child processes, descriptors."""
     left = library_threads()
     if has_children():
-        left += [f"child process {child.pid}" for child in PROCESS.children()]
+        children = {child.pid for child in PROCESS.children()} - forkedlayers.templates
+        left += [f"child process {pid}" for pid in sorted(children)]
     grown = open_files() - descriptors
     return left + ([f"{grown} open files"] if grown > 0 else [])
 
@@ -120,6 +125,26 @@ def nothing_left() -> Iterator[None]:
         gc.collect()  # an array mapped from a file closes it when it is collected
         left = left_behind(before)
     assert not left, f"the test left behind {', '.join(left)}"
+
+
+@pytest.fixture(scope="session")
+def template() -> Iterator[forkedlayers.Template]:
+    made = forkedlayers.Template()
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="module")
+def forked_layers(template: forkedlayers.Template) -> Iterator[None]:
+    """Start the processes of layers in a hundredth of a second; see forkedlayers.py."""
+    with forkedlayers.forked(template):
+        yield
+
+
+@pytest.fixture
+def new_interpreters(monkeypatch) -> None:
+    """Start them as they are started outside of tests, in a module that has forks."""
+    monkeypatch.setattr(layer_process, "subprocess", subprocess)
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,7 @@ class TestOnGpus:
     def machine(self, monkeypatch):
         monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)
         monkeypatch.setattr(fakecupy.install, "__defaults__", (3,))
+        monkeypatch.setattr("syncpretrain.backends.cupy_backend.STEPS_AT_ONCE", 4)
         backend_of("double", monkeypatch)
 
     def places(self, layers=PAPER, **settings) -> list[list[str]]:

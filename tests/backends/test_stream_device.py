@@ -328,7 +328,7 @@ class TestResume:
             return found
 
         whole, path, stops = run(runtime="serial"), tmp_path / "state.safetensors", 0
-        for number in itertools.count(1, 7):
+        for number in itertools.count(1, 11):
             options = {"runtime": ("serial", "threads")[stops % 2], "delay": delay}
             state = interrupted(bits, variant, number, monkeypatch, **options)
             if state is None:

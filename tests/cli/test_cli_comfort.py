@@ -206,6 +206,7 @@ class TestDryRun:
         assert report["reason"] == "fine-tuning by cg or lbfgs"
 
     def test_the_memory_of_a_gpu(self, call, folder, monkeypatch):
+        monkeypatch.setattr("syncpretrain.backends.cupy_backend.STEPS_AT_ONCE", 4)
         backend_of("double", monkeypatch)
         own = ("--layers", "6,4,3", "--backend", "cupy:0", "--finetune", "reconstruction")
         report = self.predicted(call, *own)

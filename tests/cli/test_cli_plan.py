@@ -179,9 +179,10 @@ class TestAuto:
 class TestBench:
     @pytest.fixture(autouse=True)
     def one_round(self, monkeypatch):
-        """Measure the layers in one round only."""
+        """Measure the layers in one round only, and the peak with small products."""
         from syncpretrain.planning import bench
 
+        monkeypatch.setattr(bench, "SIDE", 64)
         measured = bench.plan_for
         brief = {"measure_seconds": 0}
         monkeypatch.setattr(

@@ -8,6 +8,7 @@ import pwd
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from commandline import exit_status
 
@@ -95,7 +96,9 @@ class TestWithoutAHome:
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
 def test_closed_streams_take_nothing_from_a_run(tmp_path, closed):
-    line = f"train --data digits --layers 64,3 --epochs 1 --examples 50 --out {tmp_path}/run"
+    file = tmp_path / "x.npy"
+    np.save(file, np.eye(50, 64, dtype=np.float32))
+    line = f"train --data {file} --layers 64,3 --epochs 1 --out {tmp_path}/run"
     shell = f"exec {sys.executable} -m syncpretrain {line} {closed}"
     found = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=100)
     assert (found.returncode, "Traceback" in found.stderr) == (0, False)

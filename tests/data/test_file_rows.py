@@ -14,6 +14,8 @@ from syncpretrain.data.file_rows import rows_in_file
 from syncpretrain.errors import DataError, WorkerError
 from syncpretrain.events import EpochFinished
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
+
 
 class TestRows:
     """Rows of a file in the place of an array."""

@@ -18,6 +18,7 @@ from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.settings import MomentumSchedule
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 UNITS = ["bernoulli", "gaussian"]
 
 

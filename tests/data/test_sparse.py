@@ -37,6 +37,7 @@ from syncpretrain.models.scores import scores
 from syncpretrain.settings.fields import MomentumSchedule
 from syncpretrain.units.kinds import kind_of
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 DRAWS = np.random.default_rng(3)
 DENSE = np.where(DRAWS.random((70, 40)) < 0.1, DRAWS.integers(1, 5, (70, 40)), 0).astype("f4")
 BITS = (DENSE > 0).astype("f4")

@@ -3,16 +3,13 @@
 // each product of tensor cores. A kernel in which some do not come to a barrier that others wait at
 // is stopped. Blocks run one after another, and so do the
 // threads of kernels without barriers, which need no fibers: these take most of the time.
+// It is compiled with each source; templates of C++'s library would take most of that time.
 #undef _FORTIFY_SOURCE  // with it, longjmp refuses to go to another stack
 #include <math.h>
 #include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
-
-#include <functional>
-#include <memory>
-#include <vector>
 
 struct dim3 {
     unsigned int x, y, z;
@@ -47,6 +44,7 @@ static unsigned int atomicInc(unsigned int *place, unsigned int most)
 
 static const size_t STACK = 32768;
 static const size_t WARP = 32;
+static const size_t THREADS = 1024;  // of a block, at most
 
 // A fiber begins with setcontext and goes on with longjmp, which, unlike setcontext, calls nothing
 // of the system. It runs one kernel after another.
@@ -58,12 +56,14 @@ struct Fiber {
 };
 
 static jmp_buf scheduler;
-static std::vector<std::unique_ptr<Fiber>> fibers;
-static std::vector<char> done;
-static std::vector<char> meets_warp;  // at a barrier of its warp, not of the block
+static Fiber *fibers[THREADS];
+static size_t usable = 0;  // fibers that are made, and not in the middle of a kernel
+static char done[THREADS];
+static char meets_warp[THREADS];  // at a barrier of its warp, not of the block
 static size_t running;
 static bool has_fibers = false;
-static const std::function<void()> *kernel;
+static void (*kernel)(const void *);
+static const void *given;  // to the kernel
 static int backwards = 0;  // the order of threads and blocks: a race shows as another result
 
 static void leave()
@@ -98,38 +98,53 @@ struct Copy {
     float *to;
     const float *from;
     int bytes, size;
+    size_t group;
 };
-static std::vector<std::vector<std::vector<Copy>>> copies;  // by thread and group, the last open
+struct Copies {
+    Copy *waiting;
+    size_t count, room, ended;  // ended: how many groups are
+};
+static Copies copies[THREADS];
 static int misaligned = 0;
 
 static void copy_later(float *to, const float *from, int bytes, int size)
 {
     if ((size_t)to % size || (size_t)from % size || bytes < 0 || bytes > size) misaligned = 1;
-    copies[running].back().push_back({to, from, bytes, size});
+    Copies &own = copies[running];
+    if (own.count == own.room) {
+        own.room = 2 * own.room + 8;
+        own.waiting = (Copy *)realloc(own.waiting, own.room * sizeof(Copy));
+        if (!own.waiting) abort();
+    }
+    own.waiting[own.count++] = {to, from, bytes, size, own.ended};
 }
 
 static void copy_four(float *to, const float *from, int bytes) { copy_later(to, from, bytes, 16); }
 static void copy_one(float *to, const float *from, int bytes) { copy_later(to, from, bytes, 4); }
-static void end_copies() { copies[running].emplace_back(); }
+static void end_copies() { copies[running].ended++; }
 
 static void await_copies()  // all groups but the newest that is ended
 {
-    auto &groups = copies[running];
-    for (size_t i = 0; i + 2 < groups.size(); i++) {
-        for (const Copy &copy : groups[i]) {
-            memset(copy.to, 0, copy.size);
-            memcpy(copy.to, copy.from, copy.bytes);
-        }
-        groups[i].clear();
+    Copies &own = copies[running];
+    size_t i = 0;
+    for (; i < own.count && own.waiting[i].group + 1 < own.ended; i++) {
+        const Copy &copy = own.waiting[i];
+        memset(copy.to, 0, copy.size);
+        memcpy(copy.to, copy.from, copy.bytes);
     }
+    own.count -= i;
+    if (own.count) memmove(own.waiting, own.waiting + i, own.count * sizeof(Copy));
 }
 
 // ---------------------------------------------------------------- tensor cores
 // Each thread of a warp gives its parts of the factors, and when all have, takes from those of
 // others what its part of the product needs. The next product goes by way of the other half of the
 // memory, so that nobody overwrites what is still read.
-static unsigned int factors[2][1024][6];
-static unsigned char half_of[1024];
+struct Factors {
+    double a[16][8], b[8][8];  // b by columns
+};
+static Factors factors[2][THREADS / WARP];
+static unsigned char half_of[THREADS];
 
 static unsigned int __float_as_uint(float x)
 {
@@ -156,6 +171,22 @@ static unsigned int nearest_tf32(float x)
 
 static const int SUM_BITS = 24, EXTRA_BITS = 2;
 
+// As frexp() has it, of what is neither zero nor below the normal numbers.
+static int exponent_of(double x)
+{
+    unsigned long long bits;
+    memcpy(&bits, &x, 8);
+    return (int)(bits >> 52 & 2047) - 1022;
+}
+
+static double power_of_two(int exponent)
+{
+    unsigned long long bits = (unsigned long long)(exponent + 1023) << 52;
+    double x;
+    memcpy(&x, &bits, 8);
+    return x;
+}
+
 // A sum of tensor cores, which round it toward zero, unlike a processor. They align the terms and
 // the sum so far to the largest of them, cut each off EXTRA_BITS below the last bit that a float
 // has there, add them exactly, and cut the sum off to a float.
@@ -163,17 +194,16 @@ static float truncated_sum(float sum, const double *terms, int count)
 {
     double largest = fabs((double)sum), plain = sum;
     for (int i = 0; i < count; i++) {
-        largest = fmax(largest, fabs(terms[i]));
+        double size = fabs(terms[i]);
+        if (size > largest) largest = size;
         plain += terms[i];
     }
     if (largest == 0.0 || !isfinite((float)plain)) return (float)plain;
-    int exponent;
-    frexp(largest, &exponent);
-    double scale = ldexp(1.0, SUM_BITS + EXTRA_BITS - exponent);
+    double scale = power_of_two(SUM_BITS + EXTRA_BITS - exponent_of(largest));
     long long total = (long long)(sum * scale);
     for (int i = 0; i < count; i++) total += (long long)(terms[i] * scale);
-    double whole = (double)total;
-    frexp(whole, &exponent);
+    if (!total) return 0.0f;
+    int exponent = exponent_of((double)total);
     long long unit = exponent > SUM_BITS ? 1ll << (exponent - SUM_BITS) : 1;
     return (float)((double)(total / unit * unit) / scale);
 }
@@ -185,18 +215,15 @@ extern "C" float shim_truncated_sum(float sum, const double *terms, int count)
 
 static void multiply_add(float c[4], const unsigned int a[4], const unsigned int b[2])
 {
-    size_t own = running;
-    unsigned int (*given)[6] = factors[half_of[own] ^= 1] + own / WARP * WARP;
-    memcpy(given[own % WARP], a, 16);
-    memcpy(given[own % WARP] + 4, b, 8);
+    size_t g = running % WARP / 4, t = running % 4;
+    Factors &warp = factors[half_of[running] ^= 1][running / WARP];
+    for (size_t i = 0; i < 4; i++) warp.a[g + 8 * (i % 2)][t + 4 * (i / 2)] = tf32(a[i]);
+    for (size_t i = 0; i < 2; i++) warp.b[g][t + 4 * i] = tf32(b[i]);
     __syncwarp();
     for (size_t e = 0; e < 4; e++) {
-        size_t row = own % WARP / 4 + 8 * (e / 2), column = own % 4 * 2 + e % 2;
+        const double *row = warp.a[g + 8 * (e / 2)], *column = warp.b[2 * t + e % 2];
         double terms[8];
-        for (size_t k = 0; k < 8; k++) {
-            unsigned int x = given[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2];
-            terms[k] = (double)tf32(x) * (double)tf32(given[column * 4 + k % 4][4 + k / 4]);
-        }
+        for (size_t k = 0; k < 8; k++) terms[k] = row[k] * column[k];
         c[e] = truncated_sum(c[e], terms, 8);
     }
 }
@@ -205,7 +232,7 @@ static void multiply_add(float c[4], const unsigned int a[4], const unsigned int
 static void fiber()
 {
     for (;;) {
-        (*kernel)();
+        kernel(given);
         done[running] = 1;
         leave();
     }
@@ -213,8 +240,8 @@ static void fiber()
 
 static void add_fiber()
 {
-    fibers.emplace_back(new Fiber);
-    Fiber &added = *fibers.back();
+    if (!fibers[usable] && !(fibers[usable] = (Fiber *)malloc(sizeof(Fiber)))) abort();
+    Fiber &added = *fibers[usable++];
     added.begun = false;
     getcontext(&added.context);
     added.context.uc_stack.ss_sp = added.stack;
@@ -252,10 +279,10 @@ static bool run_warp(size_t first, size_t count, size_t *finished)
 // Returns 0, or 1 where a barrier was reached by a part of the block or of a warp.
 static int run_block(size_t threads)
 {
-    while (fibers.size() < threads) add_fiber();
-    done.assign(threads, 0);
-    meets_warp.assign(threads, 0);
-    copies.assign(threads, std::vector<std::vector<Copy>>(1));
+    while (usable < threads) add_fiber();
+    memset(done, 0, threads);
+    memset(meets_warp, 0, threads);
+    for (size_t i = 0; i < threads; i++) copies[i].count = copies[i].ended = 0;
     memset(half_of, 0, sizeof half_of);
     has_fibers = true;
     size_t warps = (threads + WARP - 1) / WARP;
@@ -267,7 +294,7 @@ static int run_block(size_t threads)
             met = run_warp(first, first + WARP < threads ? WARP : threads - first, &finished);
         }
         if (!met || (finished && finished < left)) {
-            fibers.clear();  // some are in the middle of the kernel
+            usable = 0;  // some are in the middle of the kernel
             return 1;
         }
         left -= finished;
@@ -281,17 +308,16 @@ static void run_plainly(size_t threads)
     for (size_t turn = 0; turn < threads; turn++) {
         size_t i = backwards ? threads - 1 - turn : turn;
         threadIdx = {(unsigned)(i % blockDim.x), (unsigned)(i / blockDim.x), 0};
-        (*kernel)();
+        kernel(given);
     }
 }
 
 // Of a shape: blocks, the columns and rows of each, and whether there are barriers. Returns 0, 1
 // for a barrier that a part waits at, or 2 for a copy of what is not aligned.
-static int run_grid(const unsigned int *shape, const std::function<void()> &body)
+static int run_blocks(const unsigned int *shape)
 {
     gridDim = {shape[0], 1, 1};
     blockDim = {shape[1], shape[2], 1};
-    kernel = &body;
     misaligned = 0;
     for (unsigned int b = 0; b < shape[0]; b++) {
         blockIdx = {backwards ? shape[0] - 1 - b : b, 0, 0};
@@ -302,6 +328,14 @@ static int run_grid(const unsigned int *shape, const std::function<void()> &body
             return 1;
     }
     return misaligned ? 2 : 0;
+}
+
+template <typename Body>
+static int run_grid(const unsigned int *shape, const Body &body)
+{
+    kernel = [](const void *body) { (*(const Body *)body)(); };
+    given = &body;
+    return run_blocks(shape);
 }
 
 extern "C" void shim_set_backwards(int value) { backwards = value; }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import psutil
+from forkedlayers import started
 
 
 def workers(parent: int | None = None) -> dict[int, psutil.Process]:
@@ -13,10 +14,11 @@ def workers(parent: int | None = None) -> dict[int, psutil.Process]:
     for child in psutil.Process(parent).children():
         try:
             name = re.search(r"syncpretrain-layer-(\d+)", " ".join(child.cmdline()))
+            layer = started.get(child.pid) or (name and int(name[1]))
         except psutil.NoSuchProcess:  # or one that nobody has waited for, which is a kind of it
             continue
-        if name:
-            found[int(name[1])] = child
+        if layer:
+            found[layer] = child
     return found
 
 

@@ -11,6 +11,7 @@ from syncpretrain import pretrain
 from syncpretrain.kernels import native
 from syncpretrain.kernels.sparse_products import binary_product
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 ROWS = 24  # with fewer the compiled form leaves the work to NumPy's
 needs_extension = pytest.mark.skipif(not native.available(), reason="of the compiled form")
 

@@ -32,6 +32,7 @@ from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.settings import MomentumSchedule
 from syncpretrain.shapes import ConvolutionShape
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 PORTABLE = 2  # the number of the form without the instruction, in the place of True
 SHAPE = ConvolutionShape(3, 9, 8, 5, 3, pad=1, pool=1)
 POOLED = ConvolutionShape(2, 8, 8, 5, 3, pool=2, channels_first=True)

@@ -14,6 +14,7 @@ from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining.build import build_learner
 from syncpretrain.settings import settings_from
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 TEXT = "2x6x6,conv:4x3,conv:6x2:1{}"
 POOLED = TEXT.format(",pool:5")
 KINDS = {

@@ -26,6 +26,7 @@ from syncpretrain.runs.folder import EVENTS_NAME, TRACE_NAME
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import read_settings, settings_from, write_settings
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 6)
 WAKING = {"epochs": (9, 2, 2), "refresh_epochs": (0, 2, 1), "refresh_when": "drift:0.2"}
 SETTLING = {"epochs": "auto:20", "settle": (0.15, 0.2, 0.02), "refresh_epochs": 0}

@@ -19,6 +19,7 @@ from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule, settings_from
 from syncpretrain.shapes import ConvolutionShape
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 TINY = ConvolutionShape(1, 3, 3, 2, 2, pool=2, pooling="prob")  # 2 blocks of 4 units
 SHAPE = ConvolutionShape(2, 5, 7, 3, 2, pool=2, pooling="prob")
 

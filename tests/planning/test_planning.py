@@ -436,6 +436,10 @@ class TestMeasuring:
 
 
 class TestBench:
+    @pytest.fixture(autouse=True)
+    def small_products(self, monkeypatch):
+        monkeypatch.setattr("syncpretrain.planning.bench.SIDE", 64)
+
     @pytest.fixture
     def task(self):
         return Task(settings((16, 8, 4), epochs=2, batch_size=20, workers=2), 200, 20)

@@ -25,6 +25,7 @@ from syncpretrain.pretraining.state import ASYNC_STATE
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 10, 6)
 PLAIN = {"epochs": 3, "batch_size": 10, "seed": 3, "warn": False}
 RUNTIMES = ["serial", "threads", "processes"]

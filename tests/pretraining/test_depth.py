@@ -21,7 +21,7 @@ from syncpretrain.schedule.schedule import Train
 from syncpretrain.settings import settings_from
 
 ROOT = Path(syncpretrain.__file__).parent
-FEW, MANY = 20, 200  # layers
+FEW, MANY = 12, 120  # layers
 SCHEDULES: dict[str, dict[str, Any]] = {
     "lockstep": {"refresh_epochs": 0},
     "lockstep with refreshes": {"refresh_epochs": 1},

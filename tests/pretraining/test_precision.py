@@ -32,6 +32,7 @@ from syncpretrain.pretraining.state import EPOCHS_STATE, STREAM_STATE
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import FinetuneSettings, MomentumSchedule, settings_from
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 5)
 BASE = {"layers": LAYERS, "epochs": 2, "batch_size": 20, "seed": 3, "precision": "bfloat16"}
 MODELS = {

@@ -410,15 +410,20 @@ class TestRun:
         "--layers",
         "64,20,12,5",
         "--data",
-        "digits",
+        "x.npy",
         "--epochs",
         3,
         "--handoff",
         "minibatch",
     )
 
-    def test_its_folder_is_like_any_other(self, call, tmp_path, monkeypatch):
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path, monkeypatch):
+        """The current folder has rows in a file: digits would be imported from scikit-learn."""
         monkeypatch.chdir(tmp_path)
+        np.save("x.npy", np.random.default_rng(0).random((600, 64), dtype=np.float32))
+
+    def test_its_folder_is_like_any_other(self, call, tmp_path):
         out, _ = call("train", *self.OPTIONS, "--delay", 0.5, "--json", "--out", "run")
         report = json.loads(out)
         assert report["parameters_sha256"] == load("run").parameters_sha256
@@ -432,8 +437,7 @@ class TestRun:
         assert json.loads(out)["parameters_sha256"] == report["parameters_sha256"]
 
     @pytest.mark.parametrize("epoch", [1, 2, 3])
-    def test_one_that_dies_is_resumed_to_the_same_bits(self, call, tmp_path, monkeypatch, epoch):
-        monkeypatch.chdir(tmp_path)
+    def test_one_that_dies_is_resumed_to_the_same_bits(self, call, epoch):
         out, _ = call("train", *self.OPTIONS, "--json", "--out", "whole")
         whole = json.loads(out)["parameters_sha256"]
         program = (
@@ -458,10 +462,10 @@ class TestRun:
         finished = [(e["layer"], e["epoch"]) for e in events if e["event"] == "EpochFinished"]
         assert set(finished) == {(layer, n) for layer in (1, 2, 3) for n in (1, 2, 3)}
 
-    def test_compare_streams_what_can_be_streamed(self, call, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
+    def test_compare_streams_what_can_be_streamed(self, call):
         tuning = ("--finetune", "reconstruction", "--finetune-epochs", 1, "--seeds", 1, "--quiet")
-        call("compare", *self.OPTIONS, *tuning, "--starts", "greedy,synchronized")
+        options = (*self.OPTIONS, "--data", "digits", *tuning)
+        call("compare", *options, "--starts", "greedy,synchronized")
 
 
 def test_no_more_threads_than_layers_are_started(bits, monkeypatch):

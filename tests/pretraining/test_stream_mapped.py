@@ -19,6 +19,7 @@ from syncpretrain.errors import DataError, DivergedError, WorkerError
 from syncpretrain.events import EpochFinished
 from syncpretrain.settings import settings_from, write_settings
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 MB = 1 << 20
 LARGE = 400 * MB, 1024  # bytes of the file, values of an example
 ALLOWED = LARGE[0] // 4

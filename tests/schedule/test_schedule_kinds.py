@@ -25,6 +25,7 @@ from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, UNTRAINED
 from syncpretrain.settings import settings_from
 from syncpretrain.settings.fields import PretrainFields
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 6, 4)
 RUN = {"layers": LAYERS, "epochs": (3, 2, 1, 2), "refresh_epochs": (0, 1, 0, 1), "batch_size": 20}
 EACH = pytest.mark.parametrize("name", SCHEDULES)

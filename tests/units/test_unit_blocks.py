@@ -24,6 +24,7 @@ from syncpretrain.settings import MomentumSchedule, settings_from
 from syncpretrain.units.blocks import blocks_text, visible_kind
 from syncpretrain.units.kinds import kind_of
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 MIXTURE = "bernoulli:2,gaussian:2,softmax:2x3,counts:3"
 WIDTH = 13
 TEXTS = ["softmax:2x3", "counts:4", "bernoulli:2,softmax:1x3", "bernoulli:1,counts:2", MIXTURE]

@@ -27,6 +27,7 @@ from syncpretrain.settings import settings_from
 from syncpretrain.workers import layer_process
 from syncpretrain.workers.restarts import Restarts
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 5)
 HANDOFFS = ("epoch", "minibatch")
 BOTH = pytest.mark.parametrize("handoff", HANDOFFS)

@@ -13,6 +13,7 @@ from syncpretrain.schedule.pace import Planned
 from syncpretrain.schedule.reads import LayerPlan, greedy_row, lockstep_row
 from syncpretrain.schedule.schedule import Schedule
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 5)
 KINDS = {
     "units": {"split": "units"},

@@ -34,6 +34,7 @@ from syncpretrain.workers.processes import ProcessesRuntime
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.versions import Versions
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 5)
 WANTED = {
     "layers": LAYERS,
@@ -102,7 +103,7 @@ def test_a_free_run_is_replayed_by_another_runtime_and_back(bits):
         assert again.parameters_sha256 == free.parameters_sha256
 
 
-def test_one_layer_is_a_stack_too(bits):
+def test_one_layer_is_a_stack_too(bits, new_interpreters):
     sums = {
         run(bits, layers=(16, 9), runtime=name).parameters_sha256
         for name in ("serial", "processes")
@@ -118,7 +119,7 @@ def test_progress_is_told_across_processes(bits):
             shares.append(event.fraction)
 
     X = np.random.default_rng(0).random((40_000, 200), dtype=np.float32)
-    run(X, layers=(200, 300), epochs=2, batch_size=10, observers=[observe])
+    run(X, layers=(200, 300), epochs=1, batch_size=10, observers=[observe])
     assert any(0 < share < 1 for share in shares)
 
 
@@ -203,7 +204,7 @@ def test_the_time_for_a_stall_reaches_the_workers_of_a_step(bits):
     assert "waited 0.25 s for the others" in str(failure)
 
 
-def test_a_process_killed_before_its_first_epoch(bits):
+def test_a_process_killed_before_its_first_epoch(bits, new_interpreters):
     def observe(event: Event) -> None:
         if isinstance(event, EpochStarted) and (event.layer, event.epoch) == (1, 1):
             workers()[3].kill()
@@ -275,7 +276,9 @@ def test_a_start_that_fails_half_way_leaves_nothing(bits, monkeypatch):
     assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
 
 
-def test_the_end_does_not_wait_for_a_process_that_is_suspended_or_still_starts(bits):
+def test_the_end_does_not_wait_for_a_process_that_is_suspended_or_still_starts(
+    bits, new_interpreters
+):
     runtime, _ = standing(bits)
     with runtime:
         children = workers()
@@ -317,7 +320,7 @@ def test_a_signal_stops_the_run_and_keeps_what_was_learned(bits, signum):
     assert caught.value.stack.info["epochs"][1] >= 1
 
 
-def test_a_signal_at_the_very_start_ends_no_process(bits):
+def test_a_signal_at_the_very_start_ends_no_process(bits, new_interpreters):
     def observe(event: Event) -> None:
         if isinstance(event, EpochStarted) and event.layer == 1 and event.epoch == 1:
             for child in workers().values():

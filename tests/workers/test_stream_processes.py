@@ -39,6 +39,7 @@ from syncpretrain.workers import layer_process
 from syncpretrain.workers.streamed.child import Answer
 from syncpretrain.workers.streamed.remote import LentThreads, RemoteLayer, Stopping
 
+pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 5)
 LONG = 2000
 DEATH_SECONDS = 8.0  # below what the end waits for processes that still run
@@ -191,7 +192,7 @@ def test_a_killed_process_is_told_at_once_and_the_run_resumed(bits, layer, momen
     assert again.run().parameters_sha256 == wanted
 
 
-def test_a_process_killed_before_its_first_epoch(bits):
+def test_a_process_killed_before_its_first_epoch(bits, new_interpreters):
     def observe(event: Event) -> None:
         if isinstance(event, EpochStarted) and (event.layer, event.epoch) == (1, 2):
             workers()[3].kill()
@@ -325,7 +326,8 @@ def test_a_killed_parent_leaves_nothing_and_is_resumed_to_the_same_bits(
     call, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    options = ("--layers", "64,20,12,5", "--data", "digits", "--epochs", 9, "--quiet")
+    np.save("x.npy", np.random.default_rng(0).random((900, 64), dtype=np.float32))
+    options = ("--layers", "64,20,12,5", "--data", "x.npy", "--epochs", 9, "--quiet")
     options += ("--handoff", "minibatch", "--delay", 0.5, "--workers", 2, "--json")
     out, _ = call("train", *options, "--out", "whole")
     whole = json.loads(out)["parameters_sha256"]
