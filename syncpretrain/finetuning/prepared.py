@@ -193,9 +193,8 @@ class Finetuning:
                 task, train, held_out = self._task(stack)
                 asked = request.either(stop)
                 with self._updates(task, train, backend, asked, tell, times) as updates:
-                    trainer = self._trainer(task, updates, train, held_out)(
-                        observers=observers, history=history, save=save
-                    )
+                    how: Any = {"observers": observers, "history": history, "save": save}
+                    trainer = self._trainer(task, updates, train, held_out, **how)
                     for notice in self._notices():
                         tell(notice)
                     record = {"seed": self.options.seed, "blas_threads": self._threads}
@@ -219,13 +218,14 @@ class Finetuning:
         updates: Updates,
         train: Examples,
         held_out: Examples | None,
-    ) -> Callable[..., Trainer]:
-        """Return what builds the trainer, which is then given who observes and saves."""
+        **how: Any,
+    ) -> Trainer:
+        """Return the trainer; ``how`` says who observes and saves."""
         judges, unknown = judges_of(held_out, self.options)
         if judges is not None:  # in the memory of a device that the other examples have left
             backend = updates.network.backend
             judges = judges.to(partial(backend.examples, beside=_kept_beside(updates.network)))
-        return partial(Trainer, task, updates, train, judges, unknown, self.options)
+        return Trainer(task, updates, train, judges, unknown, self.options, **how)
 
     def _notices(self) -> Iterator[str]:
         """Yield what a run begins with."""
