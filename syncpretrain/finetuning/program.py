@@ -367,16 +367,18 @@ class _Step:
         operations = this.gradient(site, reads, slice(0, 0) if self.sums_bias(link) else own)
         if not link or reads.start == reads.stop:
             return operations
-        below, mask = buffers.deltas[link - 1][rows], buffers.masks[link]
-        delta, a = (this.reads.of(x, reads) for x in (below, buffers.activations[link - 1][rows]))
+        below, means = buffers.deltas[link - 1][rows], buffers.activations[link - 1][rows]
+        delta, a = (this.reads.of(x, reads) for x in (below, means))
         operations += this.down(site, below, reads)
+        mask, lower = buffers.masks[link], buffers.links[link - 1]
         if mask is not None:
             operations += [("multiply", delta, this.reads.of(mask[rows], reads), delta)]
-        units = buffers.links[link - 1].units
         if self.sums_bias(link - 1):
+            # In the layout of the link that makes them, as its bias: a convolution reads maps.
+            delta, a = (lower.makes.of(x, slice(0, lower.makes.units)) for x in (below, means))
             _, sums = buffers.gradients[shard][link - 1]
-            return [*operations, ("derivative_and_sums", delta, a, sums, units)]
-        return [*operations, ("times_derivative", delta, a, units)]
+            return [*operations, ("derivative_and_sums", delta, a, sums, lower.units)]
+        return [*operations, ("times_derivative", delta, a, lower.units)]
 
     def move(self, link: int, reads: slice, own: slice) -> list[Operation]:
         """Move the parameters that no other shard reads in this phase."""
