@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from syncpretrain.finetuning.chain import Columns, Link, Site
 from syncpretrain.kernels.arrays import BLOCK, Array, blocks_in, slices_of
@@ -346,12 +346,12 @@ class _Step:
         operations: list[Operation] = []
         if kind_of(this.units).blocks is not None:
             operations = [("documents", y, target, this.units)]
-        given, wrong = (target, y, delta, weights, this.units, buffers.loss), buffers.shards + shard
+        given, by = (target, y, delta), (this.units, buffers.loss)
+        slots: Any = {"squared": shard, "wrong": buffers.shards + shard}
         if self.sums_bias(len(buffers.links) - 1):
-            sums = site.bias_gradient
-            return operations + fused_output(*given, sums=sums, squared=shard, wrong=wrong)
+            return operations + fused_output(*given, *by, sums=site.bias_gradient, **slots)
         examples = len(self.x)
-        return operations + output_operations(*given, examples=examples, squared=shard, wrong=wrong)
+        return operations + output_operations(*given, weights, *by, examples=examples, **slots)
 
     def sums_bias(self, link: int) -> bool:
         """Return whether one launch fills a link's delta, and the gradient of its bias."""
@@ -367,19 +367,18 @@ class _Step:
         operations = this.gradient(site, reads, slice(0, 0) if self.sums_bias(link) else own)
         if not link or reads.start == reads.stop:
             return operations
-        below, mask = buffers.deltas[link - 1][rows], buffers.masks[link]
-        delta, a = (this.reads.of(x, reads) for x in (below, buffers.activations[link - 1][rows]))
+        below, means = buffers.deltas[link - 1][rows], buffers.activations[link - 1][rows]
+        delta, a = (this.reads.of(x, reads) for x in (below, means))
         operations += this.down(site, below, reads)
+        mask, lower = buffers.masks[link], buffers.links[link - 1]
         if mask is not None:
             operations += [("multiply", delta, this.reads.of(mask[rows], reads), delta)]
-        units = buffers.links[link - 1].units
-        if self.sums_bias(link - 1):  # as the link below lays them out, which this one may not
-            whole, (_, sums) = (
-                buffers.activations[link - 1][rows],
-                buffers.gradients[shard][link - 1],
-            )
-            return [*operations, ("derivative_and_sums", below, whole, sums, units)]
-        return [*operations, ("times_derivative", delta, a, units)]
+        if self.sums_bias(link - 1):
+            # In the layout of the link that makes them, as its bias: a convolution reads maps.
+            delta, a = (lower.makes.of(x, slice(0, lower.makes.units)) for x in (below, means))
+            _, sums = buffers.gradients[shard][link - 1]
+            return [*operations, ("derivative_and_sums", delta, a, sums, lower.units)]
+        return [*operations, ("times_derivative", delta, a, lower.units)]
 
     def move(self, link: int, reads: slice, own: slice) -> list[Operation]:
         """Move the parameters that no other shard reads in this phase."""

@@ -308,8 +308,8 @@ class TunerAssignment(Assignment):
 
     def descent(self, stop: AgreedStop) -> SharedDescent:
         """Return the descent of a rank."""
-        options = network_options(self.options) | {"split": "examples"}
-        own = optimizer_for(self.options)(Network(self.chain, self.loss, **options))
+        network = Network(self.chain, self.loss, **network_options(self.options))
+        own = optimizer_for(self.options)(network)
         assert isinstance(own, Descent), "the settings refuse searches along lines on ranks"
         return SharedDescent(own, stop)
 

@@ -320,7 +320,6 @@ def fused_output(
     target: Array,
     y: Array,
     delta: Array,
-    weights: Array | None,
     units: str,
     loss: str,
     *,
@@ -330,9 +329,8 @@ def fused_output(
 ) -> list[Operation]:
     """Return what :func:`output_operations` does for all examples, in one launch of a device.
 
-    ``sums`` of shape (outputs,) is filled with the gradient of the bias. ``weights`` must be None.
+    ``sums`` of shape (outputs,) is filled with the gradient of the bias. There are no weights.
     """
-    assert weights is None, "the kernel has no weights"
     delta_and_sums = ("output_delta", target, y, delta, sums, units, loss, squared)
     if kind_of(units).is_exclusive:
         return [("wrong", target, y, wrong), delta_and_sums]

@@ -248,6 +248,10 @@ class Program:
         shrink(parameters, 1 - float(self._numbers[1]) * float(amount))
 
     def _update(self, parameters: Any, gradient: Any, function: Callable[..., Any]) -> None:
+        if not isinstance(parameters, np.ndarray):  # a recorded graph would keep rate and step
+            raise TypeError(
+                "update: got arrays of a device; expected an operation of its own there"
+            )
         function(parameters, gradient, rate=float(self._numbers[1]), step=self._steps)
 
     def _output_delta(

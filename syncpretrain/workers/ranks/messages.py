@@ -103,6 +103,11 @@ class Assignment:
     layer: int
     group: tuple[int, ...] = field(default=(), kw_only=True)
 
+    @property
+    def worker(self) -> Any:
+        """The class of the worker that takes it; None where the runtime has one for its kind."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class EpochAssignment(Assignment):

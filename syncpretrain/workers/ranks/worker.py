@@ -168,7 +168,7 @@ class RankWorkers:
         transport.listen(port(job.run, "stop"), self._stop)
         self._layers = [
             # One that is not of pretraining brings its worker along.
-            (getattr(assignment, "worker", None) or kinds[type(assignment)])(
+            (assignment.worker or kinds[type(assignment)])(
                 transport, job, assignment, self._stopping.is_set
             )
             for assignment in job.layers
