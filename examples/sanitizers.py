@@ -227,9 +227,9 @@ def call_kernel(draws: Draws, extension: Any) -> str:
 
 def an_operation(draws: Draws, slot: int, disturbs: bool) -> tuple[Any, ...]:
     """Draw an operation with what it needs; or, of a program to be disturbed, what does not fit."""
-    from syncpretrain.kernels.operations import SIGNATURES
+    from syncpretrain.kernels.operations import INTERPRETED, SIGNATURES
 
-    name = one(draws, *sorted(SIGNATURES.keys() - {"matmul_tf32"}))  # GPUs alone have that
+    name = one(draws, *sorted(SIGNATURES.keys() - INTERPRETED))
     signature, (shape, fixed) = SIGNATURES[name], a_shape(draws)
     lengths = {"m": signature.rows * (1 + one(draws, *LENGTHS))} if signature.rows else {}
     lengths |= {"n": 1 + one(draws, *LENGTHS)} if signature.columns else {}

@@ -123,7 +123,7 @@ def command(
       syncpretrain compare --layers 784,500,30 --finetune reconstruction --seeds 2
       syncpretrain compare --layers 64,100,50 --data digits --labels 50,200 --epochs 20
       syncpretrain compare --data table.csv --target class --test 0.2 --hidden 100 --labels 50,all
-      syncpretrain compare --data digits --labels 50,200 --baselines svc,extra-trees
+      syncpretrain compare --layers 64,50 --data digits --labels 50,200 --baselines svc,extra-trees
     """
     from syncpretrain.plot.canvas import check_drawing
     from syncpretrain.runs.compare import USUAL_STARTS

@@ -18,11 +18,15 @@ from syncpretrain.kernels.convolution import scratch_size
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import KINDS, kind_of
 
-__all__ = ["Operation", "check_program", "fused_output", "output_operations"]
+__all__ = ["INTERPRETED", "Operation", "check_program", "fused_output", "output_operations"]
 
 
 Operation = tuple[Any, ...]  # a name and its arguments
 LOSSES = ("squared", "cross-entropy")
+# Operations without a compiled form: of GPUs, of blocks of units, and of a user's own optimizer.
+INTERPRETED = frozenset(
+    {"matmul_tf32", "output_delta", "derivative_and_sums", "documents", "update"}
+)
 MOST_SHARDS = 2**53  # integers that a float64 holds
 WHOLE = (int, np.integer)
 NUMBERS = (*WHOLE, float, np.floating)

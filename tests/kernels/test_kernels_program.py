@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from syncpretrain.kernels import native, program
 from syncpretrain.kernels.convolution import convolve, lowered, scratch_size, unpool
-from syncpretrain.kernels.operations import SIGNATURES
+from syncpretrain.kernels.operations import INTERPRETED, SIGNATURES
 from syncpretrain.kernels.program import Program, Sgemm, in_turn, sgemm_of
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import ConvolutionShape, DenseShape
@@ -104,9 +104,6 @@ GOOD = {
     "visible_means": [(IMAGES, floats(2), POOLED, "tanh")],
     "sum_channels": [(IMAGES, floats(2), POOLED), (IMAGES[:0], floats(2), POOLED)],
 }
-
-# Of GPUs, of blocks of units, and of optimizers that a user brings.
-INTERPRETED = ("matmul_tf32", "output_delta", "derivative_and_sums", "documents", "update")
 
 BAD = {
     "an update that is no function": ("update", LINE, LINE.copy(), "sgd"),
