@@ -28,7 +28,8 @@ class Limit(NamedTuple):
     """How far a result may be off, relative, and the share of states that may be drawn otherwise.
 
     Factors that are rounded in another way than the precision says are off by more, but how cuBLAS
-    rounds to TF32 is its own.
+    rounds to TF32 is its own. A mean that differs in its last bit may be rounded to the next
+    bfloat16, which is 4e-3 from it.
     """
 
     off: float
@@ -36,8 +37,8 @@ class Limit(NamedTuple):
 
 
 CUBLAS = {"float32": Limit(2e-6), "tf32": Limit(2e-3, 2e-3), "bfloat16": Limit(2e-6)}
-IN_PARTS = {"float32": Limit(2e-6), "tf32": Limit(1e-2, 5e-3), "bfloat16": Limit(1e-4, 1e-4)}
-WHOLE = {"float32": Limit(2e-6), "tf32": Limit(5e-5, 1e-4), "bfloat16": Limit(1e-4, 1e-4)}
+IN_PARTS = {"float32": Limit(2e-6), "tf32": Limit(1e-2, 5e-3), "bfloat16": Limit(3e-4, 1e-4)}
+WHOLE = {"float32": Limit(2e-6), "tf32": Limit(5e-5, 1e-4), "bfloat16": Limit(3e-4, 1e-4)}
 
 
 def accuracy(bench: Bench, precision: str = "float32") -> Table:

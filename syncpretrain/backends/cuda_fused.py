@@ -19,16 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.cuda_source import THREADS, CudaSource, is_vector, layout
+from syncpretrain.backends.cuda_source import CudaSource, is_vector, layout
 from syncpretrain.backends.fused import FusedArrays, Pace
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["FUSED_FILES", "PRODUCT_TILE", "CudaFused", "tiles_of"]
+__all__ = ["FUSED_FILES", "FEW", "MANY", "PRODUCT_MEMORY", "PRODUCT_THREADS", "CudaFused", "tiles_of"]
 
 # Each file calls functions of the files before it.
 FUSED_FILES = ("kernels.cu", "products.cu", "fused.cu")
-# Rows and columns of a product that a block makes: PRODUCT_ROWS, PRODUCT_COLUMNS of products.cu.
-PRODUCT_TILE = (64, 32)
+# What products.cu says of its blocks: their threads, bytes of shared memory, and the rows and columns
+# of their tiles, of a minibatch and of parameters: FUSED_THREADS, TILE_FLOATS, Few and Many.
+PRODUCT_THREADS, PRODUCT_MEMORY = 256, 61_440
+FEW, MANY = (32, 32), (64, 64)
 
 # Shared by all layers of the process: NVRTC compiles a source once for each precision and device.
 _source = cache(CudaSource)
@@ -54,7 +56,7 @@ class CudaFused:
         self._cupy, self._arrays, self._now = cupy, arrays, now
         self._source = _source(cupy, FUSED_FILES, arrays.precision)
         (self._batch_size, self._hidden), (_, self._visible) = arrays.states.shape, arrays.v.shape
-        tiles = -(-self._batch_size // PRODUCT_TILE[0])
+        tiles = -(-self._batch_size // FEW[0])
         # What each row of tiles adds to the gradients of the biases, and each tile to the error. A
         # smaller minibatch has fewer tiles: the last launch reads no more than this step has
         # written.
@@ -116,7 +118,7 @@ class CudaFused:
         numbers = (np.float32(x) for x in (1 / n, momentum, rate, rate * decay, rate * l1))
         self._launch(
             "move_parameters",
-            tiles_of(self._visible, self._hidden),
+            tiles_of(self._visible, self._hidden, MANY),
             *(*data, *_matrix(arrays.v[n : 2 * n]), *_matrix(arrays.h[: 2 * n])),
             *(*_matrix(W), *_matrix(dW), a, da, self._of_visible, b, db, self._of_hidden),
             *(self._errors, error, n, self._visible, self._hidden, *numbers, self._now()),
@@ -124,12 +126,12 @@ class CudaFused:
         return error
 
     def _launch(self, name: str, tiles: int, *args: Any) -> None:
-        self._source.launch(name, (tiles,), (THREADS,), *args)
+        self._source.launch(name, (tiles,), (PRODUCT_THREADS,), *args, shared=PRODUCT_MEMORY)
 
 
-def tiles_of(rows: int, columns: int) -> int:
+def tiles_of(rows: int, columns: int, tile: tuple[int, int] = FEW) -> int:
     """Return the tiles that a product has."""
-    return -(-rows // PRODUCT_TILE[0]) * -(-columns // PRODUCT_TILE[1])
+    return -(-rows // tile[0]) * -(-columns // tile[1])
 
 
 def _matrix(array: Any) -> tuple[Any, int]:

@@ -123,11 +123,12 @@ class CudaSource:
     def __init__(
         self, cupy: Any, names: tuple[str, ...] = CUDA_FILES, precision: str = "float32"
     ) -> None:
-        source = cuda_source(names, precision)
+        self._cupy, source = cupy, cuda_source(names, precision)
         self._module = cupy.RawModule(code=source, options=COMPILER_OPTIONS)
         numbers = re.findall(r"^#define UNITS_(\w+) (\d+)$", source, re.MULTILINE)
         self.units = {name.lower(): int(number) for name, number in numbers}
         self._functions: dict[str, Any] = {}
+        self._allowed: set[tuple[str, int]] = set()  # with shared memory, and a device
 
     @property
     def now(self) -> Any:
@@ -160,13 +161,20 @@ class CudaSource:
         if self.now is not None:
             raise NotRecordedError(what)
 
-    def launch(self, name: str, grid: tuple[int], block: tuple[int, ...], *args: Any) -> None:
-        """Launch a kernel onto the current stream."""
+    def launch(
+        self, name: str, grid: tuple[int], block: tuple[int, ...], *args: Any, shared: int = 0
+    ) -> None:
+        """Launch a kernel onto the current stream, with so many bytes of dynamic shared memory."""
         # No lock: two threads that miss a name both look it up, and find the same function.
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = self._module.get_function(name)
-        function(grid, block, args)
+        if shared:
+            key = name, self._cupy.cuda.Device().id
+            if key not in self._allowed:  # CUDA refuses more than 48 KiB unless it is told before
+                function.max_dynamic_shared_size_bytes = shared
+                self._allowed.add(key)
+        function(grid, block, args, shared_mem=shared)
 
     def flat(self, name: str, items: int, *args: Any) -> None:
         """Launch a kernel with one thread for each item; none for no items."""

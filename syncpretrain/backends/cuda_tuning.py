@@ -17,8 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.cuda_fused import PRODUCT_TILE, tiles_of
-from syncpretrain.backends.cuda_source import THREADS, CudaSource, is_vector, layout
+from syncpretrain.backends.cuda_fused import (
+    FEW,
+    MANY,
+    PRODUCT_MEMORY,
+    PRODUCT_THREADS,
+    tiles_of,
+)
+from syncpretrain.backends.cuda_source import CudaSource, is_vector, layout
 from syncpretrain.backends.fused_tuning import Rule, TunedArrays
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import FLOAT_BYTES
@@ -55,7 +61,7 @@ class CudaTuning:
         self._widths = [len(arrays.chain[0][0]), *(len(bias) for _, bias in arrays.chain)]
         self._is_exclusive = kind_of(arrays.units[-1]).is_exclusive
         self._batch_size = size = len(arrays.deltas[0])
-        rows = -(-size // PRODUCT_TILE[0])
+        rows = -(-size // FEW[0])
         # What each row of tiles adds to the gradients of biases, and each tile to the error. Zeros,
         # because softmax units fill the first row alone, and the last launch adds up all rows.
         self._sums = [cupy.zeros((rows, width), dtype=np.float32) for width in self._widths[1:]]
@@ -146,9 +152,10 @@ class CudaTuning:
         rates = (np.float32(number) for number in (beta1, beta2, size, floor, shrink))
         count = 0 if self._is_exclusive else tiles_of(n, self._widths[-1])
         self._source.launch(
-            *("move_network", (self._tiles,), (THREADS,), x, _step(x), self._table),
+            *("move_network", (self._tiles,), (PRODUCT_THREADS,), x, _step(x), self._table),
             *(len(arrays.chain), n, arrays.parameters, first, second, self._errors, count, error),
             *(int(is_adam), int(rule.nesterov), *rates, self._source.numbers),
+            shared=PRODUCT_MEMORY,
         )
 
     def _described(self) -> tuple[Any, int]:
@@ -161,12 +168,13 @@ class CudaTuning:
             places = read, arrays.deltas[layer].data.ptr
             start = (weight.data.ptr - first) // FLOAT_BYTES
             rows.append((*places, *weight.shape, start, self._sums[layer].data.ptr, tiles))
-            tiles += tiles_of(*weight.shape)
+            tiles += tiles_of(*weight.shape, MANY)
         return self._cupy.asarray(np.array(rows, dtype=np.int64)), tiles
 
     def _launch(self, name: str, makes: int, n: int, *args: Any) -> None:
         """Launch a kernel that makes n rows as wide as a layer; layers are counted from 1."""
-        self._source.launch(name, (tiles_of(n, self._widths[makes]),), (THREADS,), *args)
+        tiles = tiles_of(n, self._widths[makes])
+        self._source.launch(name, (tiles,), (PRODUCT_THREADS,), *args, shared=PRODUCT_MEMORY)
 
 
 def _step(matrix: Any) -> int:

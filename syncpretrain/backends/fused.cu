@@ -13,39 +13,47 @@ __device__ static struct Address address_of(
     return {key0, key1, c0, c1 + (now ? now[0] : 0), c2 + (now ? now[1] : 0), c3};
 }
 
+// Uniform number k of a block of draws, or, from 8 on, of the next one.
+__device__ static __forceinline__ float uniform_at(const uint64 words[2][4], int k)
+{
+    uint64 word = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++)  // and not by an index, which would put the words into memory
+        if (i == k / 2) word = words[i / 4][i % 4];
+    return uniform_of(&word, k % 2);
+}
+
 // Means and states of binary units for n rows of x, those of some numbers or one after another. A
-// thread makes 8 units of an example, for which one block of draws or two are needed.
-extern "C" __global__ void draw_hidden(
+// thread makes some units of an example side by side, for which one block of draws or two are needed.
+extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) draw_hidden(
     const float *x, long long ldx, long long last, const long long *numbers,
     const float *weight, long long ldw, const float *bias,
     float *means, long long ldm, float *states, long long lds,
     long long n, long long visible, long long hidden,
     uint64 key0, uint64 key1, uint64 c0, uint64 c1, uint64 c2, uint64 c3, const uint64 *now)
 {
-    int width = (int)hidden, m0 = first_row(width), n0 = first_column(width);
+    int width = (int)hidden, m0 = first_row<Few>(width), n0 = first_column<Few>(width);
     struct Rows data = gathered(x, ldx, last, numbers, x, ldx, (int)n, (int)n, (int)visible, now);
     struct Rows weights = rows_of(weight, ldw, (int)visible, width);
-    float *parts = product(
-        {data, true, PRODUCT_ROWS, m0}, {weights, false, PRODUCT_COLUMNS, n0}, (int)visible);
-    struct Address at = address_of(key0, key1, c0, c1, c2, c3, now);
-    float *own_states = parts + PRODUCT_ROWS * SUM_ROW;  // in the place of sums that were added
-    int row = threadIdx.x / 4, first = threadIdx.x % 4 * 8;
-    uint64 words[4];
-#pragma unroll 1
-    for (int j = first; j < first + 8 && m0 + row < n && n0 + j < width; j++) {
-        uint32 number = (uint32)(m0 + row) * (uint32)width + (uint32)(n0 + j), k = number % 8;
-        if (j == first || k == 0) philox(at, number / 8, words);
-        uint64 word = k & 4 ? (k & 2 ? words[3] : words[2]) : (k & 2 ? words[1] : words[0]);
-        float mean = sigmoid(sum_at(parts, row, j) + bias[n0 + j]);
-        parts[row * SUM_ROW + j] = mean;
-        own_states[row * SUM_ROW + j] = uniform_of(&word, k & 1) < mean ? 1.0f : 0.0f;
-    }
-    __syncthreads();
-    int column = threadIdx.x % 32;
-    for (row = threadIdx.x / 32; row < PRODUCT_ROWS; row += WARPS) {
-        if (m0 + row >= n || n0 + column >= width) continue;
-        means[(m0 + row) * ldm + n0 + column] = parts[row * SUM_ROW + column];
-        states[(m0 + row) * lds + n0 + column] = own_states[row * SUM_ROW + column];
+    int row = threadIdx.x / (32 / Few::EACH), column = threadIdx.x % (32 / Few::EACH) * Few::EACH;
+    int i = m0 + row, first = n0 + column;
+    float uniform[Few::EACH];
+    float *parts = product<Few>({data, true, m0}, {weights, false, n0}, (int)visible, [&] {
+        if (i >= n || first >= width) return;
+        struct Address at = address_of(key0, key1, c0, c1, c2, c3, now);
+        uint32 number = (uint32)i * (uint32)width + (uint32)first;
+        uint64 words[2][4];
+        philox(at, number / 8, words[0]);
+        if (number % 8 + Few::EACH > 8) philox(at, number / 8 + 1, words[1]);
+#pragma unroll
+        for (int e = 0; e < Few::EACH; e++) uniform[e] = uniform_at(words, number % 8 + e);
+    });
+#pragma unroll
+    for (int e = 0; e < Few::EACH; e++) {
+        if (i >= n || first + e >= width) continue;
+        float mean = sigmoid(sum_at<Few>(parts, row, column + e) + bias[first + e]);
+        means[i * ldm + first + e] = mean;
+        states[i * lds + first + e] = uniform[e] < mean ? 1.0f : 0.0f;
     }
 }
 
@@ -53,7 +61,7 @@ extern "C" __global__ void draw_hidden(
 // Means of units times `sign`, and their differences from what the data have there: of each column
 // of the tile the sum, into a row of `sums` for each row of tiles, and of all the squared error.
 __device__ static __forceinline__ void compare(
-    const float *parts, const float given[ROWS_EACH], const float *bias, long long units,
+    const float *parts, const float given[Few::EACH], const float *bias, long long units,
     float *means, long long ldm, float sign, int m0, int n0, int count, int width,
     float *sums, double *errors)
 {
@@ -61,10 +69,10 @@ __device__ static __forceinline__ void compare(
     float sum = 0.0f;
     double error = 0.0;
 #pragma unroll
-    for (int e = 0; e < ROWS_EACH; e++) {
+    for (int e = 0; e < Few::EACH; e++) {
         int row = warp + WARPS * e;
         if (m0 + row >= count || j >= width) continue;
-        float mean = mean_of(sum_at(parts, row, column) + bias[j], units);
+        float mean = mean_of(sum_at<Few>(parts, row, column) + bias[j], units);
         float difference = given[e] - mean;
         means[(m0 + row) * ldm + j] = sign * mean;
         sum += difference;
@@ -77,37 +85,37 @@ __device__ static __forceinline__ void compare(
 }
 
 // Visible means for n rows of hidden states, and their differences from the rows of x.
-extern "C" __global__ void reconstruct(
+extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) reconstruct(
     const float *states, long long lds, const float *weight, long long ldw, const float *bias,
     const float *x, long long ldx, long long last, const long long *numbers,
     float *means, long long ldm, float *sums, double *errors,
     long long n, long long visible, long long hidden, long long units, const uint64 *now)
 {
-    int width = (int)visible, m0 = first_row(width), n0 = first_column(width);
+    int width = (int)visible, m0 = first_row<Few>(width), n0 = first_column<Few>(width);
     struct Rows h = rows_of(states, lds, (int)n, (int)hidden);
     struct Rows weights = rows_of(weight, ldw, width, (int)hidden);
     struct Rows data = gathered(x, ldx, last, numbers, x, ldx, (int)n, (int)n, width, now);
-    float given[ROWS_EACH];
-    load_given(given, data, m0, n0);
-    float *parts = product(
-        {h, true, PRODUCT_ROWS, m0}, {weights, true, PRODUCT_COLUMNS, n0}, (int)hidden);
+    float given[Few::EACH];
+    float *parts = product<Few>({h, true, m0}, {weights, true, n0}, (int)hidden, [&] {
+        load_given(given, data, m0, n0);
+    });
     compare(parts, given, bias, units, means, ldm, 1.0f, m0, n0, (int)n, width, sums, errors);
 }
 
 // Hidden means for n rows of v1, and their differences from those of the data, in the rows of h0.
 // They have the other sign in h1: then one product over both phases is the gradient.
-extern "C" __global__ void find_hidden(
+extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) find_hidden(
     const float *v1, long long ldv, const float *weight, long long ldw, const float *bias,
     const float *h0, long long ldh, float *h1, float *sums,
     long long n, long long visible, long long hidden)
 {
-    int width = (int)hidden, m0 = first_row(width), n0 = first_column(width);
+    int width = (int)hidden, m0 = first_row<Few>(width), n0 = first_column<Few>(width);
     struct Rows v = rows_of(v1, ldv, (int)n, (int)visible);
     struct Rows weights = rows_of(weight, ldw, (int)visible, width);
-    float given[ROWS_EACH];
-    load_given(given, rows_of(h0, ldh, (int)n, width), m0, n0);
-    float *parts = product(
-        {v, true, PRODUCT_ROWS, m0}, {weights, false, PRODUCT_COLUMNS, n0}, (int)visible);
+    float given[Few::EACH];
+    float *parts = product<Few>({v, true, m0}, {weights, false, n0}, (int)visible, [&] {
+        load_given(given, rows_of(h0, ldh, (int)n, width), m0, n0);
+    });
     compare(
         parts, given, bias, UNITS_BERNOULLI, h1, ldh, -1.0f, m0, n0, (int)n, width, sums, 0);
 }
@@ -141,7 +149,7 @@ __device__ static __forceinline__ void move_bias(
 
 // One step of all parameters: the weights along [v0; v1]^T h, where v0 are rows of x and h has the
 // means of both phases, the second with the other sign. The first block adds up the error too.
-extern "C" __global__ void move_parameters(
+extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) move_parameters(
     const float *x, long long ldx, long long last, const long long *numbers,
     const float *v1, long long ldv, const float *h, long long ldh,
     float *weight, long long ldw, float *of_weight, long long ldo,
@@ -150,37 +158,41 @@ extern "C" __global__ void move_parameters(
     const double *errors, double *error, long long n, long long visible, long long hidden,
     float scale, float momentum, float rate, float decay, float l1, const uint64 *now)
 {
-    int width = (int)hidden, both = 2 * (int)n, m0 = first_row(width), n0 = first_column(width);
+    int width = (int)hidden, both = 2 * (int)n;
+    int m0 = first_row<Many>(width), n0 = first_column<Many>(width);
     struct Pace pace = {scale, momentum, rate, decay, l1};
     struct Rows v = gathered(
         x, ldx, last, numbers, v1, ldv, (int)n, both, (int)visible, now);
     struct Rows means = rows_of(h, ldh, both, width);
-    float *parts = product(
-        {v, false, PRODUCT_ROWS, m0}, {means, false, PRODUCT_COLUMNS, n0}, both);
-    int column = threadIdx.x % 32, j = n0 + column, first = threadIdx.x / 32;
-    float p[ROWS_EACH], speed[ROWS_EACH];  // all loads go before the first store
+    float *parts = product<Many>({v, false, m0}, {means, false, n0}, both, [] {});
+    int column = threadIdx.x % Many::COLUMNS, j = n0 + column, first = threadIdx.x / Many::COLUMNS;
 #pragma unroll
-    for (int e = 0; e < ROWS_EACH; e++) {
-        long long i = m0 + first + WARPS * e;
-        bool is_inside = i < visible && j < width;
-        p[e] = is_inside ? weight[i * ldw + j] : 0.0f;
-        speed[e] = is_inside ? of_weight[i * ldo + j] : 0.0f;
-    }
+    for (int part = 0; part < 2; part++) {
+        float p[Many::EACH / 2], speed[Many::EACH / 2];  // all loads go before the first store
+        int row = first + part * Many::ROWS / 2;
 #pragma unroll
-    for (int e = 0; e < ROWS_EACH; e++) {
-        long long i = m0 + first + WARPS * e;
-        if (i >= visible || j >= width) continue;
-        float sum = sum_at(parts, first + WARPS * e, column);
-        move_along(&p[e], &speed[e], sum, pace, true);
-        weight[i * ldw + j] = p[e];
-        of_weight[i * ldo + j] = speed[e];
+        for (int e = 0; e < Many::EACH / 2; e++) {
+            long long i = m0 + row + Many::APART * e;
+            bool is_inside = i < visible && j < width;
+            p[e] = is_inside ? weight[i * ldw + j] : 0.0f;
+            speed[e] = is_inside ? of_weight[i * ldo + j] : 0.0f;
+        }
+#pragma unroll
+        for (int e = 0; e < Many::EACH / 2; e++) {
+            long long i = m0 + row + Many::APART * e;
+            if (i >= visible || j >= width) continue;
+            float sum = sum_at<Many>(parts, row + Many::APART * e, column);
+            move_along(&p[e], &speed[e], sum, pace, true);
+            weight[i * ldw + j] = p[e];
+            of_weight[i * ldo + j] = speed[e];
+        }
     }
-    int tiles = ((int)n + PRODUCT_ROWS - 1) / PRODUCT_ROWS;
-    if (n0 == 0 && threadIdx.x < PRODUCT_ROWS)
+    int tiles = ((int)n + Few::ROWS - 1) / Few::ROWS;
+    if (n0 == 0 && threadIdx.x < Many::ROWS)
         move_bias(visible_bias, of_visible, visible_sums, tiles, (int)visible,
                   m0 + threadIdx.x, pace);
-    if (m0 == 0 && threadIdx.x < PRODUCT_COLUMNS)
+    if (m0 == 0 && threadIdx.x < Many::COLUMNS)
         move_bias(hidden_bias, of_hidden, hidden_sums, tiles, width, n0 + threadIdx.x, pace);
     if (blockIdx.x) return;
-    add_errors(errors, tiles * (((int)visible + PRODUCT_COLUMNS - 1) / PRODUCT_COLUMNS), error);
+    add_errors(errors, tiles * (((int)visible + Few::COLUMNS - 1) / Few::COLUMNS), error);
 }

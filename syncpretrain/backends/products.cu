@@ -6,17 +6,18 @@
 // - PRECISION_FLOAT32: a float is split into two of 11 bits, and three of the four products of the
 //   parts are added up in float32. Only the smallest is left out, which is below a float's last bit.
 // - PRECISION_TF32: it is rounded to 11 bits, and there is one product.
-// - PRECISION_BFLOAT16: it is rounded to the 8 bits of a bfloat16 (nearest_bfloat16 in kernels.cu),
-//   of which TF32 loses none, and there is one product.
+// - PRECISION_BFLOAT16: it is rounded to the 8 bits of a bfloat16, of which TF32 loses none, and there
+//   is one product.
 // Tensor cores round sums toward zero, so that a long one loses up to a last bit of a float with
 // each product, always to the same side. PRECISION_FLOAT32 therefore adds up 8 terms there and those
 // sums outside, where they are rounded to nearest. The others leave whole sums to tensor cores: for
 // 784 terms that makes 5e-7, or 1e-6 if all have one sign, beside 3e-4 and 2e-5 by rounded factors.
 // Every sum has an order of its own, the same every time.
 //
-// A block of 256 threads makes a tile of 64 x 32 of a product. Its 8 warps have 32 rows each, and
-// of every 32 terms that are loaded, 8; the four parts of each sum are added at the end. Loads are
-// two steps ahead of the products. The tiles of a launch are numbered row by row of tiles.
+// A block makes a tile of a product, of one of two shapes (see Shape). Its warps have 32 x 32 of it
+// each, and a part of the terms that are loaded together: so few loads and splits are needed for each
+// product of tensor cores. Loads are STAGES - 1 tiles of terms ahead of the products. The tiles of a
+// launch are numbered row by row of tiles.
 
 #define PRECISION_FLOAT32 0
 #define PRECISION_TF32 1
@@ -26,21 +27,34 @@
 #endif
 
 #define FUSED_THREADS 256
-#define PRODUCT_ROWS 64
-#define PRODUCT_COLUMNS 32
-#define DEPTH 32    // terms of the sums that are loaded together
-#define STAGES 3    // of loads: one is multiplied, two are on the way
-#define SLICES 4    // of the sums, each of other terms
-#define WARPS 8     // which share the rows of a tile once it is made
-#define ROWS_EACH 8
-#define FAST 36     // floats from row to row of a tile whose terms are side by side: no two threads
-#define SUM_ROW 33  // of a warp want the same bank; and from row to row of a tile of sums
-#define MOST_PIECES (PRODUCT_ROWS / 32)  // of a tile of a factor, by a thread
-#define ROW_FLOATS (DEPTH * (PRODUCT_ROWS + 8))
-#define STAGE_FLOATS (ROW_FLOATS + DEPTH * (PRODUCT_COLUMNS + 8))
+#define WARPS (FUSED_THREADS / 32)
+#define STAGES 3  // of loads: one is multiplied, the others are on the way
+#define TILE_FLOATS 15360  // of shared memory: what the larger shape needs
+
+// The shape of a tile: its rows and columns, in how many slices each sum is made, and the terms of
+// the sums that are loaded together.
+template <int ROWS_, int COLUMNS_, int SLICES_, int DEPTH_>
+struct Shape {
+    static const int ROWS = ROWS_, COLUMNS = COLUMNS_, SLICES = SLICES_, DEPTH = DEPTH_;
+    static const int STEPS = DEPTH / (8 * SLICES);           // of 8 terms, of a warp
+    static const int EACH = ROWS * COLUMNS / FUSED_THREADS;  // numbers of a tile, by a thread
+    static const int APART = FUSED_THREADS / COLUMNS;        // their rows
+    static const int SUM_ROW = COLUMNS + 1;                  // floats from row to row of its sums
+    static const int OF_A = DEPTH * (ROWS + 8), STAGE = OF_A + DEPTH * (COLUMNS + 8);
+    static_assert(ROWS / 32 * (COLUMNS / 32) * SLICES == WARPS, "a warp for each 32 x 32");
+    static_assert(STAGES * STAGE <= TILE_FLOATS, "loads have room");
+    static_assert(SLICES * ROWS * SUM_ROW <= TILE_FLOATS, "sums have room");
+};
+
+// For a minibatch of some 100 rows: small tiles, so that most multiprocessors have one, and long
+// sums, so that warps can share them.
+typedef Shape<32, 32, 8, 64> Few;
+// For parameters: many tiles, and sums as long as the minibatch.
+typedef Shape<64, 64, 2, 32> Many;
 
 // ---------------------------------------------------------------- tensor cores
 #ifdef __CUDACC__  // what stands in for CUDA in the tests has its own
+extern __shared__ __align__(16) float tiles[];  // more than a kernel may declare
 
 // Copies 4 or 1 floats to shared memory, without waiting; what is beyond `bytes` becomes 0.
 __device__ static __forceinline__ void copy_four(float *to, const float *from, int bytes)
@@ -63,10 +77,11 @@ __device__ static __forceinline__ void end_copies()
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits for all groups of this thread but the newest.
+// Waits for all groups of this thread but the NEWEST.
+template <int NEWEST>
 __device__ static __forceinline__ void await_copies()
 {
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    asm volatile("cp.async.wait_group %0;" :: "n"(NEWEST) : "memory");
 }
 
 // c += a b of a warp, for a of 16 x 8 and b of 8 x 8 in TF32. With g and t the quotient and the
@@ -81,6 +96,16 @@ __device__ static __forceinline__ void multiply_add(
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// The bits of x rounded to the nearest bfloat16, of two as near to the even one; a NaN stays one. It is
+// one instruction and leaves numbers below 2^-126. With nearest_bfloat16 of kernels.cu, which branches,
+// a step of 784-1000 took 152 microseconds on an H200, and 63 in TF32.
+__device__ static __forceinline__ uint32 bfloat16_of(float x)
+{
+    uint32 bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x), "f"(0.0f));
+    return bits;
+}
+
 // x rounded to TF32, of two as near to the larger one; a NaN stays one.
 __device__ static __forceinline__ uint32 nearest_tf32(float x)
 {
@@ -88,6 +113,8 @@ __device__ static __forceinline__ uint32 nearest_tf32(float x)
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
     return bits;
 }
+#else
+static __align__(16) float tiles[TILE_FLOATS];
 #endif
 
 #define TF32_BITS 0xffffe000u
@@ -102,7 +129,7 @@ __device__ static __forceinline__ void split(float x, uint32 *high, uint32 *low)
     if (PRECISION == PRECISION_TF32) {
         *high = nearest_tf32(x);
     } else if (PRECISION == PRECISION_BFLOAT16) {
-        *high = nearest_bfloat16(x);
+        *high = bfloat16_of(x);
     } else {
         *high = (__float_as_uint(x) + 0x1000u) & TF32_BITS;
         *low = __float_as_uint(x - __uint_as_float(*high));
@@ -157,44 +184,6 @@ __device__ static __forceinline__ const float *row_of(const struct Rows &rows, i
 }
 
 // ---------------------------------------------------------------- products
-// A factor of a product: rows that are outputs with their terms side by side, or the other way.
-struct Factor {
-    struct Rows rows;
-    bool is_fast;  // the terms are side by side
-    int outputs;   // of a tile
-    int first;     // of this tile
-};
-
-// What a thread copies of a factor's tiles: four numbers side by side, and four 32 outputs further.
-// All that stays the same from tile to tile is found once, before the sums begin.
-struct Pieces {
-    const float *from[MOST_PIECES];  // in the next tile; where terms are rows, the first alone
-    int left[MOST_PIECES];           // numbers of the row from there on; below 1 there are none
-    int term;                        // where terms are rows: that of the row
-};
-
-// Where a row begins; of one that there is not, which is never read, any place.
-__device__ static __forceinline__ const float *row_or_any(const struct Rows &rows, int i)
-{
-    return i < rows.count ? row_of(rows, i) : rows.above;
-}
-
-__device__ static __forceinline__ struct Pieces pieces_of(const struct Factor &factor)
-{
-    const struct Rows &rows = factor.rows;
-    struct Pieces pieces;
-    int row = threadIdx.x / 8, column = threadIdx.x % 8 * 4;
-    pieces.term = row;
-#pragma unroll
-    for (int e = 0; e < factor.outputs / 32; e++) {
-        int i = row + (factor.is_fast ? factor.first + 32 * e : 0);
-        int j = column + (factor.is_fast ? 0 : factor.first);
-        pieces.from[e] = row_or_any(rows, i) + j;
-        pieces.left[e] = factor.is_fast && i >= rows.count ? 0 : rows.width - j;
-    }
-    return pieces;
-}
-
 // Copies four numbers, or as many as are left, and zeros for the others.
 __device__ static __forceinline__ void copy_piece(
     float *to, const float *from, int left, bool is_wide)
@@ -207,157 +196,251 @@ __device__ static __forceinline__ void copy_piece(
     }
 }
 
-// Copies the pieces of a tile, and moves on to the next one.
-__device__ static __forceinline__ void load_pieces(
-    float *tile, struct Pieces *pieces, const struct Factor &factor, bool is_wide)
-{
-    const struct Rows &rows = factor.rows;
-    int row = threadIdx.x / 8, column = threadIdx.x % 8 * 4;
-    if (factor.is_fast) {
-        float *to = tile + row * FAST + column;
-#pragma unroll
-        for (int e = 0; e < factor.outputs / 32; e++) {
-            copy_piece(to + 32 * e * FAST, pieces->from[e], pieces->left[e], is_wide);
-            pieces->from[e] += DEPTH;
-            pieces->left[e] -= DEPTH;
-        }
-        return;
+// A factor of a product: rows that are outputs with their terms side by side, or the other way.
+struct Factor {
+    struct Rows rows;
+    bool is_fast;  // the terms are side by side
+    int first;     // output of this tile
+};
+
+// What a thread copies of a factor's tiles: four numbers side by side, of MOST_PIECES rows. All that
+// stays the same from tile to tile is found once, before the sums begin.
+#define MOST_PIECES 2
+struct Pieces {
+    const float *from[MOST_PIECES];  // in the next tile
+    int left[MOST_PIECES];           // numbers of the row from there on; below 1 there are none
+};
+
+// How the tiles of a factor lie in shared memory. Rows are so far apart that no two threads of a warp
+// want the same bank.
+template <int OUTPUTS, int DEPTH>
+struct Tiles {
+    static const int FAST = DEPTH + 4, SLOW = OUTPUTS + 8;
+    static const int PIECES = OUTPUTS * DEPTH / 4 / FUSED_THREADS;
+    static_assert(PIECES <= MOST_PIECES, "pieces have room");
+
+    __device__ static __forceinline__ float at(
+        const float *tile, const struct Factor &of, int output, int term)
+    {
+        return of.is_fast ? tile[output * FAST + term] : tile[term * SLOW + output];
     }
-    float *to = tile + row * (factor.outputs + 8) + column;
-    int left = pieces->term < rows.count ? pieces->left[0] : 0;
+
+    // Numbers of a row of a tile.
+    __device__ static __forceinline__ int width(const struct Factor &of)
+    {
+        return of.is_fast ? DEPTH : OUTPUTS;
+    }
+
+    // Where in a tile a thread's first piece is.
+    __device__ static __forceinline__ int row(const struct Factor &of)
+    {
+        return threadIdx.x / (width(of) / 4);
+    }
+
+    __device__ static __forceinline__ int column(const struct Factor &of)
+    {
+        return threadIdx.x % (width(of) / 4) * 4;
+    }
+
+    // Rows from piece to piece of a thread.
+    __device__ static __forceinline__ int step(const struct Factor &of)
+    {
+        return FUSED_THREADS / (width(of) / 4);
+    }
+
+    __device__ static __forceinline__ struct Pieces pieces(const struct Factor &of)
+    {
+        const struct Rows &rows = of.rows;
+        struct Pieces found;
+        int at = column(of) + (of.is_fast ? 0 : of.first);
 #pragma unroll
-    for (int e = 0; e < factor.outputs / 32; e++)
-        copy_piece(to + 32 * e, pieces->from[0] + 32 * e, left - 32 * e, is_wide);
-    pieces->term += DEPTH;
-    if (rows.is_plain)
-        pieces->from[0] += DEPTH * rows.step_above;
-    else if (pieces->term < rows.count)  // looked up a tile ahead: no copy waits for its number
-        pieces->from[0] = row_of(rows, pieces->term) + factor.first + column;
-}
+        for (int e = 0; e < PIECES; e++) {
+            int i = row(of) + step(of) * e + (of.is_fast ? of.first : 0);
+            // Where there is no such row, any place: it is never read.
+            found.from[e] = (i < rows.count ? row_of(rows, i) : rows.above) + at;
+            found.left[e] = of.is_fast && i >= rows.count ? 0 : rows.width - at;
+        }
+        return found;
+    }
 
-__device__ static __forceinline__ float factor_at(
-    const float *tile, const struct Factor &of, int output, int term)
-{
-    return of.is_fast ? tile[output * FAST + term] : tile[term * (of.outputs + 8) + output];
-}
+    // Copies the pieces of a tile with the terms from `term` on, and moves on to the next one.
+    __device__ static __forceinline__ void load(
+        float *tile, struct Pieces *pieces, const struct Factor &of, int term, bool is_wide)
+    {
+        const struct Rows &rows = of.rows;
+        float *to = tile + row(of) * (of.is_fast ? FAST : SLOW) + column(of);
+#pragma unroll
+        for (int e = 0; e < PIECES; e++) {
+            if (of.is_fast) {
+                copy_piece(to + step(of) * e * FAST, pieces->from[e], pieces->left[e], is_wide);
+                pieces->from[e] += DEPTH;
+                pieces->left[e] -= DEPTH;
+                continue;
+            }
+            int i = term + row(of) + step(of) * e;
+            int left = i < rows.count ? pieces->left[e] : 0;
+            copy_piece(to + step(of) * e * SLOW, pieces->from[e], left, is_wide);
+            if (rows.is_plain)
+                pieces->from[e] += DEPTH * rows.step_above;
+            else if (i + DEPTH < rows.count)  // a tile ahead: no copy waits for its number
+                pieces->from[e] = row_of(rows, i + DEPTH) + of.first + column(of);
+        }
+    }
+};
 
-// Adds the products of this warp's terms of a tile, for its 32 x 32 of the outputs.
-__device__ static __forceinline__ void add_products(
-    float c[2][4][4], const float *tile, const struct Factor &a, const struct Factor &b)
+// A warp's sums of 32 x 32 outputs: of 16 rows, 8 columns, and four numbers of each thread.
+struct Sums {
+    float whole[2][4][4];
+    float small[2][4][4];  // of products with a low part, where there is one
+};
+
+// Adds 8 terms from `term` on of a tile, for this warp's outputs from `row` and `column` on.
+template <typename S>
+__device__ static __forceinline__ void add_terms(
+    struct Sums *sums, const float *tile, const struct Factor &a, const struct Factor &b,
+    int row, int column, int term)
 {
-    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    int row = warp % 2 * 32 + g, term = warp / 2 * 8 + t;
-    uint32 a_high[2][4], a_low[2][4];
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    uint32 a_high[2][4], a_low[2][4], b_high[4][2], b_low[4][2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            float x = factor_at(tile, a, row + 16 * i + 8 * (e & 1), term + 4 * (e >> 1));
+            int output = row + 16 * i + 8 * (e & 1) + g;
+            float x = Tiles<S::ROWS, S::DEPTH>::at(tile, a, output, term + 4 * (e >> 1) + t);
             split(x, &a_high[i][e], &a_low[i][e]);
         }
     }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        uint32 b_high[2], b_low[2];
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            float x = factor_at(tile + ROW_FLOATS, b, 8 * j + g, term + 4 * e);
-            split(x, &b_high[e], &b_low[e]);
+            int output = column + 8 * j + g;
+            float x = Tiles<S::COLUMNS, S::DEPTH>::at(tile + S::OF_A, b, output, term + 4 * e + t);
+            split(x, &b_high[j][e], &b_low[j][e]);
         }
-        float of_few[2][4] = {};  // sums of 8 terms, before tensor cores lose more of them
+    }
+    // No two products in a row are of the same sum: the second would wait for the first.
 #pragma unroll
-        for (int i = 0; i < 2 * HAS_LOW; i++) multiply_add(of_few[i], a_low[i], b_high);
+    for (int k = 0; k < 8 * HAS_LOW; k++)
+        multiply_add(sums->small[k / 4][k % 4], a_low[k / 4], b_high[k % 4]);
 #pragma unroll
-        for (int i = 0; i < 2 * HAS_LOW; i++) multiply_add(of_few[i], a_high[i], b_low);
+    for (int k = 0; k < 8 * HAS_LOW; k++)
+        multiply_add(sums->small[k / 4][k % 4], a_high[k / 4], b_low[k % 4]);
 #pragma unroll
-        for (int i = 0; i < 2; i++) multiply_add(HAS_LOW ? of_few[i] : c[i][j], a_high[i], b_high);
-#pragma unroll
-        for (int i = 0; i < 2 * HAS_LOW; i++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) c[i][j][e] += of_few[i][e];
+    for (int k = 0; k < 8; k++) {
+        if (!HAS_LOW) {
+            multiply_add(sums->whole[k / 4][k % 4], a_high[k / 4], b_high[k % 4]);
+            continue;
         }
+        float of_few[4] = {};  // sums of 8 terms, before tensor cores lose more of them
+        multiply_add(of_few, a_high[k / 4], b_high[k % 4]);
+#pragma unroll
+        for (int e = 0; e < 4; e++) sums->whole[k / 4][k % 4][e] += of_few[e];
     }
 }
 
-// Adds up this warp's sums of a tile, with loads two tiles of terms ahead.
+// Adds up this warp's sums of a tile. `meanwhile` is done while the first loads are on the way.
+template <typename S, typename Work>
 __device__ static __forceinline__ void add_up(
-    float c[2][4][4], float *memory, const struct Factor &a, const struct Factor &b, int terms,
-    bool is_wide)
+    struct Sums *sums, const struct Factor &a, const struct Factor &b, int terms, bool is_wide,
+    const Work &meanwhile)
 {
-    struct Pieces of_a = pieces_of(a), of_b = pieces_of(b);
-    int tiles = (terms + DEPTH - 1) / DEPTH, stage = 0;
-    for (int tile = 0; tile < STAGES - 1 + tiles; tile++) {
-        bool is_there = tile >= STAGES - 1;
-        if (is_there) {
-            await_copies();
-            __syncthreads();  // this tile is there, and nobody multiplies the one before
-        }
-        if (tile < tiles) {
-            float *to = memory + stage * STAGE_FLOATS;
-            load_pieces(to, &of_a, a, is_wide);
-            load_pieces(to + ROW_FLOATS, &of_b, b, is_wide);
+    typedef Tiles<S::ROWS, S::DEPTH> OfA;
+    typedef Tiles<S::COLUMNS, S::DEPTH> OfB;
+    struct Pieces of_a = OfA::pieces(a), of_b = OfB::pieces(b);
+    auto load = [&](int stage, int term) {
+        if (term < terms) {
+            float *to = tiles + stage * S::STAGE;
+            OfA::load(to, &of_a, a, term, is_wide);
+            OfB::load(to + S::OF_A, &of_b, b, term, is_wide);
         }
         end_copies();
+    };
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; stage++) load(stage, stage * S::DEPTH);
+    meanwhile();
+    int warp = threadIdx.x / 32, outputs = warp / S::SLICES, own = warp % S::SLICES * 8;
+    int row = outputs / (S::COLUMNS / 32) * 32, column = outputs % (S::COLUMNS / 32) * 32;
+    int stage = 0, free = STAGES - 1;
+    for (int term = 0; term < terms; term += S::DEPTH) {
+        await_copies<STAGES - 2>();
+        __syncthreads();  // this tile is there, and nobody multiplies the one before
+        load(free, term + (STAGES - 1) * S::DEPTH);
         __syncwarp();  // tensor cores want all threads of a warp at once
+        const float *tile = tiles + stage * S::STAGE;
+#pragma unroll
+        for (int step = 0; step < S::STEPS; step++) {
+            int first = own + 8 * S::SLICES * step;
+            if (term + first < terms) add_terms<S>(sums, tile, a, b, row, column, first);
+        }
+        free = stage;
         stage = stage + 1 < STAGES ? stage + 1 : 0;
-        if (is_there) add_products(c, memory + stage * STAGE_FLOATS, a, b);
     }
 }
 
 // The tile of a product: a returned array of SLICES parts, each of rows of SUM_ROW floats.
+template <typename S, typename Work>
 __device__ static __forceinline__ float *product(
-    const struct Factor &a, const struct Factor &b, int terms)
+    const struct Factor &a, const struct Factor &b, int terms, const Work &meanwhile)
 {
-    __shared__ __align__(16) float memory[STAGES * STAGE_FLOATS];
-    float c[2][4][4] = {};
+    struct Sums sums = {};
     if (a.rows.is_wide && b.rows.is_wide)
-        add_up(c, memory, a, b, terms, true);
+        add_up<S>(&sums, a, b, terms, true, meanwhile);
     else
-        add_up(c, memory, a, b, terms, false);
+        add_up<S>(&sums, a, b, terms, false, meanwhile);
     __syncthreads();  // nobody multiplies any more
-    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    float *part = memory + (warp / 2 * PRODUCT_ROWS + warp % 2 * 32 + g) * SUM_ROW + 2 * t;
+    int warp = threadIdx.x / 32, outputs = warp / S::SLICES;
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    int row = outputs / (S::COLUMNS / 32) * 32 + g, column = outputs % (S::COLUMNS / 32) * 32 + 2 * t;
+    float *part = tiles + (warp % S::SLICES * S::ROWS + row) * S::SUM_ROW + column;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                part[(16 * i + 8 * (e >> 1)) * SUM_ROW + 8 * j + (e & 1)] = c[i][j][e];
+                part[(16 * i + 8 * (e >> 1)) * S::SUM_ROW + 8 * j + (e & 1)] =
+                    sums.whole[i][j][e] + sums.small[i][j][e];
         }
     }
     __syncthreads();
-    return memory;
+    return tiles;
 }
 
+template <typename S>
 __device__ static __forceinline__ float sum_at(const float *parts, int row, int column)
 {
-    const float *part = parts + row * SUM_ROW + column;
+    const float *part = parts + row * S::SUM_ROW + column;
     float sum = part[0];
 #pragma unroll
-    for (int slice = 1; slice < SLICES; slice++) sum += part[slice * PRODUCT_ROWS * SUM_ROW];
+    for (int slice = 1; slice < S::SLICES; slice++) sum += part[slice * S::ROWS * S::SUM_ROW];
     return sum;
 }
 
 // Where a tile begins, of a product with so many columns.
+template <typename S>
 __device__ static __forceinline__ int row_of_tile(int tile, int columns)
 {
-    return tile / ((columns + PRODUCT_COLUMNS - 1) / PRODUCT_COLUMNS) * PRODUCT_ROWS;
+    return tile / ((columns + S::COLUMNS - 1) / S::COLUMNS) * S::ROWS;
 }
 
+template <typename S>
 __device__ static __forceinline__ int column_of_tile(int tile, int columns)
 {
-    return tile % ((columns + PRODUCT_COLUMNS - 1) / PRODUCT_COLUMNS) * PRODUCT_COLUMNS;
+    return tile % ((columns + S::COLUMNS - 1) / S::COLUMNS) * S::COLUMNS;
 }
 
+template <typename S>
 __device__ static __forceinline__ int first_row(int columns)
 {
-    return row_of_tile(blockIdx.x, columns);
+    return row_of_tile<S>(blockIdx.x, columns);
 }
 
+template <typename S>
 __device__ static __forceinline__ int first_column(int columns)
 {
-    return column_of_tile(blockIdx.x, columns);
+    return column_of_tile<S>(blockIdx.x, columns);
 }
 
 // ---------------------------------------------------------------- sums beside products
@@ -386,14 +469,14 @@ __device__ static void add_errors(const double *errors, int count, double *error
 // Adds up over a tile's rows what the threads of its column j have, into the row of these tiles.
 __device__ static void sum_columns(float mine, float *sums, int m0, int j, int width)
 {
-    __shared__ float share[WARPS][PRODUCT_COLUMNS];
+    __shared__ float share[WARPS][Few::COLUMNS];
     int warp = threadIdx.x / 32, column = threadIdx.x % 32;
     share[warp][column] = mine;
     __syncthreads();
     if (warp || j >= width) return;
     float sum = 0.0f;
     for (int i = 0; i < WARPS; i++) sum += share[i][column];
-    sums[m0 / PRODUCT_ROWS * width + j] = sum;
+    sums[m0 / Few::ROWS * width + j] = sum;
 }
 
 // The sum of a column over all rows of tiles.
@@ -405,13 +488,12 @@ __device__ static __forceinline__ float sum_of_tiles(
     return sum;
 }
 
-// What the data have in this thread's column of a tile. Asked for before the product, so that it is
-// there afterwards.
+// What the data have in this thread's column of a tile.
 __device__ static __forceinline__ void load_given(
-    float given[ROWS_EACH], const struct Rows &data, int m0, int n0)
+    float given[Few::EACH], const struct Rows &data, int m0, int n0)
 {
-    int row = m0 + threadIdx.x / 32, j = n0 + threadIdx.x % 32;
+    int row = m0 + threadIdx.x / Few::COLUMNS, j = n0 + threadIdx.x % Few::COLUMNS;
 #pragma unroll
-    for (int e = 0; e < ROWS_EACH; e++, row += WARPS)
+    for (int e = 0; e < Few::EACH; e++, row += WARPS)
         given[e] = row < data.count && j < data.width ? row_of(data, row)[j] : 0.0f;
 }

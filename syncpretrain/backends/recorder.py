@@ -105,9 +105,11 @@ class Recorder:
 
     def __init__(self, cupy: Any, source: CudaSource, blas: Cublas) -> None:
         self._cupy, self._source, self._blas = cupy, source, blas
-        # Nothing but this recorder gets the memory that a graph computes in. Its graphs share it,
-        # and the blocks between them: they run one after another on one stream, and what one needs
-        # of another, as the error, is in arrays that are held.
+        # Nothing but this recorder's graphs gets the memory that a graph computes in. They share it:
+        # they run one after another on one stream, and what one needs of another, as the error, is
+        # in arrays that are held. A block that is worked as it is has other memory: it may make
+        # what is kept, such as the operations of a minibatch of another size, and a graph would
+        # write over that.
         self._pool = cupy.cuda.MemoryPool(partial(_new_memory, cupy))
         # 0 is no limit: a pool that reaches one, as the environment may set, gives memory back too.
         self._pool.set_limit(size=0)
@@ -146,7 +148,7 @@ class Recorder:
         """
         block = _Block(work, X, rows, batch_size, epoch, step, numbers)
         # The first block of a kind is worked, and only the next one recorded: by then kernels are
-        # compiled and loaded, and the pool has most of the memory.
+        # compiled and loaded, and what is kept from step to step is there.
         key, is_due = block.key(constants), self._again is None or self._blocks >= self._again
         self._blocks += 1
         if self.reason is None and key in self._graphs:
@@ -162,13 +164,12 @@ class Recorder:
         """Queue the steps of a block one after another; recorded ones read the block's numbers."""
         work, X, rows, size, epoch, step, numbers = block
         errors, source = [], self._source
-        with self._cupy.cuda.using_allocator(self._pool.malloc):
-            for number, start in enumerate(range(0, len(rows), size)):
-                if source.now is not None and numbers is not None:
-                    source.numbers = numbers[number]
-                own = rows[start : start + size]
-                errors.append(work(X, own, epoch=epoch, step=step + number))
-            return self._sum_of(errors)
+        for number, start in enumerate(range(0, len(rows), size)):
+            if source.now is not None and numbers is not None:
+                source.numbers = numbers[number]
+            own = rows[start : start + size]
+            errors.append(work(X, own, epoch=epoch, step=step + number))
+        return self._sum_of(errors)
 
     def _record(self, block: _Block) -> _Recorded | None:
         """Record a block without working it; None if that fails."""
@@ -185,7 +186,8 @@ class Recorder:
             return None
         source.now = self._now
         try:
-            error = self._work(own)
+            with self._cupy.cuda.using_allocator(self._pool.malloc):
+                error = self._work(own)
         except (RuntimeError, MemoryError) as caught:  # of CuPy, cuBLAS, or NotRecordedError
             failure = caught
         finally:

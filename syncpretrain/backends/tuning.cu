@@ -9,52 +9,54 @@
 
 // ---------------------------------------------------------------- the way up
 // What units of a layer read times its weights: a tile of their inputs without bias.
+template <typename Work>
 __device__ static __forceinline__ float *inputs_of(
-    const float *read, long long ldr, const float *weight, int n, int inputs, int width)
+    const float *read, long long ldr, const float *weight, int n, int inputs, int width,
+    const Work &meanwhile)
 {
-    int m0 = first_row(width), n0 = first_column(width);
+    int m0 = first_row<Few>(width), n0 = first_column<Few>(width);
     struct Rows rows = rows_of(read, ldr, n, inputs);
     struct Rows weights = rows_of(weight, width, inputs, width);
-    return product(
-        {rows, true, PRODUCT_ROWS, m0}, {weights, false, PRODUCT_COLUMNS, n0}, inputs);
+    return product<Few>({rows, true, m0}, {weights, false, n0}, inputs, meanwhile);
 }
 
 // The means of a layer's units.
-extern "C" __global__ void forward_layer(
+extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) forward_layer(
     const float *read, long long ldr, const float *weight, const float *bias, float *out,
     long long n, long long inputs, long long outputs, long long units)
 {
-    int width = (int)outputs, m0 = first_row(width), n0 = first_column(width);
-    float *parts = inputs_of(read, ldr, weight, (int)n, (int)inputs, width);
+    int width = (int)outputs, m0 = first_row<Few>(width), n0 = first_column<Few>(width);
     int warp = threadIdx.x / 32, column = threadIdx.x % 32, j = n0 + column;
+    float *parts = inputs_of(read, ldr, weight, (int)n, (int)inputs, width, [] {});
 #pragma unroll
-    for (int e = 0; e < ROWS_EACH; e++) {
+    for (int e = 0; e < Few::EACH; e++) {
         int row = warp + WARPS * e;
         if (m0 + row >= n || j >= width) continue;
-        out[(m0 + row) * outputs + j] = mean_of(sum_at(parts, row, column) + bias[j], units);
+        out[(m0 + row) * outputs + j] = mean_of(sum_at<Few>(parts, row, column) + bias[j], units);
     }
 }
 
 // The last layer: delta of its units for the rows of the target, y - target times `scale`, and times
 // the derivative if the loss is the squared error; its sums, and the squared error of the tile.
-extern "C" __global__ void forward_output(
+extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) forward_output(
     const float *read, long long ldr, const float *weight, const float *bias,
     const float *target, long long ldt, float *delta, float *sums, double *errors,
     long long n, long long inputs, long long outputs, long long units, long long squared,
     float scale)
 {
-    int width = (int)outputs, m0 = first_row(width), n0 = first_column(width);
-    float given[ROWS_EACH];
-    load_given(given, rows_of(target, ldt, (int)n, width), m0, n0);
-    float *parts = inputs_of(read, ldr, weight, (int)n, (int)inputs, width);
+    int width = (int)outputs, m0 = first_row<Few>(width), n0 = first_column<Few>(width);
     int warp = threadIdx.x / 32, column = threadIdx.x % 32, j = n0 + column;
+    float given[Few::EACH];
+    float *parts = inputs_of(read, ldr, weight, (int)n, (int)inputs, width, [&] {
+        load_given(given, rows_of(target, ldt, (int)n, width), m0, n0);
+    });
     float sum = 0.0f;
     double error = 0.0;
 #pragma unroll
-    for (int e = 0; e < ROWS_EACH; e++) {
+    for (int e = 0; e < Few::EACH; e++) {
         int row = warp + WARPS * e;
         if (m0 + row >= n || j >= width) continue;
-        float y = mean_of(sum_at(parts, row, column) + bias[j], units);
+        float y = mean_of(sum_at<Few>(parts, row, column) + bias[j], units);
         float difference = y - given[e], own = difference * scale;
         if (squared) own = times_slope(own, y, units);
         delta[(m0 + row) * outputs + j] = own;
@@ -68,24 +70,24 @@ extern "C" __global__ void forward_output(
 
 // ---------------------------------------------------------------- the way down
 // delta of the units below a layer, whose means are `a`, and its sums.
-extern "C" __global__ void delta_of_layer(
+extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) delta_of_layer(
     const float *delta, const float *weight, const float *a, float *below, float *sums,
     long long n, long long inputs, long long outputs, long long units)
 {
-    int width = (int)inputs, m0 = first_row(width), n0 = first_column(width);
-    float given[ROWS_EACH];
-    load_given(given, rows_of(a, inputs, (int)n, width), m0, n0);
+    int width = (int)inputs, m0 = first_row<Few>(width), n0 = first_column<Few>(width);
     struct Rows deltas = rows_of(delta, outputs, (int)n, (int)outputs);
     struct Rows weights = rows_of(weight, outputs, width, (int)outputs);
-    float *parts = product(
-        {deltas, true, PRODUCT_ROWS, m0}, {weights, true, PRODUCT_COLUMNS, n0}, (int)outputs);
+    float given[Few::EACH];
+    float *parts = product<Few>({deltas, true, m0}, {weights, true, n0}, (int)outputs, [&] {
+        load_given(given, rows_of(a, inputs, (int)n, width), m0, n0);
+    });
     int warp = threadIdx.x / 32, column = threadIdx.x % 32, j = n0 + column;
     float sum = 0.0f;
 #pragma unroll
-    for (int e = 0; e < ROWS_EACH; e++) {
+    for (int e = 0; e < Few::EACH; e++) {
         int row = warp + WARPS * e;
         if (m0 + row >= n || j >= width) continue;
-        float own = times_slope(sum_at(parts, row, column), given[e], units);
+        float own = times_slope(sum_at<Few>(parts, row, column), given[e], units);
         below[(m0 + row) * inputs + j] = own;
         sum += own;
     }
@@ -122,7 +124,7 @@ __device__ static __forceinline__ void move_by(
 
 // One step of all parameters along the gradients of all layers. The first block adds up the errors
 // of the last layer's tiles too, where there are any.
-extern "C" __global__ void move_network(
+extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) move_network(
     const float *x, long long ldx, const long long *table, long long layers, long long n,
     float *parameters, float *first, float *second, const double *errors, long long count,
     double *error, long long is_adam, long long nesterov, float beta1, float beta2, float size,
@@ -141,44 +143,47 @@ extern "C" __global__ void move_network(
         if (table[i * TABLE_ROW + FIRST_TILE] <= blockIdx.x) layer = table + i * TABLE_ROW;
     int inputs = (int)layer[INPUTS], width = (int)layer[OUTPUTS];
     int tile = (int)(blockIdx.x - layer[FIRST_TILE]);
-    int m0 = row_of_tile(tile, width), n0 = column_of_tile(tile, width);
+    int m0 = row_of_tile<Many>(tile, width), n0 = column_of_tile<Many>(tile, width);
     const float *read = layer[READ] ? (const float *)layer[READ] : x;
     struct Rows reads = rows_of(read, layer[READ] ? inputs : ldx, (int)n, inputs);
     struct Rows deltas = rows_of((const float *)layer[DELTA], width, (int)n, width);
-    float *parts = product(
-        {reads, false, PRODUCT_ROWS, m0}, {deltas, false, PRODUCT_COLUMNS, n0}, (int)n);
-    int column = threadIdx.x % 32, j = n0 + column, row = threadIdx.x / 32;
+    float *parts = product<Many>({reads, false, m0}, {deltas, false, n0}, (int)n, [] {});
+    int column = threadIdx.x % Many::COLUMNS, j = n0 + column, row = threadIdx.x / Many::COLUMNS;
     long long start = layer[START];
-    float p[ROWS_EACH], one[ROWS_EACH], two[ROWS_EACH];  // all loads go before the first store
 #pragma unroll
-    for (int e = 0; e < ROWS_EACH; e++) {
-        long long i = m0 + row + WARPS * e, at = start + i * width + j;
-        bool is_inside = i < inputs && j < width;
-        p[e] = is_inside ? parameters[at] : 0.0f;
-        one[e] = is_inside && by.has_first ? first[at] : 0.0f;
-        two[e] = is_inside && by.is_adam ? second[at] : 0.0f;
-    }
+    for (int part = 0; part < 4; part++) {
+        float p[Many::EACH / 4], one[Many::EACH / 4], two[Many::EACH / 4];
+        int from = row + part * Many::ROWS / 4;
 #pragma unroll
-    for (int e = 0; e < ROWS_EACH; e++) {
-        long long i = m0 + row + WARPS * e, at = start + i * width + j;
-        if (i >= inputs || j >= width) continue;
-        p[e] = p[e] * by.shrink;
-        move_by(&p[e], sum_at(parts, row + WARPS * e, column), &one[e], &two[e], by);
-        parameters[at] = p[e];
-        if (by.has_first) first[at] = one[e];
-        if (by.is_adam) second[at] = two[e];
+        for (int e = 0; e < Many::EACH / 4; e++) {  // all loads go before the first store
+            long long i = m0 + from + Many::APART * e, at = start + i * width + j;
+            bool is_inside = i < inputs && j < width;
+            p[e] = is_inside ? parameters[at] : 0.0f;
+            one[e] = is_inside && by.has_first ? first[at] : 0.0f;
+            two[e] = is_inside && by.is_adam ? second[at] : 0.0f;
+        }
+#pragma unroll
+        for (int e = 0; e < Many::EACH / 4; e++) {
+            long long i = m0 + from + Many::APART * e, at = start + i * width + j;
+            if (i >= inputs || j >= width) continue;
+            p[e] = p[e] * by.shrink;
+            float sum = sum_at<Many>(parts, from + Many::APART * e, column);
+            move_by(&p[e], sum, &one[e], &two[e], by);
+            parameters[at] = p[e];
+            if (by.has_first) first[at] = one[e];
+            if (by.is_adam) second[at] = two[e];
+        }
     }
-    if (m0 == 0 && threadIdx.x < PRODUCT_COLUMNS && j < width) {
-        int tiles = ((int)n + PRODUCT_ROWS - 1) / PRODUCT_ROWS;
+    if (m0 == 0 && threadIdx.x < Many::COLUMNS && j < width) {
+        int tiles = ((int)n + Few::ROWS - 1) / Few::ROWS;
         float sum = sum_of_tiles((const float *)layer[SUMS], tiles, width, j);
         long long at = start + (long long)inputs * width + j;
-        p[0] = parameters[at];
-        one[0] = by.has_first ? first[at] : 0.0f;
-        two[0] = by.is_adam ? second[at] : 0.0f;
-        move_by(&p[0], sum, &one[0], &two[0], by);
-        parameters[at] = p[0];
-        if (by.has_first) first[at] = one[0];
-        if (by.is_adam) second[at] = two[0];
+        float p = parameters[at], one = by.has_first ? first[at] : 0.0f;
+        float two = by.is_adam ? second[at] : 0.0f;
+        move_by(&p, sum, &one, &two, by);
+        parameters[at] = p;
+        if (by.has_first) first[at] = one;
+        if (by.is_adam) second[at] = two;
     }
     if (blockIdx.x == 0 && count) add_errors(errors, (int)count, error);
 }

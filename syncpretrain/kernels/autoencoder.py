@@ -32,8 +32,9 @@ def corrupt(
         return
     uniform = draws.random(x.shape, dtype=np.float32)
     if kind == "salt-and-pepper":
-        x[uniform < amount / 2] = limits[1]
-        x[(uniform >= amount / 2) & (uniform < amount)] = limits[0]
+        # Not x[mask] = value: CuPy copies the mask to the host, which a recording refuses.
+        np.copyto(x, limits[1], where=uniform < amount / 2)
+        np.copyto(x, limits[0], where=(uniform >= amount / 2) & (uniform < amount))
     else:
         x *= uniform >= amount
 

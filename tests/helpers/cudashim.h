@@ -123,11 +123,12 @@ static void copy_four(float *to, const float *from, int bytes) { copy_later(to, 
 static void copy_one(float *to, const float *from, int bytes) { copy_later(to, from, bytes, 4); }
 static void end_copies() { copies[running].ended++; }
 
-static void await_copies()  // all groups but the newest that is ended
+template <int newest>
+static void await_copies()  // all groups but the newest that are ended
 {
     Copies &own = copies[running];
     size_t i = 0;
-    for (; i < own.count && own.waiting[i].group + 1 < own.ended; i++) {
+    for (; i < own.count && own.waiting[i].group + newest < own.ended; i++) {
         const Copy &copy = own.waiting[i];
         memset(copy.to, 0, copy.size);
         memcpy(copy.to, copy.from, copy.bytes);
@@ -162,6 +163,13 @@ static float __uint_as_float(unsigned int bits)
 
 // What tensor cores read of a factor: they leave out the last 13 bits, without rounding.
 static float tf32(unsigned int bits) { return __uint_as_float(bits & 0xffffe000u); }
+
+// cvt.rn.bf16x2.f32 with zero: to nearest, of two as near to the even one; a NaN is CUDA's own.
+static unsigned int bfloat16_of(float x)
+{
+    unsigned int bits = __float_as_uint(x);
+    return x != x ? 0x7fff0000u : (bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u;
+}
 
 // cvt.rna.tf32.f32: to nearest, of two as near to the larger one; a NaN is CUDA's own.
 static unsigned int nearest_tf32(float x)

@@ -36,6 +36,7 @@ POINTERS = {
 def parameters(source: str) -> dict[str, list[str]]:
     """Return the types of the parameters of each kernel, without const."""
     source = re.sub(r"//[^\n]*", "", source)
+    source = re.sub(r"__launch_bounds__\([^)]*\) ", "", source)
     found = re.findall(r'extern "C" __global__ void (\w+)\(([^)]*)\)', source)
     return {
         name: [
@@ -52,9 +53,10 @@ def parameters(source: str) -> dict[str, list[str]]:
 def waiting(source: str) -> frozenset[str]:
     """Return the names of the functions that have a barrier, or call one that has."""
     found = {"__syncthreads", "__syncwarp"}
+    source = re.sub(r"__launch_bounds__\([^)]*\) ", "", source)
     parts = re.split(r'^(?=__device__ static |extern "C" )', source, flags=re.MULTILINE)
     while True:
-        calls = re.compile(rf"\b({'|'.join(found)})\(")
+        calls = re.compile(rf"\b({'|'.join(found)})(<\w+>)?\(")
         more = {re.findall(r"(\w+)\(", part)[0] for part in parts[1:] if calls.search(part)}
         if more <= found:
             return frozenset(found)

@@ -292,6 +292,8 @@ class MemoryPool:
         graph = recording()
         if graph is not None:
             self._graphs.add(graph)
+        elif self._graphs:
+            raise AssertionError("memory that graphs write to, for an array outside of them")
         fitting = [memory for memory in self.unused if memory.size >= size]
         if not fitting:
             return MemoryPointer(self._new(-(-size // 512) * 512), 0, self)
@@ -709,11 +711,23 @@ ndarray.__neg__ = lambda self: self.__array_ufunc__(  # type: ignore[attr-define
 class RawKernel:
     def __init__(self, source: str, name: str) -> None:
         self._source, self._name = source, name
+        self._most_shared: dict[int, int] = {}  # bytes, by device
+
+    def _allow_shared(self, size: int) -> None:
+        self._most_shared[current_device()] = size
+
+    max_dynamic_shared_size_bytes = property(fset=_allow_shared)
 
     def __call__(
-        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: tuple[Any, ...],
+        *,
+        shared_mem: int = 0,
     ) -> None:
         own = current_device()
+        assert shared_mem <= self._most_shared.get(own, 48 << 10), f"{self._name}: shared memory"
         others = {device for reader, device in _readable if reader == own}
         for each in args:
             assert not isinstance(each, np.ndarray), f"{self._name}: an array of the host"
