@@ -48,8 +48,7 @@ ncu
 
 Each part is a process of its own with a time limit of its own, so that a crash, a hang or a lost
 CUDA context costs that part alone. An error costs one cell. The status is 1 if a part failed, and 2
-if there is no GPU. This has never run on a GPU: the tests run every part with a stand-in for CuPy,
-at small sizes.
+if there is no GPU. The tests run every part with a stand-in for CuPy, at small sizes.
 """
 
 from __future__ import annotations

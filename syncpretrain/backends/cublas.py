@@ -14,8 +14,6 @@ Guarantees: threads may multiply at the same time, each on a stream of its own; 
 the same bits every time; a product may be recorded once :meth:`Cublas.prepare` was called on the
 stream. Assumptions: a stream is used by one thread at a time, and a handle lives as long as the
 process, since graphs compute in its workspace.
-
-It has never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
 """
 
 from __future__ import annotations

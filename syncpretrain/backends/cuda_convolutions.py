@@ -9,8 +9,7 @@ The matrices in between are allocated anew each time, and nothing waits before t
 hands freed memory on to the same stream only, where later work runs later. The ``scratch`` of the
 equations is not needed.
 
-The source is in ``convolutions.cu``. It has never run on a GPU;
-see :mod:`syncpretrain.backends.cuda_source`.
+The source is in ``convolutions.cu``.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ A step waits for nothing: its launches are on one stream, which runs them one af
 launch adds to what another wrote: each tile leaves its sums in its own place, and the last launch
 adds them up in order, so the bits are the same every time.
 
-For compute capability 8.0 or later; :mod:`syncpretrain.backends.fused_check` tries them first. They
-have never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
+For compute capability 8.0 or later; :mod:`syncpretrain.backends.fused_check` tries them first.
 """
 
 from __future__ import annotations
@@ -23,12 +22,20 @@ from syncpretrain.backends.cuda_source import CudaSource, is_vector, layout
 from syncpretrain.backends.fused import FusedArrays, Pace
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["FUSED_FILES", "FEW", "MANY", "PRODUCT_MEMORY", "PRODUCT_THREADS", "CudaFused", "tiles_of"]
+__all__ = [
+    "FEW",
+    "FUSED_FILES",
+    "MANY",
+    "PRODUCT_MEMORY",
+    "PRODUCT_THREADS",
+    "CudaFused",
+    "tiles_of",
+]
 
 # Each file calls functions of the files before it.
 FUSED_FILES = ("kernels.cu", "products.cu", "fused.cu")
-# What products.cu says of its blocks: their threads, bytes of shared memory, and the rows and columns
-# of their tiles, of a minibatch and of parameters: FUSED_THREADS, TILE_FLOATS, Few and Many.
+# The blocks of products.cu: their threads and bytes of shared memory, and the rows and columns of
+# their tiles, of a minibatch and of parameters (FUSED_THREADS, TILE_FLOATS, Few and Many there).
 PRODUCT_THREADS, PRODUCT_MEMORY = 256, 61_440
 FEW, MANY = (32, 32), (64, 64)
 

@@ -11,8 +11,7 @@ Guarantees: a form queues its launches on the current stream and waits for nothi
 forms at the same time, each on a stream of its own. Assumption: the caller orders streams that
 share arrays, by events or by waiting.
 
-The source is in ``kernels.cu`` and ``errors.cu``. It has never run on a GPU; see
-:mod:`syncpretrain.backends.cuda_source`.
+The source is in ``kernels.cu`` and ``errors.cu``.
 """
 
 from __future__ import annotations

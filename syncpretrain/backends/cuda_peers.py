@@ -3,8 +3,8 @@
 A sum has one order, whatever the number of GPUs. The collectives of NCCL do not keep it, and NCCL
 warns of deadlocks where one process records graphs for several GPUs. A kernel here reads what the
 memory of other devices holds when it runs: the caller's events have to order it behind what fills
-that memory, and what writes there next behind it. The source is in ``peers.cu``. It has never run
-on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
+that memory, and what writes there next behind it. The source is in ``peers.cu``. It has run on
+one GPU, and never between two.
 """
 
 from __future__ import annotations

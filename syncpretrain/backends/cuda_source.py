@@ -1,7 +1,7 @@
 """The CUDA source of this folder: compiled for each device at its first use, launched by name.
 
-The tests compile the source by NVRTC for several architectures, and run it on the CPU. It has never
-run on a GPU.
+The tests compile the source by NVRTC for several architectures, and run it on the CPU.
+``examples/gpu_check.py`` checks it on a GPU; docs/benchmarks.rst says on which it has run.
 
 Guarantees: threads may launch at the same time, each on its own current stream; what one thread
 records never changes what another launches. Assumption: the arrays of a launch live until it has

@@ -6,7 +6,6 @@ and delta in launches of their own. All are on one stream, which runs them one a
 none waits; every delta is made before the last launch moves the weights that it is made of.
 
 For compute capability 8.0 or later; :mod:`syncpretrain.backends.tuning_check` tries them first.
-They have never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
 """
 
 from __future__ import annotations
@@ -168,7 +167,7 @@ class CudaTuning:
             places = read, arrays.deltas[layer].data.ptr
             start = (weight.data.ptr - first) // FLOAT_BYTES
             rows.append((*places, *weight.shape, start, self._sums[layer].data.ptr, tiles))
-            tiles += tiles_of(*weight.shape, MANY)
+            tiles += tiles_of(len(weight), weight.shape[1], MANY)
         return self._cupy.asarray(np.array(rows, dtype=np.int64)), tiles
 
     def _launch(self, name: str, makes: int, n: int, *args: Any) -> None:

@@ -12,7 +12,7 @@ Guarantee: a minibatch has the rows that its numbers say. Assumptions: one threa
 stream; the minibatches of an order come in that order, each block once (another order of reading is
 right too, but copies blocks again).
 
-Any other rows are gathered on the host and copied at once. It has never run on a GPU.
+Any other rows are gathered on the host and copied at once.
 """
 
 from __future__ import annotations

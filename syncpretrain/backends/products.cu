@@ -10,7 +10,8 @@
 //   is one product.
 // Tensor cores round sums toward zero, so that a long one loses up to a last bit of a float with
 // each product, always to the same side. PRECISION_FLOAT32 therefore adds up 8 terms there and those
-// sums outside, where they are rounded to nearest. The others leave whole sums to tensor cores: for
+// sums outside, where they are rounded to nearest; products with a low part are so small that whole
+// sums of them lose nothing. The others leave whole sums to tensor cores: for
 // 784 terms that makes 5e-7, or 1e-6 if all have one sign, beside 3e-4 and 2e-5 by rounded factors.
 // Every sum has an order of its own, the same every time.
 //

@@ -17,8 +17,6 @@ for the device; several threads may record at the same time. Assumptions: one th
 blocks of a recorder, on one stream; X and the rows may change from block to block, but the arrays
 that steps write to keep their places; the caller queues the copy of a block's error before the next
 block.
-
-It has never run on a GPU; see :mod:`syncpretrain.backends.cuda_source`.
 """
 
 from __future__ import annotations
@@ -105,11 +103,11 @@ class Recorder:
 
     def __init__(self, cupy: Any, source: CudaSource, blas: Cublas) -> None:
         self._cupy, self._source, self._blas = cupy, source, blas
-        # Nothing but this recorder's graphs gets the memory that a graph computes in. They share it:
-        # they run one after another on one stream, and what one needs of another, as the error, is
-        # in arrays that are held. A block that is worked as it is has other memory: it may make
-        # what is kept, such as the operations of a minibatch of another size, and a graph would
-        # write over that.
+        # Nothing but this recorder's graphs gets the memory that a graph computes in. The graphs
+        # share it: they run one after another on one stream, and what one needs of another, as the
+        # error, is in arrays that are held. A block that is worked as it is has other memory: it
+        # may make what is kept, such as the operations of a minibatch of another size, and a graph
+        # would write over that.
         self._pool = cupy.cuda.MemoryPool(partial(_new_memory, cupy))
         # 0 is no limit: a pool that reaches one, as the environment may set, gives memory back too.
         self._pool.set_limit(size=0)

@@ -2,7 +2,7 @@
 
 The pieces of a layer's work are timed: blocks of steps, input, validation, products. Each piece is
 queued on a learner's stream, and waits for it at the end. So it takes the seconds of the GPU, or of
-the interpreter if that is slower. It has never run on a GPU.
+the interpreter if that is slower. Never tried on a GPU.
 """
 
 from __future__ import annotations

@@ -105,7 +105,10 @@ def reconstructed(backend, h, W, source=None, precision="float32"):
     (n, hidden), visible = h.shape, len(W)
     device = [backend.asarray(x) for x in (h, W, np.zeros(visible, np.float32), np.arange(n))]
     X, out = backend.zeros((n, visible)), backend.empty((n, visible))
-    sums, errors = backend.empty((-(-n // FEW[0]), visible)), backend.empty(tiles_of(n, visible), "f8")
+    sums, errors = (
+        backend.empty((-(-n // FEW[0]), visible)),
+        backend.empty(tiles_of(n, visible), "f8"),
+    )
     module = CudaSource(backend.xp, FUSED_FILES, precision)
     if source is not None:
         alone = without_others(source, "reconstruct")

@@ -16,8 +16,8 @@ from syncpretrain.backends.cuda_tuning import TUNING_FILES
 from syncpretrain.kernels.precision import PRECISIONS
 
 # Turing, Ampere, Hopper and Blackwell, and how many registers a thread may have: so that four
-# blocks of 256 have room on a multiprocessor, or two of those with tiles of products. In these a few
-# numbers may lie in memory: two blocks so were faster than one with all in registers.
+# blocks of 256 have room on a multiprocessor, or two of those with tiles of products. In these a
+# few numbers may lie in memory: two blocks so were faster than one with all in registers.
 MOST_SPILLED = {64: 0, 128: 32}  # bytes
 CASES = [(CUDA_FILES, "float32", architecture, 64) for architecture in (75, 80, 90, 120)]
 CASES += [

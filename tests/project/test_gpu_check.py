@@ -312,12 +312,24 @@ class TestProcesses:
         seen: list[str] = []
         out = ["--out", str(tmp_path)]
         (tmp_path / "versions.jsonl").write_text('["What"]\n["from an earlier check"]\n')
-        code = "import time; print('a row', flush=True); time.sleep(1000)"
-        monkeypatch.setattr(inner.processes, "command", lambda: [sys.executable, "-c", code])
-        monkeypatch.setattr(
-            inner.processes, "sleep", lambda _: seen.append(capsys.readouterr().out)
-        )
-        assert check.main(["--parts", "versions", "--limit", "2", *out]) == 1
+        is_seen = tmp_path / "seen"
+        code = f"""
+import os, time
+print("a row", flush=True)
+while not os.path.exists({str(is_seen)!r}):
+    time.sleep(0.01)
+raise SystemExit(1)
+"""
+        command = [sys.executable, "-c", code]
+        monkeypatch.setattr(inner.processes, "command", lambda: command)
+
+        def look(_: float) -> None:
+            seen.append(capsys.readouterr().out)
+            if "a row\n" in seen:
+                is_seen.touch()
+
+        monkeypatch.setattr(inner.processes, "sleep", look)
+        assert check.main(["--parts", "versions", "--limit", "60", *out]) == 1
         assert "a row\n" in seen
         assert "nothing was measured" in capsys.readouterr().out
 

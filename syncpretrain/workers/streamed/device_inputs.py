@@ -9,8 +9,6 @@ whatever order the devices get there, and the host waits for none:
 Minibatches from the data come as runs, which go to the device's recorder as they are: rows that are
 always in the same array, and their numbers on the device. Rows of the host are copied to an array
 of the device, a run at a time.
-
-It has never run on a GPU.
 """
 
 from __future__ import annotations

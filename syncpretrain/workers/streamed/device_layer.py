@@ -7,7 +7,7 @@ block before, and at the end of an epoch for the layer.
 
 A layer computes what it hands up in an array of its own, where a recorded block finds the same
 place every time, and copies it into the ring behind the block. What is not finite is handed up as
-0, since a divergence is found a block later. It has never run on a GPU.
+0, since a divergence is found a block later.
 """
 
 from __future__ import annotations
