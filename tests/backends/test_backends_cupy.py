@@ -164,7 +164,7 @@ class TestSelect:
     def test_a_gpu_that_cannot_compute_is_left_out_by_auto_with_a_notice(
         self, cupy, monkeypatch, error
     ):
-        def launch(*_):
+        def launch(*_, **__):
             raise error
 
         monkeypatch.setattr(fakecupy.RawKernel, "__call__", launch)

@@ -207,11 +207,11 @@ class TestOnADevice:
         threads: dict[str, set[str]] = {}
         real = fakecupy.RawKernel.__call__
 
-        def noted(self, grid, block, args):
+        def noted(self, grid, block, args, **options):
             threads.setdefault(fakecupy.current_stream(), set()).add(
                 threading.current_thread().name
             )
-            real(self, grid, block, args)
+            real(self, grid, block, args, **options)
 
         monkeypatch.setattr(fakecupy.RawKernel, "__call__", noted)
         pretrain(bits, **BASE, backend="cupy", runtime="threads", workers=3)

@@ -314,11 +314,11 @@ class TestSums:
         seen: dict[str, set[int]] = {}
         real = fakecupy.RawKernel.__call__
 
-        def noted(self, grid, block, args):
+        def noted(self, grid, block, args, **options):
             if self._name == "squared_error":
                 counters = seen.setdefault(fakecupy.current_stream(), set())
                 counters.add(args[-2].data.ptr)
-            real(self, grid, block, args)
+            real(self, grid, block, args, **options)
 
         monkeypatch.setattr(fakecupy.RawKernel, "__call__", noted)
         streams = [double.stream() for _ in range(2)]
