@@ -50,10 +50,6 @@ __all__ = [
 class Mover(Protocol):
     """Operations that move parts of the flat parameters along their gradients."""
 
-    def decays(self, part: slice) -> list[Operation]:
-        """Return what shrinks weights before they move; nothing without weight decay."""
-        ...
-
     def moves(self, part: slice) -> list[Operation]:
         """Return what moves a part of the parameters."""
         ...
@@ -167,9 +163,11 @@ def step_phases(buffers: Buffers, minibatch: Minibatch, mover: Mover | None) -> 
     Slots of the results: the squared error of each shard, then the number of wrong classes of each.
     """
     step = _Step(buffers, minibatch, mover)
-    # On a device a step has one shard, and all parameters move by one launch.
-    end = [step.move_all()] if buffers.on_device else map(step.last, range(buffers.shards))
-    return [phase for phase in (*step.gradient(), list(end)) if any(phase)]
+    if buffers.on_device:  # where a step has one shard, and all parameters move by one launch
+        end = [mover.moves(slice(0, buffers.starts[-1]))] if mover else []
+    else:
+        end = [step.last(shard) for shard in range(buffers.shards)]
+    return [phase for phase in (*step.gradient(), end) if any(phase)]
 
 
 def shard_gradients(buffers: Buffers, minibatch: Minibatch) -> Dealt:
@@ -358,21 +356,11 @@ class _Step:
         operations: list[Operation] = []
         if weights is not None and weights.start < weights.stop:
             part = slice(start + weights.start, start + weights.stop)
-            operations += self.mover.decays(part) + self.mover.moves(part)
+            operations += self.mover.moves(part)
         if own.start < own.stop:
             start += this.weight.size
             operations += self.mover.moves(slice(start + own.start, start + own.stop))
         return operations
-
-    def move_all(self) -> list[Operation]:
-        """Move all parameters together."""
-        if self.mover is None:
-            return []
-        starts = self.buffers.starts
-        sizes = [link.weight.size for link in self.buffers.links]
-        weights = [slice(at, at + n) for at, n in zip(starts, sizes, strict=False)]
-        decays = [operation for part in weights for operation in self.mover.decays(part)]
-        return [*decays, *self.mover.moves(slice(0, starts[-1]))]
 
     def last(self, shard: int) -> list[Operation]:
         """Add up and move a shard's slice of what could not move before."""
@@ -390,8 +378,7 @@ class _Step:
                                 operations += self.sum(section, link, number, block)
                             part = slice(start + block.start, start + block.stop)
                             if self.mover is not None:
-                                decays = [] if number else self.mover.decays(part)
-                                operations += decays + self.mover.moves(part)
+                                operations += self.mover.moves(part)
                     start += array.size
         return operations
 
