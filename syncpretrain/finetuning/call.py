@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -136,70 +135,58 @@ def finetune(
         whole minibatch.
     """
     check_names(settings, (*TuningOptions.__struct_fields__, *TUNING_ARGUMENTS))
-    work = partial(
-        _finetuned,
-        stack,
-        X,
-        y,
-        weights=weights,
-        validation=validation,
-        validation_y=validation_y,
-        verbose=verbose,
-        warn=warn,
-        observers=observers,
-        stop=stop,
-        save=save,
-        resume=resume,
-        stall_seconds=stall_seconds,
-        settings=settings,
-    )
+
+    def work() -> Stack:
+        tuning = _prepared(stack, Part(X, y, "y", weights), validation, validation_y, settings)
+        doubts = _doubts(y) if tuning.options.objective == "classification" else []
+        for doubt in doubts if warn else ():
+            warnings.warn(doubt, PoorResultWarning, stacklevel=3)
+        with observing(verbose) as printing:
+            watching = [*observers, *printing]
+            for told in (*_notices(tuning), *(f"warning: {doubt}" for doubt in doubts)):
+                for observer in watching:
+                    observer(Notice(time.monotonic(), told))
+            tuned = tuning.run(
+                stack,
+                observers=watching,
+                stop=stop,
+                save=save,
+                resume=resume,
+                stall_seconds=stall_seconds,
+            )
+        for sentence in tuned.info.get("verdict", ()) if warn else ():
+            warnings.warn(sentence, PoorResultWarning, stacklevel=3)
+        return tuned
+
     return on_every_rank(work) if settings.get("runtime") == "mpi" else work()
 
 
-def _finetuned(
-    stack: Stack,
-    X: ArrayLike,
-    y: ArrayLike | None,
-    *,
-    weights: ArrayLike | None,
-    validation: ArrayLike | None,
-    validation_y: ArrayLike | None,
-    verbose: bool,
-    warn: bool,
-    observers: Sequence[Observer],
-    settings: dict[str, Any],
-    **how: Any,
-) -> Stack:
-    options = tuning_options({"objective": _objective(y), **settings})
+def _prepared(
+    stack: Stack, train: Part, validation: Any, validation_y: Any, settings: dict[str, Any]
+) -> Finetuning:
+    """Return the fine-tuning of examples and settings as :func:`finetune` takes them."""
+    objective = "reconstruction" if train.y is None else objective_of(train.y)
+    options = tuning_options({"objective": objective, **settings})
     held_out = None
     if validation is not None:
-        rows = _as_array(validation, stack, "validation")
-        held_out = Part(as_examples(rows, "validation"), validation_y, "validation_y")
-    train = Part(_examples(X, stack, options), y, "y", weights)
+        rows = as_examples(stack.rows_of(validation, "validation"), "validation")
+        held_out = Part(rows, validation_y, "validation_y")
+    train = train._replace(X=_examples(train.X, stack, options))
     given = [name for name, value in settings.items() if value is not None]
-    tuning = Finetuning(Form.of(stack), options, train, held_out, given=given)
-    counts = tuning.unlabelled.items()
-    notices = [told for name, count in counts for told in rows_without(*count, name)]
+    return Finetuning(Form.of(stack), options, train, held_out, given=given)
+
+
+def _notices(tuning: Finetuning) -> Iterator[str]:
+    """Yield what a fine-tuning found in its data."""
+    for name, count in tuning.unlabelled.items():
+        yield from rows_without(*count, name)
     if tuning.by_data:
-        notices.append(f"fine-tuning: {in_words(tuning.facts, tuning.by_data)}")
-    for doubt in _doubts(y) if options.objective == "classification" else ():
-        notices.append(f"warning: {doubt}")
-        if warn:
-            warnings.warn(doubt, PoorResultWarning, stacklevel=3)
-    with observing(verbose) as printing:
-        watching = [*observers, *printing]
-        for notice in notices:
-            for observer in watching:
-                observer(Notice(time.monotonic(), notice))
-        tuned = tuning.run(stack, observers=watching, **how)
-    for sentence in tuned.info.get("verdict", ()) if warn else ():
-        warnings.warn(sentence, PoorResultWarning, stacklevel=3)
-    return tuned
+        yield f"fine-tuning: {in_words(tuning.facts, tuning.by_data)}"
 
 
 def _examples(X: ArrayLike, stack: Stack, options: TuningOptions) -> Any:
     """Return examples to train on; examples in a mapped file stay there."""
-    X = as_examples(_as_array(X, stack, "X"), "X")
+    X = as_examples(stack.rows_of(X, "X"), "X")
     rows = rows_in_file(X) if options.backend == "numpy" else None
     bounded = is_bounded(stack.units[0], stack.scaling)
     if rows is None or (stack.meaning and stack.meaning.prepare(X, bounded=bounded) is not X):
@@ -207,19 +194,7 @@ def _examples(X: ArrayLike, stack: Stack, options: TuningOptions) -> Any:
     return checked_rows(rows, bounded=bounded)
 
 
-def _as_array(X: ArrayLike, stack: Stack, name: str) -> Any:
-    """Return a data frame as an array, by the columns of the stack, and all else as it is."""
-    return stack.rows_of(X, name)
-
-
 def _doubts(y: ArrayLike | None) -> list[str]:
     """Return sentences about classes that may be meant as something else."""
     labels = as_classes(y, "y")
     return doubts_about(labels[is_labelled(labels)], minus_ones(y), "y")
-
-
-def _objective(y: ArrayLike | None) -> str:
-    """Return what the targets ask for."""
-    if y is None:
-        return "reconstruction"
-    return objective_of(y)

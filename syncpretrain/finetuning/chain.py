@@ -386,8 +386,10 @@ def link_down(layer: Layer, units: str) -> Link:
     return Affine(layer.decoding, layer.visible_bias, units)
 
 
-def tuned(layer: Layer, **changed: Any) -> Layer:
-    """Return a layer with other parameters: a network's, and no RBM any more."""
+def tuned(layer: Layer, encoder: Pair, **changed: Any) -> Layer:
+    """Return a layer with copies of a link's parameters as its encoder, and no RBM any more."""
+    weight, bias = encoder
+    changed |= {"weight": weight.reshape(layer.weight.shape).copy(), "hidden_bias": bias.copy()}
     if isinstance(layer, ConvolutionalLayer):
         changed["shape"] = _network_shape(layer)
     return replace(layer, **changed, model="autoencoder")

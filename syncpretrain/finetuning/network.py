@@ -13,6 +13,8 @@ operations of the optimizer are in the program too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,7 @@ from syncpretrain.finetuning.program import (
     step_phases,
 )
 from syncpretrain.finetuning.tasks import Examples
-from syncpretrain.kernels.arrays import Array, ordered_sum
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.losses import count_errors, loss_of, squared_error
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
@@ -151,7 +153,7 @@ class Network:
         return Program(phases, 2 * self.shards, self._results(2 * self.shards))
 
     def work(self, program: Program, run: PhaseRunner = in_turn) -> float:
-        """Work a step of :meth:`program`; return its error summed over the examples.
+        """Work a step, or one of :meth:`shard_programs`; return its error summed over examples.
 
         The error is squared, or 1 for each wrong class; NaN where the output is not finite.
         """
@@ -199,12 +201,6 @@ class Network:
         """
         dealt = shard_gradients(self._buffers, self.minibatch)
         return [Program([[operations]], 2 * self.shards) for operations in dealt]
-
-    def error_of_shard(self, program: Program) -> float:
-        """Work a program of :meth:`shard_programs`; return the shard's error."""
-        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the error
-            in_turn(program, 1)
-            return self._error_of(program.results)
 
     def loss_of_minibatch(self) -> float:
         """Return the loss that :meth:`gradient` differentiates, with the same units left out."""
@@ -277,10 +273,10 @@ class Network:
 
     def _error_of(self, results: Any) -> float:
         """Return the error that the results of a program's shards make up."""
-        squared, wrong = results[: self.shards], results[self.shards :]
-        error: float = ordered_sum(squared[1:], squared[0])
+        # One after another, in any version of Python: see ordered_sum.
+        error: float = reduce(add, results[: self.shards])
         # NaN where the output is not finite, without a look at it, for which a device must wait
-        return ordered_sum(wrong[1:], wrong[0]) + 0 * error if self._is_exclusive else error
+        return reduce(add, results[self.shards :]) + 0 * error if self._is_exclusive else error
 
     def _draw_masks(self, epoch: int, step: int) -> None:
         """Draw a factor for each unit: 0, or what makes up for the units left out."""

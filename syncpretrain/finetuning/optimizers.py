@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from syncpretrain.settings.finetuning import FinetuneSettings
 __all__ = [
     "LEARNING_RATES",
     "LINE_SEARCHES",
+    "VECTORS",
     "At",
     "Descent",
     "LineSearches",
@@ -38,15 +39,15 @@ __all__ = [
     "adam",
     "gradient_descent",
     "optimizer_for",
-    "optimizer_vectors",
     "scheduled",
 ]
 
 
 LEARNING_RATES = {"adam": 0.001, "sgd": 0.1, "cg": 1.0, "lbfgs": 1.0}  # the last two have none
 
-# SciPy's are of float64: for cg points, gradients and directions, old and new; for lbfgs also the
-# last 10 steps and changes of the gradient.
+# The most vectors of the parameters' size, float32, that each holds. SciPy's are of float64: for cg
+# points, gradients and directions, old and new; for lbfgs also the last 10 steps and changes of the
+# gradient.
 VECTORS = {"adam": 2, "sgd": 1, "cg": 28, "lbfgs": 80}
 
 
@@ -56,39 +57,6 @@ class At(NamedTuple):
     rate: float
     epoch: int
     step: int
-
-
-class Optimizer(Protocol):
-    """Trains a network on one minibatch after another.
-
-    Attributes
-    ----------
-    network : Network
-    steps : int
-        Number of steps taken.
-    """
-
-    network: Network
-    steps: int
-
-    def train(self, examples: Examples, rows: Any, at: At, run: PhaseRunner = in_turn) -> float:
-        """Move the parameters on some rows of examples.
-
-        Return the error before that, summed over the rows. ``run`` works the phases of a step.
-        """
-        ...
-
-    def numbers(self, rate: float, steps: int) -> tuple[float, ...]:
-        """Return what the ``steps``-th step computes with at a rate, for recorded steps."""
-        ...
-
-    def state(self) -> dict[str, Array]:
-        """Return by name what the next step depends on beside the parameters; live arrays."""
-        ...
-
-    def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
-        """Go back to what :meth:`state` held after ``steps`` steps."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,18 +96,26 @@ class Descent:
     network : Network
     update : Update
     weight_decay : float
+
+    Attributes
+    ----------
+    steps : int
+        Number of steps taken.
     """
 
     def __init__(self, network: Network, update: Update, *, weight_decay: float = 0.0) -> None:
         self.network, self.steps = network, 0
-        self._update, self._decay = update, weight_decay
+        self.update, self.weight_decay = update, weight_decay
         zeros = partial(network.backend.zeros, dtype=network.parameters.dtype)
         self._state = update.state(zeros, len(network.parameters))
         self._programs: dict[tuple[int, ...], Program] = {}
         self._fused: list[FusedTuning | None] = []  # one, once the network was asked
 
     def train(self, examples: Examples, rows: Any, at: At, run: PhaseRunner = in_turn) -> float:
-        """Take one step; return the error before it, summed over the rows."""
+        """Take one step on some rows; return the error before it, summed over the rows.
+
+        ``run`` works the phases of the step.
+        """
         network = self.network
         network.begin(examples, rows, epoch=at.epoch, step=at.step)
         self.steps += 1
@@ -154,22 +130,25 @@ class Descent:
         program.prepare(rate=at.rate, steps=self.steps)
         return network.work(program, run)
 
-    def decays(self, part: slice) -> list[Operation]:
-        """Return what shrinks weights before they move; nothing without weight decay."""
-        return [("decay", self.network.parameters[part], self._decay)] if self._decay else []
-
     def moves(self, part: slice) -> list[Operation]:
-        """Return what moves a part of the parameters."""
+        """Return what moves a part of the parameters; before that the weights in it decay."""
+        network, decays = self.network, list[Operation]()
+        for (weight, _), start in zip(network.chain, network.places.starts, strict=False):
+            own = slice(max(part.start, start), min(part.stop, start + weight.size))
+            if self.weight_decay and own.start < own.stop:
+                decays += [("decay", network.parameters[own], self.weight_decay)]
         # A vector that is shorter than the parameters remembers nothing, as without momentum.
         state = [vector[part] for vector in self._state.values()]
-        return self._update.moves(
-            self.network.parameters[part], self.network.gradients[part], *state
-        )
+        moved = network.parameters[part], network.gradients[part]
+        return [*decays, *self.update.moves(*moved, *state)]
 
     def numbers(self, rate: float, steps: int) -> tuple[float, ...]:
-        """Return the step's size, the factor of the weights, and what else a kernel needs."""
-        size, *others = self._update.numbers(rate, steps)
-        return (size, 1 - rate * self._decay, *others)
+        """Return what the ``steps``-th step computes with at a rate, for recorded steps.
+
+        The step's size, the factor of the weights, and what else a kernel needs.
+        """
+        size, *others = self.update.numbers(rate, steps)
+        return (size, 1 - rate * self.weight_decay, *others)
 
     def state(self) -> dict[str, Array]:
         """Return by name what the next step depends on beside the parameters; live arrays."""
@@ -185,7 +164,7 @@ class Descent:
         """Return the step that the device makes as a whole, if it supports the minibatch."""
         if not self._fused:
             moments = tuple(array for array in self._state.values() if array.size)
-            rule = self._update.rule
+            rule = self.update.rule
             self._fused = [None if rule is None else self.network.fused(moments, rule)]
         (fused,) = self._fused
         x, target, weights = self.network.minibatch
@@ -229,29 +208,6 @@ def scheduled(schedule: str, done: float) -> float:
     if schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * done))
     return 1.0
-
-
-def optimizer_for(options: FinetuneSettings) -> Callable[[Network], Optimizer]:
-    """Return what builds the optimizer that the settings name.
-
-    Raises
-    ------
-    SettingsError
-        If a package that it needs is missing.
-    """
-    decay = options.weight_decay
-    if options.optimizer == "adam":
-        return partial(adam, weight_decay=decay)
-    if options.optimizer == "sgd":
-        momentum, nesterov = options.momentum, options.nesterov
-        return partial(gradient_descent, weight_decay=decay, momentum=momentum, nesterov=nesterov)
-    _minimize(options.optimizer)
-    return partial(LineSearches, method=options.optimizer, weight_decay=decay)
-
-
-def optimizer_vectors(options: FinetuneSettings) -> int:
-    """Return how many vectors of the parameters' size, float32, the optimizer holds at most."""
-    return VECTORS[options.optimizer]
 
 
 LINE_SEARCHES = 3  # on each minibatch (Hinton and Salakhutdinov 2006)
@@ -322,6 +278,27 @@ class LineSearches:
             network.parameters[:] = found.x
         self.steps += 1
         return first_error[0]
+
+
+Optimizer = Descent | LineSearches
+
+
+def optimizer_for(options: FinetuneSettings) -> Callable[[Network], Optimizer]:
+    """Return what builds the optimizer that the settings name.
+
+    Raises
+    ------
+    SettingsError
+        If a package that it needs is missing.
+    """
+    decay = options.weight_decay
+    if options.optimizer == "adam":
+        return partial(adam, weight_decay=decay)
+    if options.optimizer == "sgd":
+        momentum, nesterov = options.momentum, options.nesterov
+        return partial(gradient_descent, weight_decay=decay, momentum=momentum, nesterov=nesterov)
+    _minimize(options.optimizer)
+    return partial(LineSearches, method=options.optimizer, weight_decay=decay)
 
 
 def _minimize(method: str) -> Callable[..., Any]:

@@ -68,10 +68,8 @@ def tuning_options(settings: FinetuneSettings | dict[str, Any], **others: Any) -
 
 def resolve_options(
     options: TuningOptions, shapes: Sequence[LayerShape], *, sparse: bool = False
-) -> tuple[TuningOptions, int]:
-    """Fill in replicas, shards, split, backend and precision.
-
-    Return the options and the BLAS threads of each replica.
+) -> TuningOptions:
+    """Fill in replicas, the BLAS threads of each, shards, split, backend and precision.
 
     ``shapes`` are the shapes of the stack's layers; ``sparse`` says that it reads sparse rows.
 
@@ -87,7 +85,7 @@ def resolve_options(
     options = msgspec.structs.replace(options, backend=backend, precision=precision)
     if options.schedule == ASYNC:
         count = replicas or resolve_threads(options.blas_threads)
-        return msgspec.structs.replace(options, replicas=count), 1
+        return msgspec.structs.replace(options, replicas=count, blas_threads=1)
     if backend != "numpy":
         replicas = 1
     if replicas is None:
@@ -108,8 +106,8 @@ def resolve_options(
             f" {columns}, expected a multiple of {columns}"
         )
     shards = shards or -(-replicas // columns) * columns
-    settled = {"replicas": replicas, "shards": shards, "split": split}
-    return msgspec.structs.replace(options, **settled), threads
+    settled = {"replicas": replicas, "blas_threads": threads, "shards": shards, "split": split}
+    return msgspec.structs.replace(options, **settled)
 
 
 def network_options(options: TuningOptions) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.finetuning.network import Network
-from syncpretrain.finetuning.optimizers import optimizer_for, optimizer_vectors
+from syncpretrain.finetuning.optimizers import VECTORS, optimizer_for
 from syncpretrain.finetuning.options import (
     TuningOptions,
     network_options,
@@ -47,7 +47,7 @@ from syncpretrain.finetuning.tasks import (
     targets_of,
     unknown_classes,
 )
-from syncpretrain.finetuning.trainer import Trainer, judges_of
+from syncpretrain.finetuning.trainer import Trainer
 from syncpretrain.finetuning.updates import (
     LocalUpdates,
     ReplicaUpdates,
@@ -57,7 +57,7 @@ from syncpretrain.finetuning.updates import (
 )
 from syncpretrain.kernels.arrays import BLOCK, FLOAT_BYTES
 from syncpretrain.kernels.convolution import scratch_size
-from syncpretrain.kernels.program import compiled_program
+from syncpretrain.kernels.program import compiled_program, in_turn
 from syncpretrain.models.diagnosis import mean_error, on_tuning
 from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.stack import Stack
@@ -69,7 +69,7 @@ from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings.by_data import Facts, finetune_by_data
-from syncpretrain.shapes import ConvolutionShape, LayerShape
+from syncpretrain.shapes import ConvolutionShape
 
 __all__ = ["Finetuning"]
 
@@ -136,7 +136,7 @@ class Finetuning:
         self._idle_gpu = why_no_gpu(
             options.backend, why_on_the_cpu(options, form.shapes, sparse=is_sparse)
         )
-        self.options, self._threads = resolve_options(options, form.shapes, sparse=is_sparse)
+        self.options = resolve_options(options, form.shapes, sparse=is_sparse)
         self._optimizer = optimizer_for(self.options)
         self._backend = backend_for(self.options.backend)
         check_ranks(self.options.runtime, self.options.precision, "finetune_runtime")
@@ -177,7 +177,8 @@ class Finetuning:
         stall_seconds: float | None = None,
     ) -> Stack:
         """Return a new stack that does its task better; see :func:`syncpretrain.finetune`."""
-        history = continued(stack.history)
+        # It begins with that of pretraining.
+        history = ErrorHistory([] if stack.history is None else list(stack.history.layers))
         form = Form.of(stack)
         if form[:2] != self._form[:2]:
             raise DataError(f"stack: got {form}, expected {self._form}, as it was prepared for")
@@ -189,17 +190,19 @@ class Finetuning:
                 observer(Notice(time.monotonic(), notice))
 
         with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
-            with blas_limit(self._threads), backend.stream():
+            with blas_limit(self.options.blas_threads or 1), backend.stream():
                 task, train, held_out = self._task(stack)
                 asked = request.either(stop)
                 with self._updates(task, train, backend, asked, tell, times) as updates:
                     how: Any = {"observers": observers, "history": history, "save": save}
-                    trainer = self._trainer(task, updates, train, held_out, **how)
-                    for notice in self._notices():
+                    how["place"] = _placing(updates.network)
+                    trainer = Trainer(task, updates, train, held_out, self.options, **how)
+                    in_parts = why_no_fused_tuning(self.options.backend, self.options.precision)
+                    notices = self._idle_gpu, in_parts, unknown_classes(self._judged)
+                    for notice in filter(None, notices):
                         tell(notice)
-                    record = {"seed": self.options.seed, "blas_threads": self._threads}
                     try:
-                        tuned = trainer.train(record, resume)
+                        tuned = trainer.train(resume)
                     except RunInterrupted as stopped:
                         stopped.signum = request.signum or stopped.signum
                         raise
@@ -212,26 +215,6 @@ class Finetuning:
         targets = train.targets if self._labels is None else self._labels.targets
         return judged(tuned, self.options.objective, history, targets, same_rows(self._train.X))
 
-    def _trainer(
-        self,
-        task: Reconstruction | Supervised,
-        updates: Updates,
-        train: Examples,
-        held_out: Examples | None,
-        **how: Any,
-    ) -> Trainer:
-        """Return the trainer; ``how`` says who observes and saves."""
-        judges, unknown = judges_of(held_out, self.options)
-        if judges is not None:  # in the memory of a device that the other examples have left
-            backend = updates.network.backend
-            judges = judges.to(partial(backend.examples, beside=_kept_beside(updates.network)))
-        return Trainer(task, updates, train, judges, unknown, self.options, **how)
-
-    def _notices(self) -> Iterator[str]:
-        """Yield what a run begins with."""
-        in_parts = why_no_fused_tuning(self.options.backend, self.options.precision)
-        yield from filter(None, (self._idle_gpu, in_parts, unknown_classes(self._judged)))
-
     @contextmanager
     def _updates(
         self,
@@ -243,9 +226,10 @@ class Finetuning:
         times: Timeouts,
     ) -> Iterator[Updates]:
         """Yield what trains the task's network: this process, replicas, or ranks."""
-        options, given = self.options, (task.chain(), task.loss, examples, self.options)
+        options, how = self.options, dict[str, Any](stop=stop, tell=tell)
+        given = task.chain(), task.loss, examples, options
         if options.schedule == ASYNC:
-            with ReplicaUpdates(*given, stop=stop, tell=tell, times=times) as replicas:
+            with ReplicaUpdates(*given, times=times, **how) as replicas:
                 yield replicas
             return
         # More threads than cores only wait for each other; the bits depend on the shards.
@@ -255,21 +239,19 @@ class Finetuning:
             if options.runtime == "mpi":
                 from syncpretrain.finetuning.ranks import RankUpdates
 
-                how: Any = {"work": pool.run, "blas_threads": self._threads, "times": times}
-                with RankUpdates(*given, stop=stop, tell=tell, **how) as ranks:
+                with RankUpdates(*given, work=pool.run, times=times, **how) as ranks:
                     yield ranks
                 return
             network = Network(*given[:2], backend=backend, **network_options(options))
             optimizer = self._optimizer(network)
-            placed = examples.to(partial(backend.examples, beside=_kept_beside(network)))
-            run = partial(pool.run, workers=workers)
-            yield LocalUpdates(optimizer, placed, options, stop=stop, run=run, tell=tell)
+            run = partial(pool.run, workers=workers) if workers > 1 else in_turn
+            placed = examples.to(_placing(network))
+            yield LocalUpdates(optimizer, placed, options, run=run, **how)
 
     def replica(self, stack: Stack) -> TunedReplica:
         """Return a network of the stack that trains on its own, as one of asynchronous replicas."""
         task, (inputs, targets, weights), _ = self._task(stack)
-        data = (inputs,) if targets is inputs else (inputs, targets)
-        return TunedReplica(task.chain(), task.loss, self.options, weights, data)
+        return TunedReplica(task.chain(), task.loss, self.options, weights, (inputs, targets))
 
     def _task(self, stack: Stack) -> tuple[Reconstruction | Supervised, Examples, Examples | None]:
         """Return what a stack is tuned for, and the examples as its lowest layer sees them."""
@@ -290,8 +272,7 @@ class Finetuning:
 
     def _check_memory(self, copies: int) -> None:
         """Estimate the memory, and refuse what cannot fit into it; a device has its own."""
-        options, form, labels = self.options, self._form, self._labels
-        outputs = None if labels is None else labels.targets.shape[1]
+        form, labels = self._form, self._labels
         parts = [part for part in (self._train, self._validation) if part is not None]
         sizes = [len(part.X) for part in parts]
         copied = [len(part.X) for part in parts if not isinstance(part.X, StoredRows)]
@@ -299,39 +280,63 @@ class Finetuning:
         chosen = self.examples if self.examples < len(self._train.X) else 0
         if self._judged is not None:
             chosen += len(self._judged.rows)
-        needed = partial(
-            finetuning_bytes,
-            form.shapes,
-            outputs=outputs,
-            batch_size=options.batch_size,
-            vectors=optimizer_vectors(options),
-            lowered=compiled_program([[[]]]) is None,
-            split=options.split or "units",
-            shards=options.shards,
-            dropout=bool(options.dropout or options.input_dropout),
-        )
         widths = (form.shapes[0].visible, *(shape.hidden for shape in form.shapes))
         what = f"fine-tuning {','.join(map(str, widths))}"
         targets = 0 if labels is None else len(labels.rows)
-        copies += copies_of_replicas(options, self.examples)
-        self.bytes = needed(rows=scaled + chosen, labelled=targets, copies=copies)
+        copies += copies_of_replicas(self.options, self.examples)
+        self.bytes = self._needed(rows=scaled + chosen, labelled=targets, copies=copies)
         (worker,) = self._backend.for_layer(1).for_replicas(1)  # one device has all of it
         if (free := worker.free_bytes()) is None:
             check_available(self.bytes, what, sum(sizes))
             return
-        least = needed(rows=0, labelled=0, copies=0)  # the examples may stay on the host
+        least = self._needed()  # the examples may stay on the host
         check_available(least, what, sum(sizes), free=free, where=" on the GPU")
 
+    def _needed(self, rows: int = 0, labelled: int = 0, copies: int = 0) -> int:
+        """Return an upper bound of the bytes that are allocated beside data and checkpoints.
 
-def _kept_beside(network: Network) -> int:
-    """Return the bytes of a device that the examples leave to the trainer and to the steps."""
+        ``rows`` and ``labelled`` count the examples that are copied and those with a target,
+        ``copies`` the copies of the stack's parameters that are held too.
+        """
+        options, shapes, labels = self.options, self._form.shapes, self._labels
+        shards = options.shards
+        outputs = None if labels is None else labels.targets.shape[1]  # None for an unrolled stack
+        top = shapes[-1].hidden
+        head = 0 if outputs is None else top * outputs + outputs
+        halves = 2 if outputs is None else 1
+        # Reconstruction trains encoder and decoder, with both biases; a head the encoder alone.
+        network = head + sum(halves * x.weights + sum(x.biases[-halves:]) for x in shapes)
+        stack = sum(shape.weights + sum(shape.biases) for shape in shapes)
+        convolutions = [shape for shape in shapes if isinstance(shape, ConvolutionShape)]
+        above = [shape.visible for shape in reversed(shapes)] if outputs is None else [outputs]
+        chain = [shapes[0].visible, *(shape.hidden for shape in shapes), *above]
+        drops = options.dropout or options.input_dropout
+        # For an example, each link's output and its delta; with dropout its factors and input too.
+        buffers = 2 * sum(chain[1:]) + (2 * sum(chain[:-1]) if drops else 0)
+        parameters = (TUNED_COPIES + VECTORS[options.optimizer] + 1) * network + copies * stack
+        parameters += 2 * shards * min(BLOCK, network)  # scratch of the optimizer
+        local = sum(halves * x.weights + sum(x.biases[-halves:]) for x in convolutions)
+        # Shards with rows of their own need gradients of their own, where they split by examples.
+        own = {"examples": network, "hybrid": local, "columns": local}.get(options.split or "", 0)
+        parameters += (shards - 1) * own
+        if convolutions:
+            kinds = [replace(x, pooling=kind) for x in convolutions for kind in ("max", "mean")]
+            parameters += shards * max(map(scratch_size, kinds))
+            buffers += sum(shape.hidden for shape in convolutions)  # where pooling stores an index
+            if compiled_program([[[]]]) is None:  # NumPy lays out the inputs of all filters at once
+                buffers += max(
+                    COPIES_LOWERED * x.lowered + COPIES_MAPS * x.units for x in convolutions
+                )
+        minibatches = options.batch_size * (chain[0] + chain[-1] + buffers)
+        data = rows * chain[0] + 2 * labelled * (outputs or 0)
+        return FLOAT_BYTES * (parameters + minibatches + data)
+
+
+def _placing(network: Network) -> Callable[[Any], Any]:
+    """Return what puts examples on the network's device, if they leave room there for the rest."""
     # The parameters of the last good and of the best epoch, and a copy for a checkpoint.
-    return 3 * network.parameters.nbytes + RESERVED_BYTES
-
-
-def continued(history: ErrorHistory | None) -> ErrorHistory:
-    """Return the history of a fine-tuning, which begins with that of pretraining."""
-    return ErrorHistory([] if history is None else list(history.layers))
+    beside = 3 * network.parameters.nbytes + RESERVED_BYTES
+    return partial(network.backend.examples, beside=beside)
 
 
 def judged(
@@ -353,67 +358,3 @@ def judged(
     if sentences:
         info["verdict"] = [*before, *sentences]
     return replace(tuned, info=info, history=history)
-
-
-def finetuning_bytes(
-    shapes: Sequence[LayerShape],
-    *,
-    outputs: int | None,
-    rows: int,
-    labelled: int,
-    batch_size: int,
-    lowered: bool,
-    vectors: int,
-    split: str,
-    shards: int,
-    dropout: bool,
-    copies: int,
-) -> int:
-    """Return an upper bound of the bytes that fine-tuning allocates beside data and checkpoints.
-
-    Parameters
-    ----------
-    shapes : sequence of LayerShape
-        Shapes of the stack's layers.
-    outputs : int or None
-        Outputs of the head; None for reconstruction by the unrolled stack.
-    rows, labelled : int
-        Number of examples that are copied, and of examples with a target.
-    batch_size : int
-    lowered : bool
-        True if the inputs of all filters are laid out for a whole minibatch, as NumPy's forms do.
-    vectors : int
-        Vectors of the network's size that the optimizer holds.
-    split : str
-    shards : int
-        Shards of a minibatch; each has scratch for its updates.
-    dropout : bool
-    copies : int
-        Copies of the stack's parameters that are held too.
-    """
-    top = shapes[-1].hidden
-    head = 0 if outputs is None else top * outputs + outputs
-    halves = 2 if outputs is None else 1
-    # Reconstruction trains encoder and decoder, with both biases; a head the encoder alone.
-    network = head + sum(halves * x.weights + sum(x.biases[-halves:]) for x in shapes)
-    stack = sum(shape.weights + sum(shape.biases) for shape in shapes)
-    convolutions = [shape for shape in shapes if isinstance(shape, ConvolutionShape)]
-    above = [shape.visible for shape in reversed(shapes)] if outputs is None else [outputs]
-    chain = [shapes[0].visible, *(shape.hidden for shape in shapes), *above]
-    # For an example, each link's output and its delta; with dropout its factors and its input too.
-    buffers = 2 * sum(chain[1:]) + (2 * sum(chain[:-1]) if dropout else 0)
-    parameters = (TUNED_COPIES + vectors + 1) * network + copies * stack
-    parameters += 2 * shards * min(BLOCK, network)  # scratch of the optimizer
-    local = sum(halves * x.weights + sum(x.biases[-halves:]) for x in convolutions)
-    # Shards with rows of their own need gradients of their own, where they split by examples.
-    own = {"examples": network, "hybrid": local, "columns": local}.get(split, 0)
-    parameters += (shards - 1) * own
-    if convolutions:
-        kinds = [replace(x, pooling=kind) for x in convolutions for kind in ("max", "mean")]
-        parameters += shards * max(map(scratch_size, kinds))
-        buffers += sum(shape.hidden for shape in convolutions)  # where pooling stores an index
-        if lowered:
-            buffers += max(COPIES_LOWERED * x.lowered + COPIES_MAPS * x.units for x in convolutions)
-    minibatches = batch_size * (chain[0] + chain[-1] + buffers)
-    data = rows * chain[0] + 2 * labelled * (outputs or 0)
-    return FLOAT_BYTES * (parameters + minibatches + data)

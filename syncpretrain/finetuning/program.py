@@ -24,7 +24,7 @@ the phase before are done; see :mod:`syncpretrain.kernels.program`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
@@ -49,10 +49,6 @@ __all__ = [
 
 class Mover(Protocol):
     """Operations that move parts of the flat parameters along their gradients."""
-
-    def decays(self, part: slice) -> list[Operation]:
-        """Return what shrinks weights before they move; nothing without weight decay."""
-        ...
 
     def moves(self, part: slice) -> list[Operation]:
         """Return what moves a part of the parameters."""
@@ -156,8 +152,9 @@ Dealt = list[list[Operation]]  # the operations of a phase, by shard
 
 def forward_phases(buffers: Buffers, x: Array, *, drops: bool) -> list[Dealt]:
     """Return what takes rows up through all links, in one shard."""
-    step = _Step(buffers, Minibatch(x, x), drops=drops, has_target=False)
-    return [[step.rise(range(len(buffers.links)), step.all, 0)]]
+    section = Section(range(len(buffers.links)), 1)
+    alone = replace(buffers, sections=[section], scratch=buffers.scratch[:1])
+    return list(_Step(alone, Minibatch(x, x), drops=drops, has_target=False).rise(section))
 
 
 def step_phases(buffers: Buffers, minibatch: Minibatch, mover: Mover | None) -> list[Dealt]:
@@ -166,8 +163,10 @@ def step_phases(buffers: Buffers, minibatch: Minibatch, mover: Mover | None) -> 
     Slots of the results: the squared error of each shard, then the number of wrong classes of each.
     """
     step = _Step(buffers, minibatch, mover)
-    # On a device a step has one shard, and all parameters move by one launch.
-    end = step.move_all() if buffers.on_device else step.last()
+    if buffers.on_device:  # where a step has one shard, and all parameters move by one launch
+        end = [mover.moves(slice(0, buffers.starts[-1]))] if mover else []
+    else:
+        end = [step.last(shard) for shard in range(buffers.shards)]
     return [phase for phase in (*step.gradient(), end) if any(phase)]
 
 
@@ -199,8 +198,8 @@ class _Step:
     def gradient(self) -> list[Dealt]:
         """Return the phases up through all sections, and down again."""
         sections = self.buffers.sections
-        up = [phase for section in sections for phase in self.section_up(section)]
-        down = [phase for section in reversed(sections) for phase in self.section_down(section)]
+        up = [phase for section in sections for phase in self.rise(section)]
+        down = [phase for section in reversed(sections) for phase in self.descend(section)]
         # A shard may turn round without waiting for others where the top section is by examples:
         # from the inputs of its rows it makes their outputs, from these their delta, and from that
         # its own gradient array. Besides, it reads the weights alone, and by examples these move
@@ -211,116 +210,84 @@ class _Step:
             down = [turn, *down]
         return [*up, *down]
 
-    def section_up(self, section: Section) -> Iterator[Dealt]:
-        """Yield the phases up through a section."""
-        if section.columns:
-            yield from self.grid_up(section)
-            return
+    def rise(self, section: Section) -> Iterator[Dealt]:
+        """Yield the phases up through a section, the first without operations at times."""
+        phase = self.idle()
         if section.links[0] == 0:
-            columns = self.buffers.links[0].reads
-            yield [self.drop(0, self.x, columns, self.all, own) for own in self.shares(columns)]
+            reads = self.buffers.links[0].reads
+            for shard, (rows, own, _) in enumerate(self.parts(section, 0)):
+                phase[shard] += self.drop(0, self.x, reads, rows, own)
         for link in section.links:
-            owned = enumerate(self.owned(link))
-            yield [self.up(link, self.all, own, shard) for shard, own in owned]
-
-    def section_down(self, section: Section) -> Iterator[Dealt]:
-        """Yield the phases down through a section."""
-        if section.columns:
-            yield from self.grid_down(section)
-            return
-        for link in reversed(section.links):
-            pairs = zip(self.shares(self.buffers.links[link].reads), self.owned(link), strict=True)
-            # A dense link's weights may move in the phase that goes down through them: the rows of
-            # the units below that a shard owns are read by this shard alone, and before.
-            yield [
-                self.down(link, self.all, reads, own, shard) + self.move(link, reads, own)
-                for shard, (reads, own) in enumerate(pairs)
-            ]
-
-    def grid_up(self, section: Section) -> Iterator[Dealt]:
-        """Yield the phases up through a section in columns: one, and one more a link across."""
-        phase = self.drop_inputs(section)
-        for link in section.links:
-            this = self.buffers.links[link]
-            # With as many groups as columns, or a multiple, a column reads itself alone.
-            if this.groups % section.columns:
+            if self.reads_others(section, link):
                 yield phase
-                phase = [[] for _ in phase]
-            for shard, (rows, column) in enumerate(self.cells(section)):
-                own = slices_of(this.makes.units, section.columns)[column]
+                phase = self.idle()
+            for shard, (rows, _, own) in enumerate(self.parts(section, link)):
                 phase[shard] += self.up(link, rows, own, shard)
         yield phase
 
-    def grid_down(self, section: Section) -> Iterator[Dealt]:
-        """Yield the phases down through a section in columns."""
-        phase: Dealt = [[] for _ in range(self.buffers.shards)]
+    def descend(self, section: Section) -> Iterator[Dealt]:
+        """Yield the phases down through a section, the first without operations at times."""
+        phase = self.idle()
         for link in reversed(section.links):
-            this = self.buffers.links[link]
-            # Units that are read by all columns get their delta from all of them, which have to
-            # have theirs. Below the lowest link there is no delta to fill, so nothing to wait for.
-            if link and this.groups % section.columns:
+            # Units that other shards read get their delta from all of them, which have to have
+            # theirs. In columns there is no delta to fill below the lowest link, nor to wait for.
+            if self.reads_others(section, link) and (link or not section.columns):
                 yield phase
-                phase = [[] for _ in phase]
-            for shard, (rows, column) in enumerate(self.cells(section)):
-                reads, own = (
-                    slices_of(columns.units, section.columns)[column]
-                    for columns in (this.reads, this.makes)
-                )
+                phase = self.idle()
+            for shard, (rows, reads, own) in enumerate(self.parts(section, link)):
                 phase[shard] += self.down(link, rows, reads, own, shard)
+                # A dense link's weights may move in the phase that goes down through them: the rows
+                # of the units below that a shard owns are read by this shard alone, and before.
+                if not section.columns:
+                    phase[shard] += self.move(link, reads, own)
         yield phase
 
-    def drop_inputs(self, section: Section) -> Dealt:
-        """Return what leaves inputs out, below a section that reads them."""
-        phase: Dealt = [[] for _ in range(self.buffers.shards)]
-        if section.links[0]:
-            return phase
-        reads = self.buffers.links[0].reads
-        for shard, (rows, column) in enumerate(self.cells(section)):
-            if rows.start < rows.stop:
-                own = slices_of(reads.units, section.columns)[column]
-                phase[shard] += self.drop(0, self.x, reads, rows, own)
-        return phase
+    def idle(self) -> Dealt:
+        """Return a phase without operations."""
+        return [[] for _ in range(self.buffers.shards)]
 
-    def cells(self, section: Section) -> list[tuple[slice, int]]:
-        """Return the rows and the column of each shard in a section in columns."""
+    def reads_others(self, section: Section, link: int) -> bool:
+        """Return whether a shard reads what other shards make below a link."""
+        # With as many groups as columns, or a multiple, a column reads itself alone.
+        return not section.columns or self.buffers.links[link].groups % section.columns > 0
+
+    def parts(self, section: Section, link: int) -> list[tuple[slice, slice, slice]]:
+        """Return each shard's rows, and the units that it owns below a link and of the link."""
+        this = self.buffers.links[link]
+        if not section.columns:
+            below = slices_of(this.reads.units, self.buffers.shards)
+            return [
+                (self.all, reads, own) for reads, own in zip(below, self.owned(this), strict=True)
+            ]
+        columns = (slices_of(units.units, section.columns) for units in (this.reads, this.makes))
         # Column after column, so that the shards from 0 on have different rows: see sum.
-        return [(rows, column) for column in range(section.columns) for rows in self.rows(section)]
+        return [
+            (rows, reads, own)
+            for reads, own in zip(*columns, strict=True)
+            for rows in self.rows(section)
+        ]
 
     def rows(self, section: Section) -> list[slice]:
         """Return how the rows are dealt out in each column."""
         return slices_of(self.all.stop, self.buffers.shards // section.columns)
 
-    def shares(self, columns: Columns) -> list[slice]:
-        """Return the units that each shard owns."""
-        return slices_of(columns.units, self.buffers.shards)
-
-    def owned(self, link: int) -> list[slice]:
-        """Return the units of a link that each shard owns."""
-        this = self.buffers.links[link]
-        kind = kind_of(this.units)
+    def owned(self, link: Link) -> list[slice]:
+        """Return the units of a link that each shard owns, split by units."""
+        kind = kind_of(link.units)
         # The mean of a softmax unit depends on all others of its layer or block: one shard makes
         # them all.
         if kind.is_exclusive or kind.blocks is not None:
-            return [slice(0, this.makes.units), *[slice(0, 0)] * (self.buffers.shards - 1)]
-        return self.shares(this.makes)
-
-    def rise(self, links: range, rows: slice, shard: int) -> list[Operation]:
-        """Take some rows up through links."""
-        first = self.buffers.links[0].reads
-        operations: list[Operation] = []
-        if links[0] == 0 and rows.start < rows.stop:
-            operations += self.drop(0, self.x, first, rows, slice(0, first.units))
-        for link in links:
-            own = slice(0, self.buffers.links[link].makes.units)
-            operations += self.up(link, rows, own, shard)
-        return operations
+            return [slice(0, link.makes.units), *[slice(0, 0)] * (self.buffers.shards - 1)]
+        return slices_of(link.makes.units, self.buffers.shards)
 
     def drop(
         self, link: int, x: Array, columns: Columns, rows: slice, own: slice
     ) -> list[Operation]:
         """Leave some units out of what a link reads."""
         mask, out = self.buffers.masks[link], self.buffers.inputs[link]
-        if mask is None or out is None or not self.drops or own.start == own.stop:
+        if mask is None or out is None or not self.drops:
+            return []
+        if rows.start == rows.stop or own.start == own.stop:
             return []
         return [("multiply", *(columns.of(array[rows], own) for array in (x, mask, out)))]
 
@@ -389,27 +356,13 @@ class _Step:
         operations: list[Operation] = []
         if weights is not None and weights.start < weights.stop:
             part = slice(start + weights.start, start + weights.stop)
-            operations += self.mover.decays(part) + self.mover.moves(part)
+            operations += self.mover.moves(part)
         if own.start < own.stop:
             start += this.weight.size
             operations += self.mover.moves(slice(start + own.start, start + own.stop))
         return operations
 
-    def move_all(self) -> Dealt:
-        """Move all parameters together."""
-        if self.mover is None:
-            return [[]]
-        starts = self.buffers.starts
-        sizes = [link.weight.size for link in self.buffers.links]
-        weights = [slice(at, at + n) for at, n in zip(starts, sizes, strict=False)]
-        decays = [operation for part in weights for operation in self.mover.decays(part)]
-        return [[*decays, *self.mover.moves(slice(0, starts[-1]))]]
-
-    def last(self) -> Dealt:
-        """Add up and move each shard's slice of what could not move before."""
-        return [self.last_of(shard) for shard in range(self.buffers.shards)]
-
-    def last_of(self, shard: int) -> list[Operation]:
+    def last(self, shard: int) -> list[Operation]:
         """Add up and move a shard's slice of what could not move before."""
         operations: list[Operation] = []
         for section in self.buffers.sections:
@@ -425,8 +378,7 @@ class _Step:
                                 operations += self.sum(section, link, number, block)
                             part = slice(start + block.start, start + block.stop)
                             if self.mover is not None:
-                                decays = [] if number else self.mover.decays(part)
-                                operations += decays + self.mover.moves(part)
+                                operations += self.mover.moves(part)
                     start += array.size
         return operations
 

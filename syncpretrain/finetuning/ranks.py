@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,6 @@ from syncpretrain.finetuning.options import TuningOptions, network_options
 from syncpretrain.finetuning.tasks import Examples
 from syncpretrain.finetuning.updates import Each, LocalUpdates
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.learners.on_ranks import ExamplesOnRanks
 from syncpretrain.parallel.blas import usable_cores
@@ -49,44 +47,30 @@ __all__ = ["RankUpdates", "SharedDescent"]
 SHARE = 1  # the number of what all ranks hold
 
 
-class SharedDescent:
+class SharedDescent(Descent):
     """The descent of one rank of a group; all ranks call :meth:`train` at the same time.
 
-    An :class:`~syncpretrain.finetuning.optimizers.Optimizer`, and
-    :class:`~syncpretrain.learners.on_ranks.Sharded`, with all parameters as one array.
+    A :class:`~syncpretrain.learners.on_ranks.Sharded` too, with all parameters as one array. Its
+    state is old outside of this rank's slice, until :meth:`collect`.
 
     Parameters
     ----------
     own : Descent
-        Descent of this rank's network, split by examples.
+        Descent of this rank's network, split by examples; it is taken over.
     stop : AgreedStop
         Stop of the group, agreed on in every step. The group has at most as many ranks as shards.
     """
 
     def __init__(self, own: Descent, stop: AgreedStop) -> None:
-        self._own, self.network = own, own.network
+        super().__init__(own.network, own.update, weight_decay=own.weight_decay)
         self.parameters = [own.network.parameters]
         self.gradients = [[vector] for vector in own.network.shard_gradients]
         self.errors = [0.0] * own.network.shards
         self.added: Sequence[int] = ()  # the shards that have rows; the gradients of others are old
-        self._programs: dict[tuple[int, ...], list[Program]] = {}  # by the minibatch's key
+        self._gradients: dict[tuple[int, ...], list[Program]] = {}  # by the minibatch's key
         self._moves: dict[tuple[int, int], Program] = {}  # by the ends of the part
         self._rate = 0.0
-        starts = own.network.places.starts
-        sizes = [weight.size for weight, _ in own.network.chain]
-        self._weights = [
-            slice(at, at + n) for (at, _), n in zip(pairwise(starts), sizes, strict=True)
-        ]
         self._shared = ExamplesOnRanks(self, stop)
-
-    @property
-    def steps(self) -> int:
-        """Number of steps taken."""
-        return self._own.steps
-
-    @steps.setter
-    def steps(self, steps: int) -> None:
-        self._own.steps = steps
 
     def train(self, examples: Examples, rows: Any, at: At, run: PhaseRunner = in_turn) -> float:
         """Take one step, with the other ranks; return the error before it."""
@@ -97,38 +81,25 @@ class SharedDescent:
     def begin(self, examples: Examples, rows: Any, *, epoch: int, step: int) -> None:
         """Take a minibatch; then call :meth:`gradient` for every shard."""
         self.network.begin(examples, rows, epoch=epoch, step=step)
-        if self.network.key not in self._programs:
-            self._programs[self.network.key] = self.network.shard_programs()
-        programs = self._programs[self.network.key]
+        if self.network.key not in self._gradients:
+            self._gradients[self.network.key] = self.network.shard_programs()
+        programs = self._gradients[self.network.key]
         self.added = tuple(i for i, program in enumerate(programs) if any(program.operations[0][0]))
         self.errors[:] = [0.0] * len(programs)
 
     def gradient(self, shard: int) -> None:
         """Fill the gradient of a shard, as its part of the gradient of the whole minibatch."""
         if shard in self.added:
-            program = self._programs[self.network.key][shard]
-            self.errors[shard] = self.network.error_of_shard(program)
+            self.errors[shard] = self.network.work(self._gradients[self.network.key][shard])
 
     def move(self, i: int, block: slice, total: Array) -> None:
         """Move a block of the parameters along its gradient."""
         np.copyto(self.network.gradients[block], total)
         ends = block.start, block.stop
         if ends not in self._moves:
-            self._moves[ends] = Program([[self._moves_of(block)]], 0)
+            self._moves[ends] = Program([[self.moves(block)]], 0)
         self._moves[ends].prepare(rate=self._rate, steps=self.steps)
         in_turn(self._moves[ends], 1)
-
-    def numbers(self, rate: float, steps: int) -> tuple[float, ...]:
-        """Return the numbers that a step computes with; see ``Optimizer``."""
-        return self._own.numbers(rate, steps)
-
-    def state(self) -> dict[str, Array]:
-        """Return the memory of this rank's slice by name; other slices are old."""
-        return self._own.state()
-
-    def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
-        """Go back to what all ranks remembered."""
-        self._own.load_state(state, steps=steps)
 
     def collect(self) -> None:
         """Fill the first rank's memory with the slice of every rank; all ranks call this."""
@@ -136,21 +107,12 @@ class SharedDescent:
         vectors = [vector for vector in self.state().values() if vector.size]
         self._shared.collect([vectors])
 
-    def _moves_of(self, block: slice) -> list[Operation]:
-        """Return what moves a block; of its weights, which decay, there may be several parts."""
-        decays: list[Operation] = []
-        for weight in self._weights:
-            part = slice(max(block.start, weight.start), min(block.stop, weight.stop))
-            if part.start < part.stop:
-                decays += self._own.decays(part)
-        return decays + self._own.moves(block)
-
 
 class RankUpdates(LocalUpdates, Closing):
     """The updates of rank 0 and the next ones, as many as there are replicas or ranks.
 
     To be entered as a context, which starts the other ranks; this rank leads them. See
-    :class:`syncpretrain.finetuning.updates.Updates`.
+    :class:`syncpretrain.finetuning.updates.LocalUpdates`.
 
     Parameters
     ----------
@@ -165,8 +127,6 @@ class RankUpdates(LocalUpdates, Closing):
         Works the phases of some shards, by as many ``workers`` as it is told.
     tell : callable
         Takes a notice to the user.
-    blas_threads : int
-        BLAS threads of each rank.
     times : Timeouts
         Only ``stall`` is used: how long a message of another rank is waited for.
     """
@@ -181,7 +141,6 @@ class RankUpdates(LocalUpdates, Closing):
         stop: Callable[[], bool],
         work: Callable[..., None],
         tell: Callable[[str], None],
-        blas_threads: int,
         times: Timeouts,
     ) -> None:
         Closing.__init__(self, times)
@@ -195,7 +154,7 @@ class RankUpdates(LocalUpdates, Closing):
         self._assignment = TunerAssignment(
             SHARE, chain, loss, options, weights, threads, group=every
         )
-        self._blas_threads, self._epoch = blas_threads, 0
+        self._epoch = 0
         self._descent = self._assignment.descent(agreed)
         run = partial(work, workers=threads)
         LocalUpdates.__init__(
@@ -237,22 +196,14 @@ class RankUpdates(LocalUpdates, Closing):
         try:
             yield
         except GroupError as error:
-            raise self._failure(error) from None
-
-    def _failure(self, error: GroupError) -> WorkerError:
-        """Return what ended the exchange with the other ranks."""
-        where = f"fine-tuning failed in epoch {self._epoch}"
-        how = self._ranks.lost(SHARE)
-        if how is not None:
-            return WorkerError(f"{where}: {how}")
-        found = self._ranks.take("answers", self._times.drain)
-        if found is None:
-            return WorkerError(f"{where}: {error}")
-        rank, (cause, trace) = found
-        name = self._ranks.transport.peers.name(rank)
-        failed = WorkerError(f"{where} on {name}: {type(cause).__name__}: {cause}")
-        failed.__cause__ = RemoteTraceback(trace) if trace else None
-        return failed
+            where, how = f"fine-tuning failed in epoch {self._epoch}", self._ranks.lost(SHARE)
+            found = None if how else self._ranks.take("answers", self._times.drain)
+            if found is None:
+                raise WorkerError(f"{where}: {how or error}") from None
+            rank, (cause, trace) = found
+            name = self._ranks.transport.peers.name(rank)
+            failed = WorkerError(f"{where} on {name}: {type(cause).__name__}: {cause}")
+            raise failed from (RemoteTraceback(trace) if trace else None)
 
     def _is_lost(self) -> bool:
         return self._ranks.lost(SHARE) is not None
@@ -262,7 +213,7 @@ class RankUpdates(LocalUpdates, Closing):
         inputs, targets, _ = self.examples
         data = Split(inputs, targets[:0] if targets is inputs else targets)
         own, called = [self._assignment], "fine-tuning failed: "
-        self._ranks.begin(own, lambda layers: data, self._blas_threads, called)
+        self._ranks.begin(own, lambda layers: data, self._options.blas_threads or 1, called)
 
     def _close(self) -> list[str]:
         self._ranks.transport.is_eager = False

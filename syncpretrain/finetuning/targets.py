@@ -6,6 +6,7 @@ the bias alone; the head that is kept predicts them as they are.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,20 +46,17 @@ class Standard(NamedTuple):
         return standardized
 
 
+@dataclass(frozen=True, slots=True)
 class Labels:
     """The rows that have a target, and their targets of shape (n_labelled, outputs).
 
     ``others`` are the classes that were met and are none of ``classes``; their targets are zeros.
     """
 
-    def __init__(
-        self,
-        rows: NDArray[np.intp],
-        targets: Array,
-        classes: Classes,
-        others: Classes = (),
-    ) -> None:
-        self.rows, self.targets, self.classes, self.others = rows, targets, classes, others
+    rows: NDArray[np.intp]
+    targets: Array
+    classes: Classes
+    others: Classes = ()
 
     def head(self, stack: Stack, kind: str, seed: int, standard: Standard | None) -> Head:
         """Return a head to begin with: the stack's own if it has these classes."""

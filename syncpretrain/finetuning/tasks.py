@@ -245,13 +245,12 @@ class Reconstruction:
         layers = tuple(
             tuned(
                 layer,
-                weight=weight.reshape(layer.weight.shape).copy(),
-                hidden_bias=hidden_bias.copy(),
-                visible_bias=visible_bias.copy(),
-                decoder_weight=decoder_weight.reshape(layer.decoding.shape).copy(),
+                encoder,
+                visible_bias=bias.copy(),
+                decoder_weight=weight.reshape(layer.decoding.shape).copy(),
                 visible_units=units,
             )
-            for units, (layer, (weight, hidden_bias), (decoder_weight, visible_bias)) in zip(
+            for units, (layer, encoder, (weight, bias)) in zip(
                 self.stack.units, halves, strict=False
             )
         )
@@ -306,14 +305,7 @@ class Supervised:
 
     def stack_of(self, chain: Sequence[Pair], info: dict[str, Any]) -> Stack:
         """Return the stack of a trained chain; its decoder stays as it was."""
-        layers = tuple(
-            tuned(
-                layer,
-                weight=weight.reshape(layer.weight.shape).copy(),
-                hidden_bias=bias.copy(),
-            )
-            for layer, (weight, bias) in zip(self.stack.layers, chain, strict=False)
-        )
+        layers = tuple(map(tuned, self.stack.layers, chain))
         weight, bias = (array.copy() for array in chain[-1])
         if self._standard is not None:
             weight *= self._standard.spread

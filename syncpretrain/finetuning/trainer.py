@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -25,24 +25,13 @@ from syncpretrain.learners.cursor import Cursor, ErrorSum
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorHistory, Observed
 
-__all__ = ["Trainer", "judges_of"]
+__all__ = ["Trainer"]
 
 # Rows that an epoch's error is measured on unless early stopping depends on it: a fraction of the
 # time of an epoch, and a standard error of 1.6 points at most for a share of wrong classes.
 VALIDATION_ROWS = 1000
 PROGRESS_SECONDS = 0.2  # five reports a second: smooth to the eye, and no cost beside minibatches
 EXPLODED = 2.0  # times the error before the first update
-
-
-def judges_of(validation: Examples | None, options: TuningOptions) -> tuple[Examples | None, int]:
-    """Return the examples to validate with, and how many more are of classes not trained on."""
-    if validation is not None and options.patience is None:
-        validation = validation.to(lambda x: evenly_spaced(x, VALIDATION_ROWS))
-    if validation is None or options.objective != "classification":
-        return validation, 0
-    known: NDArray[np.bool_] = np.asarray(validation.targets.any(axis=1))
-    unknown = len(known) - int(known.sum())
-    return (validation.to(lambda x: x[known]) if unknown else validation), unknown
 
 
 class Trainer(Observed):
@@ -54,10 +43,10 @@ class Trainer(Observed):
     updates : Updates
         Trains on the minibatches of an epoch.
     examples, validation : Examples
-        On the network's device; ``validation`` is None without such examples.
-    unknown : int
-        Further validation examples, of a class that no training example has.
+        ``validation`` is None without such examples.
     options : TuningOptions
+    place : callable
+        Puts an array of the validation examples where the network is.
     observers, history, save
         Arguments of ``Finetuning.run``.
     """
@@ -68,28 +57,26 @@ class Trainer(Observed):
         updates: Updates,
         examples: Examples,
         validation: Examples | None,
-        unknown: int,
         options: TuningOptions,
         *,
+        place: Callable[[Any], Any],
         observers: Sequence[Observer],
         history: ErrorHistory,
         save: FinetuneSaver | None,
     ) -> None:
         super().__init__(observers, history)
         self.task, self.updates, self.options = task, updates, options
-        self.examples, self.validation, self.unknown = examples, validation, unknown
-        self.save = save
+        self.examples, self.save = examples, save
         self.network, self.backend = updates.network, updates.network.backend
+        self.validation, self.unknown = self.judges(validation, place)
         self.rate = options.learning_rate or LEARNING_RATES[options.optimizer]
         self.good = np.empty_like(self.network.parameters)  # at the end of the last good epoch
         self.best = self.network.parameters.copy()  # where validation was best
         self.best_error, self.best_epoch = math.inf, 0
-        self.record: dict[str, Any] = {}
 
-    def train(self, record: Mapping[str, Any], resume: FinetuneState | None = None) -> Stack:
-        """Train and return the stack, with ``record`` in its info; ``resume`` is where to begin."""
+    def train(self, resume: FinetuneState | None = None) -> Stack:
+        """Train and return the stack; ``resume`` is where to begin."""
         options, epochs = self.options, self.options.epochs
-        self.record = dict(record)
         self.emit(FinetuneStarted(time.monotonic(), options.objective, options.optimizer, epochs))
         first, begin = 1, Cursor()
         if resume is not None:
@@ -107,7 +94,11 @@ class Trainer(Observed):
             self.check_epoch(epoch, train_error)
             np.copyto(self.good, self.network.parameters)
             held_out = self.validation_error()
-            self.report(epoch, started, train_error, held_out)
+            # In the units of the targets.
+            now, scale = time.monotonic(), self.task.error_scale
+            judged = None if held_out is None else held_out * scale
+            errors = train_error * scale, judged
+            self.emit(FinetuneEpochFinished(now, epoch, epochs, now - started, *errors))
             if held_out is not None and self.stops_early(epoch, held_out):
                 break
             if self.save is not None and epoch < epochs:
@@ -117,11 +108,20 @@ class Trainer(Observed):
         np.copyto(self.network.parameters, self.best)
         return self.result(epochs=epoch, best_epoch=self.best_epoch)
 
-    def report(self, epoch: int, started: float, *errors: float | None) -> None:
-        """Report the errors of an epoch, in the units of the targets."""
-        own: Any = [None if x is None else x * self.task.error_scale for x in errors]
-        now, epochs = time.monotonic(), self.options.epochs
-        self.emit(FinetuneEpochFinished(now, epoch, epochs, now - started, *own))
+    def judges(
+        self, validation: Examples | None, place: Callable[[Any], Any]
+    ) -> tuple[Examples | None, int]:
+        """Return the examples to validate with, and how many more are of classes not trained on."""
+        unknown = 0
+        if validation is None:
+            return None, unknown
+        if self.options.patience is None:
+            validation = validation.to(lambda x: evenly_spaced(x, VALIDATION_ROWS))
+        if self.options.objective == "classification":
+            known: NDArray[np.bool_] = np.asarray(validation.targets.any(axis=1))
+            unknown = len(known) - int(known.sum())
+            validation = validation.to(lambda x: x[known]) if unknown else validation
+        return validation.to(place), unknown
 
     def train_epoch(self, epoch: int, begin: Cursor) -> float:
         """Train on every minibatch once; return their mean error, each before its update."""
@@ -144,7 +144,11 @@ class Trainer(Observed):
             if self.save is not None:
                 at = Cursor(done, errors.sum())
                 self.save(lambda: self.state(epoch, at), done=epoch - 1, final=True)
-            raise self.interrupted(epoch, done)
+            raise RunInterrupted(
+                f"fine-tuning was stopped in epoch {epoch} of {self.options.epochs}, after"
+                f" {done} of its minibatches",
+                stack=self.result(epochs=epoch - 1, minibatches_since=done),
+            )
         return errors.sum() / len(self.examples.inputs)
 
     def validation_error(self) -> float | None:
@@ -249,21 +253,12 @@ class Trainer(Observed):
         np.copyto(self.network.parameters, self.good)
         return self.result(epochs=epoch - 1)
 
-    def interrupted(self, epoch: int, step: int) -> RunInterrupted:
-        """Return the error, with the stack as it is."""
-        return RunInterrupted(
-            f"fine-tuning was stopped in epoch {epoch} of {self.options.epochs}, after"
-            f" {step} of its minibatches",
-            stack=self.result(epochs=epoch - 1, minibatches_since=step),
-        )
-
     def result(self, **done: int) -> Stack:
         """Return the parameters as a stack of their own; ``done`` says what they went through."""
         info = copy.deepcopy(self.task.stack.info)
         record: dict[str, Any] = {
             **msgspec.to_builtins(self.options),
             "learning_rate": self.rate,
-            **self.record,
             "examples": len(self.examples.inputs),
             **done,
         }

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,10 +22,10 @@ from syncpretrain.finetuning.chain import Link
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import (
     LEARNING_RATES,
+    VECTORS,
     At,
     Optimizer,
     optimizer_for,
-    optimizer_vectors,
     scheduled,
 )
 from syncpretrain.finetuning.options import TuningOptions, network_options
@@ -54,43 +54,8 @@ STEPS = "steps"
 STEPS_BASE = 1 << 20
 
 
-class Updates(Protocol):
-    """The training of a network on the minibatches of an epoch.
-
-    Attributes
-    ----------
-    network : Network
-        Network with the parameters after all updates so far.
-    steps : int
-        Minibatches of an epoch.
-    first_error : float
-        Mean error of an example in the very first minibatch, before any update; NaN before that.
-    """
-
-    network: Network
-    steps: int
-    first_error: float
-
-    def train(self, epoch: int, first: int, each: Each) -> int:
-        """Train on the minibatches of an epoch from ``first`` on, until all are done or at a stop.
-
-        ``each`` is called behind some minibatches, in their order, with the sum of their errors,
-        each before its update, and with how many of the epoch are done. On a device the sum is an
-        array, not synchronized. Return how many are done at the end.
-        """
-        ...
-
-    def state(self) -> dict[str, Array]:
-        """Return by name what the next step depends on beside the parameters; live arrays."""
-        ...
-
-    def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
-        """Go on from the network's parameters and a state after ``steps`` steps."""
-        ...
-
-
 class LocalUpdates:
-    """The training of a network in this process; see :class:`Updates`.
+    """The training of a network in this process.
 
     Parameters
     ----------
@@ -105,6 +70,15 @@ class LocalUpdates:
         Works the phases of a step.
     tell : callable
         Takes a notice to the user.
+
+    Attributes
+    ----------
+    network : Network
+        Network with the parameters after all updates so far.
+    steps : int
+        Minibatches of an epoch.
+    first_error : float
+        Mean error of an example in the very first minibatch, before any update; NaN before that.
     """
 
     def __init__(
@@ -125,7 +99,12 @@ class LocalUpdates:
         self.first_error = math.nan
 
     def train(self, epoch: int, first: int, each: Each) -> int:
-        """Train on the minibatches of an epoch from ``first`` on; see :class:`Updates`."""
+        """Train on the minibatches of an epoch from ``first`` on, until all are done or at a stop.
+
+        ``each`` is called behind some minibatches, in their order, with the sum of their errors,
+        each before its update, and with how many of the epoch are done. On a device the sum is an
+        array, not synchronized. Return how many are done at the end.
+        """
         backend, size, options = self.network.backend, self._options.batch_size, self._options
         inputs = self.examples.inputs
         numbers = shuffled(len(inputs), seed=options.seed, layer=0, epoch=epoch)
@@ -149,11 +128,11 @@ class LocalUpdates:
         return error
 
     def state(self) -> dict[str, Array]:
-        """Return the memory of the optimizer."""
+        """Return by name what the next step depends on beside the parameters; live arrays."""
         return self.optimizer.state()
 
     def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
-        """Go on from a state of the optimizer."""
+        """Go on from the network's parameters and a state after ``steps`` steps."""
         self.optimizer.load_state(state, steps=steps)
 
     def _block(self, rows: Any, epoch: int, step: int, done: int) -> float:
@@ -244,7 +223,7 @@ class TunedReplica:
 
 
 class ReplicaUpdates:
-    """Asynchronous training by replicas, to be entered as a context; see :class:`Updates`.
+    """Asynchronous training by replicas, to be entered as a context; else as :class:`LocalUpdates`.
 
     Parameters
     ----------
@@ -306,7 +285,7 @@ class ReplicaUpdates:
         self._fleet.__exit__(*error)
 
     def train(self, epoch: int, first: int, each: Each) -> int:
-        """Train on the minibatches of an epoch from ``first`` on; see :class:`Updates`."""
+        """Train on the minibatches of an epoch from ``first`` on; see :class:`LocalUpdates`."""
         done = first
 
         def trained(task: Task, errors: Sequence[float], staleness: int) -> None:
@@ -331,6 +310,9 @@ class ReplicaUpdates:
         self._fleet.load_state(state)
 
 
+Updates = LocalUpdates | ReplicaUpdates
+
+
 def copies_of_replicas(options: TuningOptions, examples: int) -> int:
     """Return how many vectors of the parameters' size asynchronous replicas hold here."""
     if options.schedule != ASYNC:
@@ -338,7 +320,7 @@ def copies_of_replicas(options: TuningOptions, examples: int) -> int:
     replicas = options.replicas or 1
     if options.runtime == "mpi":
         return 2 * replicas  # the fetched parameters and the change
-    own = 4 + optimizer_vectors(options)  # parameters, gradients, fetched ones and the change
+    own = 4 + VECTORS[options.optimizer]  # parameters, gradients, fetched ones and the change
     late = max(options.simulate_staleness or 0, replicas)
     tasks = -(-examples // (options.batch_size * options.push_every))  # of an epoch
     waiting = min(late, tasks) * 2 if options.runtime == "serial" else 0

@@ -71,7 +71,7 @@ def affine(
 
 @accelerated
 def times_derivative(delta: Array, a: Array, units: str = "bernoulli") -> None:
-    """Multiply ``delta`` by the derivative of the units at their means ``a``; use up ``a``.
+    """Multiply ``delta`` by the derivative of the units at their means ``a``.
 
     Raises
     ------

@@ -52,7 +52,7 @@ def contraction(h: Array, weight: Array, units: str, amount: float) -> tuple[Arr
     """
     scale = np.float32(2 * amount / len(h))
     s = np.ones_like(h)
-    times_derivative(s, h.copy(), units)
+    times_derivative(s, h, units)
     squared = np.square(s)
     by_weight = weight * (scale * squared.sum(axis=0))
     curvature = kind_of(units).curvature

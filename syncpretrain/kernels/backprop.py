@@ -35,7 +35,7 @@ def output_delta(
     share: float = 1.0,
     sums: Array | None = None,
 ) -> float:
-    """Fill ``out`` with delta of the last layer, y being its output for the target x; use up y.
+    """Fill ``out`` with delta of the last layer, y being its output for the target x.
 
     The loss is averaged over the B examples. ``squared`` is |y - x|^2 summed over the units, so
     that delta = 2 / B (y - x) f'; ``cross-entropy`` is the loss of Bernoulli or softmax units, with
@@ -71,11 +71,9 @@ def derivative_and_sums(
 ) -> None:
     """Multiply ``delta`` by the derivative of the units at their means ``a``, and add it up.
 
-    ``sums`` of shape (units,) is filled with the sums of delta over the examples. ``a`` is used up,
-    unless there is ``scratch`` of its shape instead.
+    ``sums`` of shape (units,) is filled with the sums of delta over the examples. ``scratch`` of
+    the shape of ``a`` is never needed.
     """
-    if scratch is not None:
-        np.copyto(scratch, a)
-    times_derivative(delta, a if scratch is None else scratch, units)
+    times_derivative(delta, a, units)
     if sums is not None:
         np.sum(delta, axis=0, out=sums)

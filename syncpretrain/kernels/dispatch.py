@@ -13,22 +13,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = ["accelerated", "equations", "multiply", "register", "registered"]
+__all__ = ["accelerated", "equations", "form_for", "multiply", "register", "registered"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _faster: dict[str, dict[type, Callable[..., Any]]] = {}  # by the equation's name
-_equations: set[str] = set()
+_equations: dict[str, Callable[..., Any]] = {}
 
 
-def accelerated(function: F) -> F:
+def accelerated(function: F, name: str | None = None) -> F:
     """Let a faster form of an equation stand in for it, chosen by the type of its first array.
 
     The faster form may return ``NotImplemented``, having done nothing: then the equation is
-    evaluated as written.
+    evaluated as written. ``name`` is the equation's if that is not the function's.
     """
-    _equations.add(function.__name__)
-    forms = _faster.setdefault(function.__name__, {})
+    name = name or function.__name__
+    forms = _faster.setdefault(name, {})
 
     @wraps(function)
     def dispatched(array: Any, *args: Any, **options: Any) -> Any:
@@ -39,7 +39,21 @@ def accelerated(function: F) -> F:
                 return result
         return function(array, *args, **options)
 
+    dispatched.__name__ = name
+    _equations[name] = dispatched
     return dispatched  # type: ignore[return-value]
+
+
+def form_for(equation: Callable[..., Any], array: Any) -> Callable[..., Any]:
+    """Return a function that is called in place of an equation with arrays like this one.
+
+    It is the equation as written where no faster form is registered. Else it is the equation as
+    given, for a faster form may return ``NotImplemented``.
+    """
+    name = getattr(equation, "__name__", "")
+    if _equations.get(name) is not equation or type(array) in _faster[name]:
+        return equation
+    return equation.__wrapped__  # type: ignore[attr-defined, no-any-return]
 
 
 def register(array_type: type, forms: dict[str, Callable[..., Any]]) -> None:
@@ -61,7 +75,5 @@ def registered(array_type: type) -> dict[str, Callable[..., Any]]:
     return {name: forms[array_type] for name, forms in _faster.items() if array_type in forms}
 
 
-@accelerated
-def multiply(a: Any, b: Any, *, out: Any = None) -> Any:
-    """Return the product of two matrices, in ``out`` if it is given."""
-    return np.matmul(a, b, out=out)
+multiply: Callable[..., Any] = accelerated(np.matmul, "multiply")
+"""Return the product of two matrices, in ``out`` if it is given."""

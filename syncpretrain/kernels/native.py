@@ -153,7 +153,7 @@ def _sgd_step(
     velocity: Array,
     *,
     learning_rate: float,
-    scratch: Array,
+    scratch: Array | None = None,
     momentum: float = 0.0,
     nesterov: bool = False,
 ) -> Any:
@@ -168,7 +168,7 @@ def _adam_step(
     *,
     step: int,
     learning_rate: float,
-    scratch: Array,
+    scratch: Array | None = None,
     beta1: float = 0.9,
     beta2: float = 0.999,
     epsilon: float = 1e-8,

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.arrays import BLOCK, Array
 from syncpretrain.kernels.dispatch import accelerated
 
 __all__ = ["adam_rates", "adam_step", "sgd_step", "shrink"]
@@ -31,7 +31,7 @@ def sgd_step(
     velocity: Array,
     *,
     learning_rate: float,
-    scratch: Array,
+    scratch: Array | None = None,
     momentum: float = 0.0,
     nesterov: bool = False,
 ) -> None:
@@ -48,10 +48,11 @@ def sgd_step(
         Zeros before the first step.
     learning_rate, momentum : float
     nesterov : bool
-    scratch : ndarray of shape (block,)
-        Its length sets the block; :data:`syncpretrain.kernels.arrays.BLOCK` is a good one.
+    scratch : ndarray of shape (block,), optional
+        Its length sets the block; default :data:`syncpretrain.kernels.arrays.BLOCK`.
     """
     learning_rate, momentum = float(learning_rate), float(momentum)  # no wider type of NumPy's
+    scratch = np.empty_like(parameters[:BLOCK]) if scratch is None else scratch
     for start in range(0, len(parameters), len(scratch) or 1):
         block = slice(start, start + len(scratch))
         p, g = parameters[block], gradient[block]
@@ -80,7 +81,7 @@ def adam_step(
     *,
     step: int,
     learning_rate: float,
-    scratch: Array,
+    scratch: Array | None = None,
     beta1: float = 0.9,
     beta2: float = 0.999,
     epsilon: float = 1e-8,
@@ -101,12 +102,13 @@ def adam_step(
         The number of this step, counted from 1.
     learning_rate : float
         The paper's alpha.
-    scratch : ndarray of shape (block,)
-        Its length sets the block; :data:`syncpretrain.kernels.arrays.BLOCK` is a good one.
+    scratch : ndarray of shape (block,), optional
+        Its length sets the block; default :data:`syncpretrain.kernels.arrays.BLOCK`.
     beta1, beta2, epsilon : float
         The paper's decay rates of the moments, and the floor of the denominator.
     """
     beta1, beta2 = float(beta1), float(beta2)  # no wider type of NumPy's
+    scratch = np.empty_like(parameters[:BLOCK]) if scratch is None else scratch
     size, floor = map(float, adam_rates(step, learning_rate, beta1, beta2, epsilon))
     for start in range(0, len(parameters), len(scratch) or 1):
         block = slice(start, start + len(scratch))

@@ -11,8 +11,9 @@ this package are called one after another. Both do the same in the same order.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, cached_property, partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,6 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
 from syncpretrain.kernels.activations import activate, means, times_derivative
-from syncpretrain.kernels.arrays import BLOCK
 from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.contrastive_divergence import (
@@ -36,7 +36,7 @@ from syncpretrain.kernels.convolution import (
     sum_channels,
     visible_means,
 )
-from syncpretrain.kernels.dispatch import multiply
+from syncpretrain.kernels.dispatch import form_for, multiply
 from syncpretrain.kernels.losses import count_errors, squared_error
 from syncpretrain.kernels.native import extension, shape_numbers
 from syncpretrain.kernels.operations import Operation, check_program
@@ -67,6 +67,15 @@ NO_COUNTERS = np.zeros(1, dtype=np.int64)
 EXACT = 2**24  # integers that a float32 holds
 # With NumPy's prefix or not, with the suffix that says integers of 64 bits or not.
 BLAS_NAMES = ("scipy_cblas_{}64_", "cblas_{}64_", "scipy_cblas_{}", "cblas_{}")
+
+
+class _Call(NamedTuple):
+    """An operation that is not compiled: a function, its arguments, and the slot of its result."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
+    slot: int | None
 
 
 class Program:
@@ -124,8 +133,12 @@ class Program:
         self.results = np.zeros(slots) if results is None else results
         self._numbers = np.zeros(4)  # momentum, rate, and the size and floor of Adam's steps
         self._words = np.zeros(4, dtype=np.uint64)  # of an address: key, step, epoch
-        self._address = Address(0, Purpose.HIDDEN)
-        self._steps = 0
+        # The same where it is not compiled: all operations that take a set of arguments share one
+        # dict. They do not hold the program: a cycle would keep the arrays of a device.
+        self._rate: dict[str, Any] = {"learning_rate": 0.0}
+        self._step: dict[str, Any] = {**self._rate, "step": 0}
+        self._momentum: dict[str, Any] = {**self._rate, "momentum": 0.0}
+        self._place: dict[str, Any] = {"address": Address(0, Purpose.HIDDEN)}
         self.operations = phases
         self._compiled = compiled_program(phases) if results is None else None
 
@@ -147,18 +160,27 @@ class Program:
         Learning rate, momentum, the number of this step of Adam from 1, and where the step draws.
         """
         self._numbers[0], self._numbers[1] = momentum, rate
-        if steps:
-            self._steps = steps
+        if steps and self.is_compiled:
             self._numbers[2:] = adam_rates(steps, rate)
+        for options in (self._rate, self._step, self._momentum):
+            options["learning_rate"] = float(rate)
+        self._step["step"], self._momentum["momentum"] = steps, float(momentum)
         if address is not None:
-            self._address = address
+            self._place["address"] = address
             self._words[:2] = address.key
             self._words[2], self._words[3] = address.step, address.epoch
 
     @property
     def phases(self) -> list[Callable[[int], None]]:
         """The phases as functions of a shard's number, where it is not compiled."""
-        return [partial(self._work_shard, shards) for shards in self.operations]
+        return [partial(self._work_shard, shards) for shards in self._calls]
+
+    def work_alone(self) -> None:
+        """Run all shards of all phases in this thread."""
+        if self.is_compiled:
+            self.work()
+        else:
+            self._work(chain.from_iterable(chain.from_iterable(self._calls)))
 
     def work(
         self,
@@ -191,76 +213,22 @@ class Program:
             self._compiled, self._numbers, self._words, self.results, counters, **options
         )
 
-    def _work_shard(self, shards: Sequence[Sequence[Operation]], shard: int) -> None:
-        for name, *arguments in shards[shard]:
-            _INTERPRETED[name](self, *arguments)
+    @cached_property
+    def _calls(self) -> list[list[list[_Call]]]:
+        """The operations as calls: all that is the same in every step is looked up once."""
+        return [
+            [[_INTERPRETED[name](self, *given) for name, *given in ops] for ops in shards]
+            for shards in self.operations
+        ]
 
-    def _draw(self, x: Any, bias: Any, noise: Any, out: Any, units: str, shard: int) -> None:
-        sample_states(x, bias, units, self._address._replace(shard=shard), noise=noise, out=out)
+    def _work_shard(self, shards: Sequence[Sequence[_Call]], shard: int) -> None:
+        self._work(shards[shard])
 
-    def _squared_error(self, x: Any, y: Any, out: Any, slot: int) -> None:
-        self.results[slot] = squared_error(x, y, out=out)
-
-    def _count_errors(self, target: Any, y: Any, slot: int) -> None:
-        self.results[slot] = count_errors(target, y)
-
-    def _differences(self, v: Any, h: Any, da: Any, db: Any, scratch: Any, examples: int) -> None:
-        phase_differences(v, h, da=da, db=db, examples=examples)
-
-    def _momentum(
-        self, parameter: Any, gradient: Any, velocity: Any, decay: float, l1: float
-    ) -> None:
-        momentum_step(
-            parameter,
-            gradient,
-            velocity,
-            momentum=float(self._numbers[0]),
-            learning_rate=float(self._numbers[1]),
-            weight_decay=decay,
-            l1=l1,
-        )
-
-    def _adam(self, parameters: Any, gradient: Any, first: Any, second: Any) -> None:
-        adam_step(
-            parameters,
-            gradient,
-            first,
-            second,
-            step=self._steps,
-            learning_rate=float(self._numbers[1]),
-            scratch=np.empty_like(parameters[:BLOCK]),
-        )
-
-    def _sgd(
-        self, parameters: Any, gradient: Any, velocity: Any, momentum: float, nesterov: bool
-    ) -> None:
-        sgd_step(
-            parameters,
-            gradient,
-            velocity,
-            learning_rate=float(self._numbers[1]),
-            scratch=np.empty_like(parameters[:BLOCK]),
-            momentum=momentum,
-            nesterov=nesterov,
-        )
-
-    def _decay(self, parameters: Any, amount: float) -> None:
-        shrink(parameters, 1 - float(self._numbers[1]) * float(amount))
-
-    def _update(self, parameters: Any, gradient: Any, function: Callable[..., Any]) -> None:
-        if not isinstance(parameters, np.ndarray):  # a recorded graph would keep rate and step
-            raise TypeError(
-                "update: got arrays of a device; expected an operation of its own there"
-            )
-        function(parameters, gradient, rate=float(self._numbers[1]), step=self._steps)
-
-    def _output_delta(
-        self, target: Any, y: Any, out: Any, sums: Any, units: str, loss: str, slot: int
-    ) -> None:
-        self.results[slot] = output_delta(target, y, units, loss, out=out, sums=sums)
-
-    def _derivative_and_sums(self, delta: Any, a: Any, sums: Any, units: str) -> None:
-        derivative_and_sums(delta, a, units, sums=sums)  # a is not read any more
+    def _work(self, calls: Iterable[_Call]) -> None:
+        for function, arguments, options, slot in calls:
+            result = function(*arguments, **options)
+            if slot is not None:
+                self.results[slot] = result
 
 
 Phases = Sequence[Phase] | Program  # a program knows its own phases
@@ -270,10 +238,8 @@ PhaseRunner = Callable[[Phases, int], None]  # runs the phases of a number of sh
 def in_turn(phases: Phases, shards: int) -> None:
     """Run all shards of all phases, one after another."""
     if isinstance(phases, Program):
-        if phases.is_compiled:
-            phases.work()
-            return
-        phases = phases.phases
+        phases.work_alone()
+        return
     for phase in phases:
         for shard in range(shards):
             phase(shard)
@@ -501,39 +467,87 @@ def _units_number(units: str) -> Any:
     return extension.UNITS[units]
 
 
-def _of_some(equation: Callable[..., Any], *arguments: Any) -> None:
-    """Evaluate an equation of some filters or channels, given the first and the end of them."""
-    *others, first, end = arguments
-    equation(*others, slice(first, end))
+def _call(
+    function: Callable[..., Any], *given: Any, slot: int | None = None, **options: Any
+) -> _Call:
+    """Return the call of a function with arrays, the first of which decides its form."""
+    return _Call(form_for(function, given[0]), given, options, slot)
 
 
-_INTERPRETED: dict[str, Callable[..., Any]] = {
-    "matmul": lambda self, a, b, out: multiply(a, b, out=out),
-    "matmul_bfloat16": lambda self, a, b, out: multiply_bfloat16(a, b, out=out),
-    "matmul_tf32": lambda self, a, b, out: multiply_tf32(a, b, out=out),
-    "multiply": lambda self, x, y, out: np.multiply(x, y, out=out),
-    "add": lambda self, x, y, out: np.add(x, y, out=out),
-    "means": lambda self, x, bias, units: means(x, bias, units),
-    "softmax": lambda self, x: activate(x, "softmax"),
-    "times_derivative": lambda self, delta, a, units: times_derivative(delta, a.copy(), units),
-    "sum_rows": lambda self, x, out: sum_rows(x, out=out),
-    "scale": lambda self, x, factor: np.multiply(x, float(factor), out=x),
-    "copy": lambda self, x, out: np.copyto(out, x),
-    "sample_states": Program._draw,
-    "squared_error": Program._squared_error,
-    "wrong": Program._count_errors,
-    "phase_differences": Program._differences,
-    "momentum_step": Program._momentum,
-    "adam_step": Program._adam,
-    "sgd_step": Program._sgd,
-    "decay": Program._decay,
-    "documents": lambda self, y, target, units: as_documents(y, target, units),
-    "update": Program._update,
-    "output_delta": Program._output_delta,
-    "derivative_and_sums": Program._derivative_and_sums,
-    "convolve": lambda self, *given: _of_some(convolve, *given),
-    "convolve_gradient": lambda self, *given: _of_some(convolve_gradient, *given),
-    "convolve_back": lambda self, *given: _of_some(convolve_back, *given),
-    "visible_means": lambda self, *given: visible_means(*given),
-    "sum_channels": lambda self, x, out, shape: sum_channels(x, shape, out=out),
+def _of_some(function: Callable[..., Any], *given: Any) -> _Call:
+    """Return the call of some filters or channels, given the first and the end of them."""
+    *others, first, end = given
+    return _call(function, *others, slice(first, end))
+
+
+def _varying(
+    options: dict[str, Any], function: Callable[..., Any], *given: Any, **constants: Any
+) -> _Call:
+    """Return the call of a function with some options that differ from step to step."""
+    return _Call(partial(form_for(function, given[0]), **constants), given, options, None)
+
+
+def _draw(
+    x: Any, bias: Any, noise: Any, out: Any, units: str, shard: int, *, address: Address
+) -> None:
+    sample_states(x, bias, units, address._replace(shard=shard), noise=noise, out=out)
+
+
+def _decay(parameters: Any, amount: float, *, learning_rate: float) -> None:
+    shrink(parameters, 1 - learning_rate * float(amount))
+
+
+def _update(
+    parameters: Any,
+    gradient: Any,
+    function: Callable[..., Any],
+    *,
+    learning_rate: float,
+    step: int,
+) -> None:
+    if not isinstance(parameters, np.ndarray):  # a recorded graph would keep rate and step
+        raise TypeError("update: got arrays of a device; expected an operation of its own there")
+    function(parameters, gradient, rate=learning_rate, step=step)
+
+
+# By the operation's name; each is given the program and the operation's arguments.
+_INTERPRETED: dict[str, Callable[..., _Call]] = {
+    "matmul": lambda own, a, b, out: _call(multiply, a, b, out=out),
+    "matmul_bfloat16": lambda own, a, b, out: _call(multiply_bfloat16, a, b, out=out),
+    "matmul_tf32": lambda own, a, b, out: _call(multiply_tf32, a, b, out=out),
+    "multiply": lambda own, x, y, out: _call(np.multiply, x, y, out=out),
+    "add": lambda own, x, y, out: _call(np.add, x, y, out=out),
+    "means": lambda own, *given: _call(means, *given),
+    "softmax": lambda own, x: _call(activate, x, "softmax"),
+    "times_derivative": lambda own, *given: _call(times_derivative, *given),
+    "sum_rows": lambda own, x, out: _call(sum_rows, x, out=out),
+    "scale": lambda own, x, factor: _call(np.multiply, x, float(factor), out=x),
+    "copy": lambda own, x, out: _call(np.copyto, out, x),
+    "sample_states": lambda own, *given: _varying(own._place, _draw, *given),
+    "squared_error": lambda own, x, y, out, slot: _call(squared_error, x, y, out=out, slot=slot),
+    "wrong": lambda own, target, y, slot: _call(count_errors, target, y, slot=slot),
+    "phase_differences": lambda own, v, h, da, db, scratch, examples: _call(
+        phase_differences, v, h, da=da, db=db, examples=examples
+    ),
+    "momentum_step": lambda own, p, g, v, decay, l1: _varying(
+        own._momentum, momentum_step, p, g, v, weight_decay=decay, l1=l1
+    ),
+    "adam_step": lambda own, *given: _varying(own._step, adam_step, *given, scratch=None),
+    "sgd_step": lambda own, p, g, v, momentum, nesterov: _varying(
+        own._rate, sgd_step, p, g, v, momentum=momentum, nesterov=nesterov, scratch=None
+    ),
+    "decay": lambda own, *given: _varying(own._rate, _decay, *given),
+    "documents": lambda own, *given: _call(as_documents, *given),
+    "update": lambda own, *given: _varying(own._step, _update, *given),
+    "output_delta": lambda own, target, y, out, sums, units, loss, slot: _call(
+        output_delta, target, y, units, loss, out=out, sums=sums, slot=slot
+    ),
+    "derivative_and_sums": lambda own, delta, a, sums, units: _call(
+        derivative_and_sums, delta, a, units, sums=sums
+    ),
+    "convolve": lambda own, *given: _of_some(convolve, *given),
+    "convolve_gradient": lambda own, *given: _of_some(convolve_gradient, *given),
+    "convolve_back": lambda own, *given: _of_some(convolve_back, *given),
+    "visible_means": lambda own, *given: _call(visible_means, *given),
+    "sum_channels": lambda own, x, out, shape: _call(sum_channels, x, shape, out=out),
 }

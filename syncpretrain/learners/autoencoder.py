@@ -51,7 +51,6 @@ class BaseAutoencoder(Learner):
         self._z_and_y_delta = empty((2 * rows, shape.visible))
         self._h_delta_and_h = empty((2 * rows, shape.hidden))
         self._x, self._y = (empty((rows, shape.visible)) for _ in range(2))
-        self._h = empty((rows, shape.hidden))
 
     def gradient(
         self,
@@ -71,7 +70,7 @@ class BaseAutoencoder(Learner):
         """
         n, settings = len(rows), self.settings
         z, y_delta = np.split(self._z_and_y_delta[: 2 * n], 2)
-        x, y, h = self._x[:n] if self._changes_input else z, self._y[:n], self._h[:n]
+        x, y = self._x[:n] if self._changes_input else z, self._y[:n]
         h_delta, code = np.split(self._h_delta_and_h[: 2 * n], 2)
         self.backend.gather(X, rows, out=x)
         known = conditions_of(x, settings.visible_units, missing=settings.missing)
@@ -86,7 +85,7 @@ class BaseAutoencoder(Learner):
         own = settings.visible_units, settings.loss
         error = output_delta(x, y, *own, out=y_delta, share=-share, sums=da)  # downhill
         self._decode_back(y_delta, out=h_delta)
-        derivative_and_sums(h_delta, code, settings.hidden_units, sums=db, scratch=h)
+        derivative_and_sums(h_delta, code, settings.hidden_units, sums=db)
         self._fill(n, share=share)
         return error
 

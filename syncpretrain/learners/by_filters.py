@@ -203,7 +203,7 @@ class AutoencoderByFilters(ByFilters):
 
     def __init__(self, learner: Any, shards: int) -> None:
         super().__init__(learner, learner.current().shape, shards)
-        self._x, self._y, self._h, self._stacked, self._deltas, self._places = learner.buffers
+        self._x, self._y, self._stacked, self._deltas, self._places = learner.buffers
         self._positions = self._shape.output.height * self._shape.output.width
 
     def _phases(self) -> Sequence[Phase]:
@@ -225,11 +225,12 @@ class AutoencoderByFilters(ByFilters):
     def _encode(self, shard: int) -> None:
         """Find a shard's filters of the code."""
         learner, n, (z, _) = self.learner, len(self._rows), self._halves(self._stacked)
+        _, code = self._halves(self._deltas)
         convolve(
             z,
             self._weight(learner.weight),
             learner.hidden_bias,
-            self._h[:n],
+            code,
             self._places[:n],
             self._scratch[shard],
             self._shape,
@@ -244,7 +245,8 @@ class AutoencoderByFilters(ByFilters):
             return
         settings, y, (_, y_delta) = learner.settings, self._y[:n], self._halves(self._stacked)
         weight, places = self._weight(learner.current().decoding), self._places[:n]
-        convolve_back(self._h[:n], places, weight, y, self._scratch[shard], self._shape, own)
+        _, code = self._halves(self._deltas)
+        convolve_back(code, places, weight, y, self._scratch[shard], self._shape, own)
         found = self._take_visible_means(y, shard)
         given, delta = (self._of_channels(array, shard) for array in (self._x[:n], y_delta))
         self._errors[shard] = output_delta(
@@ -260,11 +262,8 @@ class AutoencoderByFilters(ByFilters):
         places, scratch = self._places[: 2 * n], self._scratch[shard]
         decoding = self._weight(learner.current().decoding)
         convolve_at(y_delta, decoding, places[:n], h_delta, scratch, shape, own)
-        mine, given, kept = (
-            self._of_filters(array, shard) for array in (h_delta, self._h[:n], code)
-        )
-        np.copyto(kept, given)
-        times_derivative(mine, given, learner.settings.hidden_units)
+        mine, means = (self._of_filters(array, shard) for array in (h_delta, code))
+        times_derivative(mine, means, learner.settings.hidden_units)
         dW, da, db, *dU = learner.gradients
         if dU:
             convolve_gradient(y_delta, code, places[:n], self._weight(dU[0]), scratch, shape, own)

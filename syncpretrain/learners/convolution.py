@@ -232,12 +232,10 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
     def buffers(self) -> tuple[Array, ...]:
         """The buffers of a step.
 
-        They are the examples, their reconstruction and the code; the encoder's input above the
-        derivative by the decoder's inputs; the derivative by the code's inputs above the code; and
-        the places.
+        They are the examples and their reconstruction; the encoder's input above the derivative by
+        the decoder's inputs; the derivative by the code's inputs above the code; and the places.
         """
-        stacked = self._z_and_y_delta, self._h_delta_and_h, self._places
-        return self._x, self._y, self._h, *stacked
+        return self._x, self._y, self._z_and_y_delta, self._h_delta_and_h, self._places
 
     def _visible_means(self, X: Array) -> Array:
         return channel_means(X, self._shape)

@@ -133,7 +133,7 @@ class Blocks:
             x[:, part.columns] = rows.reshape(len(x), -1)
 
     def times_derivative(self, np: Any, a: Any, delta: Any) -> None:
-        """Multiply delta by the derivative of the means a; ``a`` is overwritten.
+        """Multiply delta by the derivative of the means a.
 
         For a group of choices with means a and sum D the product is a (delta - a delta / D).
         """

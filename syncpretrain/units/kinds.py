@@ -62,22 +62,20 @@ def softmax(np: Any, x: Any) -> None:
 
 
 def times_sigmoid_derivative(np: Any, a: Any, delta: Any) -> None:
-    """Multiply delta by a (1 - a) in place; ``a`` is overwritten."""
+    """Multiply delta by a (1 - a) in place."""
     delta *= a
-    np.subtract(1, a, out=a)
-    delta *= a
+    delta *= np.subtract(1, a)
 
 
 def times_tanh_derivative(np: Any, a: Any, delta: Any) -> None:
-    """Multiply delta by 1 - a^2 in place; ``a`` is overwritten."""
-    np.square(a, out=a)
-    np.subtract(1, a, out=a)
-    delta *= a
+    """Multiply delta by 1 - a^2 in place."""
+    slope = np.square(a)
+    delta *= np.subtract(1, slope, out=slope)
 
 
 def times_step(np: Any, a: Any, delta: Any) -> None:
-    """Multiply delta by 1 where a > 0, else by 0, in place; ``a`` is overwritten."""
-    delta *= np.sign(a, out=a)  # a >= 0
+    """Multiply delta by 1 where a > 0, else by 0, in place."""
+    delta *= np.sign(a)  # a >= 0
 
 
 def sample_binary(np: Any, x: Any, noise: Any, out: Any) -> None:
@@ -136,8 +134,8 @@ class Kind:
     mean : callable (np, x)
         Replaces inputs by means in place.
     times_derivative : callable (np, a, delta) or None
-        Multiplies ``delta`` by the derivative at the means ``a``, which are overwritten. None if
-        the derivative is part of the loss.
+        Multiplies ``delta`` by the derivative at the means ``a``. None if the derivative is part of
+        the loss.
     curvature : callable (np, a) or None
         The second derivative over the first at the means; None if it is 0.
     noise : str or None

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from syncpretrain.kernels import native, program
+from syncpretrain.kernels import dispatch, native, program
+from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.convolution import convolve, lowered, scratch_size, unpool
 from syncpretrain.kernels.operations import INTERPRETED, SIGNATURES
 from syncpretrain.kernels.program import Program, Sgemm, in_turn, sgemm_of
@@ -213,6 +214,16 @@ def test_what_fits_is_worked(form, name):
             assert own.work() == 0
         else:
             own.phases[0](0)
+
+
+def test_an_equation_without_a_faster_form_for_an_array_is_called_as_it_is_written(monkeypatch):
+    class Elsewhere(np.ndarray):
+        """An array of a backend."""
+
+    x = X.view(Elsewhere)
+    assert dispatch.form_for(means, x) is means.__wrapped__
+    monkeypatch.setitem(dispatch._faster["means"], Elsewhere, lambda *given: NotImplemented)
+    assert dispatch.form_for(means, x) is means, "the form may leave it to the equation"
 
 
 @pytest.mark.parametrize("units", ["bernoulli", "relu"])
