@@ -162,13 +162,7 @@ class CudaErrors:
         return self._summed("output_delta", columns * TILE[1], TILE, *args)
 
     def derivative_and_sums(
-        self,
-        delta: Any,
-        a: Any,
-        units: str = "bernoulli",
-        *,
-        sums: Any = None,
-        scratch: Any = None,
+        self, delta: Any, a: Any, units: str = "bernoulli", *, sums: Any = None
     ) -> Any:
         """Multiply ``delta`` by the derivative at the means ``a``, which are left unchanged."""
         found = layout(delta, a)

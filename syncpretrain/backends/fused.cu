@@ -13,14 +13,11 @@ __device__ static struct Address address_of(
     return {key0, key1, c0, c1 + (now ? now[0] : 0), c2 + (now ? now[1] : 0), c3};
 }
 
-// Uniform number k of a block of draws, or, from 8 on, of the next one.
-__device__ static __forceinline__ float uniform_at(const uint64 words[2][4], int k)
+// Number k of a block of draws. Not by an index, which would put the words into memory.
+__device__ static __forceinline__ float number_of(const uint64 words[4], int k)
 {
-    uint64 word = 0;
-#pragma unroll
-    for (int i = 0; i < 8; i++)  // and not by an index, which would put the words into memory
-        if (i == k / 2) word = words[i / 4][i % 4];
-    return uniform_of(&word, k % 2);
+    uint64 word = k & 4 ? (k & 2 ? words[3] : words[2]) : (k & 2 ? words[1] : words[0]);
+    return uniform_of(&word, k & 1);
 }
 
 // Means and states of binary units for n rows of x, those of some numbers or one after another. A
@@ -42,11 +39,14 @@ extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) draw_hidden(
         if (i >= n || first >= width) return;
         struct Address at = address_of(key0, key1, c0, c1, c2, c3, now);
         uint32 number = (uint32)i * (uint32)width + (uint32)first;
-        uint64 words[2][4];
-        philox(at, number / 8, words[0]);
-        if (number % 8 + Few::EACH > 8) philox(at, number / 8 + 1, words[1]);
+        uint64 own[4], next[4] = {};
+        philox(at, number / 8, own);
+        if (number % 8 + Few::EACH > 8) philox(at, number / 8 + 1, next);
 #pragma unroll
-        for (int e = 0; e < Few::EACH; e++) uniform[e] = uniform_at(words, number % 8 + e);
+        for (int e = 0; e < Few::EACH; e++) {
+            int k = number % 8 + e;
+            uniform[e] = k < 8 ? number_of(own, k) : number_of(next, k - 8);
+        }
     });
 #pragma unroll
     for (int e = 0; e < Few::EACH; e++) {

@@ -62,17 +62,11 @@ def output_delta(
 
 @accelerated
 def derivative_and_sums(
-    delta: Array,
-    a: Array,
-    units: str = "bernoulli",
-    *,
-    sums: Array | None = None,
-    scratch: Array | None = None,
+    delta: Array, a: Array, units: str = "bernoulli", *, sums: Array | None = None
 ) -> None:
     """Multiply ``delta`` by the derivative of the units at their means ``a``, and add it up.
 
-    ``sums`` of shape (units,) is filled with the sums of delta over the examples. ``scratch`` of
-    the shape of ``a`` is never needed.
+    ``sums`` of shape (units,) is filled with the sums of delta over the examples.
     """
     times_derivative(delta, a, units)
     if sums is not None:

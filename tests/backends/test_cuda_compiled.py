@@ -10,7 +10,13 @@ from pathlib import Path
 import fakecuda
 import pytest
 
-from syncpretrain.backends.cuda_fused import FUSED_FILES
+from syncpretrain.backends.cuda_fused import (
+    FEW,
+    FUSED_FILES,
+    MANY,
+    PRODUCT_MEMORY,
+    PRODUCT_THREADS,
+)
 from syncpretrain.backends.cuda_source import COMPILER_OPTIONS, CUDA_FILES, cuda_source
 from syncpretrain.backends.cuda_tuning import TUNING_FILES
 from syncpretrain.kernels.precision import PRECISIONS
@@ -67,6 +73,14 @@ def test_every_kernel_keeps_its_numbers_in_registers(names, precision, architect
         assert max(map(int, stack.groups())) <= MOST_SPILLED[most], f"{name}: {text}"
         registers = re.search(r"Used (\d+) registers", text)
         assert registers is not None and int(registers[1]) <= most, f"{name}: {text}"
+
+
+def test_the_source_and_its_launches_have_the_same_blocks():
+    source = cuda_source(FUSED_FILES)
+    for name, value in (("FUSED_THREADS", PRODUCT_THREADS), ("TILE_FLOATS", PRODUCT_MEMORY // 4)):
+        assert re.search(rf"^#define {name} {value}\b", source, re.MULTILINE)
+    for name, (rows, columns) in (("Few", FEW), ("Many", MANY)):
+        assert re.search(rf"^typedef Shape<{rows}, {columns}, .*> {name};$", source, re.MULTILINE)
 
 
 def test_a_source_that_is_wrong_is_refused():

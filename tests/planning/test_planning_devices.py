@@ -86,9 +86,9 @@ class TestMeasured:
         backend_of("deferred", monkeypatch)
         seconds, real = [0.0], fakecupy.RawKernel.__call__
 
-        def slow(self, grid, block, args):
+        def slow(self, grid, block, args, **options):
             fakecupy.queue(lambda: seconds.__setitem__(0, seconds[0] + 1))
-            real(self, grid, block, args)
+            real(self, grid, block, args, **options)
 
         monkeypatch.setattr(fakecupy.RawKernel, "__call__", slow)
         monkeypatch.setattr("syncpretrain.planning.device_measure.perf_counter", lambda: seconds[0])
