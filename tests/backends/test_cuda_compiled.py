@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import itertools
 import re
 from pathlib import Path
 
@@ -18,9 +19,11 @@ from syncpretrain.kernels.precision import PRECISIONS
 # Turing, Ampere, Hopper and Blackwell, and how many registers a thread may have: so that four
 # blocks of 256 have room on a multiprocessor, or two of those with tiles of products.
 CASES = [(CUDA_FILES, "float32", architecture, 64) for architecture in (75, 80, 90, 120)]
+# Each precision on each architecture, in the files of pretraining or of fine-tuning in turns, so
+# that both have each precision and each architecture. They share the tiles of their products.
+STEPS = itertools.cycle((FUSED_FILES, TUNING_FILES))
 CASES += [
-    (files, precision, architecture, 128)
-    for files in (FUSED_FILES, TUNING_FILES)
+    (next(STEPS), precision, architecture, 128)
     for precision in PRECISIONS
     for architecture in (80, 90, 120)
 ]
