@@ -180,6 +180,7 @@ class TestCommands:
         for name in ("MEASURED_SECONDS", "TUNED_SECONDS"):
             monkeypatch.setattr(f"syncpretrain.planning.dry_run.{name}", 0.0)
         monkeypatch.setattr("syncpretrain.planning.bench.SIDE", 64)
+        monkeypatch.setattr("syncpretrain.planning.exchange.MINIBATCHES", 20)
 
     @pytest.mark.parametrize("line", LINES)
     def test_line(self, line, template, tmp_path, monkeypatch, quick):
