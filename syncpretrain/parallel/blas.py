@@ -65,11 +65,11 @@ def blas_threads(requested: int | None = None) -> int:
 
 def loaded_libraries() -> ThreadpoolController:
     """Return the libraries with threads of their own that the process has loaded."""
-    return _libraries_beside(frozenset(sys.modules))
+    return _libraries_beside(len(sys.modules))
 
 
 @lru_cache(maxsize=1)
-def _libraries_beside(modules: frozenset[str]) -> ThreadpoolController:
+def _libraries_beside(modules: int) -> ThreadpoolController:
     return ThreadpoolController()
 
 
