@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -23,6 +24,7 @@ from hypothesis import settings
 from opendescriptors import files_but_drivers
 from trialruns import library_threads
 
+from syncpretrain.parallel.blas import loaded_libraries
 from syncpretrain.workers import layer_process
 
 PROCESS = psutil.Process()
@@ -108,6 +110,14 @@ def frozen_imports() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_waits_for_the_disk() -> Iterator[None]:
+    """Leave what tests write to the system's cache: it need not outlive the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def marks_are_true(request) -> Iterator[None]:
     before = stand_ins()
@@ -125,6 +135,28 @@ def nothing_left() -> Iterator[None]:
         gc.collect()  # an array mapped from a file closes it when it is collected
         left = left_behind(before)
     assert not left, f"the test left behind {', '.join(left)}"
+
+
+@pytest.fixture(scope="module")
+def one_blas_thread() -> Iterator[None]:
+    """Let solvers outside of runs multiply in one thread: two on a busy core wait for each other.
+
+    SciPy's library is limited where a test's module has imported it.
+    """
+    found = loaded_libraries().select(user_api="blas").lib_controllers
+    counts = [library.num_threads for library in found]
+
+    def set_counts(counts: list[int]) -> None:
+        for library, count in zip(found, counts, strict=True):
+            library.set_num_threads(count)
+
+    def in_thread_that_ends(counts: list[int]) -> None:  # else it alone may set others
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(set_counts, counts).result()
+
+    in_thread_that_ends([1] * len(found))
+    yield
+    in_thread_that_ends(counts)
 
 
 @pytest.fixture(scope="session")

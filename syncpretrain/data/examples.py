@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -143,7 +144,9 @@ def as_examples(X: ArrayLike, name: str) -> NDArray[Any]:
     if isinstance(X, SparseRows) or hasattr(X, "toarray"):
         rows: Any = X if isinstance(X, SparseRows) else rows_of_matrix(X, name)
         return rows  # type: ignore[no-any-return]
-    if isinstance(X, np.ma.MaskedArray) and (hidden := np.sum(X.mask)):
+    # There are none before the module is imported, which takes as long as reading small data.
+    masked = sys.modules.get("numpy.ma")
+    if masked and isinstance(X, masked.MaskedArray) and (hidden := np.sum(X.mask)):
         raise DataError(
             f"{name}: got a masked array with {hidden} masked values, expected plain numbers; mark"
             " them as missing by X.astype(float).filled(np.nan), or fill in others"

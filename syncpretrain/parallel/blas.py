@@ -9,20 +9,26 @@ Guarantees:
 * An interrupt at any moment leaves no limit behind: what is to be restored is recorded before the
   limit is set, and forgotten after it is restored.
 
-Assumption: from version 3.7 on, threadpoolctl lets only the thread that set a limit last change it,
-as long as that thread lives, and silently ignores all others. So limits are set and restored by
-threads that end at once: then any run can restore what another one set, and none keeps the control
-for good.
+Assumptions:
+
+* From version 3.7 on, threadpoolctl lets only the thread that set a limit last change it, as long
+  as that thread lives, and silently ignores all others. So limits are set and restored by threads
+  that end at once: then any run can restore what another one set, and none keeps the control for
+  good.
+* A library of BLAS is loaded by the import of a module. So the process is looked through, for some
+  ms, once after imports and not in every run.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -31,7 +37,7 @@ from threadpoolctl import ThreadpoolController
 
 from syncpretrain.errors import SettingsError
 
-__all__ = ["blas_environment", "blas_limit", "blas_threads", "usable_cores"]
+__all__ = ["blas_environment", "blas_limit", "blas_threads", "loaded_libraries", "usable_cores"]
 
 _lock = threading.Lock()
 _active: list[blas_limit] = []  # of every run now inside one, all of the same number
@@ -54,7 +60,17 @@ def blas_threads(requested: int | None = None) -> int:
     """
     if requested is not None:
         return requested
-    return min([usable_cores(), *_counts(ThreadpoolController())])
+    return min([usable_cores(), *_counts(loaded_libraries())])
+
+
+def loaded_libraries() -> ThreadpoolController:
+    """Return the libraries with threads of their own that the process has loaded."""
+    return _libraries_beside(len(sys.modules))
+
+
+@lru_cache(maxsize=1)
+def _libraries_beside(modules: int) -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def blas_environment(threads: int) -> dict[str, str]:
@@ -112,7 +128,7 @@ class blas_limit:  # noqa: N801 - used like a function, in a with statement
                 _limit(self._threads)
         # With OpenMP a limit belongs to the thread that sets it, so each run sets its own, behind
         # the shared one, and restores it in the thread that leaves.
-        for library in ThreadpoolController().select(threading_layer="openmp").lib_controllers:
+        for library in loaded_libraries().select(threading_layer="openmp").lib_controllers:
             if library.user_api == "blas":
                 self._openmp.callback(library.set_num_threads, library.num_threads)
                 library.set_num_threads(self._threads)
@@ -131,7 +147,7 @@ def _limit(threads: int) -> None:
     # An interrupt may have kept the last limit from being restored: what is found below must be the
     # caller's own counts.
     _restore_found()
-    libraries = ThreadpoolController()  # looks through all that the process has loaded: some ms
+    libraries = loaded_libraries()
     found = _counts(libraries)
 
     def limit() -> None:  # where no signal is handled

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from threadpoolctl import threadpool_info
 
 from syncpretrain.data.dataset import DataRecord, Dataset, record_of
 from syncpretrain.data.examples import evenly_spaced
@@ -20,6 +19,7 @@ from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.own_data import FileStamp, KnownFile
 from syncpretrain.errors import CheckpointError, SettingsError
 from syncpretrain.kernels.native import ORDER_VARIABLE, ORDERS, available, bfloat16_order
+from syncpretrain.parallel.blas import loaded_libraries
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import ELSEWHERE, Settings, off_ranks
 from syncpretrain.settings.defaults import PER_LAYER
@@ -275,7 +275,7 @@ def _check_legacy(header: dict[str, Any], settings: Settings, data: Dataset) -> 
 
 def _arithmetic() -> dict[str, str]:
     """Return the versions of NumPy and of its BLAS."""
-    libraries = [info for info in threadpool_info() if info["user_api"] == "blas"]
+    libraries = [info for info in loaded_libraries().info() if info["user_api"] == "blas"]
     libraries.sort(key=lambda info: "numpy" not in info["filepath"])  # SciPy brings its own
     blas = [
         " ".join(str(info[name]) for name in BLAS_FIELDS if info.get(name))

@@ -117,9 +117,9 @@ class TestOnADevice:
         self, double, bits, monkeypatch, runtime, handoff
     ):
         monkeypatch.setattr(cublas, "WORKSPACE", 256)  # a stream's, which stays with it
-        X = np.repeat(bits, 50, axis=0)
+        X = np.repeat(bits, 20, axis=0)
         versions = 4 * len(X) * sum(LAYERS)  # of data and activations, one of each
-        settings = {"layers": LAYERS, "batch_size": 1000, "epochs": 2, "backend": "cupy"}
+        settings = {"layers": LAYERS, "batch_size": 400, "epochs": 2, "backend": "cupy"}
         own = settings_from(**settings, runtime=runtime, handoff=handoff)
         run = driver_for(own.pretrain, X)  # which is there while the run goes on
         stack = run.run()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fakecupy
 import numpy as np
 import pytest
-from backends import backend_of
+from backends import backend_of, on_devices
 
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.backends.choice import resolve_backend
@@ -21,6 +21,13 @@ from syncpretrain.settings.devices import why_not_on_a_device, why_not_tuned_on_
 
 LAYERS = (16, 12, 8)
 ROUNDED = ["tf32", "bfloat16"]
+NETWORKS = [LAYERS, ("1x4x4", "conv:3x3", 8)]
+STACKS = [
+    {},
+    {"model": "autoencoder"},
+    {"layers": ("1x4x4", "conv:3x3", 8)},
+    {"layers": ("1x4x4", "conv:3x3,pool:2", 8)},
+]
 # How far weights of the same run may be apart on CPU and GPU: numbers that differ in their last bit
 # are rounded to neighbours, which are 2^-8 or 2^-11 of them apart, and a draw between the means
 # that come of it is another state, which moves a bias by the rate over a minibatch, 0.003.
@@ -118,15 +125,7 @@ class TestTraining:
     def capability(self, request, monkeypatch):
         monkeypatch.setattr(fakecupy, "CAPABILITY", request.param)
 
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            {},
-            {"model": "autoencoder"},
-            {"layers": ("1x4x4", "conv:3x3", 8)},
-            {"layers": ("1x4x4", "conv:3x3,pool:2", 8)},
-        ],
-    )
+    @pytest.mark.parametrize(("backend", "settings"), on_devices(STACKS), indirect=["backend"])
     def test_of_a_stack_comes_to_the_cpus_weights(self, capability, backend, bits, settings):
         wanted = {"layers": LAYERS, "epochs": 2, "batch_size": 30} | settings
         sums = set()
@@ -139,7 +138,7 @@ class TestTraining:
             sums.add(ours.parameters_sha256)
         assert len(sums) == len(PRECISIONS), "each multiplies other numbers"
 
-    @pytest.mark.parametrize("layers", [LAYERS, ("1x4x4", "conv:3x3", 8)])
+    @pytest.mark.parametrize(("backend", "layers"), on_devices(NETWORKS), indirect=["backend"])
     def test_of_a_network_comes_to_the_cpus_weights(self, capability, backend, bits, layers):
         stack = pretrain(bits, layers=layers, epochs=1, batch_size=30, backend="numpy")
         own = {"epochs": 2, "batch_size": 30, "optimizer": "sgd"}

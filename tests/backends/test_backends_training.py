@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from backends import BACKENDS, backend_of
+from backends import BACKENDS, backend_of, on_devices
 from devicedraws import draw_as_on_a_device
 from pretrainingkinds import KINDS, VARIANTS
 from stackcomparisons import alike, arrays_of
@@ -34,6 +34,15 @@ TUNING = {
     "cross-entropy": {"loss": "cross-entropy"},
     "cosine and decay": {"rate_schedule": "cosine", "weight_decay": 0.01},
 }
+STOPPED = ["plain", "persistent", "untied"]
+OF_CLASSES = [key for key in TUNING if key != "cross-entropy"]
+STOPPING = [
+    {"early_stopping": "free-energy-gap"},
+    {"early_stopping": "pseudo-likelihood"},
+    {"early_stopping": "validation-error", "model": "denoising"},
+    {"epochs": "auto:8", "settle": 0.2, "momentum": "0.5"},
+    {"epochs": [8, *[2] * (len(LAYERS) - 2)], "refresh_when": "drift:0.2"},
+]
 
 
 @pytest.fixture(params=BACKENDS)
@@ -51,14 +60,14 @@ def targets() -> np.ndarray:
 class TestTraining:
     """What is the same on every backend."""
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(("name", "kind"), on_devices(KINDS), indirect=["name"])
     def test_every_learner_comes_to_numpys_weights(self, bits, name, kind, monkeypatch):
         draw_as_on_a_device(monkeypatch)
         settings = BASE | {"epochs": 2, "refresh_epochs": 0} | KINDS[kind]
         oracle = pretrain(bits, **settings, backend="numpy", runtime="serial")
         alike(pretrain(bits, **settings, backend=name), oracle)
 
-    @pytest.mark.parametrize("variant", VARIANTS)
+    @pytest.mark.parametrize(("name", "variant"), on_devices(VARIANTS), indirect=["name"])
     def test_every_schedule_comes_to_numpys_weights(self, bits, name, variant):
         settings = BASE | {"batch_size": 25} | VARIANTS[variant]
         oracle = pretrain(bits, **settings, backend="numpy", runtime="serial")
@@ -75,16 +84,7 @@ class TestTraining:
         }
         assert len(sums) == 1
 
-    @pytest.mark.parametrize(
-        "stopping",
-        [
-            {"early_stopping": "free-energy-gap"},
-            {"early_stopping": "pseudo-likelihood"},
-            {"early_stopping": "validation-error", "model": "denoising"},
-            {"epochs": "auto:8", "settle": 0.2, "momentum": "0.5"},
-            {"epochs": [8, *[2] * (len(LAYERS) - 2)], "refresh_when": "drift:0.2"},
-        ],
-    )
+    @pytest.mark.parametrize(("name", "stopping"), on_devices(STOPPING), indirect=["name"])
     def test_early_stopping_stops_the_same_epochs(self, bits, name, stopping):
         settings = BASE | {"epochs": 8, "patience": 1, "validation": 1 - bits[:50]} | stopping
         oracle = pretrain(bits, **settings, backend="numpy")
@@ -114,7 +114,7 @@ class TestTraining:
             reported[backend] = np.array(ends)
         np.testing.assert_allclose(reported[name], reported["numpy"], rtol=1e-5)
 
-    @pytest.mark.parametrize("variant", ["plain", "persistent", "untied"])
+    @pytest.mark.parametrize(("name", "variant"), on_devices(STOPPED), indirect=["name"])
     @pytest.mark.parametrize("minibatches", [1, 20])
     def test_a_stopped_run_goes_on_to_the_same_bits(
         self, bits, name, variant, minibatches, monkeypatch, tmp_path
@@ -156,7 +156,7 @@ class TestTraining:
         assert len(notices) == 3 and "half the learning rate, 150" in notices[0]
         assert all(np.isfinite(array).all() for array in arrays_of(caught.value.stack))
 
-    @pytest.mark.parametrize("tuning", TUNING)
+    @pytest.mark.parametrize(("name", "tuning"), on_devices(TUNING), indirect=["name"])
     def test_reconstruction_comes_to_numpys_weights(self, bits, name, tuning):
         stack = pretrain(bits, layers=(16, 12, 8), epochs=2, batch_size=20, backend="numpy")
         settings = {"epochs": 3, "batch_size": 15} | TUNING[tuning]
@@ -165,7 +165,7 @@ class TestTraining:
         alike(tuned, oracle)
         assert tuned.info["finetune"][-1]["backend"] == name
 
-    @pytest.mark.parametrize("tuning", [key for key in TUNING if key != "cross-entropy"])
+    @pytest.mark.parametrize(("name", "tuning"), on_devices(OF_CLASSES), indirect=["name"])
     def test_classification_comes_to_numpys_weights(self, bits, targets, name, tuning):
         stack = pretrain(bits, layers=(16, 12, 8), epochs=2, batch_size=20, backend="numpy")
         settings = {"epochs": 3, "batch_size": 15} | TUNING[tuning]

@@ -12,7 +12,7 @@ import fakecuda
 import fakecupy
 import numpy as np
 import pytest
-from backends import backend_of
+from backends import backend_of, on_devices
 from minibatches import train
 from trialruns import notices_of
 
@@ -24,7 +24,6 @@ from syncpretrain.backends.fused_tuning import Rule
 from syncpretrain.finetuning.chain import Affine, Dropout
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import Optimizer, adam, gradient_descent
-from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.learners.base import Places
 
 SOURCE = cuda_source(TUNING_FILES)
@@ -42,6 +41,15 @@ CHAINS = {  # sizes, units, loss
     "a classifier": ((20, 34, 3), ("tanh", "softmax"), "cross-entropy"),
     "one layer": ((5, 7), ("tanh",), "squared"),
 }
+# Kernels that move parameters do not know of which chain: so every chain, and every optimizer.
+STEPS = [(chain, "adam with decay") for chain in CHAINS]
+STEPS += [("several", name) for name in OPTIMIZERS if name != "adam with decay"]
+LAUNCHED_AGAIN = [
+    ("float32", {"weight_decay": 0.01}),
+    ("float32", {"rate_schedule": "cosine"}),
+    ("tf32", {"weight_decay": 0.01}),
+    ("bfloat16", {"rate_schedule": "cosine"}),
+]
 WHOLE = ["forward_layer", "forward_output", "delta_of_layer", "move_network"]
 ROWS, RATE = 70, 0.003
 
@@ -117,9 +125,9 @@ def state_of(network: Network, optimizer: Optimizer) -> list[np.ndarray]:
 
 
 class TestSteps:
-    @pytest.mark.parametrize("chain", CHAINS)
-    @pytest.mark.parametrize("name", OPTIMIZERS)
-    def test_of_float32_against_float64(self, backend, chain, name):
+    @pytest.mark.parametrize(("backend", "case"), on_devices(STEPS), indirect=["backend"])
+    def test_of_float32_against_float64(self, backend, case):
+        chain, name = case
         sizes, units, loss = CHAINS[chain]
         given, found = minibatches(sizes, units), []
         for own, kind in ((backend, "f4"), (None, "f8")):
@@ -136,7 +144,7 @@ class TestSteps:
         for x, y in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-5)
 
-    @pytest.mark.parametrize("chain", CHAINS)
+    @pytest.mark.parametrize(("backend", "chain"), on_devices(CHAINS), indirect=["backend"])
     @pytest.mark.parametrize(("precision", "apart"), [("bfloat16", 1e-3), ("tf32", 2e-4)])
     def test_of_rounded_factors_against_those_of_the_cpu(self, backend, chain, precision, apart):
         sizes, units, loss = CHAINS[chain]
@@ -264,11 +272,11 @@ class TestLaunches:
 
 
 class TestTraining:
-    @pytest.mark.parametrize("precision", PRECISIONS)
-    @pytest.mark.parametrize("options", [{"weight_decay": 0.01}, {"rate_schedule": "cosine"}])
+    @pytest.mark.parametrize(("backend", "case"), on_devices(LAUNCHED_AGAIN), indirect=["backend"])
     def test_blocks_that_are_launched_again_have_the_bits_of_steps(
-        self, backend, bits, monkeypatch, precision, options
+        self, backend, bits, monkeypatch, case
     ):
+        precision, options = case
         stack, found = pretrain(bits, layers=(16, 12, 8), epochs=1, backend="numpy"), []
         own = {"epochs": 5, "batch_size": 30, "precision": precision, "backend": "cupy", **options}
         calls, real = [], CudaTuning.__call__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import itertools
 import re
 from pathlib import Path
 
@@ -26,9 +27,11 @@ from syncpretrain.kernels.precision import PRECISIONS
 # few numbers may lie in memory: two blocks so were faster than one with all in registers.
 MOST_SPILLED = {64: 0, 128: 32}  # bytes
 CASES = [(CUDA_FILES, "float32", architecture, 64) for architecture in (75, 80, 90, 120)]
+# Each precision on each architecture, in the files of pretraining or of fine-tuning in turns, so
+# that both have each precision and each architecture. They share the tiles of their products.
+STEPS = itertools.cycle((FUSED_FILES, TUNING_FILES))
 CASES += [
-    (files, precision, architecture, 128)
-    for files in (FUSED_FILES, TUNING_FILES)
+    (next(STEPS), precision, architecture, 128)
     for precision in PRECISIONS
     for architecture in (80, 90, 120)
 ]

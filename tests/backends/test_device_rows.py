@@ -7,7 +7,7 @@ import ctypes
 import fakecupy
 import numpy as np
 import pytest
-from backends import BACKENDS, DEVICES, STAND_INS, backend_of, leave_free
+from backends import BACKENDS, DEVICES, STAND_INS, backend_of, leave_free, on_devices
 from trialruns import notices_of, stop_after
 
 from syncpretrain import finetune, pretrain
@@ -41,6 +41,14 @@ TUNING = {
     "dropout": {"dropout": 0.3, "input_dropout": 0.1},
     "patience": {"patience": 1, "epochs": 4},
 }
+TUNED = [  # layers, how they are tuned, classes
+    (LAYERS, "reconstruction", 0),
+    (LAYERS, "dropout", 3),
+    (LAYERS, "patience", 0),
+    (IMAGES["layers"], "reconstruction", 3),
+    (IMAGES["layers"], "dropout", 0),
+    (IMAGES["layers"], "patience", 3),
+]
 
 
 @pytest.fixture(params=BACKENDS[1:])
@@ -208,7 +216,7 @@ class TestByteRows:
 
 
 class TestTrainingOnBytes:
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(("device", "kind"), on_devices(KINDS), indirect=["device"])
     def test_pretraining_comes_to_the_same_bits(
         self, device, images, kind, runtime, monkeypatch, queued
     ):
@@ -223,12 +231,9 @@ class TestTrainingOnBytes:
         pretrain(images, **BASE, **own, backend="cupy")
         assert {"gather_bytes", "gather_rows"} & {*queued} == {"gather_rows"}
 
-    @pytest.mark.parametrize("classes", [0, 3])
-    @pytest.mark.parametrize("tuning", TUNING)
-    @pytest.mark.parametrize("layers", [LAYERS, IMAGES["layers"]])
-    def test_fine_tuning_comes_to_the_same_bits(
-        self, device, images, layers, tuning, classes, monkeypatch, queued
-    ):
+    @pytest.mark.parametrize(("device", "case"), on_devices(TUNED), indirect=["device"])
+    def test_fine_tuning_comes_to_the_same_bits(self, device, images, case, monkeypatch, queued):
+        layers, tuning, classes = case
         stack = pretrain(images, layers=layers, epochs=1, batch_size=20, backend="numpy")
         settings = {"epochs": 2, "batch_size": 15, "validation": images[:50]} | TUNING[tuning]
         y = np.arange(200) % 3 if classes else None
@@ -368,7 +373,7 @@ def pretraining_memory(settings, rows: int) -> int:
 class TestRoom:
     """Where the data stay, by the memory that is free."""
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(("device", "kind"), on_devices(KINDS), indirect=["device"])
     def test_pretraining_with_its_data_on_the_host_comes_to_the_same_bits(
         self, device, numbers, small_blocks, kind, runtime, monkeypatch, queued
     ):
@@ -422,11 +427,13 @@ class TestRoom:
         assert len(besides) == 2, "of the rows to train on and to validate with"
         assert min(besides) >= good_best_and_checkpoint + RESERVED_BYTES
 
-    @pytest.mark.parametrize("classes", [0, 3])
-    @pytest.mark.parametrize("is_file", [False, True])
+    @pytest.mark.parametrize(
+        ("device", "case"), on_devices([(0, False), (3, True)]), indirect=["device"]
+    )
     def test_fine_tuning_with_its_data_on_the_host_comes_to_the_same_bits(
-        self, device, numbers, small_blocks, classes, is_file, monkeypatch, tmp_path, queued
+        self, device, numbers, small_blocks, case, monkeypatch, tmp_path, queued
     ):
+        classes, is_file = case
         stack = pretrain(numbers, **BASE, backend="numpy")
         y = np.arange(200) % 3 if classes else None
         weights = np.linspace(0.5, 1.5, 200) if classes else None

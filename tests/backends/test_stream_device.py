@@ -10,7 +10,7 @@ import threading
 import fakecupy
 import numpy as np
 import pytest
-from backends import DEVICES, REAL, as_it_is, backend_of, leave_free
+from backends import DEVICES, REAL, as_it_is, backend_of, leave_free, on_devices
 from devicedraws import draw_as_on_a_device
 from disturbedsteps import before_steps
 from largerdata import Blocking
@@ -34,6 +34,16 @@ from syncpretrain.workers.streamed.device_inputs import DeviceRing, Events
 from syncpretrain.workers.streamed.device_layer import DeviceStreamedLayer
 
 ON_DEVICES = [v for v in VARIANTS if not {"shards"} & VARIANTS[v].keys()]
+# A delay moves minibatches, whatever learns of them: each learner with one, and each delay.
+LEARNERS = [(variant, 0.4) for variant in ON_DEVICES]
+LEARNERS += [(variant, delay) for variant in ("rbm", "uneven", "log-odds") for delay in (0.0, 2.5)]
+STOPPED = [
+    ("rbm", 0.0),
+    ("persistent", 0.4),
+    ("dropout", 0.0),
+    ("stopped early", 0.4),
+    ("log-odds", 1.5),
+]
 STREAM = {"layers": LAYERS, "batch_size": 30, "epochs": 3, "handoff": "minibatch"}
 IMAGES = ("1x4x4,conv:3x2,pool:1,conv:2x2,5", {"batch_size": 20, "epochs": 2})
 
@@ -78,9 +88,9 @@ def alike(actual, expected, tolerance=3e-6):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=tolerance)
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.4, 2.5])
-@pytest.mark.parametrize("variant", ON_DEVICES)
-def test_every_learner_comes_to_numpys_weights(bits, device, variant, delay, monkeypatch):
+@pytest.mark.parametrize(("device", "case"), on_devices(LEARNERS), indirect=["device"])
+def test_every_learner_comes_to_numpys_weights(bits, device, case, monkeypatch):
+    variant, delay = case
     draw_as_on_a_device(monkeypatch)
     oracle = streamed(bits, variant, delay=delay, backend="numpy", runtime="serial").run()
     found = [
@@ -225,9 +235,18 @@ class TestOrder:
 class TestBlocks:
     """Blocks of minibatches that are recorded and launched again."""
 
-    @pytest.mark.parametrize("delay", [0.0, 0.4])
     @pytest.mark.parametrize(
-        "variant", ["rbm", "gaussian", "dropout", "persistent", "denoising", "uneven"]
+        ("variant", "delay"),
+        [
+            ("rbm", 0.0),
+            ("rbm", 0.4),
+            ("gaussian", 0.4),
+            ("dropout", 0.0),
+            ("persistent", 0.4),
+            ("denoising", 0.0),
+            ("uneven", 0.0),
+            ("uneven", 0.4),
+        ],
     )
     def test_they_have_the_bits_of_single_launches(
         self, bits, late, monkeypatch, variant, delay, queued
@@ -301,20 +320,11 @@ def interrupted(bits, variant, number, monkeypatch, **options):
 
 
 class TestResume:
-    @pytest.mark.parametrize(
-        ("variant", "delay"),
-        [
-            ("rbm", 0.0),
-            ("persistent", 0.4),
-            ("dropout", 0.0),
-            ("stopped early", 0.4),
-            ("log-odds", 1.5),
-        ],
-    )
+    @pytest.mark.parametrize(("device", "case"), on_devices(STOPPED), indirect=["device"])
     def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(
-        self, bits, device, variant, delay, monkeypatch, tmp_path
+        self, bits, device, case, monkeypatch, tmp_path
     ):
-        reported = {}
+        (variant, delay), reported = case, {}
 
         def run(state=None, **options):
             events = []

@@ -218,8 +218,8 @@ class TestMemory:
         [
             {},
             {"optimizer": "sgd", "momentum": 0.9},
-            {"optimizer": "cg"},
-            {"optimizer": "lbfgs"},
+            {"optimizer": "cg", "epochs": 1, "batch_size": 150},
+            {"optimizer": "lbfgs", "epochs": 1, "batch_size": 150},
             {"split": "examples", "shards": 4},
             {"split": "units", "shards": 3},
             {"dropout": 0.5, "input_dropout": 0.2, "patience": 3},

@@ -51,7 +51,8 @@ def oracle(stack, bits):
 
 
 @pytest.mark.parametrize(
-    ("size", "names"), [(2, list(VARIANTS)), (3, ["odd", "plain"]), (6, list(VARIANTS))]
+    ("size", "names"),
+    [(2, list(VARIANTS)), (3, ["odd", "plain"]), (6, ["plain", "small rest", "rest without rows"])],
 )
 def test_the_bits_are_those_of_one_process(stack, bits, oracle, size, names):
     with local_ranks(size) as ranks:

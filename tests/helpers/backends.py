@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import fakecuda
@@ -25,6 +26,16 @@ STAND_INS = ["double", "deferred"]  # see fakecupy.py
 BACKENDS = ["numpy", *STAND_INS, "cupy"]
 REAL = [] if NO_GPU else ["cupy"]
 DEVICES = [*STAND_INS, *REAL]
+LATE = ["deferred", *REAL]
+
+
+def on_devices(cases: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Return devices with cases: all where work is done late, the first where it is done at once.
+
+    A missing wait shows as other numbers where work is late, and both do the same arithmetic.
+    """
+    cases = list(cases)
+    return [(name, case) for case in cases for name in LATE] + [("double", cases[0])]
 
 
 def backend_of(name: str, monkeypatch: Any) -> Backend:

@@ -41,14 +41,16 @@ def make_examples(units, rows=6, dtype=np.float64):
     return x.astype(dtype), target.astype(dtype)
 
 
-def finite_differences(network, x, target, weights=None, size=1e-6, **address):
+def finite_differences(network, x, target, weights=None, size=1e-6, places=None, **address):
+    """Return the slopes of the loss at some parameters, by default at all."""
     let_be(network, x, target, weights, **address)
-    slopes = np.empty_like(network.parameters)
-    for place, kept in enumerate(network.parameters.copy()):
+    places = np.arange(len(network.parameters)) if places is None else places
+    slopes = np.empty(len(places))
+    for i, (place, kept) in enumerate(zip(places, network.parameters[places], strict=True)):
         network.parameters[place] = kept + size
         above = network.loss_of_minibatch()
         network.parameters[place] = kept - size
         below = network.loss_of_minibatch()
         network.parameters[place] = kept
-        slopes[place] = (above - below) / (2 * size)
+        slopes[i] = (above - below) / (2 * size)
     return slopes

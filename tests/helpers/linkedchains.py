@@ -67,6 +67,18 @@ NETWORKS = {  # the chain, its loss
 }
 
 
+def sampled(network):
+    """Return the places of every bias and of one weight in 7: in each row and each column."""
+    places, start = [], 0
+    for weight, bias in network.chain:
+        assert weight.shape[1] % 7
+        end = start + weight.size
+        places += [*range(start, end, 7), *range(end, end + bias.size)]
+        start = end + bias.size
+    assert start == len(network.parameters)
+    return np.array(places)
+
+
 def as_float32(chain):
     return [
         type(link)(link.weight.astype("f4"), link.bias.astype("f4"), *rest(link)) for link in chain

@@ -200,6 +200,20 @@ def test_an_interrupt_at_any_step_of_leaving_restores_what_was_found():
     assert 3 < number < 999
 
 
+def test_the_process_is_looked_through_once_until_a_module_is_imported(monkeypatch):
+    looked = []
+    find = blas.ThreadpoolController
+    monkeypatch.setattr(blas, "ThreadpoolController", lambda: looked.append(find()) or looked[-1])
+    monkeypatch.setitem(sys.modules, "one_more", sys)
+    for _ in range(3):
+        with blas_limit(1):
+            assert set(limits()) == {1}
+    assert len(looked) == 1
+    monkeypatch.setitem(sys.modules, "yet_another", sys)
+    assert blas_threads() >= 1
+    assert len(looked) == 2
+
+
 def test_ctrl_c_at_the_very_start_of_a_run_is_a_request(monkeypatch):
     """It comes while the limit is set, when the run has just begun to listen to signals."""
     set_limit = blas._limit

@@ -21,8 +21,8 @@ from syncpretrain.settings import settings_from, write_settings
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 MB = 1 << 20
-LARGE = 400 * MB, 1024  # bytes of the file, values of an example
-ALLOWED = LARGE[0] // 4
+LARGE = 240 * MB, 1024  # bytes of the file, values of an example
+ALLOWED = 100 * MB
 LIMITED = """
 import json, resource, sys
 from pathlib import Path

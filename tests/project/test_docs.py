@@ -92,9 +92,15 @@ def offline(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module", autouse=True)
 def runtime():
-    """Import ONNX Runtime, which keeps files open, before a test counts them."""
-    with contextlib.suppress(ImportError):
-        importlib.import_module("onnxruntime")
+    """Import ONNX Runtime, which keeps files open, before a test counts them; and SciPy's BLAS."""
+    for name in ("onnxruntime", "scipy.linalg"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fast_solvers(runtime, one_blas_thread):
+    """Let the linear models of ``compare`` and of the predictors work in one thread."""
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +186,7 @@ class TestCommands:
         for name in ("MEASURED_SECONDS", "TUNED_SECONDS"):
             monkeypatch.setattr(f"syncpretrain.planning.dry_run.{name}", 0.0)
         monkeypatch.setattr("syncpretrain.planning.bench.SIDE", 64)
+        monkeypatch.setattr("syncpretrain.planning.exchange.MINIBATCHES", 20)
 
     @pytest.mark.parametrize("line", LINES)
     def test_line(self, line, template, tmp_path, monkeypatch, quick):

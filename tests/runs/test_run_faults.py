@@ -481,7 +481,8 @@ def test_a_limit_of_file_sizes_ends_in_one_sentence(tmp_path, bits, limit):
     train = ["train", "--layers", "16,60,40", "--data", str(tmp_path / "x.npy"), "--epochs", "2"]
     train += ["--batch-size", "40", "--checkpoint-every", "1", "--out", str(tmp_path / "run")]
     ended = subprocess.run(
-        [sys.executable, "-c", SMALL_FILES, str(limit), *train],
+        # -B: the code of a module that is compiled here would be cut off for all later processes.
+        [sys.executable, "-B", "-c", SMALL_FILES, str(limit), *train],
         capture_output=True,
         text=True,
         timeout=60,

@@ -52,14 +52,14 @@ def test_two_ranks_that_share_a_layer_have_the_bits_of_one_thread(data, call):
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        (TRAIN, "Error: --runtime: got threads on 3 ranks, which would be 3 runs in one folder"),
-        (["-m", "syncpretrain", "presets"], "Error: presets: got 3 ranks, which would all do the"),
+        (TRAIN, "Error: --runtime: got threads on 2 ranks, which would be 2 runs in one folder"),
+        (["-m", "syncpretrain", "presets"], "Error: presets: got 2 ranks, which would all do the"),
         ([*TRAIN, "--runtime", "mpi", "--batch-size", 500], "Error: --batch-size: got 500"),
     ],
 )
 def test_refusals_are_printed_once(data, command, told):
     more = data if command[2] == "train" else []
-    status, out, err = finished(start(3, *command, *more))
+    status, out, err = finished(start(2, *command, *more))
     assert (status, out) == (2, "")
     assert told in err
     assert err.count("Error:") == 1

@@ -39,8 +39,10 @@ def assert_same(one, other):
             np.testing.assert_array_equal(a, b, err_msg=name)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("schedule", ["synchronized", "greedy"])
+@pytest.mark.parametrize(
+    ("kind", "schedule"),
+    [(kind, "synchronized") for kind in KINDS] + [("units", "greedy"), ("examples", "greedy")],
+)
 def test_any_number_of_workers_gives_the_bits_of_one(train, kind, schedule):
     settings = {"shards": 4, "schedule": schedule, **KINDS[kind]}
     alone = train(runtime="serial", **settings)

@@ -1,0 +1,10 @@
+"""What the tests of estimators have in common."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fast_solvers(one_blas_thread: None) -> None:
+    """Let scikit-learn's solvers work in one thread."""
