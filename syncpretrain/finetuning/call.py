@@ -28,7 +28,6 @@ from syncpretrain.finetuning.tasks import Form, Part
 from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.verbose import observing
-from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.settings.by_data import in_words
 from syncpretrain.settings.convert import check_names
 
@@ -158,7 +157,11 @@ def finetune(
             warnings.warn(sentence, PoorResultWarning, stacklevel=3)
         return tuned
 
-    return on_every_rank(work) if settings.get("runtime") == "mpi" else work()
+    if settings.get("runtime") != "mpi":
+        return work()
+    from syncpretrain.pretraining.on_ranks import on_every_rank
+
+    return on_every_rank(work)
 
 
 def _prepared(

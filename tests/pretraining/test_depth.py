@@ -77,12 +77,6 @@ def play(depth: int, *, stops: bool, **given: Any) -> float:
     return count_steps(to_the_end, "schedule") / epochs
 
 
-@pytest.fixture(scope="module", autouse=True)
-def counted_once() -> None:
-    """Python 3.12 counts no instructions of a code object that it traces for the first time."""
-    play(2, stops=True)
-
-
 @pytest.mark.parametrize("stops", [False, True])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_deep_schedule_takes_no_more_steps_an_epoch(name, stops):
