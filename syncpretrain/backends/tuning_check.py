@@ -23,10 +23,10 @@ __all__ = ["has_fused_tuning", "why_not_tuned"]
 
 TRIED_UNITS = ("tanh", "relu", "bernoulli")
 # An optimizer, examples, and the sizes of a chain. In the first rows begin at multiples of 16
-# bytes, which kernels load at once, and there are more examples than a tile has rows (64); in the
+# bytes, which kernels load at once, and there are more examples and units than a tile has; in the
 # second neither is so.
 TRIED_STEPS = (
-    (Rule("adam"), 70, (36, 44, 12, 40)),
+    (Rule("adam"), 70, (36, 76, 12, 68)),
     (Rule("sgd", 0.5, nesterov=True), 9, (5, 3, 2, 5)),
 )
 SHRINK, SIZE, FLOOR = 0.99, 0.05, 0.5
