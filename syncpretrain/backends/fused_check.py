@@ -22,7 +22,7 @@ __all__ = ["has_fused_steps", "has_tensor_cores", "trial", "why_not_fused"]
 
 LEAST_CAPABILITY = 80  # that has tensor cores for TF32, and copies to shared memory
 # Examples, visible and hidden units: with alignment, and more of each than a tile has; without, and
-# with sums so long that it is seen where tensor cores, which round sums toward zero, take them whole.
+# with sums so long that it shows where tensor cores, which round toward zero, take them whole.
 TRIAL_SIZES = ((70, 76, 68), (9, 2001, 3))
 # Of means and parameters. Of long sums in float32, whole ones of tensor cores are off by 9e-6, in
 # TF32 and bfloat16 by 3e-5 at most. Factors that are rounded otherwise are off by 8e-4 at least.
