@@ -144,9 +144,10 @@ def as_examples(X: ArrayLike, name: str) -> NDArray[Any]:
     if isinstance(X, SparseRows) or hasattr(X, "toarray"):
         rows: Any = X if isinstance(X, SparseRows) else rows_of_matrix(X, name)
         return rows  # type: ignore[no-any-return]
-    # There are none before the module is imported, which takes as long as reading small data.
-    masked = sys.modules.get("numpy.ma")
-    if masked and isinstance(X, masked.MaskedArray) and (hidden := np.sum(X.mask)):
+    # There are none before the module is imported, which takes as long as reading small data. Where
+    # another thread is importing it, there is a module, and no such class yet.
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
+    if isinstance(X, masked) and (hidden := np.sum(X.mask)):
         raise DataError(
             f"{name}: got a masked array with {hidden} masked values, expected plain numbers; mark"
             " them as missing by X.astype(float).filled(np.nan), or fill in others"

@@ -104,7 +104,7 @@ def phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: int
     """
     n = len(v) // 2
     v *= np.float32(1 / examples)
-    np.negative(v[n:], out=v[n:])
+    np.multiply(v[n:], -1, out=v[n:])
     sum_rows(v, out=da)
     sum_rows(h[:n], out=db)
     db -= sum_rows(h[n:], out=np.empty_like(db))

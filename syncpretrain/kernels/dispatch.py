@@ -39,7 +39,9 @@ def accelerated(function: F, name: str | None = None) -> F:
                 return result
         return function(array, *args, **options)
 
-    dispatched.__name__ = name
+    if name != function.__name__:  # it is found by its own name, as pickle does
+        dispatched.__name__ = dispatched.__qualname__ = name
+        dispatched.__module__ = __name__
     _equations[name] = dispatched
     return dispatched  # type: ignore[return-value]
 

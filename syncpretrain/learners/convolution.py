@@ -123,7 +123,7 @@ class ConvolutionalRBM(BaseRBM):
         n, shape, (dW, da, db) = len(v) // 2, self._maps, self.gradients
         positions, pixels = shape.positions, shape.height * shape.width
         v *= np.float32(1 / (examples * positions))
-        np.negative(v[n:], out=v[n:])
+        np.multiply(v[n:], -1, out=v[n:])
         into = dW.reshape(shape.fan_in, -1)
         convolve_gradient(v, h, self._places, into, self._scratch, shape)
         sum_channels(v, shape, out=da)

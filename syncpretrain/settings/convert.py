@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
@@ -30,6 +31,9 @@ USUAL_ELSEWHERE = {  # names that other libraries have for a setting
     "n_jobs": "workers",
     "random_state": "seed",
 }
+# msgspec 0.22 finds out what a class is made of at its first use, and crashes where two threads do
+# so at once.
+_building = threading.Lock()
 BOUNDS = {">=": "of at least", ">": "above", "<=": "of at most", "<": "below"}
 
 
@@ -43,7 +47,8 @@ def checked(values: dict[str, Any], kind: type[SettingsT]) -> SettingsT:
     """
     values = plain(values)
     try:
-        return msgspec.convert(values, kind)
+        with _building:
+            return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, SettingsError):
             raise error.__cause__ from None

@@ -29,6 +29,16 @@ def test_activate_works_in_place(units):
     np.testing.assert_allclose(x, expected)
 
 
+@pytest.mark.parametrize("units", MEANS)
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("width", [3, 4, 8, 16])
+def test_one_unit_of_several_has_the_bits_of_one_alone(units, kind, width):
+    """A shard may own a column; NumPy 2.4 negates numbers wrongly that are 16 bytes apart."""
+    x = np.random.default_rng(1).normal(size=(21, width)).astype(kind)
+    alone = activate(x[:, 1:2].copy(), units)
+    np.testing.assert_array_equal(activate(x[:, 1:2], units), alone)
+
+
 @pytest.mark.parametrize("units", UNITS)
 def test_times_derivative_agrees_with_finite_differences(units):
     rng = np.random.default_rng(2)

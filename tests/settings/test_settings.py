@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -48,6 +51,27 @@ class TestMomentum:
     def test_other_texts_are_refused(self, text):
         with pytest.raises(SettingsError, match=r"^momentum: got"):
             MomentumSchedule(text)
+
+
+def test_settings_may_be_made_first_by_several_threads():
+    """msgspec 0.22 crashes where two threads are the first to make some of a class at once."""
+    code = """
+from threading import Barrier, Thread
+from syncpretrain.settings import settings_from
+
+start = Barrier(4)
+def work():
+    start.wait(30)
+    settings_from((8, 4))
+
+threads = [Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(30)
+"""
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 class TestLayers:
