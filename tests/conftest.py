@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -133,6 +134,9 @@ def nothing_left() -> Iterator[None]:
     left = left_behind(before)
     if left:
         gc.collect()  # an array mapped from a file closes it when it is collected
+    deadline = time.monotonic() + 5.0
+    while left and time.monotonic() < deadline:  # another thread may have files open for a moment
+        time.sleep(0.01)
         left = left_behind(before)
     assert not left, f"the test left behind {', '.join(left)}"
 

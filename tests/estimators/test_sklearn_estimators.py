@@ -541,7 +541,7 @@ from syncpretrain.sklearn import DBNClassifier
 
 X, y = load_iris(return_X_y=True)
 settings = {"finetune_learning_rate": 0.02}
-model = DBNClassifier(epochs=2, finetune_epochs=5, random_state=0, settings=settings)
+model = DBNClassifier(epochs=2, finetune_epochs=20, random_state=0, settings=settings)
 model = make_pipeline(MinMaxScaler(), model)
 for jobs, backend in ((1, "loky"), (2, "loky"), (2, "threading")):
     with joblib.parallel_config(backend):
