@@ -34,7 +34,6 @@ extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) draw_hidden(
     struct Rows weights = rows_of(weight, ldw, (int)visible, width);
     int row = threadIdx.x / (32 / Few::EACH), column = threadIdx.x % (32 / Few::EACH) * Few::EACH;
     int i = m0 + row, first = n0 + column;
-    float uniform[Few::EACH];
     float *parts = product<Few>({data, true, m0}, {weights, false, n0}, (int)visible, [&] {
         if (i >= n || first >= width) return;
         struct Address at = address_of(key0, key1, c0, c1, c2, c3, now);
@@ -45,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) draw_hidden(
 #pragma unroll
         for (int e = 0; e < Few::EACH; e++) {
             int k = number % 8 + e;
-            uniform[e] = k < 8 ? number_of(own, k) : number_of(next, k - 8);
+            kept(e) = k < 8 ? number_of(own, k) : number_of(next, k - 8);
         }
     });
 #pragma unroll
@@ -53,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) draw_hidden(
         if (i >= n || first + e >= width) continue;
         float mean = sigmoid(sum_at<Few>(parts, row, column + e) + bias[first + e]);
         means[i * ldm + first + e] = mean;
-        states[i * lds + first + e] = uniform[e] < mean ? 1.0f : 0.0f;
+        states[i * lds + first + e] = kept(e) < mean ? 1.0f : 0.0f;
     }
 }
 
@@ -61,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) draw_hidden(
 // Means of units times `sign`, and their differences from what the data have there: of each column
 // of the tile the sum, into a row of `sums` for each row of tiles, and of all the squared error.
 __device__ static __forceinline__ void compare(
-    const float *parts, const float given[Few::EACH], const float *bias, long long units,
+    const float *parts, const float *bias, long long units,
     float *means, long long ldm, float sign, int m0, int n0, int count, int width,
     float *sums, double *errors)
 {
@@ -73,7 +72,7 @@ __device__ static __forceinline__ void compare(
         int row = warp + WARPS * e;
         if (m0 + row >= count || j >= width) continue;
         float mean = mean_of(sum_at<Few>(parts, row, column) + bias[j], units);
-        float difference = given[e] - mean;
+        float difference = kept(e) - mean;
         means[(m0 + row) * ldm + j] = sign * mean;
         sum += difference;
         error += (double)difference * difference;
@@ -95,11 +94,10 @@ extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) reconstruct(
     struct Rows h = rows_of(states, lds, (int)n, (int)hidden);
     struct Rows weights = rows_of(weight, ldw, width, (int)hidden);
     struct Rows data = gathered(x, ldx, last, numbers, x, ldx, (int)n, (int)n, width, now);
-    float given[Few::EACH];
     float *parts = product<Few>({h, true, m0}, {weights, true, n0}, (int)hidden, [&] {
-        load_given(given, data, m0, n0);
+        keep_given(data, m0, n0);
     });
-    compare(parts, given, bias, units, means, ldm, 1.0f, m0, n0, (int)n, width, sums, errors);
+    compare(parts, bias, units, means, ldm, 1.0f, m0, n0, (int)n, width, sums, errors);
 }
 
 // Hidden means for n rows of v1, and their differences from those of the data, in the rows of h0.
@@ -112,12 +110,11 @@ extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) find_hidden(
     int width = (int)hidden, m0 = first_row<Few>(width), n0 = first_column<Few>(width);
     struct Rows v = rows_of(v1, ldv, (int)n, (int)visible);
     struct Rows weights = rows_of(weight, ldw, (int)visible, width);
-    float given[Few::EACH];
     float *parts = product<Few>({v, true, m0}, {weights, false, n0}, (int)visible, [&] {
-        load_given(given, rows_of(h0, ldh, (int)n, width), m0, n0);
+        keep_given(rows_of(h0, ldh, (int)n, width), m0, n0);
     });
     compare(
-        parts, given, bias, UNITS_BERNOULLI, h1, ldh, -1.0f, m0, n0, (int)n, width, sums, 0);
+        parts, bias, UNITS_BERNOULLI, h1, ldh, -1.0f, m0, n0, (int)n, width, sums, 0);
 }
 
 // ---------------------------------------------------------------- parameters

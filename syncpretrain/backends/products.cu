@@ -489,12 +489,19 @@ __device__ static __forceinline__ float sum_of_tiles(
     return sum;
 }
 
-// What the data have in this thread's column of a tile.
-__device__ static __forceinline__ void load_given(
-    float given[Few::EACH], const struct Rows &data, int m0, int n0)
+// A number that a thread keeps while a product is made. It lies in shared memory: in registers
+// these numbers would push sums out to memory that is far away.
+__device__ static __forceinline__ float &kept(int e)
+{
+    __shared__ float numbers[Few::EACH][FUSED_THREADS];
+    return numbers[e][threadIdx.x];
+}
+
+// Keeps what the data have in this thread's column of a tile.
+__device__ static __forceinline__ void keep_given(const struct Rows &data, int m0, int n0)
 {
     int row = m0 + threadIdx.x / Few::COLUMNS, j = n0 + threadIdx.x % Few::COLUMNS;
 #pragma unroll
     for (int e = 0; e < Few::EACH; e++, row += WARPS)
-        given[e] = row < data.count && j < data.width ? row_of(data, row)[j] : 0.0f;
+        kept(e) = row < data.count && j < data.width ? row_of(data, row)[j] : 0.0f;
 }

@@ -46,9 +46,8 @@ extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) forward_output(
 {
     int width = (int)outputs, m0 = first_row<Few>(width), n0 = first_column<Few>(width);
     int warp = threadIdx.x / 32, column = threadIdx.x % 32, j = n0 + column;
-    float given[Few::EACH];
     float *parts = inputs_of(read, ldr, weight, (int)n, (int)inputs, width, [&] {
-        load_given(given, rows_of(target, ldt, (int)n, width), m0, n0);
+        keep_given(rows_of(target, ldt, (int)n, width), m0, n0);
     });
     float sum = 0.0f;
     double error = 0.0;
@@ -57,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) forward_output(
         int row = warp + WARPS * e;
         if (m0 + row >= n || j >= width) continue;
         float y = mean_of(sum_at<Few>(parts, row, column) + bias[j], units);
-        float difference = y - given[e], own = difference * scale;
+        float difference = y - kept(e), own = difference * scale;
         if (squared) own = times_slope(own, y, units);
         delta[(m0 + row) * outputs + j] = own;
         sum += own;
@@ -77,9 +76,8 @@ extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) delta_of_layer(
     int width = (int)inputs, m0 = first_row<Few>(width), n0 = first_column<Few>(width);
     struct Rows deltas = rows_of(delta, outputs, (int)n, (int)outputs);
     struct Rows weights = rows_of(weight, outputs, width, (int)outputs);
-    float given[Few::EACH];
     float *parts = product<Few>({deltas, true, m0}, {weights, true, n0}, (int)outputs, [&] {
-        load_given(given, rows_of(a, inputs, (int)n, width), m0, n0);
+        keep_given(rows_of(a, inputs, (int)n, width), m0, n0);
     });
     int warp = threadIdx.x / 32, column = threadIdx.x % 32, j = n0 + column;
     float sum = 0.0f;
@@ -87,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 2) delta_of_layer(
     for (int e = 0; e < Few::EACH; e++) {
         int row = warp + WARPS * e;
         if (m0 + row >= n || j >= width) continue;
-        float own = times_slope(sum_at<Few>(parts, row, column), given[e], units);
+        float own = times_slope(sum_at<Few>(parts, row, column), kept(e), units);
         below[(m0 + row) * inputs + j] = own;
         sum += own;
     }

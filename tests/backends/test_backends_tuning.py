@@ -334,7 +334,7 @@ class TestTrial:
             ("float32", "own = times_slope(own, y, units);", ""),
             (
                 "float32",
-                "float own = times_slope(sum_at<Few>(parts, row, column), given[e], units);",
+                "float own = times_slope(sum_at<Few>(parts, row, column), kept(e), units);",
                 "float own = sum_at<Few>(parts, row, column);",
             ),
             ("float32", "error += (double)difference * difference;", "error += difference;"),

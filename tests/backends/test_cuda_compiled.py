@@ -23,9 +23,7 @@ from syncpretrain.backends.cuda_tuning import TUNING_FILES
 from syncpretrain.kernels.precision import PRECISIONS
 
 # Turing, Ampere, Hopper and Blackwell, and how many registers a thread may have: so that four
-# blocks of 256 have room on a multiprocessor, or two of those with tiles of products. In these a
-# few numbers may lie in memory: two blocks so were faster than one with all in registers.
-MOST_SPILLED = {64: 0, 128: 32}  # bytes
+# blocks of 256 have room on a multiprocessor, or two of those with tiles of products.
 CASES = [(CUDA_FILES, "float32", architecture, 64) for architecture in (75, 80, 90, 120)]
 # Each precision on each architecture, in the files of pretraining or of fine-tuning in turns, so
 # that both have each precision and each architecture. They share the tiles of their products.
@@ -73,7 +71,7 @@ def test_every_kernel_keeps_its_numbers_in_registers(names, precision, architect
     for name, text in kernels.items():
         stack = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", text)
         assert stack is not None, f"{name}: {text}"
-        assert max(map(int, stack.groups())) <= MOST_SPILLED[most], f"{name}: {text}"
+        assert stack.groups() == ("0", "0"), f"{name}: {text}"
         registers = re.search(r"Used (\d+) registers", text)
         assert registers is not None and int(registers[1]) <= most, f"{name}: {text}"
 
