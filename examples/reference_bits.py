@@ -110,6 +110,9 @@ TURNS: Options = {"schedule": "async", "runtime": "serial", "replicas": 2}
 RECTIFIED: Options = {"hidden_units": ("relu", "bernoulli", "gaussian"), "learning_rate": 0.005}
 RECALL: Options = {}  # fine-tuning for reconstruction
 CLASSES: Options = {"y": "classes"}
+FEW_CLASSES: Options = {"y": "few classes", "normalization": "batch", "input_noise": 0.1}
+FEW_CLASSES |= {"unlabelled": "pseudo", "learning_rate": 0.005, "epochs": 4}
+RELU: Options = {"hidden_units": "relu", "learning_rate": 0.005}
 NUMBERS: Options = {"y": "numbers"}
 MPI: Options = {"runtime": "mpi"}
 
@@ -258,6 +261,17 @@ ROWS: dict[str, Row] = {
     ),
     "tuning, async": Row({}, finetune=TURNS | {"optimizer": "sgd", "async_rate": "constant"}),
     "tuning, async, adam": Row({}, finetune=TURNS | {"simulate_staleness": 3, "epochs": 3}),
+    "tuning, numbers, normalized": Row(
+        RELU, NUMBERS | {"normalization": "batch", "dropout": 0.2}, data="numbers"
+    ),
+    "tuning, few classes": Row(RELU, FEW_CLASSES, data="numbers"),
+    "tuning, few classes, by examples": Row(
+        RELU, FEW_CLASSES | {"replicas": 2, "split": "examples"}, data="numbers"
+    ),
+    "tuning, few classes, by units": Row(
+        RELU, FEW_CLASSES | {"replicas": 2, "split": "units"}, data="numbers"
+    ),
+    "tuning, few classes, async": Row(RELU, FEW_CLASSES | TURNS, data="numbers"),
     "tuning, conv, by examples": Row({}, finetune={"replicas": 2, "split": "examples"}, **PICTURES),
     "tuning, conv, by filters": Row({}, finetune={"replicas": 2, "split": "filters"}, **PICTURES),
     "tuning, conv, hybrid": Row(
@@ -305,6 +319,14 @@ ROWS: dict[str, Row] = {
         same="tuning, by examples",
         quick=False,
     ),
+    "tuning, few classes, by examples, 2 ranks": Row(
+        RELU,
+        finetune=MPI | FEW_CLASSES | {"replicas": 2, "split": "examples"},
+        data="numbers",
+        ranks=2,
+        same="tuning, few classes, by examples",
+        quick=False,
+    ),
     "tuning, by examples, 3 ranks": Row(
         {},
         finetune=MPI | {"replicas": 2, "split": "examples", "dropout": 0.3, "weight_decay": 0.01},
@@ -328,7 +350,8 @@ STOPPED = {
         *("tuning", "tuning, sgd, nesterov, decay, cosine", "tuning, cg", "tuning, lbfgs"),
         *("tuning, cross-entropy, dropout", "tuning, patience", "tuning, by examples"),
         *("tuning, by units", "tuning, async", "tuning, async, adam", "tuning, conv, hybrid"),
-        *("tuning, conv, columns", "tuning, by examples, 3 ranks"),
+        *("tuning, conv, columns", "tuning, by examples, 3 ranks", "tuning, few classes"),
+        *("tuning, few classes, by examples", "tuning, few classes, async"),
     ),
 }
 ROWS |= {
@@ -370,8 +393,10 @@ def data() -> dict[str, Any]:
 def targets() -> dict[str, Any]:
     """Return the targets of the examples to train on, and their weights."""
     bits, normal = data()["bits"][:TRAINING], data()["numbers"][:TRAINING]
+    classes = np.int64(bits[:, 0] + 2 * bits[:, 1]) % 3
     return {
-        "classes": np.int64(bits[:, 0] + 2 * bits[:, 1]) % 3,
+        "classes": classes,
+        "few classes": np.where(np.arange(TRAINING) % 5, -1, classes),
         "numbers": np.float32(normal[:, :2] + bits[:, :2]),
         "weights": 0.5 + normal[:, 3] ** 2,
     }

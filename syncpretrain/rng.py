@@ -30,6 +30,7 @@ class Purpose(IntEnum):
     DROPOUT = 8
     CORRUPTION = 9
     IMPUTATION = 10
+    NOISE = 11
 
 
 class Address(NamedTuple):

@@ -137,8 +137,13 @@ SECTIONS: dict[str, dict[str, str]] = {
         "finetune_loss": "Loss of reconstruction. Default squared.",
         "finetune_dropout": "Share of hidden units left out.",
         "finetune_input_dropout": "Share of inputs left out.",
+        "finetune_input_noise": "Deviation of noise on inputs.",
+        "finetune_normalization": "batch standardizes relu units.",
+        "finetune_unlabelled": "pseudo: guessed classes train too.",
         "finetune_patience": "End N epochs after the best; keep its weights.",
         "finetune_batch_size": "",
+    },
+    "Workers of fine-tuning": {
         "finetune_precision": "float32 (default), tf32, bfloat16 or auto.",
         "finetune_replicas": "Sharing a minibatch. Default one a usable core.",
         "finetune_split": "What replicas share. Default units, or hybrid.",

@@ -81,6 +81,9 @@ class Site:
         its units.
     places, scratch : ndarray
         Pooling indices and scratch of the convolution kernels; empty for other links.
+    normal, spread : ndarray
+        Standardized inputs of the units of shape (n, numbers), and their standard deviations
+        before; empty for links without normalization.
     """
 
     weight: Array
@@ -92,6 +95,8 @@ class Site:
     delta: Array
     places: Array
     scratch: Array
+    normal: Array
+    spread: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,9 @@ class Link(ABC):
         Numbers of scratch that a shard needs.
     stores_argmax : bool
         Whether the forward pass stores pooling indices for the backward pass.
+    is_normalized : bool
+        Whether the inputs of each unit are standardized over the rows of a minibatch, ahead of the
+        bias. A shard by examples standardizes over its own rows.
     """
 
     weight: Array
@@ -129,6 +137,10 @@ class Link(ABC):
 
     @property
     def stores_argmax(self) -> bool:  # noqa: D102
+        return False
+
+    @property
+    def is_normalized(self) -> bool:  # noqa: D102
         return False
 
     @abstractmethod
@@ -170,9 +182,18 @@ class Link(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Affine(Link):
-    """One layer of a chain: the means of ``units`` at the input x W + b, in a precision."""
+    """One layer of a chain: the means of ``units`` at the input x W + b, in a precision.
+
+    With ``normalizes``, at the input (x W - mean) / spread + b.
+    """
 
     precision: str = "float32"
+    normalizes: bool = False
+
+    @property
+    def is_normalized(self) -> bool:
+        """Whether inputs are standardized."""
+        return self.normalizes
 
     def in_precision(self, name: str) -> Affine:
         """Return the same with products in a precision."""
@@ -195,9 +216,17 @@ class Affine(Link):
 
     def up(self, site: Site, own: slice) -> list[Operation]:
         """Return what fills the means of some units."""
-        out = site.out[:, own]
-        product = (self.product.operation, site.read, site.weight[:, own], out)
-        return [product, ("means", out, site.bias[own], self.units)]
+        out, means = site.out[:, own], ("means", site.out[:, own], site.bias[own], self.units)
+        given = self.product.operation, site.read, site.weight[:, own]
+        if not self.normalizes:
+            return [(*given, out), means]
+        normal = site.normal[:, own]  # kept for the way down
+        return [
+            (*given, normal),
+            ("normalize", normal, site.spread[own]),
+            ("copy", normal, out),
+            means,
+        ]
 
     def gradient(self, site: Site, reads: slice, own: slice) -> list[Operation]:
         """Return what fills rows of the weight's gradient, and a part of the bias'."""

@@ -34,6 +34,7 @@ from syncpretrain.finetuning.program import (
     step_phases,
 )
 from syncpretrain.finetuning.tasks import Examples
+from syncpretrain.finetuning.unlabelled import Passes, guess
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.losses import count_errors, loss_of, squared_error
@@ -58,6 +59,10 @@ class Network:
         The most examples that a minibatch can have.
     dropout : Dropout, optional
         The units that are left out do not depend on shards or split.
+    noise : float
+        Standard deviation of the noise added to the inputs.
+    epochs : int
+        Of the whole training: the weight of rows without a label rises through them.
     shards : int
         Number of parts that a step is cut into, for workers to share. One on a device.
     split : str
@@ -92,6 +97,8 @@ class Network:
         *,
         batch_size: int,
         dropout: Dropout | None = None,
+        noise: float = 0.0,
+        epochs: int = 1,
         shards: int = 1,
         split: str = "units",
         precision: str | None = None,
@@ -100,6 +107,7 @@ class Network:
         chain = [link.in_precision(precision) if precision else link for link in chain]
         self.backend: Backend = backend or NumpyBackend()
         self.loss, self.shards, self._dropout = loss, shards, dropout or Dropout()
+        self._noise, self._epochs = noise, epochs
         kind = chain[0].weight.dtype
         self.places = places_of(chain, self.backend)
         self.parameters, self.gradients = (
@@ -114,37 +122,38 @@ class Network:
         self._target = self.backend.empty((batch_size, chain[-1].makes.numbers), kind)
         self._weights: tuple[Array, Array] | None = None  # by example, and by output
         self.minibatch = Minibatch(self._x[:0], self._target[:0])
-        self._forward: dict[tuple[int, bool], Program] = {}
+        self._forward: dict[tuple[Any, ...], Program] = {}
         self._gradient: dict[tuple[int, ...], Program] = {}
         for mine, given in zip(self.chain, chain, strict=True):
             np.copyto(mine[0], self.backend.asarray(given.weight))
             np.copyto(mine[1], self.backend.asarray(given.bias))
 
     def begin(self, examples: Examples, rows: Any, *, epoch: int = 0, step: int = 0) -> None:
-        """Copy some rows of examples to where a minibatch lies, and draw what dropout leaves out.
+        """Copy some rows of examples to where a minibatch lies; draw noise, and what is left out.
 
-        ``rows`` are row numbers, on a device as an array of that device; ``epoch`` and ``step`` are
-        the address of what dropout draws.
+        ``rows`` are row numbers, or places in the ``numbers`` of examples, on a device as an array
+        of that device; ``epoch`` and ``step`` are the address of what is drawn.
         """
         n, gather = len(rows), self.backend.gather
-        x = target = gather(examples.inputs, rows, out=self._x[:n])
-        if examples.targets is not examples.inputs:
-            target = gather(examples.targets, rows, out=self._target[:n])
-        weights = None
-        if examples.weights is not None:
-            if self._weights is None:
-                empty, (size, outputs) = self.backend.empty, self._target.shape
-                kind = self.parameters.dtype
-                self._weights = empty((size, 1), kind), empty((size, outputs), kind)
-            own, weights = (array[:n] for array in self._weights)
-            np.copyto(weights, gather(examples.weights, rows, out=own))
-        self.minibatch = Minibatch(x, target, weights)
+        if examples.numbers is None:
+            x = target = gather(examples.inputs, rows, out=self._x[:n])
+            if examples.targets is not examples.inputs:
+                target = gather(examples.targets, rows, out=self._target[:n])
+            weights = None
+            if examples.weights is not None:
+                own, weights = self._weights_of(n)
+                np.copyto(weights, gather(examples.weights, rows, out=own))
+            self.minibatch = Minibatch(x, target, weights)
+        else:
+            self.minibatch = self._with_guesses(examples, rows, epoch, step)
+        if self._noise:
+            self._add_noise(epoch, step)
         self._draw_masks(epoch, step)
 
     @property
     def key(self) -> tuple[int, ...]:
         """Key of the minibatch: minibatches with the same key lie in the same arrays."""
-        x, target, weights = self.minibatch
+        x, target, weights, _ = self.minibatch
         return len(x), target is x, weights is not None
 
     def program(self, mover: Mover | None = None) -> Program:
@@ -174,12 +183,13 @@ class Network:
         """Return the step together with its optimizer's as one of the device, if it has such steps.
 
         ``moments`` are the arrays of the optimizer. There is none with dropout, with weights of
-        examples or with convolutions.
+        examples, with normalization or with convolutions.
         """
         buffers = self._buffers
         links = [link for link in buffers.links if isinstance(link, Affine)]
         has_masks = any(mask is not None for mask in buffers.masks)
-        if has_masks or self.minibatch.weights is not None or len(links) < len(buffers.links):
+        is_plain = len(links) == len(buffers.links) and not any(x.normalizes for x in links)
+        if has_masks or self.minibatch.weights is not None or not is_plain:
             return None
         arrays = TunedArrays(
             self.parameters,
@@ -203,8 +213,12 @@ class Network:
         return [Program([[operations]], 2 * self.shards) for operations in dealt]
 
     def loss_of_minibatch(self) -> float:
-        """Return the loss that :meth:`gradient` differentiates, with the same units left out."""
-        x, target, weights = self.minibatch
+        """Return the loss that :meth:`gradient` differentiates, with the same units left out.
+
+        Normalized, it is so in one shard or by units: by examples, shards standardize over their
+        own rows, and this over all.
+        """
+        x, target, weights, _ = self.minibatch
         y, units = self._output(len(x), drops=True), self._buffers.links[-1].units
         as_documents(y, target, units)
         return loss_of(target, y, units, self.loss, weights) / len(x)
@@ -231,6 +245,7 @@ class Network:
         drops = list(zip(reads, self._shares, strict=True))
         makes = [link.makes.numbers for link in chain]
         places = [m if link.stores_argmax else 0 for link, m in zip(chain, makes, strict=True)]
+        normals = [m if link.is_normalized else 0 for link, m in zip(chain, makes, strict=True)]
         scratch = max(link.scratch for link in chain)
         own = [link for section in sections if section.columns for link in section.links]
         columns = max(1, *(section.columns for section in sections))
@@ -255,6 +270,8 @@ class Network:
             [made(width) if share else None for width, share in drops],
             [made(width) if share else None for width, share in drops],
             [self.backend.empty(scratch, kind) for _ in range(self.shards)],
+            [made(width) for width in normals],
+            [self.backend.empty((self.shards, width), kind) for width in normals],
             self.loss,
             bool(self.backend.devices()),
         )
@@ -277,6 +294,47 @@ class Network:
         error: float = reduce(add, results[: self.shards])
         # NaN where the output is not finite, without a look at it, for which a device must wait
         return reduce(add, results[self.shards :]) + 0 * error if self._is_exclusive else error
+
+    def _weights_of(self, n: int) -> tuple[Array, Array]:
+        """Return where the weights of n rows lie, by row and by output."""
+        if self._weights is None:
+            empty, (size, outputs) = self.backend.empty, self._target.shape
+            kind = self.parameters.dtype
+            self._weights = empty((size, 1), kind), empty((size, outputs), kind)
+        own, by_output = (array[:n] for array in self._weights)
+        return own, by_output
+
+    def _with_guesses(self, examples: Examples, rows: Any, epoch: int, step: int) -> Minibatch:
+        """Return a minibatch of rows with a target, and of others with one that is guessed.
+
+        See :mod:`syncpretrain.finetuning.unlabelled`.
+        """
+        n, gather = len(rows), self.backend.gather
+        passes = Passes(examples, n, 0, self._epochs)
+        known, others = passes.labelled, n - passes.labelled
+        x, target = self._x[:n], self._target[:n]
+        gather(examples.inputs, examples.numbers[rows], out=x)  # type: ignore[index]
+        gather(examples.targets, rows[:known], out=target[:known])
+        own, weights = self._weights_of(n)
+        own[:known] = n / known
+        if examples.weights is not None:
+            own[:known] *= gather(examples.weights, rows[:known], out=weights[:known, :1].copy())
+        if ("guess", others) not in self._forward:
+            phases = forward_phases(self._buffers, x[known:], drops=False)
+            self._forward["guess", others] = Program(phases, 1, self._results(1))
+        in_turn(self._forward["guess", others], 1)
+        sure = guess(self._buffers.activations[-1][:others], target[known:])
+        own[known:, 0] = sure * (passes.rise(epoch, step) * n / others)
+        np.copyto(weights, own)
+        return Minibatch(x, target, weights, known)
+
+    def _add_noise(self, epoch: int, step: int) -> None:
+        """Add noise to the inputs of the minibatch."""
+        x = self.minibatch.x
+        draws: Any = Address(self._dropout.seed, Purpose.NOISE, 0, epoch, step).generator()
+        noise = draws.standard_normal(x.shape, dtype=np.float32)
+        noise *= np.float32(self._noise)
+        x += noise
 
     def _draw_masks(self, epoch: int, step: int) -> None:
         """Draw a factor for each unit: 0, or what makes up for the units left out."""

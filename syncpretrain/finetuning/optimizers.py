@@ -121,7 +121,7 @@ class Descent:
         self.steps += 1
         fused = self._fused_step()
         if fused is not None:
-            x, target, _ = network.minibatch
+            x, target, *_ = network.minibatch
             with np.errstate(over="ignore"):  # the caller checks the error
                 return fused(x, target, self.numbers(at.rate, self.steps))  # type: ignore[no-any-return]
         if network.key not in self._programs:
@@ -167,7 +167,7 @@ class Descent:
             rule = self.update.rule
             self._fused = [None if rule is None else self.network.fused(moments, rule)]
         (fused,) = self._fused
-        x, target, weights = self.network.minibatch
+        x, target, weights, _ = self.network.minibatch
         return fused if fused is not None and weights is None and fused.takes(x, target) else None
 
 

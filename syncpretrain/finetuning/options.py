@@ -116,6 +116,8 @@ def network_options(options: TuningOptions) -> dict[str, Any]:
         "split": options.split or "units",
         "batch_size": options.batch_size,
         "dropout": Dropout(options.input_dropout, options.dropout, options.seed),
+        "noise": options.input_noise,
+        "epochs": options.epochs,
         "shards": options.shards or 1,
         "precision": options.precision,
     }

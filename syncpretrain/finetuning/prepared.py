@@ -14,6 +14,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import backend_for, why_no_fused_tuning, why_no_gpu
 from syncpretrain.cluster.job import check_ranks
@@ -23,7 +27,9 @@ from syncpretrain.data.scaling import same_rows
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
+from syncpretrain.finetuning.chain import Link
 from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.normalization import check_normalized, check_rows, normalized
 from syncpretrain.finetuning.optimizers import VECTORS, optimizer_for
 from syncpretrain.finetuning.options import (
     TuningOptions,
@@ -55,7 +61,7 @@ from syncpretrain.finetuning.updates import (
     Updates,
     copies_of_replicas,
 )
-from syncpretrain.kernels.arrays import BLOCK, FLOAT_BYTES
+from syncpretrain.kernels.arrays import BLOCK, FLOAT_BYTES, Array
 from syncpretrain.kernels.convolution import scratch_size
 from syncpretrain.kernels.program import compiled_program, in_turn
 from syncpretrain.models.diagnosis import mean_error, on_tuning
@@ -131,7 +137,9 @@ class Finetuning:
         self.by_data: dict[str, Any] = {}  # options that follow from the data
         if given is not None:
             options, self.by_data = finetune_by_data(options, given, self.facts, form.shapes)
-        parts = [train.X] if validation is None else [train.X, validation.X]
+        if not others:  # then there is nothing but labels to learn from
+            options = msgspec.structs.replace(options, unlabelled="none")
+        parts = [part.X for part in (train, validation) if part is not None]
         is_sparse = any(isinstance(X, SparseRows) for X in parts)
         self._idle_gpu = why_no_gpu(
             options.backend, why_on_the_cpu(options, form.shapes, sparse=is_sparse)
@@ -140,15 +148,11 @@ class Finetuning:
         self._optimizer = optimizer_for(self.options)
         self._backend = backend_for(self.options.backend)
         check_ranks(self.options.runtime, self.options.precision, "finetune_runtime")
-        if self.options.runtime in ("processes", "mpi") and isinstance(train.X, StoredRows):
-            expected = "threads or serial" if self.options.schedule == ASYNC else "threads"
-            raise SettingsError(
-                f"finetune_runtime: got {self.options.runtime} with rows that are sparse or not all"
-                f" in memory, expected {expected}, or X as a dense array"
-            )
+        self._check_layout()
         has_judges = validation is not None and (self._judged is None or len(self._judged.rows) > 0)
         with_targets = self._labels is not None
-        check_sizes(self.options, self.examples, has_judges, with_targets=with_targets)
+        trained = len(train.X) if self.options.unlabelled != "none" else self.examples
+        check_sizes(self.options, trained, has_judges, with_targets=with_targets)
         self._check_memory(copies)
 
     @property
@@ -227,7 +231,7 @@ class Finetuning:
     ) -> Iterator[Updates]:
         """Yield what trains the task's network: this process, replicas, or ranks."""
         options, how = self.options, dict[str, Any](stop=stop, tell=tell)
-        given = task.chain(), task.loss, examples, options
+        given = self._chain(task, examples), task.loss, examples, options
         if options.schedule == ASYNC:
             with ReplicaUpdates(*given, times=times, **how) as replicas:
                 yield replicas
@@ -250,8 +254,14 @@ class Finetuning:
 
     def replica(self, stack: Stack) -> TunedReplica:
         """Return a network of the stack that trains on its own, as one of asynchronous replicas."""
-        task, (inputs, targets, weights), _ = self._task(stack)
-        return TunedReplica(task.chain(), task.loss, self.options, weights, (inputs, targets))
+        task, examples, _ = self._task(stack)
+        chain, (inputs, targets, *beside) = self._chain(task, examples), examples
+        return TunedReplica(chain, task.loss, self.options, tuple(beside), (inputs, targets))
+
+    def _chain(self, task: Reconstruction | Supervised, examples: Examples) -> list[Link]:
+        """Return the links to train."""
+        chain = task.chain()
+        return chain if self.options.normalization == "none" else normalized(chain, examples.inputs)
 
     def _task(self, stack: Stack) -> tuple[Reconstruction | Supervised, Examples, Examples | None]:
         """Return what a stack is tuned for, and the examples as its lowest layer sees them."""
@@ -264,11 +274,32 @@ class Finetuning:
         standard = None if labels.classes else Standard.of(labels.targets, self._weights)
         head = labels.head(stack, objective, self.options.seed, standard)
         task = Supervised(stack, head, objective, standard)
-        chosen = X if len(labels.rows) == len(X) else chosen_rows(X, labels.rows)
-        train = Examples(chosen, task.targets(labels.targets), self._weights)
+        train = self._examples(X, labels.rows, task.targets(labels.targets))
         if V is None or judged is None or not len(judged.rows):
             return task, train, None
         return task, train, Examples(chosen_rows(V, judged.rows), task.targets(judged.targets))
+
+    def _examples(self, X: Any, rows: NDArray[np.intp], targets: Array) -> Examples:
+        """Return the rows to train on; ``rows`` have the targets."""
+        if len(rows) == len(X):
+            return Examples(X, targets, self._weights)
+        if self.options.unlabelled == "none":
+            return Examples(chosen_rows(X, rows), targets, self._weights)
+        others = np.setdiff1d(np.arange(len(X)), rows)
+        return Examples(X, targets, self._weights, np.concatenate([rows, others]))
+
+    def _check_layout(self) -> None:
+        """Refuse layers and minibatches that are not normalized, and rows that are not shared."""
+        if self.options.normalization != "none":
+            check_normalized(self._form.units[1:], self._form.shapes)
+            parts = self.options.shards if self.options.split == "examples" else 1
+            check_rows(self.options.batch_size, parts or 1)
+        if self.options.runtime in ("processes", "mpi") and isinstance(self._train.X, StoredRows):
+            expected = "threads or serial" if self.options.schedule == ASYNC else "threads"
+            raise SettingsError(
+                f"finetune_runtime: got {self.options.runtime} with rows that are sparse or not all"
+                f" in memory, expected {expected}, or X as a dense array"
+            )
 
     def _check_memory(self, copies: int) -> None:
         """Estimate the memory, and refuse what cannot fit into it; a device has its own."""

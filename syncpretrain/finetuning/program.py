@@ -81,12 +81,14 @@ def sections_of(chain: Sequence[Link], split: str) -> list[Section]:
 class Minibatch(NamedTuple):
     """The arrays in which a minibatch lies: rows, targets, and the weight of each target or None.
 
-    ``target`` is ``x`` itself where the network is to reconstruct its input.
+    ``target`` is ``x`` itself where the network is to reconstruct its input. Only the first
+    ``known`` rows count in the number of wrong classes; None if all rows do.
     """
 
     x: Array
     target: Array
     weights: Array | None = None
+    known: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,10 @@ class Buffers:
         Dropout's factors of each link's input, and that input with units left out.
     scratch : list of ndarray
         One a shard.
+    normals : list of ndarray
+        Standardized inputs of each link's units; of no columns without normalization.
+    spreads : list of ndarray
+        Their standard deviations before, of shape (shards, units).
     loss : str
     on_device : bool
         Whether a launch costs more than the work of a small operation.
@@ -123,6 +129,8 @@ class Buffers:
     masks: list[Array | None]
     inputs: list[Array | None]
     scratch: list[Array]
+    normals: list[Array]
+    spreads: list[Array]
     loss: str
     on_device: bool
 
@@ -144,6 +152,8 @@ class Buffers:
             self.deltas[link][rows],
             places[rows] if places.size else places,
             self.scratch[shard],
+            self.normals[link][rows],
+            self.spreads[link][shard],
         )
 
 
@@ -191,7 +201,8 @@ class _Step:
         drops: bool = True,
         has_target: bool = True,
     ) -> None:
-        self.x, self.target, self.weights = minibatch
+        self.x, self.target, self.weights, known = minibatch
+        self.known = len(self.x) if known is None else known
         self.buffers, self.mover, self.drops, self.has_target = buffers, mover, drops, has_target
         self.all = slice(0, len(self.x))
 
@@ -317,11 +328,17 @@ class _Step:
         slots: Any = {"squared": shard, "wrong": buffers.shards + shard}
         if self.sums_bias(len(buffers.links) - 1):
             return operations + fused_output(*given, *by, sums=site.bias_gradient, **slots)
-        examples = len(self.x)
-        return operations + output_operations(*given, weights, *by, examples=examples, **slots)
+        known = min(max(self.known - rows.start, 0), rows.stop - rows.start)
+        slots |= {"examples": len(self.x), "known": known}
+        return operations + output_operations(*given, weights, *by, **slots)
 
     def sums_bias(self, link: int) -> bool:
-        """Return whether one launch fills a link's delta, and the gradient of its bias."""
+        """Return whether the gradient of a link's bias is filled together with its delta.
+
+        On a device one launch fills both. Normalization takes delta further down, behind the bias.
+        """
+        if self.buffers.links[link].is_normalized:
+            return True
         weighted = self.weights is not None and link + 1 == len(self.buffers.links)
         return self.buffers.on_device and not self.buffers.links[link].is_local and not weighted
 
@@ -340,6 +357,15 @@ class _Step:
         mask, lower = buffers.masks[link], buffers.links[link - 1]
         if mask is not None:
             operations += [("multiply", delta, this.reads.of(mask[rows], reads), delta)]
+        if lower.is_normalized:  # and dense: the units that it makes are those that are read
+            below_site = buffers.site(link - 1, self.x, rows, shard)
+            normal, spread = below_site.normal[:, reads], below_site.spread[reads]
+            return [
+                *operations,
+                ("times_derivative", delta, a, lower.units),
+                ("sum_rows", delta, below_site.bias_gradient[reads]),
+                ("denormalize", delta, normal, spread),
+            ]
         if self.sums_bias(link - 1):
             # In the layout of the link that makes them, as its bias: a convolution reads maps.
             delta, a = (lower.makes.of(x, slice(0, lower.makes.units)) for x in (below, means))

@@ -150,9 +150,9 @@ class RankUpdates(LocalUpdates, Closing):
         every = (own.transport.rank, *self._ranks.groups[SHARE])
         base = port(self._ranks.run, "group", SHARE)
         agreed = AgreedStop(Group(own.transport, every, base, times, self._is_lost), stop)
-        threads, weights = -(-replicas // most), examples.weights
+        threads, beside = -(-replicas // most), examples[2:]
         self._assignment = TunerAssignment(
-            SHARE, chain, loss, options, weights, threads, group=every
+            SHARE, chain, loss, options, beside, threads, group=every
         )
         self._epoch = 0
         self._descent = self._assignment.descent(agreed)
@@ -210,7 +210,7 @@ class RankUpdates(LocalUpdates, Closing):
 
     def _open(self) -> None:
         self._ranks.transport.is_eager = True
-        inputs, targets, _ = self.examples
+        inputs, targets = self.examples[:2]
         data = Split(inputs, targets[:0] if targets is inputs else targets)
         own, called = [self._assignment], "fine-tuning failed: "
         self._ranks.begin(own, lambda layers: data, self._options.blas_threads or 1, called)
@@ -249,7 +249,7 @@ class TunerAssignment(Assignment):
     chain: Sequence[Link]
     loss: str
     options: TuningOptions
-    weights: Array | None
+    beside: tuple[Any, ...]  # weights and numbers of the examples
     threads: int
 
     @property
@@ -285,7 +285,7 @@ class TunerWorker(RankWorker[TunerAssignment]):
 
         run = partial(pool.run, workers=self._assignment.threads)
         given, descent = self._assignment, self._assignment.descent(self.agreed)
-        examples = Examples(inputs, targets if len(targets) else inputs, given.weights)
+        examples = Examples(inputs, targets if len(targets) else inputs, *given.beside)
         updates = LocalUpdates(descent, examples, given.options, stop=self.agreed, run=run)
         while (order := self.next_order()) is not None:
             if isinstance(order, TakeShare):

@@ -85,12 +85,15 @@ class Examples(NamedTuple):
     """Rows as the lowest layer sees them, the target of each, and its weight in the loss.
 
     ``targets`` is ``inputs`` itself for reconstruction. ``weights`` of shape (n, 1) is None if all
-    rows count alike; errors are not weighted.
+    rows count alike; errors are not weighted. ``numbers`` is None if each row has a target in its
+    place; else it has the numbers of the rows with a target, in the order of these, and then those
+    of the rows without one.
     """
 
     inputs: Array
     targets: Array
     weights: Array | None = None
+    numbers: NDArray[np.intp] | None = None
 
     def to(self, device: Callable[[Any], Any]) -> Examples:
         """Return the same moved by ``device``; one array stays one."""
@@ -98,7 +101,7 @@ class Examples(NamedTuple):
         weights = None if self.weights is None else device(self.weights)
         inputs = device(self.inputs)
         targets = inputs if self.targets is self.inputs else device(self.targets)
-        return Examples(inputs, targets, weights)
+        return Examples(inputs, targets, weights, self.numbers)
 
 
 def chosen_rows(X: Any, rows: Any) -> Any:

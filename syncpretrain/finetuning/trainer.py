@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -16,11 +17,14 @@ from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.scaling import spread
 from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, WorkerError
 from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Observer, Progress
+from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.normalization import settled
 from syncpretrain.finetuning.optimizers import LEARNING_RATES
 from syncpretrain.finetuning.options import STEPPING, TuningOptions
 from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Examples, Reconstruction, Supervised
 from syncpretrain.finetuning.updates import Updates
+from syncpretrain.kernels.backprop import Pair
 from syncpretrain.learners.cursor import Cursor, ErrorSum
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorHistory, Observed
@@ -149,14 +153,14 @@ class Trainer(Observed):
                 f" {done} of its minibatches",
                 stack=self.result(epochs=epoch - 1, minibatches_since=done),
             )
-        return errors.sum() / len(self.examples.inputs)
+        return errors.sum() / self.updates.passes.counted
 
     def validation_error(self) -> float | None:
         """Return the mean error of the validation examples; one of an unknown class is wrong."""
         if self.validation is None:
             return None
         known = len(self.validation.inputs)
-        error = self.network.error(*self.validation[:2]) if known else 0.0
+        error = self.judging().error(*self.validation[:2]) if known else 0.0
         if not self.unknown:
             return error
         return (error * known + self.unknown) / (known + self.unknown)
@@ -259,9 +263,26 @@ class Trainer(Observed):
         record: dict[str, Any] = {
             **msgspec.to_builtins(self.options),
             "learning_rate": self.rate,
-            "examples": len(self.examples.inputs),
+            "examples": len(self.examples.targets),
             **done,
         }
         info["finetune"] = [*info.get("finetune", []), record]
+        return self.task.stack_of(self.plain(), info)
+
+    def plain(self) -> list[Pair]:
+        """Return the parameters of the chain without normalization, on the host."""
         host = self.backend.tohost
-        return self.task.stack_of([(host(w), host(b)) for w, b in self.network.chain], info)
+        chain = [(host(weight), host(bias)) for weight, bias in self.network.chain]
+        if self.options.normalization == "none":
+            return chain
+        return settled(chain, self.examples.inputs)
+
+    def judging(self) -> Network:
+        """Return the network to judge by: what is trained, without normalization."""
+        if self.options.normalization == "none":
+            return self.network
+        chain = [
+            replace(link, weight=weight, bias=bias)
+            for link, (weight, bias) in zip(self.task.chain(), self.plain(), strict=True)
+        ]
+        return Network(chain, self.task.loss, batch_size=self.options.batch_size)

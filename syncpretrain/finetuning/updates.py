@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.data.order import shuffled, steps_per_epoch
 from syncpretrain.finetuning.chain import Link
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import (
@@ -30,6 +29,7 @@ from syncpretrain.finetuning.optimizers import (
 )
 from syncpretrain.finetuning.options import TuningOptions, network_options
 from syncpretrain.finetuning.tasks import Examples
+from syncpretrain.finetuning.unlabelled import Passes
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
@@ -75,8 +75,10 @@ class LocalUpdates:
     ----------
     network : Network
         Network with the parameters after all updates so far.
+    passes : Passes
+        Minibatches of each epoch.
     steps : int
-        Minibatches of an epoch.
+        How many of them an epoch has.
     first_error : float
         Mean error of an example in the very first minibatch, before any update; NaN before that.
     """
@@ -95,7 +97,8 @@ class LocalUpdates:
         self._options, self._stop, self._run, self._tell = options, stop, run, tell
         self._rate = options.learning_rate or LEARNING_RATES[options.optimizer]
         self._recorder = self.network.backend.recorder()
-        self.steps = steps_per_epoch(len(examples.inputs), options.batch_size)
+        self.passes = passes_of(examples, options)
+        self.steps = self.passes.steps
         self.first_error = math.nan
 
     def train(self, epoch: int, first: int, each: Each) -> int:
@@ -105,10 +108,8 @@ class LocalUpdates:
         each before its update, and with how many of the epoch are done. On a device the sum is an
         array, not synchronized. Return how many are done at the end.
         """
-        backend, size, options = self.network.backend, self._options.batch_size, self._options
-        inputs = self.examples.inputs
-        numbers = shuffled(len(inputs), seed=options.seed, layer=0, epoch=epoch)
-        order = backend.order(inputs, numbers)
+        backend, size = self.network.backend, self._options.batch_size
+        order = backend.order(self.examples.inputs, self.passes.order(epoch))
         for step in range(first, self.steps, backend.steps_at_once):
             if self._stop():
                 return step
@@ -124,7 +125,7 @@ class LocalUpdates:
         at = At(self._rate_of((epoch - 1) * self.steps + step), epoch, step)
         error = self.optimizer.train(self.examples, rows, at, self._run)
         if (epoch, step) == (1, 0):
-            self.first_error = float(error) / len(rows)
+            self.first_error = float(error) / self.passes.labelled
         return error
 
     def state(self) -> dict[str, Array]:
@@ -175,7 +176,8 @@ class TunedReplica:
     chain : sequence of Link
     loss : str
     options : TuningOptions
-    weights : ndarray of shape (n_examples, 1) or None
+    beside : tuple
+        Weights and numbers of the examples.
     data : sequence of ndarray
         The inputs, and the targets if they are others.
     """
@@ -185,13 +187,13 @@ class TunedReplica:
         chain: Sequence[Link],
         loss: str,
         options: TuningOptions,
-        weights: Array | None,
+        beside: tuple[Any, ...],
         data: Sequence[Any],
     ) -> None:
         network = Network(chain, loss, **network_options(options))
-        examples = Examples(data[0], data[-1], weights)
+        examples = Examples(data[0], data[-1], *beside)
         self._updates = LocalUpdates(optimizer_for(options)(network), examples, options)
-        self._seed, self._size = options.seed, options.batch_size
+        self._size = options.batch_size
         self._trained = 0
         self._order: tuple[int, Any] = (0, None)
 
@@ -203,8 +205,7 @@ class TunedReplica:
     def train(self, epoch: int, step: int) -> tuple[float]:
         """Train on a minibatch of an epoch; return its summed error."""
         if self._order[0] != epoch:
-            examples = len(self._updates.examples.inputs)
-            self._order = epoch, shuffled(examples, seed=self._seed, layer=0, epoch=epoch)
+            self._order = epoch, self._updates.passes.order(epoch)
         rows = self._order[1][step * self._size : (step + 1) * self._size]
         self._trained += 1
         return (float(self._updates.minibatch(rows, epoch=epoch, step=step)),)
@@ -252,8 +253,8 @@ class ReplicaUpdates:
     ) -> None:
         self.network = network = Network(chain, loss, **network_options(options))
         self._options, self._stop = options, stop
-        self._rows = len(examples.inputs)
-        self.steps = steps_per_epoch(self._rows, options.batch_size)
+        self.passes = passes_of(examples, options)
+        self.steps = self.passes.steps
         self.first_error = math.nan
         push = options.push_every
         rules = AsyncRules(
@@ -263,12 +264,12 @@ class ReplicaUpdates:
             compensation=options.delay_compensation,
             max_staleness=options.max_staleness,
         )
-        inputs, targets, weights = examples
+        inputs, targets, *beside = examples
         self._fleet: Fleet = replicas_in(
             options.runtime,
             ParameterServer(network.parameters, rules, options.servers),
             rules,
-            partial(TunedReplica, chain, loss, options, weights),
+            partial(TunedReplica, chain, loss, options, tuple(beside)),
             (inputs,) if targets is inputs else (inputs, targets),
             replicas=options.replicas or 1,
             delay=options.simulate_staleness,
@@ -291,9 +292,9 @@ class ReplicaUpdates:
         def trained(task: Task, errors: Sequence[float], staleness: int) -> None:
             nonlocal done
             if (task.epoch, task.first) == (1, 0):
-                self.first_error = errors[0] / min(
-                    task.count * self._options.batch_size, self._rows
-                )
+                passes = self.passes
+                known = min(task.count * passes.labelled, passes.counted)
+                self.first_error = errors[0] / known
             done += task.count
             each(errors[0], done)
 
@@ -311,6 +312,11 @@ class ReplicaUpdates:
 
 
 Updates = LocalUpdates | ReplicaUpdates
+
+
+def passes_of(examples: Examples, options: TuningOptions) -> Passes:
+    """Return the minibatches of each epoch of a fine-tuning."""
+    return Passes(examples, options.batch_size, options.seed, options.epochs)
 
 
 def copies_of_replicas(options: TuningOptions, examples: int) -> int:

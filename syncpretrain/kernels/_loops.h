@@ -244,6 +244,49 @@ VECTORIZED static void adam_row(float *p, const float *g, float *first, float *s
     }
 }
 
+/* Normalization of columns takes some of them at a time, so that their sums lie on the stack. */
+enum { NORMALIZED_COLUMNS = 256 };
+#define SMALLEST_VARIANCE 1e-5f /* as in activations.py */
+
+VECTORIZED static void centre_row(float *x, float *squares, const float *mean, ptrdiff_t n)
+{
+    APART for (ptrdiff_t i = 0; i < n; i++)
+    {
+        float d = x[i] - mean[i];
+        x[i] = d;
+        squares[i] += d * d;
+    }
+}
+
+VECTORIZED static void divide_row(float *x, const float *by, ptrdiff_t n)
+{
+    APART for (ptrdiff_t i = 0; i < n; i++) x[i] /= by[i];
+}
+
+VECTORIZED static void spread_row(float *squares, ptrdiff_t n, float share)
+{
+    APART for (ptrdiff_t i = 0; i < n; i++)
+        squares[i] = sqrtf(squares[i] * share + SMALLEST_VARIANCE);
+}
+
+/* Add delta, and delta times normal, to sums over the rows. */
+VECTORIZED static void sum_along_row(
+    const float *delta, const float *normal, float *sum, float *along, ptrdiff_t n)
+{
+    APART for (ptrdiff_t i = 0; i < n; i++)
+    {
+        sum[i] += delta[i];
+        along[i] += delta[i] * normal[i];
+    }
+}
+
+VECTORIZED static void denormalize_row(float *delta, const float *normal, const float *mean,
+                                       const float *along, const float *spread, ptrdiff_t n)
+{
+    APART for (ptrdiff_t i = 0; i < n; i++)
+        delta[i] = ((delta[i] - mean[i]) - normal[i] * along[i]) / spread[i];
+}
+
 enum { LANES = 32 };
 
 /* Leave y - x in out and add its squares to the lanes. */

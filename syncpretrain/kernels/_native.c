@@ -301,6 +301,38 @@ static void sum_rows(const Matrix *h, Py_ssize_t first, Py_ssize_t end, float *s
     for (Py_ssize_t i = first; i < end; i++) add_row(row(h, i), sum, h->columns);
 }
 
+static void normalize_all(const Matrix *x, float *spread)
+{
+    float share = (float)(1.0 / (double)x->rows), mean[NORMALIZED_COLUMNS];
+    for (Py_ssize_t at = 0; at < x->columns; at += NORMALIZED_COLUMNS) {
+        Py_ssize_t n = x->columns - at < NORMALIZED_COLUMNS ? x->columns - at : NORMALIZED_COLUMNS;
+        memset(mean, 0, sizeof mean);
+        memset(spread + at, 0, (size_t)n * sizeof *spread);
+        for (Py_ssize_t i = 0; i < x->rows; i++) add_row(row(x, i) + at, mean, n);
+        scale_row(mean, n, share);
+        for (Py_ssize_t i = 0; i < x->rows; i++) centre_row(row(x, i) + at, spread + at, mean, n);
+        spread_row(spread + at, n, share);
+        for (Py_ssize_t i = 0; i < x->rows; i++) divide_row(row(x, i) + at, spread + at, n);
+    }
+}
+
+static void denormalize_all(const Matrix *delta, const Matrix *normal, const float *spread)
+{
+    float share = (float)(1.0 / (double)delta->rows);
+    float mean[NORMALIZED_COLUMNS], along[NORMALIZED_COLUMNS];
+    for (Py_ssize_t at = 0; at < delta->columns; at += NORMALIZED_COLUMNS) {
+        Py_ssize_t left = delta->columns - at, n = left < NORMALIZED_COLUMNS ? left : NORMALIZED_COLUMNS;
+        memset(mean, 0, sizeof mean);
+        memset(along, 0, sizeof along);
+        for (Py_ssize_t i = 0; i < delta->rows; i++)
+            sum_along_row(row(delta, i) + at, row(normal, i) + at, mean, along, n);
+        scale_row(mean, n, share);
+        scale_row(along, n, share);
+        for (Py_ssize_t i = 0; i < delta->rows; i++)
+            denormalize_row(row(delta, i) + at, row(normal, i) + at, mean, along, spread + at, n);
+    }
+}
+
 static void differences_all(const Matrix *m, float *below, float examples)
 {
     const Matrix *v = m, *h = m + 1, *da = m + 2, *db = m + 3;
@@ -433,6 +465,29 @@ static PyObject *times_derivative(PyObject *module, PyObject *const *args, Py_ss
     flatten(m, 2);
     EACH_ROW(m[0], derivative_row(row(&m[0], i), row(&m[1], i), m[0].columns, units));
     return closed(m, 2, Py_None);
+}
+
+static PyObject *normalize(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Matrix m[2]; /* x, spread */
+    if (!expect(nargs, 2, "normalize")) return NULL;
+    if (!open_all(m, args, "ww")) Py_RETURN_NOTIMPLEMENTED;
+    if (!is_row_of(&m[1], &m[0]) || !m[0].rows || !apart(&m[0], &m[1]))
+        return closed(m, 2, Py_NotImplemented);
+    WORK(m[0], normalize_all(&m[0], m[1].data));
+    return closed(m, 2, Py_None);
+}
+
+static PyObject *denormalize(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Matrix m[3]; /* delta, normal, spread */
+    if (!expect(nargs, 3, "denormalize")) return NULL;
+    if (!open_all(m, args, "wrr")) Py_RETURN_NOTIMPLEMENTED;
+    if (!same_shape(&m[0], &m[1]) || !is_row_of(&m[2], &m[0]) || !m[0].rows || !apart(&m[0], &m[1])
+        || !apart(&m[0], &m[2]))
+        return closed(m, 3, Py_NotImplemented);
+    WORK(m[0], denormalize_all(&m[0], &m[1], m[2].data));
+    return closed(m, 3, Py_None);
 }
 
 /* --------------------------------------------------------------------------------------- counters */
@@ -614,7 +669,7 @@ static PyObject *visible_means(PyObject *module, PyObject *const *args, Py_ssize
 static PyMethodDef methods[] = {
     METHOD(means), METHOD(sample_states), METHOD(uniform), METHOD(phase_differences),
     METHOD(momentum_step), METHOD(sgd_step), METHOD(adam_step), METHOD(squared_error),
-    METHOD(times_derivative), METHOD(wait_for_counters), METHOD(store_counter), METHOD(arrive_and_wait),
+    METHOD(times_derivative), METHOD(normalize), METHOD(denormalize), METHOD(wait_for_counters), METHOD(store_counter), METHOD(arrive_and_wait),
     METHOD(convolve), METHOD(convolve_gradient), METHOD(convolve_back), METHOD(visible_means),
     METHOD(binary_product), METHOD(sparse_product), METHOD(transposed_product), METHOD(csr_product),
     METHOD(draw_documents), METHOD(reconstruct_documents), METHOD(multiply_bfloat16),

@@ -11,7 +11,7 @@
 typedef enum {
     GEMM, MEANS, DRAW, SQUARED_ERROR, DIFFERENCES, MOMENTUM, SUM_ROWS, SCALE, DERIVATIVE, MULTIPLY,
     ADAM, SGD, DECAY, COPY, SOFTMAX, WRONG, ADD, CONVOLVE, CONVOLVE_GRADIENT, CONVOLVE_BACK,
-    VISIBLE_MEANS, SUM_CHANNELS, GEMM_BFLOAT16, KINDS
+    VISIBLE_MEANS, SUM_CHANNELS, GEMM_BFLOAT16, NORMALIZE, DENORMALIZE, KINDS
 } Kind;
 
 /* The letters say which arrays an operation has, and whether it writes to them; then its numbers. */
@@ -43,6 +43,8 @@ static const struct {
     [VISIBLE_MEANS] = {"visible_means", "wr", SHAPE_NUMBERS + 1},
     [SUM_CHANNELS] = {"sum_channels", "rw", SHAPE_NUMBERS},
     [GEMM_BFLOAT16] = {"matmul_bfloat16", "ttw", 0},
+    [NORMALIZE] = {"normalize", "ww", 0},
+    [DENORMALIZE] = {"denormalize", "wrr", 0},
 };
 enum { MOST_ARRAYS = 6, MOST_NUMBERS = SHAPE_NUMBERS + 3 };
 
@@ -186,6 +188,8 @@ static void work_operation(const Program *program, const Operation *op, const Va
         multiply_rounded(usual_form(), factor_of(m, op->transposed[0]), factor_of(m + 1, op->transposed[1]),
                          op->transposed[0] ? m[0].rows : m[0].columns, m + 2, room);
         break;
+    case NORMALIZE: normalize_all(&m[0], m[1].data); break;
+    case DENORMALIZE: denormalize_all(&m[0], &m[1], m[2].data); break;
     case KINDS: break;
     }
 }

@@ -13,7 +13,19 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated, multiply
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["activate", "affine", "csr_product", "means", "product", "times_derivative"]
+__all__ = [
+    "SMALLEST_VARIANCE",
+    "activate",
+    "affine",
+    "csr_product",
+    "means",
+    "normalize",
+    "product",
+    "times_derivative",
+]
+
+# What is added to each variance that inputs are divided by, so that constant inputs become 0.
+SMALLEST_VARIANCE = 1e-5
 
 
 def activate(x: Array, units: str) -> Array:
@@ -27,6 +39,21 @@ def means(x: Array, bias: Array, units: str) -> Array:
     """Replace the inputs x without their bias by the units' means, in place, and return them."""
     x += bias
     return activate(x, units)
+
+
+@accelerated
+def normalize(x: Array, spread: Array) -> None:
+    """Standardize the inputs x of each unit over the rows, in place (Ioffe and Szegedy 2015).
+
+    ``spread`` of shape (units,) is filled with the standard deviations that x was divided by.
+    """
+    share = x.dtype.type(1 / len(x))
+    x -= x.sum(axis=0) * share
+    np.sum(np.square(x), axis=0, out=spread)
+    spread *= share
+    spread += x.dtype.type(SMALLEST_VARIANCE)
+    np.sqrt(spread, out=spread)
+    x /= spread
 
 
 @accelerated

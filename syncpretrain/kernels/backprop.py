@@ -17,6 +17,7 @@ from syncpretrain.kernels.losses import squared_error
 
 __all__ = [
     "Pair",
+    "denormalize",
     "derivative_and_sums",
     "output_delta",
 ]
@@ -71,3 +72,20 @@ def derivative_and_sums(
     times_derivative(delta, a, units)
     if sums is not None:
         np.sum(delta, axis=0, out=sums)
+
+
+@accelerated
+def denormalize(delta: Array, normal: Array, spread: Array) -> None:
+    """Take ``delta`` back through :func:`~syncpretrain.kernels.activations.normalize`, in place.
+
+    ``delta`` is the derivative of the loss by the standardized inputs ``normal`` of the units; it
+    becomes the derivative by the inputs before, which had the standard deviations ``spread``. These
+    and the means depend on all rows, so that of delta goes what is constant over the rows, and what
+    follows ``normal`` (Ioffe and Szegedy 2015, section 3).
+    """
+    share = delta.dtype.type(1 / len(delta))
+    product = delta * normal
+    along = product.sum(axis=0) * share
+    delta -= delta.sum(axis=0) * share
+    delta -= np.multiply(normal, along, out=product)
+    delta /= spread

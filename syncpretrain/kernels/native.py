@@ -116,6 +116,14 @@ def _times_derivative(delta: Array, a: Array, units: str = "bernoulli") -> Any:
     return extension.times_derivative(delta, a, units)
 
 
+def _normalize(x: Array, spread: Array) -> Any:
+    return extension.normalize(x, spread)
+
+
+def _denormalize(delta: Array, normal: Array, spread: Array) -> Any:
+    return extension.denormalize(delta, normal, spread)
+
+
 def _sample_states(
     x: Array, bias: Array, units: str, address: Address, *, noise: Array, out: Array
 ) -> Any:
@@ -285,6 +293,8 @@ if extension is not None:
         {
             "means": _means,
             "times_derivative": _times_derivative,
+            "normalize": _normalize,
+            "denormalize": _denormalize,
             "sample_states": _sample_states,
             "phase_differences": _phase_differences,
             "momentum_step": _momentum_step,

@@ -72,6 +72,8 @@ SIGNATURES = {
     "add": _signature("x:* y:* >out:*", in_place=True),
     "means": _signature(">x:mn bias:n", "units"),
     "softmax": _signature(">x:mn", columns=1),
+    "normalize": _signature(">x:mn >spread:n", rows=1),
+    "denormalize": _signature(">delta:mn normal:mn spread:n", rows=1),
     "times_derivative": _signature(">delta:* a:*", "units"),
     "sum_rows": _signature("x:mn >out:n", rows=1),
     "scale": _signature(">x:*", "number"),
@@ -290,6 +292,7 @@ def output_operations(
     loss: str,
     *,
     examples: int,
+    known: int,
     squared: int,
     wrong: int,
 ) -> list[Operation]:
@@ -304,13 +307,15 @@ def output_operations(
     units, loss : str
     examples : int
         The number of examples in the whole minibatch; the loss is the mean over them.
+    known : int
+        How many of these rows, the first ones, count in the number of wrong classes.
     squared, wrong : int
         The places among the results for the squared error and, of exclusive units, for the number
         of wrong classes.
     """
     operations: list[Operation] = []
-    if kind_of(units).is_exclusive:
-        operations += [("wrong", target, y, wrong)]
+    if kind_of(units).is_exclusive and known:
+        operations += [("wrong", target[:known], y[:known], wrong)]
     operations += [("squared_error", target, y, delta, squared)]
     if weights is not None:
         operations += [("multiply", delta, weights, delta)]

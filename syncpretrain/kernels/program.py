@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
-from syncpretrain.kernels.activations import activate, means, times_derivative
-from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
+from syncpretrain.kernels.activations import activate, means, normalize, times_derivative
+from syncpretrain.kernels.backprop import denormalize, derivative_and_sums, output_delta
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.contrastive_divergence import (
     momentum_step,
@@ -520,6 +520,8 @@ _INTERPRETED: dict[str, Callable[..., _Call]] = {
     "means": lambda own, *given: _call(means, *given),
     "softmax": lambda own, x: _call(activate, x, "softmax"),
     "times_derivative": lambda own, *given: _call(times_derivative, *given),
+    "normalize": lambda own, *given: _call(normalize, *given),
+    "denormalize": lambda own, *given: _call(denormalize, *given),
     "sum_rows": lambda own, x, out: _call(sum_rows, x, out=out),
     "scale": lambda own, x, factor: _call(np.multiply, x, float(factor), out=x),
     "copy": lambda own, x, out: _call(np.copyto, out, x),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from syncpretrain.settings.defaults import PER_LAYER, usual_rates
-from syncpretrain.settings.finetuning import FinetuneSettings
+from syncpretrain.settings.finetuning import FinetuneSettings, steps_with_unlabelled
 from syncpretrain.settings.sections import PretrainSettings, replaced
 from syncpretrain.settings.visible_units import why_not_in_blocks
 from syncpretrain.shapes import LayerShape
@@ -35,6 +35,9 @@ OF_FEW_ROWS = {"learning_rate": 0.003, "rate_schedule": "cosine", "weight_decay"
 # Any few units can fit a few labels, so no unit may be relied on: half of the hidden units and a
 # fifth of the inputs are left out (Hinton et al. 2012).
 OF_FEW_LABELS = {"dropout": 0.5, "input_dropout": 0.2}
+# Pseudo-labels: minibatches of 64 rows with a label and 256 without, for 1,500 steps.
+OF_UNLABELLED = {"batch_size": 320, "learning_rate": 0.002, "rate_schedule": "cosine"}
+UNLABELLED_STEPS = 1500
 FEW_LABELS = 0.2  # a smaller share of labelled rows is few
 # Columns with a fifth of the deviation of zeros and ones hardly move a binary unit.
 ENOUGH_SPREAD = 0.04
@@ -168,6 +171,9 @@ def finetune_by_data(
     """
     given = set(given)
     found: dict[str, Any] = {}
+    if settings.unlabelled != "none" and facts.unlabelled:
+        found = _changes(settings, _for_unlabelled(settings, given, facts))
+        return (replaced(settings, **found), found) if found else (settings, found)
     if settings.optimizer not in STEPPING_OPTIMIZERS:
         if "batch_size" not in given and 0 < facts.rows < settings.batch_size:
             found["batch_size"] = facts.rows
@@ -185,6 +191,20 @@ def finetune_by_data(
         found |= {name: value for name, value in usual.items() if name not in given}
     found = _changes(settings, found)
     return (replaced(settings, **found), found) if found else (settings, found)
+
+
+def _for_unlabelled(settings: FinetuneSettings, given: set[str], facts: Facts) -> dict[str, Any]:
+    """Return settings for training on rows without a label too."""
+    usual: dict[str, Any] = dict(OF_UNLABELLED)
+    usual["batch_size"] = min(usual["batch_size"], facts.rows + facts.unlabelled)
+    if settings.optimizer != "adam":
+        del usual["learning_rate"]
+    found = {name: value for name, value in usual.items() if name not in given}
+    batch = found.get("batch_size", settings.batch_size)
+    if "epochs" not in given:
+        steps = steps_with_unlabelled(batch, facts.rows, facts.unlabelled)
+        found["epochs"] = math.ceil(UNLABELLED_STEPS / steps)
+    return found
 
 
 def in_words(facts: Facts, found: Mapping[str, Any]) -> str:

@@ -139,6 +139,12 @@ def why_not_tuned_on_a_device(settings: FinetuneSettings) -> str | None:
             f"with fine-tuning on schedule {ASYNC}, which computes on the CPU; take backend numpy"
             " or auto"
         )
+    for name, off in (("unlabelled", "none"), ("normalization", "none"), ("input_noise", 0)):
+        if getattr(settings, name) != off:
+            return (
+                f"with finetune_{name} {getattr(settings, name)}, which computes on the CPU; take"
+                " backend numpy or auto"
+            )
     if settings.split == "columns":
         return (
             "with fine-tuning split by columns, expected no split; a GPU works a whole minibatch"

@@ -20,7 +20,23 @@ from syncpretrain.settings.fields import (
     Workers,
 )
 
-__all__ = ["FinetuneSettings"]
+__all__ = ["FinetuneSettings", "labelled_of", "steps_with_unlabelled"]
+
+LABELLED_PART = 5  # one of so many rows of a minibatch has a label, where others train too
+
+
+def labelled_of(batch_size: int, labelled: int) -> int:
+    """Return how many rows of a minibatch have a label, where rows without one are trained on."""
+    return max(1, min(batch_size // LABELLED_PART, labelled))
+
+
+def steps_with_unlabelled(batch_size: int, labelled: int, others: int) -> int:
+    """Return the minibatches of a pass over the rows without a label, or over the labelled ones.
+
+    An epoch is the longer one of the two passes.
+    """
+    known = labelled_of(batch_size, labelled)
+    return max(math.ceil(others / (batch_size - known)), math.ceil(labelled / known))
 
 
 class FinetuneSettings(Frozen, frozen=True, kw_only=True):
@@ -66,6 +82,16 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
     push_every, fetch_every, async_rate, delay_compensation, max_staleness, simulate_staleness
         Settings of schedule ``async``, as are ``trim_replicas`` and ``servers``: see
         :class:`syncpretrain.settings.asynchronous.AsyncFields`.
+    input_noise : float
+        Standard deviation of the Gaussian noise added to the inputs, as the lowest layer sees them,
+        in classification and regression.
+    normalization : str
+        ``batch`` standardizes the inputs of relu units over each minibatch while they are trained
+        (Ioffe and Szegedy 2015); the resulting layers have weights and biases alone.
+    unlabelled : str
+        ``pseudo``: in classification, rows without a label are trained on too, for the class that
+        the network is sure of (Lee 2013). A minibatch then has a fifth of rows with a label, and an
+        epoch is a pass over the rows without, or over the others if that is longer.
     patience : int or None
         Stop after this number of epochs without a better validation error; keep the best weights.
     """
@@ -81,6 +107,9 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
     loss: Literal["squared", "cross-entropy"] | None = None
     dropout: Fraction = 0.0
     input_dropout: Fraction = 0.0
+    input_noise: NonNegativeFloat = 0.0
+    normalization: Literal["none", "batch"] = "none"
+    unlabelled: Literal["none", "pseudo"] = "none"
     patience: Count | None = None
     batch_size: Count = 100
     precision: Precision = "float32"
@@ -100,7 +129,7 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self._check_schedule()
-        for name in ("learning_rate", "weight_decay"):
+        for name in ("learning_rate", "weight_decay", "input_noise"):
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 raise SettingsError(f"finetune_{name}: got {value}, expected a finite number")
@@ -134,10 +163,32 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
             )
         if self.nesterov and not self.momentum:
             raise SettingsError("finetune_nesterov: got no momentum, expected one above 0")
+        self._check_noise()
         if self.objective == "classification" and self.loss == "squared":
             raise SettingsError("finetune_loss: got squared for classes, expected cross-entropy")
         if self.objective == "regression" and self.loss == "cross-entropy":
             raise SettingsError("finetune_loss: got cross-entropy for numbers, expected squared")
+
+    def _check_noise(self) -> None:
+        """Refuse what only the training for targets has."""
+        if self.objective == "reconstruction" and (
+            self.input_noise or self.normalization != "none"
+        ):
+            name = "input_noise" if self.input_noise else "normalization"
+            raise SettingsError(
+                f"finetune_{name}: got {getattr(self, name)} with objective reconstruction,"
+                " expected none; or take objective classification or regression"
+            )
+        if self.unlabelled != "none" and self.objective not in ("none", "classification"):
+            raise SettingsError(
+                f"finetune_unlabelled: got {self.unlabelled} with objective {self.objective},"
+                " expected none, or objective classification and labels of some rows"
+            )
+        if self.unlabelled != "none" and self.batch_size < 2:
+            raise SettingsError(
+                f"finetune_batch_size: got {self.batch_size} with unlabelled {self.unlabelled},"
+                " expected 2 or more, a row with a label and one without"
+            )
 
     def _check_schedule(self) -> None:
         """Refuse settings that asynchronous fine-tuning lacks, and settings that only it has."""

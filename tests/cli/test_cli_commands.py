@@ -275,13 +275,14 @@ class TestHelp:
         text = call(command, "--help")
         blocks = text.split("\n\n")
         sections = {block.partition(":")[0]: block.splitlines() for block in blocks[1:]}
-        assert list(sections)[-8:] == [
+        assert list(sections)[-9:] == [
             "Data and settings",
             "Model",
             "Learning",
             "Schedule",
             "Workers",
             "Fine-tuning",
+            "Workers of fine-tuning",
             "Asynchronous",
             "Run folder and output",
         ]

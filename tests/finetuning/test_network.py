@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from densechains import CHAINS, finite_differences, make_chain, make_examples
@@ -123,3 +125,43 @@ def test_parameters_are_copied_and_the_chain_views_them():
     network.parameters[:] = 0
     assert all(step.weight.any() and step.bias.any() for step in chain)
     assert not any(weight.any() or bias.any() for weight, bias in network.chain)
+
+
+def normalized(loss="cross-entropy", **options):
+    """Return a network of float64 with normalized hidden layers, and a minibatch for it."""
+    kinds = ("relu", "relu", "softmax" if loss == "cross-entropy" else "gaussian")
+    *hidden, top = make_chain(kinds)
+    chain = [*(replace(link, normalizes=True) for link in hidden), top]
+    return Network(chain, loss=loss, batch_size=8, **options), make_examples(kinds[-1])
+
+
+class TestNormalization:
+    @pytest.mark.parametrize("dropout", DROPOUTS.values(), ids=DROPOUTS)
+    @pytest.mark.parametrize("loss", ["cross-entropy", "squared"])
+    def test_gradient_matches_central_finite_differences(self, loss, dropout):
+        network, (x, target) = normalized(loss, dropout=dropout)
+        gradient(network, x, target, epoch=2, step=5)
+        found = network.gradients.copy()
+        expected = finite_differences(network, x, target, epoch=2, step=5)
+        assert np.abs(found).max() > 0.01
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
+
+    @pytest.mark.parametrize("dropout", DROPOUTS.values(), ids=DROPOUTS)
+    def test_by_units_is_the_same_as_in_one_shard(self, dropout):
+        found = []
+        for shards in (1, 2, 3):
+            network, (x, target) = normalized(dropout=dropout, shards=shards, split="units")
+            gradient(network, x, target, epoch=2, step=5)
+            found.append(network.gradients)
+        np.testing.assert_allclose(found[1], found[0], rtol=1e-10, atol=1e-14)
+        np.testing.assert_allclose(found[2], found[0], rtol=1e-10, atol=1e-14)
+
+    def test_by_examples_each_shard_normalizes_its_rows(self):
+        network, (x, target) = normalized(shards=2, split="examples")
+        gradient(network, x, target)
+        halves = []
+        for rows in (slice(0, len(x) // 2), slice(len(x) // 2, len(x))):
+            one, _ = normalized()
+            gradient(one, x[rows], target[rows])
+            halves.append(one.gradients)
+        np.testing.assert_allclose(network.gradients, np.mean(halves, axis=0), rtol=1e-10)
