@@ -5,12 +5,13 @@
     python examples/benchmarks/real_data.py --share 0.05 --draws 10 --tables FOLDER
 
 The tables are those of ``_tables.py``. A draw holds out 30 % of the rows, with the classes' shares,
-and trains on the others, of which all or a share have their labels, at least two of each class.
-Every method has its defaults. DBNClassifier and DBNRegressor get the table as it is; logistic
-regression (ridge regression for numbers), the MLP and the transformers get standardized columns,
-BernoulliRBM columns of [0, 1]. DBN, PCA and BernoulliRBM see the rows without labels too. PCA keeps
-95 % of the variance. Figures are accuracies, or R2 of numbers, in per cent, each the mean of the
-draws with its standard error.
+and trains on the others, of which all or a share have their labels, at least three of each class.
+Every method has its defaults. DBNClassifier, DBNRegressor and the trees get the table as it is, the
+others standardized columns. DBN, label spreading and self-training see the rows without labels too.
+``--peers features`` has scikit-learn's own pretraining instead: logistic regression, or ridge
+regression for numbers, on principal components with 95 % of the variance and on the codes of
+BernoulliRBM, whose columns are in [0, 1]. Figures are accuracies, or R2 of numbers, in per cent,
+each the mean of the draws with its standard error.
 """
 
 from __future__ import annotations
@@ -23,35 +24,63 @@ from typing import Any
 import numpy as np
 from _tables import Array, Figures, Table, parser_of, show, tables_asked
 from sklearn.decomposition import PCA
-from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.ensemble import (
+    ExtraTreesClassifier,
+    ExtraTreesRegressor,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+)
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import r2_score
 from sklearn.model_selection import train_test_split
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.neural_network import BernoulliRBM, MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
+from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
+from sklearn.svm import SVC, SVR
 
 from syncpretrain.sklearn import DBNClassifier, DBNRegressor
 
 HELD_OUT = 0.3
-FEWEST_OF_A_CLASS = 2
+FEWEST_OF_A_CLASS = 3
 KEPT_VARIANCE = 0.95
 OURS = "DBN"
 
 
-def peers(seed: int, *, is_classes: bool) -> dict[str, tuple[Any, Any]]:
+def peers(seed: int, kind: str, *, is_classes: bool) -> dict[str, tuple[Any, Any]]:
     """Return for each method what sees all rows, or None, and what learns from labels."""
     linear = LogisticRegression(max_iter=1000) if is_classes else Ridge()
+    if kind == "features":
+        rbm = make_pipeline(MinMaxScaler(clip=True), BernoulliRBM(random_state=seed))
+        return {
+            "PCA": (make_pipeline(StandardScaler(), PCA(KEPT_VARIANCE)), linear),
+            "RBM": (rbm, linear),
+        }
     mlp = (MLPClassifier if is_classes else MLPRegressor)(random_state=seed)
-    forest = (RandomForestClassifier if is_classes else RandomForestRegressor)(random_state=seed)
-    return {
+    trees = (ExtraTreesClassifier if is_classes else ExtraTreesRegressor)(random_state=seed)
+    boosted = HistGradientBoostingClassifier if is_classes else HistGradientBoostingRegressor
+    found = {
         "linear": (StandardScaler(), linear),
+        "SVM": (StandardScaler(), (SVC if is_classes else SVR)()),
+        "kNN": (StandardScaler(), (KNeighborsClassifier if is_classes else KNeighborsRegressor)()),
         "MLP": (StandardScaler(), mlp),
-        "forest": (None, forest),
-        "PCA": (make_pipeline(StandardScaler(), PCA(KEPT_VARIANCE)), linear),
-        "RBM": (make_pipeline(MinMaxScaler(clip=True), BernoulliRBM(random_state=seed)), linear),
+        "trees": (None, trees),
+        "boosting": (None, boosted(random_state=seed)),
     }
+    if is_classes:
+        svc = SVC(probability=True, random_state=seed)
+        found["spreading"] = StandardScaler(), LabelSpreading(kernel="knn")
+        found["self-training"] = StandardScaler(), SelfTrainingClassifier(svc)
+    return found
+
+
+def learned(predictor: Any, train: Array, y: Array, kept: Array) -> Any:
+    """Train on the labels that are kept; semi-supervised methods get the other rows too."""
+    if not isinstance(predictor, (LabelSpreading, SelfTrainingClassifier)):
+        return predictor.fit(train[kept], y[kept])
+    places = np.unique(y, return_inverse=True)[1]
+    return predictor.fit(train, np.where(kept, places, -1))
 
 
 def labels_kept(y: Array, share: float, seed: int, *, is_classes: bool) -> Array:
@@ -66,7 +95,7 @@ def labels_kept(y: Array, share: float, seed: int, *, is_classes: bool) -> Array
     return kept
 
 
-def with_labels(table: Table, share: float, draws: int) -> Figures:
+def with_labels(table: Table, share: float, draws: int, kind: str) -> Figures:
     """Train every method on a share of the labels; return their scores on held-out rows."""
     figures, is_classes = Figures(), table.is_classes
     for seed in range(draws):
@@ -91,12 +120,14 @@ def with_labels(table: Table, share: float, draws: int) -> Figures:
         )
         predicted = ours.fit(X, some).predict(X_test)
         figures.add(OURS, score(predicted), perf_counter() - started)
-        for name, (transformer, predictor) in peers(seed, is_classes=is_classes).items():
+        for name, (transformer, predictor) in peers(seed, kind, is_classes=is_classes).items():
             started = perf_counter()
             train, test = X, X_test
             if transformer is not None:
                 train, test = transformer.fit_transform(X), transformer.transform(X_test)
-            predicted = predictor.fit(train[kept], y[kept]).predict(test)
+            predicted = learned(predictor, train, y, kept).predict(test)
+            if isinstance(predictor, (LabelSpreading, SelfTrainingClassifier)):
+                predicted = np.unique(y)[predicted]
             figures.add(name, score(predicted), perf_counter() - started)
     return figures
 
@@ -105,13 +136,14 @@ def main() -> None:
     """Run what the command line asks for."""
     parser = parser_of(__doc__, draws=3)
     parser.add_argument("--share", type=float, default=1.0, help="of the labels that are kept")
+    parser.add_argument("--peers", choices=("methods", "features"), default="methods")
     options = parser.parse_args()
-    warnings.simplefilter("ignore", ConvergenceWarning)  # of peers with their defaults
+    warnings.simplefilter("ignore")  # of peers with their defaults
     tables = tables_asked(options)
 
     def rows() -> Iterator[tuple[str, Figures]]:
         for table in tables:
-            yield table.name, with_labels(table, options.share, options.draws)
+            yield table.name, with_labels(table, options.share, options.draws, options.peers)
 
     title = f"{100 * options.share:g} % of the labels, {options.draws} draws"
     found = show(f"{title}: accuracy (R2), per cent", rows())

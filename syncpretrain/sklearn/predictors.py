@@ -19,8 +19,10 @@ from sklearn.utils.extmath import softmax
 from sklearn.utils.validation import check_is_fitted
 
 from syncpretrain import Stack
+from syncpretrain.data.facts import facts_of
 from syncpretrain.data.labels import Classes
 from syncpretrain.data.scaling import Scaling
+from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import PoorResultWarning, SettingsError
 from syncpretrain.models.stack import Head
 from syncpretrain.sklearn.base import StackEstimator, single
@@ -54,6 +56,11 @@ __all__ = ["DBNClassifier", "DBNRegressor", "StackPredictor"]
 
 MANY_UNITS, FEW_UNITS = 256, 64
 FEW_CLASSES = 20
+# With few labels: units of two rectified layers, from random weights, and how they are trained.
+GUESSING_UNITS = 128
+GUESSING: dict[str, Any] = {"unlabelled": "pseudo", "normalization": "batch"}
+GUESSING |= {"input_noise": 0.1, "input_dropout": 0.1}
+GUESSING["blas_threads"] = 1  # so small a network is no faster by more, and others give other bits
 
 
 class StackPredictor(StackEstimator):
@@ -134,7 +141,9 @@ class StackPredictor(StackEstimator):
         stack, options = self._chosen(stack, X, rows, y, weights, seed)
         options["objective"] = objective
         if self.batch_size is not None:
-            options["batch_size"] = min(self.batch_size, len(rows))
+            trained = X.shape[0] if "unlabelled" in options else len(rows)
+            least = 2 if "unlabelled" in options else 1
+            options["batch_size"] = max(min(self.batch_size, trained), least)
         if len(rows) < X.shape[0]:  # settings for few targets depend on the number of all rows
             y = _spread_out(y.astype(np.float64), rows, X.shape[0], np.nan)
             weights = None if weights is None else _spread_out(weights, rows, X.shape[0], 0)
@@ -169,10 +178,14 @@ class StackPredictor(StackEstimator):
 class DBNClassifier(ClassifierMixin, StackPredictor):
     """Classifier: a stack of RBMs, pretrained on all rows and fine-tuned on the labelled rows.
 
+    With few labels it is a rectified network, trained on the rows without a label too: for the
+    class that it takes them for (Lee 2013).
+
     Parameters
     ----------
     hidden : sequence of int, optional
-        Units of each layer. None takes (256, 64), and (256, 256) for more than 20 classes.
+        Units of each layer. None takes (256, 64), and (256, 256) for more than 20 classes, and with
+        few labels (128, 128).
     epochs, batch_size, learning_rate, visible_units, workers, random_state, verbose
         As for :class:`StackedRBM`; ``epochs=0`` leaves out pretraining.
     finetune_epochs : int, optional
@@ -244,6 +257,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         rows = self._rows(X, reset=True)
         classes = classes_of(y, rows)
         self.classes_ = classes.labels
+        self._guesses = self._is_to_guess(rows, len(classes.rows))
         weights = weights_of(sample_weight, rows, classes.rows)
         if self.class_weight is not None:
             by_class = compute_sample_weight(self.class_weight, classes.labels[classes.places])
@@ -253,10 +267,27 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         self.stack_ = for_labels(self.stack_, classes.labels)
         return self
 
+    def _is_to_guess(self, X: Matrix, labels: int) -> bool:
+        """Return whether rows without a label train too, for the class that they are taken for.
+
+        They do where labels are few and X has measurements or shades, unless the user has asked for
+        a training of another kind. RBMs serve tables of 0 and 1 better, and they alone read counts
+        of words.
+        """
+        asked = (self.pretrained, self.epochs, self.learning_rate, self.finetune_epochs)
+        is_free = not self.settings and all(value is None for value in asked)
+        if not is_free or not are_few(X.shape[0], labels) or "counts" in self.visible_units:
+            return False
+        if are_bits(np.nan_to_num(X) if has_missing(X) else X):
+            return False
+        return self.visible_units != "auto" or not facts_of(single(X)).are_counts
+
     def _widths(self, columns: int) -> list[int]:
         """Return the units of each layer: codes of few units do not separate many classes."""
         if self.hidden is not None:
             return super()._widths(columns)
+        if self._guesses:
+            return [GUESSING_UNITS, GUESSING_UNITS]
         few = len(self.classes_) <= FEW_CLASSES
         return [MANY_UNITS, FEW_UNITS if few else MANY_UNITS]
 
@@ -269,6 +300,9 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
     def _pretrained_for(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
         scaling = self._scaling(X)
         seen = X if scaling is None else in_shared_range(X, scaling)
+        if self._guesses:
+            units = ["relu"] * len(self._widths(X.shape[1]))
+            suited |= {"hidden_units": units, "epochs": None, "schedule": "none", "observers": ()}
         # The user's settings may not go together with the settings for zeros and ones.
         is_free = self.learning_rate is None and not self._others(tuning=False)
         is_binary = self.visible_units in ("auto", "bernoulli")
@@ -286,6 +320,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         weights: Matrix | None,
         seed: int,
     ) -> tuple[Stack, dict[str, Any]]:
+        if self._guesses:
+            return stack, dict(GUESSING)
         is_trained = self.pretrained is not None or self._trains(self.epochs)
         if self._given_tuning() or not is_trained or not are_few(X.shape[0], len(rows)):
             return stack, {}

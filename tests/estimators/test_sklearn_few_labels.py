@@ -143,6 +143,79 @@ def better_codes(monkeypatch):
     )
 
 
+def stripes(rows=400, seed=0):
+    """Return two long clusters side by side, their classes, and labels of four rows."""
+    draw = np.random.default_rng(seed)
+    y, along = draw.integers(2, size=rows), draw.uniform(-3, 3, rows)
+    X = np.stack([along, 2 * y - 1 + draw.normal(0, 0.2, rows), 0.1 * along], axis=1)
+    labels = np.full(rows, -1)
+    for label, place in ((0, -2), (0, 1), (1, -1), (1, 2)):
+        labels[np.abs(along - place + 9 * (y != label)).argmin()] = label
+    return X, y, labels
+
+
+class TestGuesses:
+    def test_rows_without_a_label_train_too(self):
+        X, y, labels = stripes()
+        fitted = DBNClassifier(hidden=(32, 32), workers=1, random_state=0).fit(X, labels)
+        assert fitted.score(X, y) > 0.98
+        (record,) = fitted.stack_.info["finetune"]
+        assert (record["unlabelled"], record["normalization"]) == ("pseudo", "batch")
+        assert fitted.stack_.units[1:] == ("relu", "relu")
+
+    @pytest.mark.parametrize(
+        ("own", "guesses"),
+        [
+            ({}, True),
+            ({"batch_size": 50}, True),
+            ({"batch_size": 1}, True),
+            ({"visible_units": "gaussian"}, True),
+            ({"epochs": 1}, False),
+            ({"finetune_epochs": 1}, False),
+            ({"learning_rate": 0.01}, False),
+            ({"settings": {"finetune_unlabelled": "none"}}, False),
+        ],
+    )
+    def test_another_training_that_is_asked_for_is_done(self, own, guesses):
+        X, _, labels = stripes(60)
+        model = DBNClassifier(hidden=(8,), workers=1, random_state=0, **own)
+        assert model._is_to_guess(X, 4) is guesses
+        record = model.fit(X, labels).stack_.info["finetune"][-1]
+        assert (record["unlabelled"] == "pseudo") is guesses
+
+    @pytest.mark.parametrize("X", [BITS, RNG.poisson(0.3, (200, 40))], ids=["bits", "counts"])
+    def test_bits_and_counts_are_for_rbms(self, X):
+        model = DBNClassifier(hidden=(8,), workers=1, random_state=0)
+        assert not model._is_to_guess(X.astype(float), 20)
+        model.set_params(visible_units="counts")
+        assert not model._is_to_guess(X + 0.5, 20)
+
+    def test_bits_of_which_some_are_missing_are_bits(self):
+        X = np.where(RNG.random(BITS.shape) < 0.1, np.nan, BITS)
+        assert not DBNClassifier(hidden=(8,))._is_to_guess(X, 20)
+
+    def test_the_result_does_not_depend_on_the_number_of_workers(self):
+        X, _, labels = stripes()
+        one, two = (
+            DBNClassifier(hidden=(32, 32), workers=n, random_state=0).fit(X, labels).stack_
+            for n in (1, 2)
+        )
+        assert one.parameters_sha256 == two.parameters_sha256
+
+    def test_enough_labels_need_no_guesses(self):
+        X, _, _ = stripes(60)
+        model = DBNClassifier(hidden=(8,), workers=1, random_state=0)
+        assert not model._is_to_guess(X, 12) and model._is_to_guess(X, 11)
+
+    def test_other_forms_of_the_rows_train_the_same(self):
+        X, _, labels = stripes(80)
+        model = DBNClassifier(hidden=(8,), workers=1, random_state=0)
+        first = model.fit(X, labels).predict_proba(X)
+        for rows in (sparse.csr_matrix(X), X.astype(np.float32)):
+            found = clone(model).fit(rows, labels).predict_proba(rows)
+            np.testing.assert_allclose(found, first, rtol=1e-2, atol=1e-3)
+
+
 class TestClassifier:
     def test_pixels_are_binary_units_with_a_scaling(self, tmp_path):
         fitted = DBNClassifier(**SMALL, epochs=2, finetune_epochs=2).fit(PIXELS, KINDS)

@@ -61,6 +61,7 @@ DATA_SUFFIXES = {".npy", ".npz", ".csv"}
 NOT_OURS = {"--batches", "--cases", "--dist", "--draws", "--editable", "--pairs", "--quiet"}
 NOT_OURS |= {
     "--sanitize",
+    "--peers",
     "--seconds",
     "--compare",
     "--write",
