@@ -298,6 +298,16 @@ class TestPlain:
             "fine-tuning  epoch 1/10  error 8.50  validation 8.75  2.0 s"
         ]
 
+    @pytest.mark.parametrize(("epochs", "kept"), [(50, 50), (99, 99), (120, 61), (500, 51)])
+    def test_hundreds_of_epochs_are_a_hundred_lines_at_most_with_both_ends(
+        self, lines, epochs, kept
+    ):
+        events = [FinetuneEpochFinished(i, i, epochs, 1.0, 8.5, None) for i in range(1, epochs + 1)]
+        printed = lines(*events)
+        assert len(printed) == kept
+        assert printed[0].startswith(f"fine-tuning  epoch 1/{epochs} ")
+        assert printed[-1].startswith(f"fine-tuning  epoch {epochs}/{epochs} ")
+
     def test_progress_prints_nothing(self, lines):
         assert lines(RUN, Progress(1.0, 1, 1, 0.5), RunFinished(2.0, 1.0, (1.0, 1.0))) == []
 
