@@ -3,6 +3,8 @@
 * Columns that share one range, such as pixels, are scaled to it: shares of a range are
   probabilities. Standardized, a pixel that is hardly ever on would count as much as one that
   separates digits; as a share of the common range, each pixel keeps the weight of its values.
+* Rows without a label train too where labels are few, for the class that the network takes them
+  for, unless that makes labels less likely that were left out: clusters need not be classes.
 * A few labels get a head before fine-tuning. If the code separates classes better than the columns
   do, it is worth keeping, and long fine-tuning with a random head moves the weights below further
   than a few labels justify (Kumar et al. 2022, arXiv:2202.10054). Then a logistic regression on the
@@ -34,6 +36,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils.extmath import softmax
 
 from syncpretrain import Stack
 from syncpretrain.data.blocks import chunks
@@ -46,10 +49,12 @@ from syncpretrain.settings.by_data import (
     FEW_LABELS,
     OF_FEW_LABELS,
     OF_FEW_ROWS,
+    OF_UNLABELLED,
     SMALLEST_MINIBATCH,
+    UNLABELLED_STEPS,
 )
 from syncpretrain.settings.defaults import PER_LAYER
-from syncpretrain.settings.finetuning import FinetuneSettings
+from syncpretrain.settings.finetuning import FinetuneSettings, labelled_of, steps_with_unlabelled
 from syncpretrain.sklearn.passes import Matrix, codes_of, outputs_of
 from syncpretrain.units.kinds import kind_of
 
@@ -63,6 +68,8 @@ __all__ = [
     "are_measurements",
     "chooses_decay",
     "chosen_decay",
+    "few_labels_settings",
+    "guesses_help",
     "head_first",
     "in_shared_range",
     "rectified_settings",
@@ -273,6 +280,102 @@ def _head_of_regression(own: LogisticRegression) -> Head:
         weight, bias = np.hstack([-weight, weight]) / 2, np.hstack([-bias, bias]) / 2
     weight, bias = (np.ascontiguousarray(x, dtype=np.float32) for x in (weight, bias))
     return Head(weight, bias, "classification", tuple(own.classes_.tolist()))
+
+
+# With few labels: a network with normalization, noise on its inputs, and minibatches of labels like
+# those that stand beside rows without a label.
+OF_GUESSES: dict[str, Any] = {"normalization": "batch", "input_noise": 0.1, "input_dropout": 0.1}
+OF_GUESSES["blas_threads"] = 1  # so small a network is no faster by more, which give other bits
+GUESS_BATCH = 320  # rows of a minibatch with and without a label
+GUESS_STEPS = 500  # steps of each short training
+LEAST_LIKELY = 0.01  # a label that is less likely is no worse: one row does not decide
+
+
+def few_labels_settings(
+    rows: int, labels: int, batch_size: int | None, steps: int = UNLABELLED_STEPS, *, guess: bool
+) -> dict[str, Any]:
+    """Return settings of fine-tuning for few labels: on all rows, or on rows with a label alone.
+
+    Parameters
+    ----------
+    rows, labels : int
+        Number of rows, and of rows with a label.
+    batch_size : int, optional
+        Minibatch of rows with and without a label; labels alone have a fifth of it.
+    steps : int, optional
+        Fewest steps; the last epoch is finished.
+    guess : bool
+        True to train on rows without a label for guessed classes.
+    """
+    batch = max(min(batch_size or GUESS_BATCH, rows), 2)
+    if guess:
+        each = steps_with_unlabelled(batch, labels, rows - labels)
+        own: dict[str, Any] = {"unlabelled": "pseudo"}
+    else:
+        each, own = math.ceil(labels / labelled_of(batch, labels)), {}
+        batch = math.ceil(labels / each)  # all minibatches are as large, or one row smaller
+    own |= {"batch_size": batch, "epochs": math.ceil(steps / each)}
+    return OF_UNLABELLED | OF_GUESSES | own
+
+
+def guesses_help(
+    finetuned: Callable[..., Stack],
+    X: Matrix,
+    rows: NDArray[np.intp],
+    y: NDArray[Any],
+    weights: Matrix | None,
+    seed: int,
+    batch_size: int | None = None,
+) -> bool:
+    """Return whether rows without a label, trained for guessed classes, make labels more likely.
+
+    The labels are left out in turn, in three parts. They must be at least as likely, in the mean of
+    their logarithms, as after a training on the other labels alone. If a class has fewer than three
+    labels, nothing can be told, and the answer is True.
+
+    Parameters
+    ----------
+    finetuned : callable
+        Called with rows, targets and settings; returns a stack.
+    X : array or sparse matrix of shape (n_examples, n_features)
+    rows, y : array of shape (n_labelled,)
+        Rows with a label, and their classes, counted from 0.
+    weights : array of shape (n_labelled,), optional
+        Weights above 0.
+    seed : int
+        Seed of the parts.
+    batch_size : int, optional
+        As for ``few_labels_settings``.
+    """
+    if np.bincount(y).min() < FOLDS:
+        return True
+    draws, most = np.random.default_rng(seed), GUESS_STEPS * GUESS_BATCH
+    others = np.setdiff1d(np.arange(X.shape[0]), rows)
+    others = np.sort(draws.permutation(others)[:most])  # more are not seen in so few steps
+    kept = np.concatenate([rows, others])
+    seen, likelier = X[kept], 0.0
+    split = StratifiedKFold(FOLDS, shuffle=True, random_state=seed % 2**32)
+    for trained, held_out in split.split(rows, y):
+        targets, own = np.full(len(kept), np.nan), None
+        targets[trained] = y[trained]
+        if weights is not None:
+            own = np.zeros(len(kept))
+            own[trained] = weights[trained]
+        for guess, sign in ((True, 1), (False, -1)):
+            settings = few_labels_settings(
+                len(kept), len(trained), batch_size, GUESS_STEPS, guess=guess
+            )
+            stack = finetuned(seen, targets, weights=own, warn=False, observers=(), **settings)
+            found = _log_likelihoods(outputs_of(stack, X[rows[held_out]]), y[held_out])
+            likelier += sign * float(_times_weights(found, weights, held_out).sum())
+    return likelier >= 0
+
+
+def _log_likelihoods(outputs: Matrix, y: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the logarithm of the probability of each class in y, of shape (n,)."""
+    likely = softmax(outputs.astype(np.float64))[np.arange(len(y)), y]
+    logarithms: NDArray[np.float64] = np.log(np.maximum(likely, LEAST_LIKELY))
+    return logarithms
 
 
 TRIAL_UPDATES = 700  # updates of each short training

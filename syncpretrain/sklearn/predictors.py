@@ -5,6 +5,7 @@ A predictor pretrains on all rows, then fine-tunes on the rows with a target.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from syncpretrain.data.labels import Classes
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import PoorResultWarning, SettingsError
+from syncpretrain.events import Notice
 from syncpretrain.models.stack import Head
 from syncpretrain.sklearn.base import StackEstimator, single
 from syncpretrain.sklearn.fit_choices import (
@@ -33,6 +35,8 @@ from syncpretrain.sklearn.fit_choices import (
     are_measurements,
     chooses_decay,
     chosen_decay,
+    few_labels_settings,
+    guesses_help,
     head_first,
     in_shared_range,
     rectified_settings,
@@ -56,11 +60,7 @@ __all__ = ["DBNClassifier", "DBNRegressor", "StackPredictor"]
 
 MANY_UNITS, FEW_UNITS = 256, 64
 FEW_CLASSES = 20
-# With few labels: units of two rectified layers, from random weights, and how they are trained.
-GUESSING_UNITS = 128
-GUESSING: dict[str, Any] = {"unlabelled": "pseudo", "normalization": "batch"}
-GUESSING |= {"input_noise": 0.1, "input_dropout": 0.1}
-GUESSING["blas_threads"] = 1  # so small a network is no faster by more, and others give other bits
+GUESSING_UNITS = 128  # of two rectified layers with few labels, from random weights
 
 
 class StackPredictor(StackEstimator):
@@ -141,9 +141,7 @@ class StackPredictor(StackEstimator):
         stack, options = self._chosen(stack, X, rows, y, weights, seed)
         options["objective"] = objective
         if self.batch_size is not None:
-            trained = X.shape[0] if "unlabelled" in options else len(rows)
-            least = 2 if "unlabelled" in options else 1
-            options["batch_size"] = max(min(self.batch_size, trained), least)
+            options.setdefault("batch_size", min(self.batch_size, len(rows)))
         if len(rows) < X.shape[0]:  # settings for few targets depend on the number of all rows
             y = _spread_out(y.astype(np.float64), rows, X.shape[0], np.nan)
             weights = None if weights is None else _spread_out(weights, rows, X.shape[0], 0)
@@ -179,7 +177,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
     """Classifier: a stack of RBMs, pretrained on all rows and fine-tuned on the labelled rows.
 
     With few labels it is a rectified network, trained on the rows without a label too: for the
-    class that it takes them for (Lee 2013).
+    class that it takes them for (Lee 2013), unless labels that are left out become less likely so.
 
     Parameters
     ----------
@@ -205,6 +203,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
     classes_ : ndarray of shape (n_classes,)
     n_unlabelled_ : int
         Number of rows without a label.
+    pseudo_labels_ : bool
+        True if these rows were trained for the classes that the network took them for.
     stack_ : Stack
     n_features_in_ : int
         Number of columns.
@@ -257,6 +257,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         rows = self._rows(X, reset=True)
         classes = classes_of(y, rows)
         self.classes_ = classes.labels
+        self.pseudo_labels_ = False
         self._guesses = self._is_to_guess(rows, len(classes.rows))
         weights = weights_of(sample_weight, rows, classes.rows)
         if self.class_weight is not None:
@@ -321,7 +322,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         seed: int,
     ) -> tuple[Stack, dict[str, Any]]:
         if self._guesses:
-            return stack, dict(GUESSING)
+            return stack, self._for_few_labels(stack, X, rows, y, weights, seed)
         is_trained = self.pretrained is not None or self._trains(self.epochs)
         if self._given_tuning() or not is_trained or not are_few(X.shape[0], len(rows)):
             return stack, {}
@@ -329,6 +330,30 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         if len(np.unique(y)) < len(self.classes_):  # all rows of a class have weight 0
             return stack, {}
         return head_first(stack, X[rows], y, weights, seed)
+
+    def _for_few_labels(
+        self,
+        stack: Stack,
+        X: Matrix,
+        rows: NDArray[np.intp],
+        y: Matrix,
+        weights: Matrix | None,
+        seed: int,
+    ) -> dict[str, Any]:
+        """Return settings of fine-tuning for few labels, after a trial on labels left out."""
+        finetuned = partial(self._finetuned, stack, seed=seed, objective="classification")
+        counted = weighted_rows(rows, y, weights)
+        batch = self.batch_size
+        self.pseudo_labels_ = guesses_help(finetuned, X, *counted, seed, batch_size=batch)
+        if not self.pseudo_labels_:
+            notice = Notice(
+                time.monotonic(),
+                "rows without a label are left out: trained for guessed classes, they make labels"
+                " less likely that were left out",
+            )
+            for observer in self._observers():
+                observer(notice)
+        return few_labels_settings(X.shape[0], len(rows), batch, guess=self.pseudo_labels_)
 
     def predict_proba(self, X: Any) -> Matrix:
         """Return the probability of each class, of shape (n_examples, n_classes)."""

@@ -18,6 +18,8 @@ from syncpretrain.sklearn.fit_choices import (
     _inner_ends,
     are_bits,
     are_few,
+    few_labels_settings,
+    guesses_help,
     head_first,
     in_shared_range,
     settings_for_bits,
@@ -214,6 +216,94 @@ class TestGuesses:
         for rows in (sparse.csr_matrix(X), X.astype(np.float32)):
             found = clone(model).fit(rows, labels).predict_proba(rows)
             np.testing.assert_allclose(found, first, rtol=1e-2, atol=1e-3)
+
+
+def ball(rows=600, columns=7, labels=80, seed=0):
+    """Return one cluster that a sphere cuts into two classes, and labels of some rows."""
+    X = np.random.default_rng(seed).normal(size=(rows, columns))
+    far = np.square(X).sum(axis=1)
+    y = (far > np.median(far)).astype(int)
+    return X, y, np.where(np.arange(rows) < labels, y, -1)
+
+
+class TestTrial:
+    """Labels left out decide whether rows without a label are trained for guessed classes."""
+
+    @pytest.fixture
+    def trainings(self, monkeypatch):
+        """Record trainings in place of them; ``sure`` is the logit of the right class."""
+        found, sure = [], {"guess": 1.0, "alone": 1.0}
+
+        def finetuned(X, y, **settings):
+            found.append((X, y, settings))
+            return "guess" if "unlabelled" in settings else "alone"
+
+        def outputs_of(stack, X):  # the first column is the class
+            return np.eye(2)[X[:, 0].astype(int)] * sure[stack]
+
+        monkeypatch.setattr(module, "outputs_of", outputs_of)
+        return found, sure, finetuned
+
+    ROWS, CLASSES = np.arange(0, 60, 10), np.array([0, 1, 0, 1, 0, 1])
+
+    def table(self):
+        X = np.arange(120.0).reshape(60, 2)
+        X[self.ROWS, 0] = self.CLASSES
+        return X
+
+    @pytest.mark.parametrize(("logit", "expected"), [(1.1, True), (1.0, True), (0.9, False)])
+    def test_the_more_likely_labels_win(self, trainings, logit, expected):
+        _, sure, finetuned = trainings
+        sure["guess"] = logit
+        assert guesses_help(finetuned, self.table(), self.ROWS, self.CLASSES, None, 0) is expected
+
+    def test_one_row_that_is_far_off_does_not_decide(self, trainings):
+        _, sure, finetuned = trainings
+        sure["guess"], sure["alone"] = -1000, -6  # both are below the least likelihood
+        assert guesses_help(finetuned, self.table(), self.ROWS, self.CLASSES, None, 0)
+
+    def test_each_label_is_left_out_once_by_both_trainings(self, trainings):
+        found, _, finetuned = trainings
+        X, weights = self.table(), np.linspace(1, 2, 6)
+        guesses_help(finetuned, X, self.ROWS, self.CLASSES, weights, 0)
+        left_out = {"pseudo": np.zeros(6), None: np.zeros(6)}
+        for rows, y, settings in found:
+            order = np.argsort(rows[:, 1])  # rows left out are rows without a label
+            np.testing.assert_array_equal(rows[order], X)
+            own, heavy = y[order][self.ROWS], settings["weights"][order][self.ROWS]
+            known = np.isfinite(own)
+            assert np.isfinite(y).sum() == known.sum() == 4
+            np.testing.assert_array_equal(own[known], self.CLASSES[known])
+            np.testing.assert_array_equal(heavy[known], weights[known])
+            left_out[settings.get("unlabelled")] += ~known
+        assert [each.tolist() for each in left_out.values()] == [[1] * 6, [1] * 6]
+
+    def test_no_more_rows_than_the_trial_reads(self, trainings, monkeypatch):
+        found, _, finetuned = trainings
+        monkeypatch.setattr(module, "GUESS_STEPS", 1)
+        monkeypatch.setattr(module, "GUESS_BATCH", 10)
+        guesses_help(finetuned, self.table(), self.ROWS, self.CLASSES, None, 0)
+        assert {len(X) for X, _, _ in found} == {16}
+
+    def test_two_labels_of_a_class_decide_nothing_and_nothing_is_trained(self, trainings):
+        found, _, finetuned = trainings
+        assert guesses_help(finetuned, self.table(), self.ROWS[:5], self.CLASSES[:5], None, 0)
+        assert found == []
+
+    @pytest.mark.parametrize(
+        ("labels", "batch_size", "expected"),
+        [(40, None, (40, 1500)), (65, None, (33, 750)), (65, 20, (4, 89)), (2, 2, (1, 750))],
+    )
+    def test_minibatches_of_labels_are_as_large_as_each_other(self, labels, batch_size, expected):
+        own = few_labels_settings(1000, labels, batch_size, guess=False)
+        assert (own["batch_size"], own["epochs"]) == expected
+
+    def test_classes_that_part_inside_of_a_cluster(self, capsys):
+        X, _, labels = ball()
+        model = DBNClassifier(hidden=(32, 32), workers=1, random_state=0, verbose=1)
+        assert not model.fit(X, labels).pseudo_labels_
+        assert "rows without a label are left out" in capsys.readouterr().out
+        assert model.stack_.info["finetune"][-1]["unlabelled"] == "none"
 
 
 class TestClassifier:
