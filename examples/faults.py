@@ -63,19 +63,19 @@ from random_faults.session import SHARED, left_shared, play_random
 
 from syncpretrain import pretrain
 from syncpretrain.array_files import read_arrays
-from syncpretrain.runs.checkpoints import newest
+from syncpretrain.runs.checkpoints import newest_checkpoint
 
 MODES = ["layer", "parent", "group", "replace", "write", "bits", "fits", "random", "ranks"]
 LAYERS = (64, 48, 32, 16, 8)
 MODULE = [sys.executable, "-m", "syncpretrain"]
 WRITER = """
 import sys, pathlib, itertools, numpy as np
-from syncpretrain.runs.checkpoints import numbered, prune
+from syncpretrain.runs.checkpoints import checkpoint_path, prune_checkpoints
 from syncpretrain.array_files import write_arrays
 folder, arrays = pathlib.Path(sys.argv[1]), {"a": np.ones((1000, 500), dtype=np.float32)}
 for number in itertools.count(1):
-    write_arrays(numbered(folder, "pretrain", number), {"number": number}, arrays)
-    prune(folder, "pretrain", 2)
+    write_arrays(checkpoint_path(folder, "pretrain", number), {"number": number}, arrays)
+    prune_checkpoints(folder, "pretrain", 2)
     print(number, flush=True)
 """
 
@@ -276,7 +276,7 @@ def kill_writers(folder: Path, times: int, draw: random.Random) -> None:
         writer.wait(timeout=60)
         writer.stdout.close()
         told: list[str] = []
-        found = newest(out, "pretrain", read_arrays, told.append)
+        found = newest_checkpoint(out, "pretrain", read_arrays, told.append)
         check(found is not None and not told, f"the newest cannot be read: {told}")
         assert found is not None
         check(found[0]["number"] >= max(done, default=1), "a finished checkpoint was lost")

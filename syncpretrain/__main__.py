@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from syncpretrain.cli import main
+from syncpretrain.cli.program import main
 
 if __name__ == "__main__":
     main(prog_name="syncpretrain")

@@ -20,7 +20,7 @@ from syncpretrain.data import load_dataset
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.events import Event, RunFinished
 from syncpretrain.models.stack import Stack
-from syncpretrain.pretraining.start import driver_for
+from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import PretrainSettings, preset_path, read_settings, settings_from
 

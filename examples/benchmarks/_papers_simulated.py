@@ -13,10 +13,9 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from syncpretrain.planning.scaling.curves import Exchange, scaled, serve
 from syncpretrain.planning.scaling.job import Job
 from syncpretrain.planning.scaling.network import Network
-from syncpretrain.planning.scaling.pipeline import scaled
-from syncpretrain.planning.scaling.server import Exchange, serve
 from syncpretrain.planning.scaling.work import LayerWork
 from syncpretrain.settings import settings_from
 

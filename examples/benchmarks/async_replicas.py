@@ -35,8 +35,8 @@ from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.planning import plan
+from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.on_ranks import on_every_rank
-from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.replicas import replicas_in
 

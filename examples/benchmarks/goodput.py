@@ -23,7 +23,7 @@ import psutil
 from _timing import busy, machine, rst_table, spread
 
 from syncpretrain.data import load_dataset
-from syncpretrain.pretraining.start import driver_for
+from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.restarts import Restarts
 

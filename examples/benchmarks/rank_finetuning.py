@@ -20,8 +20,8 @@ from syncpretrain.events import Event, FinetuneEpochFinished
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.tasks import Form, Part
+from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.on_ranks import on_every_rank
-from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import settings_from
 
 LAYERS = (784, 1000, 500, 250, 30)

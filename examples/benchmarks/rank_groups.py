@@ -20,8 +20,8 @@ from statistics import median
 from syncpretrain.cluster.job import joined
 from syncpretrain.data import load_dataset
 from syncpretrain.events import EpochFinished, Event
+from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.on_ranks import on_every_rank
-from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import settings_from
 
 LAYERS = (784, 1000)

@@ -17,8 +17,8 @@ from statistics import median
 from syncpretrain.cluster.job import joined
 from syncpretrain.cluster.transport import Link
 from syncpretrain.data import load_dataset
+from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.on_ranks import on_every_rank
-from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.ranks import runtime
 from syncpretrain.workers.ranks.epoch_worker import layers_sent_activations

@@ -29,8 +29,8 @@ from syncpretrain.data import load_dataset
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.steps import LearnerStep
+from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.on_ranks import on_every_rank
-from syncpretrain.pretraining.start import driver_for
 from syncpretrain.settings import settings_from
 
 LAYERS = (784, 1000, 500, 250, 30)

@@ -40,7 +40,7 @@ from syncpretrain.cli import main
 from syncpretrain.cluster.launched import launched
 from syncpretrain.finetuning.ranks import SharedDescent
 from syncpretrain.pretraining import build
-from syncpretrain.pretraining.streamed import build as stream_build
+from syncpretrain.pretraining.streamed import driver as streaming
 rank, seconds, arguments = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
 def failing(step):
     began = []
@@ -55,7 +55,7 @@ def step_for(*given, healthy=build.step_for):
     step.train_step = failing(step.train_step)
     return step
 if launched().rank == rank:
-    build.step_for = stream_build.step_for = step_for
+    build.step_for = streaming.step_for = step_for
     SharedDescent.begin = failing(SharedDescent.begin)
 main(arguments, prog_name="syncpretrain")
 """

@@ -86,8 +86,11 @@ class TrainStep(Protocol):
 class Recorder(Protocol):
     """Recorder of one learner's steps: it works a block of them at a time."""
 
-    def slow(self) -> str | None:
-        """Return once why steps are not recorded that might be, and how they are worked instead."""
+    def take_notice(self) -> str | None:
+        """Return how steps are worked that might be recorded and are not, and why.
+
+        Return None where there is nothing to say, and where it was returned before.
+        """
         ...
 
     def train(
@@ -117,6 +120,7 @@ class Recorder(Protocol):
         epoch, step : int
             Epoch and step of the first minibatch.
         constants : hashable
+            The numbers that ``work`` computes with, as long as they do not change with the step.
         numbers : ndarray of shape (steps, n), float32, optional
             Numbers of each step that the optimizer, and nothing else, computes with; see
             :meth:`syncpretrain.finetuning.optimizers.Optimizer.numbers`.

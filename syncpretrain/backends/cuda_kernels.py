@@ -4,14 +4,22 @@ Each form has the signature of the equation of its name in :mod:`syncpretrain.ke
 ``NotImplemented``, having done nothing, for arrays that its kernel does not take: others than
 float32 with contiguous rows. The differences: scratch that the equation overwrites is often left
 unchanged here, and errors are zero-dimensional device arrays, not synchronized. Sums are float64 on
-the device, in an order of their own, the same every time. The forms of products, of steps and of
-convolutions are in modules of their own.
+the device, in an order of their own, the same every time. The optimizers' steps are NumPy's result
+bit for bit, but for numbers below 2^-126, which become 0. The forms of dense products are in
+:mod:`syncpretrain.backends.cublas`.
+
+A convolution is several launches, and refuses arrays that its kernels do not take. A kernel copies
+what the filters see of some examples into a matrix; its product with the weights are the maps; one
+pass over the maps pools them, adds the bias and takes the units' means. On the way back each number
+of an image gathers and adds up its part of the product: no atomic additions, so the bits are the
+same every time. The matrices in between are allocated anew each time, and nothing waits before they
+are freed: CuPy hands freed memory on to the same stream only, where later work runs later.
 
 Guarantees: a form queues its launches on the current stream and waits for nothing; threads may call
 forms at the same time, each on a stream of its own. Assumption: the caller orders streams that
 share arrays, by events or by waiting.
 
-The source is in ``kernels.cu`` and ``errors.cu``.
+The source is in ``kernels.cu``, ``errors.cu`` and ``convolutions.cu``.
 """
 
 from __future__ import annotations
@@ -23,14 +31,438 @@ from typing import Any
 import numpy as np
 
 from syncpretrain.backends.cublas import Cublas, CudaProducts
-from syncpretrain.backends.cuda_convolutions import CudaConvolutions
 from syncpretrain.backends.cuda_peers import CudaPeers
-from syncpretrain.backends.cuda_source import THREADS, TILE, CudaSource, grid_of, is_vector, layout
-from syncpretrain.backends.cuda_steps import CudaSteps
+from syncpretrain.backends.cuda_source import (
+    MOST_ELEMENTS,
+    THREADS,
+    TILE,
+    CudaSource,
+    grid_of,
+    is_vector,
+    layout,
+    rates_of,
+)
+from syncpretrain.kernels.activations import activate
+from syncpretrain.kernels.arrays import blocks_in
+from syncpretrain.kernels.convolution import groups_of, of_group
+from syncpretrain.kernels.optimizers import adam_rates
+from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.rng import Address
+from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["CudaErrors", "CudaKernels", "DeviceDraws", "kernels_of"]
+__all__ = [
+    "CudaConvolutions",
+    "CudaErrors",
+    "CudaKernels",
+    "CudaSteps",
+    "DeviceDraws",
+    "kernels_of",
+]
+
+
+# Numbers of a lowered matrix or of maps, 128 MB of float32. A constant, and not the memory that is
+# free: the gradient is added up chunk by chunk, so its bits depend on where chunks end.
+COLUMNS_AT_ONCE = 2**25
+
+
+class CudaConvolutions:
+    """Forms of the equations in :mod:`syncpretrain.kernels.convolution`, with their signatures.
+
+    Their arrays are float32 with contiguous rows.
+
+    Parameters
+    ----------
+    cupy : module
+        CuPy, or what stands in for it in a test.
+    source : CudaSource
+    """
+
+    def __init__(self, cupy: Any, source: CudaSource) -> None:
+        self._cupy, self._source = cupy, source
+
+    def forms(self) -> dict[str, Callable[..., Any]]:
+        """Return the forms by the names of their equations."""
+        return {
+            "convolve": self.convolve,
+            "convolve_gradient": self.convolve_gradient,
+            "convolve_back": self.convolve_back,
+            "convolve_at": self.convolve_at,
+            "visible_means": self.visible_means,
+            "sum_channels": self.sum_channels,
+            "block_means": self.block_means,
+            "draw_blocks": self.draw_blocks,
+            "block_sums": self.block_sums,
+        }
+
+    def convolve(
+        self,
+        x: Any,
+        weight: Any,
+        bias: Any,
+        out: Any,
+        places: Any,
+        scratch: Any,
+        shape: ConvolutionShape,
+        units: str,
+        filters: slice = slice(None),
+    ) -> None:
+        """Fill ``out`` with the means of the units of some filters."""
+        begin, end, _ = filters.indices(shape.filters)
+        bias = _checked_vector("bias", bias[begin:end], end - begin)
+        for rows in _examples_at_once(len(x), shape):
+            maps = self._products(x[rows], weight, shape, filters)
+            kept = places[rows] if places.size else None
+            self._pooled(maps, bias, out[rows], kept, shape, units, begin)
+        # Units that the source lacks were linear so far: see _number.
+        if units not in self._source.units:
+            activate(out.reshape(-1, shape.filters)[:, begin:end], units)
+
+    def convolve_gradient(
+        self,
+        x: Any,
+        delta: Any,
+        places: Any,
+        out: Any,
+        scratch: Any,
+        shape: ConvolutionShape,
+        filters: slice = slice(None),
+    ) -> None:
+        """Fill ``out`` with the gradient of some filters' weights."""
+        part = out[:, filters]
+        if not len(x):
+            part.fill(0)
+        for rows in _examples_at_once(len(x), shape):
+            maps = self._unpooled(delta[rows], places[rows] if places.size else None, shape)
+            seen = self._lowered(x[rows], shape)
+            multiply = PRECISIONS[shape.precision_back].multiply
+            for own, read in groups_of(shape, filters):
+                product = multiply(of_group(seen, read, shape).T, maps[:, own])
+                # The first chunk overwrites: ``out`` holds the gradient of the step before.
+                out[:, own] = product if rows.start == 0 else out[:, own] + product
+
+    def convolve_back(
+        self,
+        delta: Any,
+        places: Any,
+        weight: Any,
+        out: Any,
+        scratch: Any,
+        shape: ConvolutionShape,
+        channels: slice = slice(None),
+    ) -> None:
+        """Fill the numbers of some channels of ``out``."""
+        begin, end, _ = channels.indices(shape.channels)
+        for rows in _examples_at_once(len(delta), shape):
+            maps = self._unpooled(delta[rows], places[rows] if places.size else None, shape)
+            columns, some = self._columns(maps, weight, shape), out[rows]
+            items = len(some) * (end - begin) * shape.height * shape.width
+            args = (
+                columns,
+                some,
+                _row_step("out", some),
+                len(some),
+                *_image_sizes(shape),
+                begin,
+                end,
+            )
+            self._source.flat("raise_images", items, *args)
+
+    def convolve_at(
+        self,
+        x: Any,
+        weight: Any,
+        places: Any,
+        out: Any,
+        scratch: Any,
+        shape: ConvolutionShape,
+        filters: slice = slice(None),
+    ) -> None:
+        """Fill ``out`` with x W of some filters at the places of a code."""
+        # Without a maximum nothing is chosen: what remains is a convolution with linear units.
+        if not shape.has_places:
+            bias, none = self._cupy.zeros(shape.filters, dtype=np.float32), places[:0]
+            self.convolve(x, weight, bias, out, none, scratch, shape, "gaussian", filters)
+            return
+        begin, end, _ = filters.indices(shape.filters)
+        for rows in _examples_at_once(len(x), shape):
+            at, code = places[rows], out[rows]
+            maps = self._products(x[rows], weight, shape, filters)
+            args = (maps, at, _row_step("places", at), code, _row_step("out", code), len(code))
+            own = (*_code_sizes(shape), end - begin, shape.filters, begin)
+            items = len(code) * (end - begin) * shape.output.height * shape.output.width
+            self._source.flat("choose_places", items, *args, *own)
+
+    def visible_means(self, x: Any, bias: Any, shape: ConvolutionShape, units: str) -> Any:
+        """Replace inputs of visible units by their means, with a bias a channel."""
+        run = shape.height * shape.width if shape.channels_first else 1
+        bias = _checked_vector("bias", bias, shape.channels)
+        args = (x, _row_step("x", x), bias, *x.shape, run, shape.channels, self._number(units))
+        self._source.flat("channel_means", x.size, *args)
+        return x if units in self._source.units else activate(x, units)
+
+    def sum_channels(self, x: Any, shape: ConvolutionShape, *, out: Any) -> Any:
+        """Fill ``out`` with the sums of images over examples and positions."""
+        if shape.channels_first:
+            return np.sum(x.reshape(len(x), shape.channels, -1), axis=(0, 2), out=out)
+        return np.sum(x.reshape(-1, shape.channels), axis=0, out=out)
+
+    def block_means(self, maps: Any, shape: ConvolutionShape) -> Any:
+        """Replace the inputs of binary units by the probabilities that they are on."""
+        self._block_units(maps, maps, maps, shape, draws=0)
+        return maps
+
+    def draw_blocks(self, maps: Any, noise: Any, shape: ConvolutionShape, *, out: Any) -> Any:
+        """Draw states into ``out``, and replace inputs by probabilities; ``noise`` is unchanged."""
+        self._block_units(maps, noise, out, shape, draws=1)
+        return out
+
+    def block_sums(self, maps: Any, shape: ConvolutionShape, *, out: Any) -> Any:
+        """Fill ``out`` with the sum of each block of maps."""
+        args = (maps, _row_step("maps", maps), out, _row_step("out", out), len(maps))
+        self._source.flat("block_sums", out.size, *args, *_code_sizes(shape), shape.filters)
+        return out
+
+    def _number(self, units: str) -> int:
+        """Return the number of a kind of units in the source; that of linear ones for others."""
+        return self._source.units.get(units, self._source.units["gaussian"])
+
+    def _products(
+        self, x: Any, weight: Any, shape: ConvolutionShape, filters: slice = slice(None)
+    ) -> Any:
+        """Return the maps of some filters, of shape (B P, filters)."""
+        seen, multiply = self._lowered(x, shape), PRECISIONS[shape.precision].multiply
+        if shape.groups == 1:
+            return multiply(seen, weight[:, filters])
+        begin, end, _ = filters.indices(shape.filters)
+        maps = self._cupy.empty((len(seen), end - begin), dtype=np.float32)
+        for own, read in groups_of(shape, filters):
+            some = slice(own.start - begin, own.stop - begin)
+            maps[:, some] = multiply(of_group(seen, read, shape), weight[:, own])
+        return maps
+
+    def _columns(self, maps: Any, weight: Any, shape: ConvolutionShape) -> Any:
+        """Return what maps say of what the filters see, of shape (B P, k k C)."""
+        multiply = PRECISIONS[shape.precision_back].multiply
+        if shape.groups == 1:
+            return multiply(maps, weight.T)
+        columns = self._cupy.empty((len(maps), shape.size**2, shape.channels), dtype=np.float32)
+        for own, read in groups_of(shape):
+            part = multiply(maps[:, own], weight[:, own].T)
+            columns[:, :, read] = part.reshape(len(maps), shape.size**2, shape.reads)
+        return columns.reshape(len(maps), -1)
+
+    def _lowered(self, x: Any, shape: ConvolutionShape) -> Any:
+        """Return what all filters see, of shape (B P, k k C)."""
+        size = (len(x) * shape.positions, shape.size**2 * shape.channels)
+        columns = self._cupy.empty(size, dtype=np.float32)
+        args = (x, _row_step("x", x), columns, len(x), *_image_sizes(shape))
+        self._source.flat("lower_images", columns.size, *args)
+        return columns
+
+    def _pooled(
+        self,
+        maps: Any,
+        bias: Any,
+        out: Any,
+        places: Any,
+        shape: ConvolutionShape,
+        units: str,
+        begin: int,
+    ) -> None:
+        """Fill the codes of some filters, from number ``begin`` on, and their places."""
+        kept = out if places is None else places
+        arrays = (maps, bias, out, _row_step("out", out), kept, _row_step("places", kept), len(out))
+        own = maps.shape[1]
+        flags = (int(shape.has_places), int(places is not None), self._number(units))
+        items = len(out) * own * shape.output.height * shape.output.width
+        args = (*arrays, *_code_sizes(shape), own, shape.filters, begin, *flags)
+        self._source.flat("pool_maps", items, *args)
+
+    def _unpooled(self, delta: Any, places: Any, shape: ConvolutionShape) -> Any:
+        """Return maps of shape (B P, F) with each number at its place, or spread evenly."""
+        # Without pooling the deltas are the maps; callers read the result and never write to it.
+        if shape.pool == 1 and delta.flags.c_contiguous:
+            return delta.reshape(-1, shape.filters)
+        size = (len(delta) * shape.positions, shape.filters)
+        maps = self._cupy.empty(size, dtype=np.float32)
+        kept, has_places = places, shape.has_places and places is not None
+        # A kernel takes no missing array: it gets one that it does not read.
+        if places is None:
+            kept = delta
+        args = (delta, _row_step("delta", delta), kept, _row_step("places", kept), maps, len(delta))
+        flags = (shape.filters, int(has_places))
+        self._source.flat("unpool_maps", maps.size, *args, *_code_sizes(shape), *flags)
+        return maps
+
+    def _block_units(
+        self, maps: Any, noise: Any, out: Any, shape: ConvolutionShape, *, draws: int
+    ) -> None:
+        steps = (_row_step("maps", maps), _row_step("noise", noise), _row_step("out", out))
+        arrays = (maps, steps[0], noise, steps[1], out, steps[2], len(maps))
+        args = (*arrays, *_code_sizes(shape), shape.filters, draws)
+        self._source.flat("block_units", len(maps) * shape.hidden, *args)
+
+
+def _examples_at_once(examples: int, shape: ConvolutionShape) -> list[slice]:
+    """Return slices of examples, each with a lowered matrix and maps that are not too large."""
+    step = max(1, COLUMNS_AT_ONCE // max(shape.lowered, shape.units))
+    return blocks_in(slice(0, examples), step)
+
+
+def _image_sizes(shape: ConvolutionShape) -> tuple[int, ...]:
+    sizes = (shape.channels, shape.height, shape.width, shape.size, shape.pad)
+    return (*sizes, int(shape.channels_first))
+
+
+def _code_sizes(shape: ConvolutionShape) -> tuple[int, int, int]:
+    return (shape.output.height, shape.output.width, shape.pool)
+
+
+def _row_step(name: str, array: Any) -> int:
+    """Return the elements from row to row of an array.
+
+    Raises
+    ------
+    TypeError
+        If it is not float32 with contiguous rows.
+    """
+    found = layout(array)
+    if found is None or array.ndim != 2:
+        raise TypeError(
+            f"{name}: got {array.dtype} of shape {array.shape} and strides {array.strides},"
+            " expected float32 with contiguous rows"
+        )
+    return found[2]
+
+
+def _checked_vector(name: str, array: Any, length: int) -> Any:
+    if not is_vector(array, length):
+        raise TypeError(
+            f"{name}: got {array.dtype} of shape {array.shape}, expected {length} of float32"
+        )
+    return array
+
+
+class CudaSteps:
+    """Forms of the steps in :mod:`syncpretrain.kernels.optimizers`, with their signatures.
+
+    Parameters
+    ----------
+    source : CudaSource
+    """
+
+    # A graph keeps a launch's arguments as they were recorded. So rates that change from step to
+    # step are passed twice: as arguments, and in ``source.numbers``, a device array that is filled
+    # before each launch of the graph and null outside of one; where it is there, kernels read it
+    # instead.
+
+    def __init__(self, source: CudaSource) -> None:
+        self._source, self._flat = source, source.flat
+
+    def forms(self) -> dict[str, Callable[..., Any]]:
+        """Return the forms by the names of their equations."""
+        return {
+            "momentum_step": self.momentum_step,
+            "momentum_steps": self.momentum_steps,
+            "shrink": self.shrink,
+            "sgd_step": self.sgd_step,
+            "adam_step": self.adam_step,
+        }
+
+    def momentum_step(
+        self,
+        parameter: Any,
+        gradient: Any,
+        velocity: Any,
+        *,
+        momentum: float,
+        learning_rate: float,
+        weight_decay: float = 0.0,
+        l1: float = 0.0,
+    ) -> Any:
+        """Ascend: velocity = momentum velocity + rate (gradient - decay), then add it."""
+        found = layout(parameter, gradient, velocity)
+        if found is None:
+            return NotImplemented
+        rows, columns, ldp, ldg, ldv = found
+        rates = rates_of(momentum, learning_rate, weight_decay, l1)
+        args = (parameter, ldp, gradient, ldg, velocity, ldv, rows, columns, *rates)
+        self._flat("momentum_step", parameter.size, *args)
+        return None
+
+    def momentum_steps(
+        self,
+        parameters: Any,
+        gradients: Any,
+        velocities: Any,
+        *,
+        weights: int,
+        momentum: float,
+        learning_rate: float,
+        weight_decay: float = 0.0,
+        l1: float = 0.0,
+    ) -> Any:
+        """Ascend with flat vectors; their first ``weights`` numbers decay."""
+        n, vectors = len(parameters), (parameters, gradients, velocities)
+        if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in vectors):
+            return NotImplemented
+        rates = rates_of(momentum, learning_rate, weight_decay, l1)
+        self._flat("momentum_steps", n, *vectors, n, weights, *rates)
+        return None
+
+    def shrink(self, weights: Any, factor: float) -> Any:
+        """Multiply contiguous weights by a factor, in place."""
+        if not weights.flags.c_contiguous or not is_vector(weights.reshape(-1), weights.size):
+            return NotImplemented
+        args = (weights, weights.size, np.float32(factor), self._source.numbers)
+        self._flat("shrink", weights.size, *args)
+        return None
+
+    def sgd_step(
+        self,
+        parameters: Any,
+        gradient: Any,
+        velocity: Any,
+        *,
+        learning_rate: float,
+        scratch: Any,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+    ) -> Any:
+        """Take one step of gradient descent with momentum, in place; ``scratch`` is not needed."""
+        n = len(parameters)
+        vectors = (parameters, gradient, *((velocity,) if momentum else ()))
+        if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in vectors):
+            return NotImplemented
+        rates = (np.float32(learning_rate), np.float32(momentum))
+        others = (n, *rates, int(nesterov), self._source.numbers)
+        self._flat("sgd_step", n, parameters, gradient, velocity, *others)
+        return None
+
+    def adam_step(
+        self,
+        parameters: Any,
+        gradient: Any,
+        first: Any,
+        second: Any,
+        *,
+        step: int,
+        learning_rate: float,
+        scratch: Any,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+    ) -> Any:
+        """Take one step of Adam in place; ``scratch`` is not needed."""
+        n, vectors = len(parameters), (parameters, gradient, first, second)
+        if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in vectors):
+            return NotImplemented
+        numbers = (beta1, beta2, *adam_rates(step, learning_rate, beta1, beta2, epsilon))
+        rates = (np.float32(number) for number in numbers)
+        self._flat("adam_step", n, *vectors, n, *rates, self._source.numbers)
+        return None
+
 
 SOFTMAX_THREADS = 128  # SOFTMAX_THREADS of kernels.cu, which fixes the order of a row's sum
 # As many blocks as the last of them has threads: each thread then adds at most one block's sum.
@@ -93,7 +525,7 @@ class DeviceDraws:
 
 
 class CudaErrors:
-    """The forms, of the signatures of the equations in :mod:`syncpretrain.kernels`.
+    """Forms of the errors, with the signatures of the equations in :mod:`syncpretrain.kernels`.
 
     An error is a device array of shape (), not synchronized; ``float()`` of it waits for the
     device, which a training loop does once in a while only.

@@ -38,7 +38,7 @@ class _NullEvent:
 class _Direct:
     """The recorder that records nothing: it works one step after another."""
 
-    def slow(self) -> None:
+    def take_notice(self) -> None:
         """Return None: there is nothing to record."""
 
     def train(

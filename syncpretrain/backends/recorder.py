@@ -5,18 +5,20 @@ from each other. A graph of 50 steps is one launch. What differs from block to b
 the device: the step and epoch that numbers are drawn at, the row numbers, and where the rows begin.
 
 The first block of a kind is worked launch by launch, so that all is compiled and allocated; the
-second is recorded. What cannot be recorded is worked launch by launch throughout; what CUDA refuses
-may be refused for a while only, and is tried once more.
+second is recorded. If its work cannot be recorded, all blocks are worked launch by launch. If CUDA
+refuses a recording, the reason may pass, such as a full device: it is tried once more, later.
 
-A graph writes to memory that its arrays had while it was recorded, long after they are gone. So
-that memory is of a pool of the recorder, which never gives it back: CuPy's pool would where the
-device has no more, but not on a MemoryError, which is what :func:`_new_memory` raises.
+A graph writes to the addresses that its arrays had while it was recorded, long after these arrays
+are gone. So their memory comes from a pool of the recorder's own, which must never give memory back
+to the device. CuPy's pools do so when CUDA reports a full device, but not after a MemoryError:
+that is why :func:`_new_memory` raises one.
 
 Guarantees: a block has the same bits recorded or not; a recorded block is launched without a wait
-for the device; several threads may record at the same time. Assumptions: one thread queues all
-blocks of a recorder, on one stream; X and the rows may change from block to block, but the arrays
-that steps write to keep their places; the caller queues the copy of a block's error before the next
-block.
+for the device; several threads may record at the same time.
+
+Duties of the caller: one thread must queue all blocks of a recorder, on one stream. Each block may
+have another X and other rows, but the arrays that steps write to must stay at their addresses. The
+copy of a block's error must be queued before the next block.
 """
 
 from __future__ import annotations
@@ -37,14 +39,15 @@ from syncpretrain.kernels.arrays import ordered_sum
 
 __all__ = ["Recorder"]
 
-# A layer has whole blocks and an epoch's last one, each with the old momentum and with the new.
+# Around a change of the momentum a layer needs 2 x 2: for whole blocks and for the shorter last
+# block of an epoch, each with the momentum before and after.
 MOST_GRAPHS = 4
-# Errors that one launch adds up, and numbers that one brings: parameters of sum_errors,
-# set_numbers.
-MOST_GIVEN = 16
+# Parameters of the kernels sum_errors and set_numbers: the errors, or numbers, of one launch.
+GIVEN_A_LAUNCH = 16
 WORD_NUMBERS = 2**64
 OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
-# Blocks, some 50 ms: by then others may have freed memory, or ended a wait for the whole device.
+# Blocks until a refused recording is tried again. They take some 50 ms: by then other threads may
+# have freed memory, or ended a wait for the whole device.
 AGAIN_AFTER = 10
 
 
@@ -61,25 +64,27 @@ class _Block(NamedTuple):
 
     def key(self, constants: Hashable) -> Hashable:
         """Return the key of a block: blocks with the same key may be one graph."""
-        # Not X itself: versions take turns in some buffers, and a graph is told where X is now.
+        # The form of X, not X itself: versions take turns in some buffers, and each launch tells
+        # the graph where X is.
         X, numbers = self.X, self.numbers
-        rows = None if X is None else (type(X), X.shape, getattr(X, "strides", None))
-        table = None if numbers is None else numbers.shape
-        return rows, len(self.rows), self.batch_size, table, constants
+        form = None if X is None else (type(X), X.shape, getattr(X, "strides", None))
+        shape = None if numbers is None else numbers.shape
+        return form, len(self.rows), self.batch_size, shape, constants
 
 
 @dataclass(frozen=True)
 class _Recorded:
     """A graph, the arrays from which it reads a block's rows and numbers, and its error.
 
-    The block's ``work`` and rows are not kept: a learner has the recorder, and ``work`` the
-    learner.
+    The block's ``work`` is not kept: it refers to the learner, and the learner to the recorder. In
+    such a cycle the arrays would live on until the garbage collector finds it.
     """
 
     graph: Any
     step: int
     epoch: int
-    # The graph has their addresses in it. Held here, no other array gets their memory.
+    # The graph holds the addresses of these three. They live here, so no other array gets their
+    # memory.
     rows: Any
     numbers: Any
     error: Any
@@ -103,23 +108,24 @@ class Recorder:
 
     def __init__(self, cupy: Any, source: CudaSource, blas: Cublas) -> None:
         self._cupy, self._source, self._blas = cupy, source, blas
-        # Nothing but this recorder's graphs gets the memory that a graph computes in. The graphs
-        # share it: they run one after another on one stream, and what one needs of another, as the
-        # error, is in arrays that are held. A block that is worked as it is has other memory: it
-        # may make what is kept, such as the operations of a minibatch of another size, and a graph
-        # would write over that.
+        # Only this recorder's graphs compute in the memory of this pool. They share it, since they
+        # run one after another on one stream, and what outlives a graph, as its error, is in arrays
+        # that _Recorded holds. A block worked launch by launch takes memory elsewhere: it may make
+        # arrays that are kept, as for a minibatch of another size, and a graph would overwrite
+        # them.
         self._pool = cupy.cuda.MemoryPool(partial(_new_memory, cupy))
-        # 0 is no limit: a pool that reaches one, as the environment may set, gives memory back too.
+        # No limit, even if the environment sets one: at its limit a pool gives memory back too.
         self._pool.set_limit(size=0)
-        self._graphs: dict[Hashable, _Recorded | None] = {}  # None: seen once
-        self._now: Any = None
+        # By the key of a block; None after the first one, which was not recorded.
+        self._graphs: dict[Hashable, _Recorded | None] = {}
+        self._now: Any = None  # on the device: the three numbers of CudaSource.now
         self._blocks = 0  # worked so far
         self._again: int | None = None  # the block at which to try once more
         self.reason: str | None = None
-        self._told: str | None = None
+        self._told: str | None = None  # the reason that was last returned
 
-    def slow(self) -> str | None:
-        """Return, once, why steps are not recorded, and how they are worked; else None."""
+    def take_notice(self) -> str | None:
+        """Return how steps are worked that are not recorded, and why; None if it was returned."""
         if self._told == self.reason:
             return None
         self._told = self.reason
@@ -159,7 +165,10 @@ class Recorder:
         return error
 
     def _work(self, block: _Block) -> Any:
-        """Queue the steps of a block one after another; recorded ones read the block's numbers."""
+        """Queue the steps of a block one after another; return the sum of their errors.
+
+        While they are recorded, each step is given its row of the block's numbers on the device.
+        """
         work, X, rows, size, epoch, step, numbers = block
         errors, source = [], self._source
         for number, start in enumerate(range(0, len(rows), size)):
@@ -170,8 +179,8 @@ class Recorder:
         return self._sum_of(errors)
 
     def _record(self, block: _Block) -> _Recorded | None:
-        """Record a block without working it; None if that fails."""
-        # Before the capture: zeros are a launch, which the graph would repeat.
+        """Record a block without working it; return None if that fails."""
+        # Before the capture: setting an array to zeros is a launch, which the graph would repeat.
         own = self._with_own_arrays(block)
         stream, source = self._cupy.cuda.get_current_stream(), self._source
         failure = error = graph = None
@@ -203,14 +212,14 @@ class Recorder:
         return _Recorded(graph, own.step, own.epoch, own.rows, own.numbers, error)
 
     def _fail(self, failure: Exception) -> None:
-        """Keep why a recording failed; of what CUDA refuses only if it does so again."""
+        """Give up recording and keep the reason, or choose a later block for a second attempt."""
         may_pass = isinstance(failure, (MemoryError, self._cupy.cuda.runtime.CUDARuntimeError))
-        # A full device, or another thread's wait for the whole device, passes. What cannot be
-        # recorded never will be.
+        # A full device, or another thread's wait for the whole device, passes. Work that cannot be
+        # recorded never can.
         if may_pass and self._again is None:
             self._again = self._blocks + AGAIN_AFTER
             return
-        # Without cuBLAS products are CuPy's own, which it refuses to record.
+        # Where we do not find cuBLAS, CuPy makes the products, and refuses to do so in a recording.
         without = "" if self._blas.is_there else "cuBLAS is not found by its usual name: "
         self.reason = f"{without}{failure}"
 
@@ -226,47 +235,48 @@ class Recorder:
     def _launch(self, recorded: _Recorded, block: _Block) -> Any:
         """Queue a graph for another block; return its error."""
         # A recorded launch has its arguments for good: step and epoch as they were then. Its
-        # kernels add what ``now`` says to these. A difference may be negative, as after going back
-        # to an earlier epoch; words have 64 bits and wrap round, so it is taken modulo 2^64 and
-        # recorded + (step - recorded) is the step all the same.
+        # kernels add the differences in ``now`` to these. A difference may be negative, as after
+        # going back to an earlier epoch; words have 64 bits and wrap round, so it is taken modulo
+        # 2^64 and recorded + (step - recorded) is the step all the same.
         #
-        # X is told by its address and not by a difference: versions take turns in several buffers,
-        # and X of this block may lie elsewhere than that of the recorded one. 0 means that nothing
-        # moves: the rows are always in the recorded place.
+        # X is given by its address and not by a difference: versions take turns in several buffers,
+        # and X of this block may lie elsewhere than that of the recorded one. Address 0 means that
+        # the rows are always in the recorded place.
         X = block.X.numbers if isinstance(block.X, DeviceRows) else block.X
-        place = 0 if X is None else X.data.ptr
-        moved = (block.step - recorded.step, block.epoch - recorded.epoch, place)
-        words = (np.uint64(number % WORD_NUMBERS) for number in moved)
-        # All of it is queued on the stream of the graph: what is filled here is filled after the
-        # last launch of the graph has read it, and before this one does. So nothing waits.
+        address = 0 if X is None else X.data.ptr
+        now = (block.step - recorded.step, block.epoch - recorded.epoch, address)
+        words = (np.uint64(number % WORD_NUMBERS) for number in now)
+        # These arrays are filled on the stream of the graph: after its last launch has read them,
+        # and before this one does. So nothing waits.
         self._source.launch("set_now", (1,), (1,), self._now, *words)
         recorded.rows[...] = block.rows
         if block.numbers is not None:
-            self._set(recorded.numbers, block.numbers)
+            self._copy_to_device(block.numbers, recorded.numbers)
         recorded.graph.launch()
         return recorded.error
 
     def _sum_of(self, errors: Sequence[Any]) -> Any:
         """Return the sum of device arrays of shape () in their order."""
-        # One launch for 16 errors, and the same order as one after another: the same bits. Errors
-        # that no own kernel made may have another type.
+        # One launch adds 16 errors in the order of one after another: the bits are the same. The
+        # errors of CuPy's own kernels may have another type, which sum_errors does not take.
         if any(error.dtype != np.float64 for error in errors):
             return ordered_sum(errors[1:], errors[0])
         total = self._cupy.empty((), dtype=np.float64)
-        for first in range(0, len(errors), MOST_GIVEN):
-            some = errors[first : first + MOST_GIVEN]
-            missing = [None] * (MOST_GIVEN - len(some))
-            self._source.launch("sum_errors", (1,), (1,), total, int(first > 0), *some, *missing)
+        for first in range(0, len(errors), GIVEN_A_LAUNCH):
+            some = errors[first : first + GIVEN_A_LAUNCH]
+            missing = [None] * (GIVEN_A_LAUNCH - len(some))
+            adds = int(first > 0)  # to the total; the first launch sets it
+            self._source.launch("sum_errors", (1,), (1,), total, adds, *some, *missing)
         return total
 
-    def _set(self, table: Any, numbers: NDArray[np.float32]) -> None:
-        """Fill a table on the device with numbers of the host, and wait for nothing."""
+    def _copy_to_device(self, numbers: NDArray[np.float32], table: Any) -> None:
+        """Copy numbers of the host to a table on the device, and wait for nothing."""
         # As arguments of a launch, which CUDA copies at the call: a copy from the host's memory
         # would need it pinned, and kept until the copy is done.
         flat, own = numbers.reshape(-1), table.reshape(-1)
-        for first in range(0, len(flat), MOST_GIVEN):
-            some = flat[first : first + MOST_GIVEN]
-            missing = [np.float32(0)] * (MOST_GIVEN - len(some))
+        for first in range(0, len(flat), GIVEN_A_LAUNCH):
+            some = flat[first : first + GIVEN_A_LAUNCH]
+            missing = [np.float32(0)] * (GIVEN_A_LAUNCH - len(some))
             self._source.launch("set_numbers", (1,), (1,), own[first:], len(some), *some, *missing)
 
     def _remember(self, key: Hashable) -> None:
@@ -284,10 +294,10 @@ def _new_memory(cupy: Any, size: int) -> Any:
     Raises
     ------
     MemoryError
-        If there is none.
+        If the device is full nevertheless.
     """
-    # A MemoryError, and not CUDA's error: at that, the recorder's pool would give back memory that
-    # graphs write to, and try again.
+    # Not CUDA's error for a full device: at that error the recorder's pool would give back memory
+    # that graphs write to, and ask again.
     cuda, failure = cupy.cuda, None
     for _ in range(2):
         try:

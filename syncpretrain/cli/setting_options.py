@@ -27,7 +27,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC, schedule_kind
 from syncpretrain.settings import DataSettings, FinetuneSettings, PretrainSettings, RunSettings
 from syncpretrain.settings.architecture import MAX_UNITS
-from syncpretrain.settings.defaults import PER_LAYER
+from syncpretrain.settings.fields import PER_LAYER
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
@@ -238,7 +238,7 @@ def planned(
     from syncpretrain.planning.candidates import Task
     from syncpretrain.planning.choice import plan_for
     from syncpretrain.pretraining.build_data import with_facts_of
-    from syncpretrain.pretraining.start import driver_for
+    from syncpretrain.pretraining.driver import driver_for
     from syncpretrain.runs.prepare import check_finetuning
 
     # Before the seconds that measuring takes, and the memory.
@@ -415,7 +415,7 @@ def _drop_replaced(
 
 def _drop_costs(pretrain: dict[str, Any]) -> None:
     """Drop the sparsity costs of a file if they are the defaults for its layers."""
-    from syncpretrain.settings.defaults import usual_costs
+    from syncpretrain.settings.fields import usual_costs
 
     architecture, depth = pretrain.get("architecture"), len(pretrain["layers"]) - 1
     if list(pretrain["sparsity_cost"]) == usual_costs(
@@ -463,7 +463,7 @@ def _drop_layers(pretrain: dict[str, Any], layers: str) -> None:
     For another number of layers each list of equal values becomes one value.
     """
     from syncpretrain.settings.architecture import architecture_of
-    from syncpretrain.settings.defaults import PER_LAYER
+    from syncpretrain.settings.fields import PER_LAYER
 
     pretrain.pop("architecture", None)
     if len(architecture_of(layers)[0]) == len(pretrain["layers"]):
@@ -475,7 +475,7 @@ def _drop_layers(pretrain: dict[str, Any], layers: str) -> None:
 
 def _drop_model(pretrain: dict[str, Any]) -> None:
     """Drop settings that the file's model ignores, so that another model takes its own defaults."""
-    from syncpretrain.settings.defaults import MODEL_DEFAULTS, PER_LAYER
+    from syncpretrain.settings.fields import MODEL_DEFAULTS, PER_LAYER
 
     for name in {name for defaults in MODEL_DEFAULTS.values() for name in defaults}:
         if all(value == PER_LAYER[name] for value in pretrain[name]):

@@ -1,7 +1,7 @@
 """The engine interface: messages and windows between ranks, and the bytes of a message.
 
 An engine moves messages from rank to rank and reaches into memory of other ranks. A message is an
-envelope and its large arrays, which are sent from where they are.
+envelope and its large arrays, which an engine may send without a copy.
 
 Guarantees that every engine gives: the messages of one rank to another arrive in the order in which
 they were sent, each once and whole; and :meth:`Engine.wake` is never lost, even before the sleep.
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "BOOT_ID",
+    "BOOT_ID_FILE",
     "Buffer",
     "Engine",
     "Envelope",
@@ -34,18 +34,19 @@ __all__ = [
 ]
 
 
-# A name of this boot of this machine: with it, ranks find out which of them share one.
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
+# The file that names this boot of this machine: ranks that read the same name share a machine.
+BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
 Buffer = bytes | bytearray | memoryview
 WindowValues = NDArray[np.float32] | NDArray[np.int64]
 
 
 class Engine(ABC):
-    """Moves messages, each a few pieces of bytes, from rank to rank, in the order of each pair.
+    """Interface that moves messages, each a few pieces of bytes, from rank to rank.
 
-    Only one thread of a rank calls it, but for :meth:`wake`, and no call waits, but for
-    :meth:`wait` and what concerns windows. Collective operations are made of these messages
-    (:class:`syncpretrain.cluster.group.Group`), in an order that no engine chooses.
+    Only one thread of a rank may call an engine, except for :meth:`wake`, which any thread may
+    call. No call waits for another rank, except for :meth:`open_window` and the calls of a window.
+    Collective operations are built of messages (:class:`syncpretrain.cluster.group.Group`): so the
+    order in which they add up is the same with every engine.
 
     Attributes
     ----------
@@ -60,14 +61,14 @@ class Engine(ABC):
         self._woken = threading.Event()
 
     @property
-    def rings(self) -> bool:
-        """True if :meth:`wait` ends as soon as a message has come or can be moved on."""
+    def wakes_for_messages(self) -> bool:
+        """True if :meth:`wait` also ends as soon as :meth:`take_arrived` has work to do."""
         return False
 
     def wait(self, seconds: float) -> bool:
-        """Sleep for some seconds, or until woken; return whether it was."""
-        # Only this thread clears it, and it looks for work before it waits again. So a wake-up
-        # between the two lines is not lost: its reason is found in that look.
+        """Sleep for some seconds, or until woken; return whether the thread was woken."""
+        # Only this thread clears the event, and it looks for work before it waits again. So a
+        # wake-up between wait() and clear() is not lost: that look finds its reason.
         found = self._woken.wait(seconds)
         self._woken.clear()
         return found
@@ -78,61 +79,70 @@ class Engine(ABC):
 
     @abstractmethod
     def start(self, to: int, parts: Sequence[Buffer]) -> Callable[[], bool]:
-        """Begin to send a message; return a function that says whether its bytes may change."""
+        """Begin to send a message; return a function that moves it on.
+
+        The caller must call that function now and then until it returns True: only then has the
+        message left, and may the bytes of ``parts`` change.
+        """
 
     @abstractmethod
-    def arrived(self) -> list[tuple[int, list[Buffer]]]:
-        """Return the messages that are complete, each with the rank that sent it."""
+    def take_arrived(self) -> list[tuple[int, list[Buffer]]]:
+        """Return the messages that are complete, each once, with the rank that sent it."""
 
-    def lacks_windows(self) -> str | None:
-        """Return the library or place without reliable windows; None if they can be opened here."""
+    def windows_unreliable_on(self) -> str | None:
+        """Return the library or place without reliable windows; None if windows are reliable."""
         return None
 
     @abstractmethod
     def open_window(self, lengths: Sequence[int], kind: str) -> Window:
-        """Open a window of vectors of float32 or int64, as long as ``lengths`` says, by rank.
+        """Open a window, with ``lengths[rank]`` elements on each rank; wait until all ranks do so.
 
-        Every rank opens the same windows in the same order, and waits for all others. The elements
-        are not set.
+        ``kind`` is ``float32`` or ``int64``. Every rank must open the same windows in the same
+        order. An element has no defined value before it is set.
         """
 
     @abstractmethod
     def abort(self, status: int) -> None:
-        """End every rank of the job at once, without a word to any of them."""
+        """End every rank of the job at once, without a message to any of them."""
 
     @abstractmethod
     def close(self) -> None:
-        """Take leave of the other ranks, with nothing under way."""
+        """Leave the other ranks. All messages that this rank began to send must have left."""
 
 
 class Window(ABC):
     """One vector on each rank, which all ranks read and change while its owner does other things.
 
-    An addition to an element is never lost or torn, whatever other ranks do. A call returns when
-    it is done where the vector is; calls of several elements are not one moment to other ranks.
-    Only the thread of the engine calls it, and no element is both added to and fetched with an
-    addition.
+    Guarantees: an addition to an element is never lost or torn, whatever other ranks do; a call
+    returns when its work is done in the owner's memory. A call for several elements is not atomic:
+    other ranks may see some of them before and some after it.
+
+    Duties of the caller: only the thread that calls the engine may call its windows, and an element
+    that :meth:`add` changes must not be changed by :meth:`fetch_and_add`.
     """
 
     @abstractmethod
     def get(self, rank: int, at: int, out: WindowValues) -> None:
-        """Copy elements of a rank's vector from ``at`` on to ``out``."""
+        """Fill ``out`` with the elements of a rank's vector from number ``at`` on."""
 
     @abstractmethod
     def put(self, rank: int, at: int, values: WindowValues) -> None:
-        """Set elements of a rank's vector from ``at`` on, which no other rank uses meanwhile."""
+        """Set the elements of a rank's vector from number ``at`` on.
+
+        No other rank may use these elements meanwhile.
+        """
 
     @abstractmethod
     def add(self, rank: int, at: int, values: WindowValues) -> None:
-        """Add to elements of a rank's vector from ``at`` on."""
+        """Add to the elements of a rank's vector from number ``at`` on."""
 
     @abstractmethod
     def fetch_and_add(self, rank: int, at: int, value: int) -> int:
-        """Add to an element of whole numbers; return what it was before, all at one moment."""
+        """Add to an element of int64 atomically; return its value from before."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give it back. Every rank does so; none uses it any more."""
+        """Free the memory. Every rank must call this, and must not use the window afterwards."""
 
 
 # Smaller arrays are copied into the envelope: a copy in the cache is cheaper than a message more.
@@ -141,9 +151,10 @@ PROTOCOL = 5  # of pickle, the first that takes arrays apart
 
 
 class Envelope(NamedTuple):
-    """The first part of a message, which tells its arrays before they have come.
+    """The first part of a message, which tells the sizes of the arrays that follow it.
 
-    ``sent`` is ``time.monotonic()`` of the sender; ``sizes`` are the bytes of each large array.
+    ``sent`` is the sender's ``time.monotonic()``; ``sizes`` are the bytes of each large array;
+    ``body`` is the pickled message without them.
     """
 
     port: tuple[Any, ...]
@@ -153,10 +164,13 @@ class Envelope(NamedTuple):
 
 
 def pack(port: tuple[Any, ...], sent: float, thing: Any) -> list[Buffer]:
-    """Return the envelope of a message and its large arrays, which must not change until sent."""
+    """Return the envelope of a message and its large arrays, for :meth:`Engine.start`.
+
+    The arrays are not copied: they must not change until the message has left.
+    """
     apart: list[Buffer] = []
 
-    def stays(buffer: Any) -> bool:
+    def is_in_band(buffer: Any) -> bool:
         try:
             raw = buffer.raw()
         except BufferError:  # not in one piece
@@ -167,7 +181,8 @@ def pack(port: tuple[Any, ...], sent: float, thing: Any) -> list[Buffer]:
         return False
 
     body = io.BytesIO()
-    ForkingPickler(body, PROTOCOL, True, stays).dump(thing)
+    fix_imports = True  # the pickler takes no keywords
+    ForkingPickler(body, PROTOCOL, fix_imports, is_in_band).dump(thing)
     sizes = tuple(memoryview(own).nbytes for own in apart)
     envelope = Envelope(port, sent, sizes, body.getvalue())
     return [bytes(ForkingPickler.dumps(tuple(envelope), PROTOCOL)), *apart]
@@ -179,6 +194,6 @@ def sizes_in(envelope: Buffer) -> tuple[int, ...]:
 
 
 def unpack(parts: Sequence[Buffer]) -> tuple[Envelope, Any]:
-    """Return the envelope and the message of received bytes, in which its arrays stay."""
+    """Return the envelope and the message of received bytes; its arrays are views of ``parts``."""
     envelope = Envelope(*ForkingPickler.loads(parts[0]))
     return envelope, ForkingPickler.loads(envelope.body, buffers=parts[1:])

@@ -91,7 +91,7 @@ class LocalEngine(Engine):
         All windows of the job so far.
     """
 
-    rings = True
+    wakes_for_messages = True
     _lock = threading.Lock()  # guards the windows of all jobs
 
     def __init__(
@@ -115,7 +115,7 @@ class LocalEngine(Engine):
         self._others[to].wake()
         return lambda: True
 
-    def arrived(self) -> list[Letter]:
+    def take_arrived(self) -> list[Letter]:
         """Take all that has come."""
         own, found = self._boxes[self.rank], list[Letter]()
         while own:

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.cluster.engine import BOOT_ID, Buffer, Engine, Window, WindowValues, sizes_in
+from syncpretrain.cluster.engine import BOOT_ID_FILE, Buffer, Engine, Window, WindowValues, sizes_in
 from syncpretrain.errors import SettingsError
 
 __all__ = ["MARK_BYTES", "Bells", "MPIEngine", "MPIWindow", "import_mpi", "machine_mark"]
@@ -88,7 +88,7 @@ class MPIEngine(Engine):
             self._waiting.append((to, parts, requests))
         return lambda: self._can_send() and self._has_gone(to, requests)
 
-    def arrived(self) -> list[tuple[int, list[Buffer]]]:
+    def take_arrived(self) -> list[tuple[int, list[Buffer]]]:
         """Return the messages that are complete."""
         if not self._can_send():
             return []
@@ -113,7 +113,7 @@ class MPIEngine(Engine):
         self._coming = kept
         return found
 
-    def lacks_windows(self) -> str | None:
+    def windows_unreliable_on(self) -> str | None:
         """Return Intel MPI's name if ranks share no memory: its one-sided calls crash there."""
         shares = self._are_all_near and "shm" in os.environ.get(INTEL_FABRICS, "shm")
         if not self.library.startswith("Intel") or shares:
@@ -135,7 +135,7 @@ class MPIEngine(Engine):
         self._mpi.COMM_WORLD.Abort(status)
 
     @property
-    def rings(self) -> bool:
+    def wakes_for_messages(self) -> bool:
         """True if all ranks ring as they send, and no message is half here."""
         return self._all_ring and not self._coming
 
@@ -317,7 +317,7 @@ def machine_mark() -> bytes:
     if sys.platform != "linux":
         return bytes(MARK_BYTES)
     try:
-        parts = Path(BOOT_ID).read_text().strip(), str(Path(NETWORK).readlink())
+        parts = Path(BOOT_ID_FILE).read_text().strip(), str(Path(NETWORK).readlink())
     except OSError:
         return bytes(MARK_BYTES)
     return hashlib.blake2b(" ".join(parts).encode(), digest_size=MARK_BYTES).digest()

@@ -10,7 +10,8 @@ Guarantees:
 * A message to a port without a listener waits there, unless its run is over.
 * Every wait ends with a deadline, or with the reason why the job cannot go on.
 * A rank is lost if its process on this machine has ended, if it has left, or if its signs of life
-  fail to come: with rank 0 every rank exchanges one a second.
+  fail to come: with rank 0 every rank exchanges one a second. They also say what a message calls a
+  rank, and how far its clock is from the clock here.
 
 There are two locks: ``_arrived`` guards the boxes of received messages and the handlers,
 ``_changed`` the outbox and whether the thread sleeps. A thread that holds ``_arrived`` may take
@@ -26,26 +27,156 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import os
+import socket
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from syncpretrain.cluster.engine import Buffer, Engine, Envelope, pack, unpack
-from syncpretrain.cluster.peers import Peers, last_beat, own_beat
+from syncpretrain.cluster.engine import BOOT_ID_FILE, Buffer, Engine, Envelope, pack, unpack
 from syncpretrain.cluster.windows import WINDOWS_PORT, Windows
 from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 
 __all__ = [
     "BEAT_SECONDS",
+    "Beat",
     "Handler",
     "Link",
+    "Peers",
     "Port",
     "Transport",
+    "has_died",
+    "last_beat",
+    "own_beat",
 ]
+
+
+SILENT_SECONDS = 30.0  # without one: a rank's threads may all be in one long call
+NAMESPACE, PROCESSES = "/proc/self/ns/pid", "/proc"
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life: where the process of a rank is.
+
+    Processes of the same ``machine`` share clock and process identifiers. ``leaves`` is its last.
+    """
+
+    host: str
+    machine: str
+    pid: int
+    leaves: bool = False
+
+
+class Peers:
+    """The other ranks of a job by their signs of life: where each is, and whether it still lives.
+
+    Parameters
+    ----------
+    beat : Beat
+        The sign of life of this rank.
+    now : float
+        As in ``time.monotonic``.
+    first_seconds : float
+        For the first sign of life of a rank.
+    """
+
+    def __init__(self, beat: Beat, now: float, first_seconds: float) -> None:
+        self._own, self._started, self._first_seconds = beat, now, first_seconds
+        self.silent_seconds = SILENT_SECONDS
+        self._beats: dict[int, Beat] = {}
+        self._heard: dict[int, float] = {}
+        self._offsets: dict[int, float] = {}
+
+    @property
+    def beats(self) -> Mapping[int, Beat]:
+        """The newest sign of life of each rank."""
+        return self._beats
+
+    def hear(self, rank: int, sent: float, now: float) -> None:
+        """Record that a rank has sent something at a time by its own clock."""
+        # The least difference is of the message that was on its way for the shortest time: the best
+        # guess of how far the two clocks are apart.
+        self._heard[rank] = now
+        self._offsets[rank] = min(self._offsets.get(rank, math.inf), now - sent)
+
+    def wait_anew(self, now: float) -> None:
+        """Count the silence of all ranks from now on: this one has not listened before."""
+        self._heard = dict.fromkeys(self._heard, now)
+
+    def record(self, rank: int, beat: Beat) -> None:
+        """Record a sign of life; there is none after the last."""
+        known = self._beats.get(rank)
+        if known is None or not known.leaves:
+            self._beats[rank] = beat
+
+    def offset(self, rank: int) -> float:
+        """Return the seconds to add to times of another rank's clock, a few ms too many."""
+        beat = self._beats.get(rank)
+        if beat is None or beat.machine == self._own.machine:
+            return 0.0
+        return self._offsets[rank]
+
+    def first_on_machines(self) -> dict[int, int]:
+        """Return the lowest rank on the machine of each rank that was heard."""
+        first: dict[str, int] = {}
+        for rank in sorted(self._beats):
+            first.setdefault(self._beats[rank].machine, rank)
+        return {rank: first[beat.machine] for rank, beat in self._beats.items()}
+
+    def have_left(self, ranks: Iterable[int]) -> bool:
+        """Return whether all of some ranks have sent their last sign of life."""
+        return all(rank in self._beats and self._beats[rank].leaves for rank in ranks)
+
+    def name(self, rank: int) -> str:
+        """Return what a message calls a rank."""
+        beat = self._beats.get(rank)
+        return f"rank {rank}" + (f" on {beat.host}" if beat is not None else "")
+
+    def lost(self, rank: int, now: float) -> str | None:
+        """Return how a rank was lost, None if it was not."""
+        beat = self._beats.get(rank)
+        if beat is None:
+            waited = now - self._started > self._first_seconds
+            return f"did not come within {self._first_seconds:g} s" if waited else None
+        process = f"(process {beat.pid})"
+        if beat.leaves:
+            return f"{process} has left"
+        if beat.machine == self._own.machine and has_died(beat.pid):
+            return f"{process} was killed or has crashed"
+        if now - self._heard[rank] > self.silent_seconds:
+            return f"{process} has not been heard of for {self.silent_seconds:g} s"
+        return None
+
+
+def own_beat(*, leaves: bool = False) -> Beat:
+    """Return a sign of life of this process."""
+    host = socket.gethostname()
+    parts = [host]
+    if Path(BOOT_ID_FILE).is_file():
+        parts += [Path(BOOT_ID_FILE).read_text().strip(), str(Path(NAMESPACE).readlink())]
+    return Beat(host, " ".join(parts), os.getpid(), leaves)
+
+
+def last_beat(beat: Beat) -> Beat:
+    """Return the sign of life with which a rank leaves."""
+    return replace(beat, leaves=True)
+
+
+def has_died(pid: int) -> bool:
+    """Return whether a process of this machine has ended, even if no one knows of it yet."""
+    try:
+        text = Path(PROCESSES, str(pid), "stat").read_text()
+    except FileNotFoundError:
+        return Path(PROCESSES, "self").exists()  # else the system has no such files
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] in "ZX"
 
 
 Port = tuple[Any, ...]
@@ -228,7 +359,7 @@ class Transport:
             nap = naps.after(
                 now,
                 moved=moved,
-                rings=self._engine.rings,
+                rings=self._engine.wakes_for_messages,
                 is_eager=self.is_eager or self.windows.has_own,
                 is_sending=bool(self._sending),
             )
@@ -290,7 +421,7 @@ class Transport:
 
     def _deliver(self) -> bool:
         """Deliver the messages that have come; return whether there were any."""
-        messages = self._engine.arrived()
+        messages = self._engine.take_arrived()
         if self.link is None:
             for source, parts in messages:
                 self._take_in(source, parts)

@@ -103,9 +103,9 @@ class Windows:
         """True if other ranks reach into memory of this one."""
         return bool(self._owned)
 
-    def lacking(self) -> str | None:
-        """Return the library or place without reliable windows; None if they can be opened."""
-        return self._engine.lacks_windows()
+    def unreliable_on(self) -> str | None:
+        """Return the library or place without reliable windows; None if windows are reliable."""
+        return self._engine.windows_unreliable_on()
 
     def follow(self, source: int, message: OpenWindow | CloseWindow) -> None:
         """Open or close a window, in the communication thread."""

@@ -10,7 +10,7 @@ import msgspec
 
 from syncpretrain.array_files import StateFile
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.learners.cursor import Cursor
+from syncpretrain.learners.epoch import Cursor
 from syncpretrain.observers.errors import ErrorCurve
 
 __all__ = ["FINETUNE_STATE", "FinetuneSaver", "FinetuneState"]

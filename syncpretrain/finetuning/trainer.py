@@ -25,7 +25,7 @@ from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Examples, Reconstruction, Supervised
 from syncpretrain.finetuning.updates import Updates
 from syncpretrain.kernels.backprop import Pair
-from syncpretrain.learners.cursor import Cursor, ErrorSum
+from syncpretrain.learners.epoch import Cursor, ErrorSum
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorHistory, Observed
 

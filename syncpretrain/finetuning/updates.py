@@ -115,9 +115,9 @@ class LocalUpdates:
                 return step
             done = min(step + backend.steps_at_once, self.steps)
             each(self._block(order[step * size : done * size], epoch, step, done), done)
-        slow = self._recorder.slow()
-        if slow is not None and self._tell is not None:
-            self._tell(f"fine-tuning is {slow}")
+        notice = self._recorder.take_notice()
+        if notice is not None and self._tell is not None:
+            self._tell(f"fine-tuning is {notice}")
         return self.steps
 
     def minibatch(self, rows: Any, *, epoch: int, step: int) -> float:

@@ -267,7 +267,7 @@ class _Blocks:
 
     def __init__(self, step: ByExamplesOnDevices, recorder: Recorder) -> None:
         self._step, self._recorder = step, recorder
-        self.slow = recorder.slow
+        self.take_notice = recorder.take_notice
 
     def train(
         self,

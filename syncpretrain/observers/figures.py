@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, RunFinished
 
-__all__ = ["Figures", "figures_of", "flat_settings", "wall_time"]
+__all__ = ["Figures", "figures_of", "wall_time"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +59,3 @@ def _figures(name: str, step: int, values: dict[str, float | None]) -> Figures:
 def wall_time(event: Event) -> float:
     """Return the time of an event in seconds since 1970, by the clock of this machine."""
     return event.time + (time.time() - time.monotonic())
-
-
-def flat_settings(sections: dict[str, Any]) -> dict[str, str]:
-    """Return settings as texts by section and name: "10,10" for ``pretrain.epochs``.
-
-    Lists are written as on the command line. Settings that are None or empty are left out.
-    """
-    found = {}
-    for section, fields in sections.items():
-        for name, value in fields.items():
-            if value not in (None, ""):
-                is_list = isinstance(value, (list, tuple))
-                found[f"{section}.{name}"] = ",".join(map(str, value)) if is_list else str(value)
-    return found

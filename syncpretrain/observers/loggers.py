@@ -10,7 +10,7 @@ from typing import Any
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Event, Observer
 
-__all__ = ["LOGGERS", "TENSORBOARD_FOLDER", "check_loggers", "logging_to"]
+__all__ = ["LOGGERS", "TENSORBOARD_FOLDER", "check_loggers", "flat_settings", "logging_to"]
 
 LOGGERS = ("tensorboard", "mlflow")
 TENSORBOARD_FOLDER = "tensorboard"  # in the run folder
@@ -36,6 +36,20 @@ def check_loggers(names: Sequence[str]) -> None:
             check_mlflow()
 
 
+def flat_settings(sections: dict[str, Any]) -> dict[str, str]:
+    """Return settings as texts by section and name: "10,10" for ``pretrain.epochs``.
+
+    Lists are written as on the command line. Settings that are None or empty are left out.
+    """
+    found = {}
+    for section, fields in sections.items():
+        for name, value in fields.items():
+            if value not in (None, ""):
+                is_list = isinstance(value, (list, tuple))
+                found[f"{section}.{name}"] = ",".join(map(str, value)) if is_list else str(value)
+    return found
+
+
 @contextmanager
 def logging_to(
     names: Sequence[str],
@@ -54,6 +68,7 @@ def logging_to(
     folder : Path
         The run folder, which gives a record its name.
     settings : mapping of str to str
+        As of :func:`flat_settings`.
     report : callable
     """
     with ExitStack() as stack:

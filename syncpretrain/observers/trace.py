@@ -21,7 +21,9 @@ __all__ = ["write_trace"]
 
 
 def write_trace(events: Sequence[Event], path: str | Path) -> None:
-    """Write the epochs of a run in the Chrome trace format, one row a layer.
+    """Write the epochs of a run in the Chrome trace format.
+
+    Each layer has a row (a thread of the format), and fine-tuning has one below them.
 
     Parameters
     ----------
@@ -37,37 +39,45 @@ def write_trace(events: Sequence[Event], path: str | Path) -> None:
     """
     origin = events[0].time if events else 0.0
     starts = [x for x in events if isinstance(x, RunStarted)]
-    row = max((len(x.epochs) for x in starts), default=0) + 1
-    versions = all(x.handoff == "epoch" for x in starts)
-    entries = [entry for event in events for entry in _entries(event, origin, row, versions)]
+    finetune_row = max((len(x.epochs) for x in starts), default=0) + 1
+    # Layers that hand over minibatches read no versions.
+    has_versions = all(x.handoff == "epoch" for x in starts)
+    entries = [
+        entry for event in events for entry in _entries(event, origin, finetune_row, has_versions)
+    ]
     trace = {"displayTimeUnit": "ms", "traceEvents": entries}
+    # Errors may be NumPy's numbers, which JSON takes as floats alone.
     Path(path).write_bytes(msgspec.json.encode(trace, enc_hook=float))
 
 
 def _entries(
-    event: Event, origin: float, finetune_row: int, versions: bool
+    event: Event, origin: float, finetune_row: int, has_versions: bool
 ) -> Iterator[dict[str, Any]]:
+    # "ph" is the kind of an entry: "M" describes a row, "X" has a begin and a duration, "i" is an
+    # instant, which "s": "t" draws in its row alone. "tid" is the row.
     match event:
         case RunStarted(layers=layers):
             for layer in range(1, len(layers)):
-                yield from _row(layer, f"layer {layer} {layers[layer - 1]}-{layers[layer]}")
-        case EpochFinished(layer=layer, epoch=epoch, reads=reads, started=started):
+                yield from _named_row(layer, f"layer {layer} {layers[layer - 1]}-{layers[layer]}")
+        case EpochFinished(layer=layer, epoch=epoch, reads=version, started=started):
             start = started - origin
-            name = f"epoch {epoch} (version {reads})" if versions else f"epoch {epoch}"
-            yield _slice(layer, name, start, event.time - started, _errors(event))
+            name = f"epoch {epoch} (version {version})" if has_versions else f"epoch {epoch}"
+            yield _slice(layer, name, start, event.time - started, _figures(event))
+            # Within the epoch: making its input is its first part.
             if event.transform_seconds > 0:
                 yield _slice(layer, "transform", start, event.transform_seconds, {})
         case DriftJudged(layer=layer):
             instant = {"ph": "i", "s": "t", "ts": round((event.time - origin) * 1e6)}
             yield {**instant, "pid": 1, "tid": layer, "name": str(event)}
         case FinetuneStarted():
-            yield from _row(finetune_row, "fine-tuning")
+            yield from _named_row(finetune_row, "fine-tuning")
         case FinetuneEpochFinished(epoch=epoch, seconds=seconds):
             start = event.time - seconds - origin
-            yield _slice(finetune_row, f"epoch {epoch}", start, seconds, _errors(event))
+            yield _slice(finetune_row, f"epoch {epoch}", start, seconds, _figures(event))
 
 
-def _row(row: int, name: str) -> Iterator[dict[str, Any]]:
+def _named_row(row: int, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the entries that name a row, and put it at its place from the top."""
     common = {"ph": "M", "pid": 1, "tid": row}
     yield {**common, "name": "thread_name", "args": {"name": name}}
     yield {**common, "name": "thread_sort_index", "args": {"sort_index": row}}
@@ -80,7 +90,8 @@ def _slice(
     return {"ph": "X", "pid": 1, "tid": row, "name": name, **times, "args": args}
 
 
-def _errors(event: EpochFinished | FinetuneEpochFinished) -> dict[str, float | None]:
+def _figures(event: EpochFinished | FinetuneEpochFinished) -> dict[str, float | None]:
+    """Return the errors after an epoch, and the drift of the layer if it was measured."""
     errors = {"train_error": event.train_error, "validation_error": event.validation_error}
-    change = event.drift if isinstance(event, EpochFinished) else None
-    return errors if change is None else errors | {"drift": change}
+    drift = event.drift if isinstance(event, EpochFinished) else None
+    return errors if drift is None else errors | {"drift": drift}

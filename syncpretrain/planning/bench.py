@@ -22,9 +22,9 @@ from syncpretrain.planning.choice import Plan, limited, plan_for
 from syncpretrain.planning.gpu import device_peak
 from syncpretrain.planning.measure import is_on_gpus
 from syncpretrain.planning.timings import CORE
-from syncpretrain.pretraining.start import driver_for
+from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.settings import PretrainSettings
-from syncpretrain.settings.defaults import HANDOFF_DEFAULTS
+from syncpretrain.settings.fields import HANDOFF_DEFAULTS
 from syncpretrain.workers.split import Split
 
 __all__ = ["Bench", "Reached", "bench", "random_rows", "run_candidate", "seconds_to", "sgemm_peak"]

@@ -21,8 +21,8 @@ from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.schedule.stream import plans
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
-from syncpretrain.settings.defaults import HANDOFF_DEFAULTS
-from syncpretrain.settings.drift import ALWAYS
+from syncpretrain.settings.checks import ALWAYS
+from syncpretrain.settings.fields import HANDOFF_DEFAULTS
 from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = [

@@ -1,6 +1,7 @@
 """Checks that this machine and installation are fit for parallel training, as findings.
 
-Nothing is printed here and nothing raises: a check that fails is a finding too.
+Nothing is printed here and nothing raises: a check that fails is a finding too. Two checks multiply
+matrices in several threads at the same time: whether the products are right, and how fast.
 """
 
 from __future__ import annotations
@@ -10,24 +11,26 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
+import numpy as np
 from threadpoolctl import threadpool_info
 
 import syncpretrain
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.gpu_check import missing
 from syncpretrain.kernels import native
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.precision_choice import (
     PAYING_GAIN,
     bfloat16_gain,
     bfloat16_instructions,
 )
-from syncpretrain.planning import products
 from syncpretrain.planning.gpu import (
     described_devices,
     device_peak,
@@ -37,12 +40,17 @@ from syncpretrain.planning.gpu import (
 
 __all__ = ["Finding", "Status", "diagnose"]
 
+
 Status = Literal["ok", "warning", "problem"]
+Factors = tuple[Array, Array]
 
 REQUIRED = ("numpy", "msgspec", "click", "rich", "safetensors", "threadpoolctl")
 OPTIONAL = ("mlxtend", "pooch", "scikit-learn", "pillow")
 MAX_THREADS = 16  # enough for a verdict, and 5 MB each
 TOLERANCE = 1e-5  # of float32 sums over 784 terms, relative to the largest
+BATCH, VISIBLE, HIDDEN = 100, 784, 1000  # the widest product of the paper's stack
+REPEATS = 12  # of each concurrent product
+SECONDS = 0.1  # of each measurement
 TRIALS = 4  # of each measurement; fewer on a busy machine
 CORE_VARIABLE = "OPENBLAS_CORETYPE"  # the CPU whose kernels OpenBLAS is to use
 NARROW_CORES = {  # as OpenBLAS names them; their kernels have no AVX-512
@@ -164,10 +172,10 @@ def _kernels() -> Finding:
 
 
 def _products() -> Finding:
-    pairs = products.factors(min(max(2, usable_cores()), MAX_THREADS))
+    pairs = factors(min(max(2, usable_cores()), MAX_THREADS))
     with blas_limit(1):
-        limited = products.deviation(pairs)
-    default = products.deviation(pairs)
+        limited = deviation(pairs)
+    default = deviation(pairs)
     facts = {"threads": len(pairs), "one_blas_thread": limited, "default_blas_threads": default}
     if limited > TOLERANCE:
         found = f"concurrent products are wrong (by {limited:.2g}) even with 1 BLAS thread each"
@@ -187,15 +195,15 @@ def _products() -> Finding:
 
 def _speed() -> Finding:
     threads = min(usable_cores(), MAX_THREADS)
-    pairs = products.factors(threads)
+    pairs = factors(threads)
     alone = together = all_cores = 0.0
-    deadline = time.monotonic() + TRIALS * 3 * products.SECONDS
+    deadline = time.monotonic() + TRIALS * 3 * SECONDS
     for _ in range(TRIALS):  # side by side, so that a noisy moment hits them alike
         with blas_limit(1):
-            alone = max(alone, products.rate(pairs[:1]))
-            together = max(together, products.rate(pairs))
+            alone = max(alone, rate(pairs[:1]))
+            together = max(together, rate(pairs))
         with blas_limit(threads):
-            all_cores = max(all_cores, products.rate(pairs[:1]))
+            all_cores = max(all_cores, rate(pairs[:1]))
         if time.monotonic() > deadline:
             break
     ratio = together / alone
@@ -290,3 +298,59 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "precision": _precision,
     "gpu": _gpu,
 }
+
+
+def factors(threads: int) -> list[Factors]:
+    """Return the factors of a product for each thread."""
+    random, f4 = np.random.default_rng(0).standard_normal, np.float32
+    return [
+        (random((BATCH, VISIBLE), dtype=f4), random((VISIBLE, HIDDEN), dtype=f4))
+        for _ in range(threads)
+    ]
+
+
+def deviation(pairs: Sequence[Factors]) -> float:
+    """Multiply the pairs in turn, then at once; return the worst relative error, 0 if equal."""
+    expected = [a @ b for a, b in pairs]
+    deadline = time.monotonic() + SECONDS
+
+    def worst(index: int) -> float:
+        right, error = expected[index], 0.0
+        out, peak = np.empty_like(right), float(np.abs(right).max())
+        for repeat in range(REPEATS):
+            _multiply(*pairs[index], out)
+            if not np.array_equal(out, right):
+                gap = np.nan_to_num(np.abs(out - right), nan=peak, posinf=peak).max()
+                error = max(error, float(gap) / peak)  # finite, to go into JSON
+            if repeat and time.monotonic() > deadline:
+                break
+        return error
+
+    with ThreadPoolExecutor(len(pairs)) as pool:
+        return max(pool.map(worst, range(len(pairs))))
+
+
+def rate(pairs: Sequence[Factors]) -> float:
+    """Return the GFLOP/s of one thread a pair, over about SECONDS."""
+    outs = [np.empty((BATCH, HIDDEN), np.float32) for _ in pairs]
+    one = min(_trial(pairs[:1], outs, 1) for _ in range(3))
+    repeats = max(2, min(200, int(SECONDS / one)))
+    seconds = _trial(pairs, outs, repeats)
+    return 2e-9 * BATCH * VISIBLE * HIDDEN * repeats * len(pairs) / seconds
+
+
+def _trial(pairs: Sequence[Factors], outs: Sequence[Array], repeats: int) -> float:
+    """Return the seconds of ``repeats`` products of each pair, a thread a pair."""
+
+    def work(index: int) -> None:
+        for _ in range(repeats):
+            _multiply(*pairs[index], outs[index])
+
+    with ThreadPoolExecutor(len(pairs)) as pool:
+        start = time.perf_counter()
+        list(pool.map(work, range(len(pairs))))
+        return time.perf_counter() - start
+
+
+def _multiply(a: Array, b: Array, out: Array) -> None:
+    np.matmul(a, b, out=out)  # (B, V) @ (V, H) -> (B, H); releases the GIL

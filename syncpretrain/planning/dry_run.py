@@ -27,7 +27,7 @@ from syncpretrain.planning.exchange import exchanges, handover_seconds
 from syncpretrain.planning.measure import is_on_gpus, measure, timings_of
 from syncpretrain.planning.timings import CORE
 from syncpretrain.planning.tuning import async_stage, minibatch_seconds
-from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.driver import Driver, Pretraining, placement_of
 from syncpretrain.pretraining.memory import (
     held_rows,
     pretraining_bytes,
@@ -35,7 +35,6 @@ from syncpretrain.pretraining.memory import (
     shard_bytes,
 )
 from syncpretrain.pretraining.runtimes import workers_of
-from syncpretrain.pretraining.start import Driver, placement_of
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.schedule.kinds import ASYNC, UNTRAINED
 from syncpretrain.settings import PretrainSettings, Settings

@@ -25,8 +25,7 @@ from syncpretrain.schedule.kinds import SCHEDULES, ScheduleOptions
 from syncpretrain.schedule.pace import Fixed, Pace
 from syncpretrain.schedule.reads import LayerPlan, Reads
 from syncpretrain.schedule.schedule import Schedule
-from syncpretrain.settings.checks import parsed_corruption
-from syncpretrain.settings.drift import parsed_waking
+from syncpretrain.settings.checks import parsed_corruption, parsed_waking
 from syncpretrain.settings.fields import MomentumSchedule
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.units.kinds import kind_of
@@ -109,7 +108,7 @@ def build_schedule(
     """
     plans = layer_plans(settings)
     if replay is not None:  # the reads say already which version woke a layer
-        plans = [replace(plan, drift=None) for plan in plans]
+        plans = [replace(plan, least_drift=None) for plan in plans]
     return Schedule(plans, _pace(settings, plans, replay), slots=slots)
 
 

@@ -36,10 +36,9 @@ from syncpretrain.pretraining.memory import (
 )
 from syncpretrain.schedule.kinds import ASYNC, UNTRAINED
 from syncpretrain.settings.architecture import check_width
+from syncpretrain.settings.checks import check_missing, check_sparse, parsed_waking
 from syncpretrain.settings.devices import why_not_on_a_device
-from syncpretrain.settings.drift import parsed_waking
 from syncpretrain.settings.sections import PretrainSettings
-from syncpretrain.settings.visible_units import check_missing, check_sparse
 from syncpretrain.units.kinds import kind_of
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.worker import PROBE_ROWS

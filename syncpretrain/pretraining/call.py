@@ -38,8 +38,8 @@ from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.verbose import observing
+from syncpretrain.pretraining.driver import Driver, driver_for, rows_of
 from syncpretrain.pretraining.settled import settled
-from syncpretrain.pretraining.start import Driver, driver_for, rows_of
 from syncpretrain.pretraining.state import State, state_file_of
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import ELSEWHERE, PretrainSettings

@@ -15,10 +15,7 @@ import msgspec
 from syncpretrain.array_files import read_arrays
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import CheckpointError, ModelFileError
-from syncpretrain.finetuning.state import (
-    FINETUNE_STATE,
-    FinetuneState,
-)
+from syncpretrain.finetuning.state import FINETUNE_STATE, FinetuneState
 from syncpretrain.models.stack import Stack, load
 from syncpretrain.observers.errors import ErrorCurve, ErrorHistory
 from syncpretrain.pretraining.state import State, state_file_of
@@ -27,18 +24,18 @@ from syncpretrain.settings import Settings
 from syncpretrain.storage import remove_temporaries
 
 __all__ = [
-    "FOLDER_NAME",
+    "CHECKPOINTS_NAME",
     "Checkpoints",
+    "checkpoint_path",
+    "checkpointed_identity",
     "has_pretrained",
-    "identity_in",
-    "newest",
-    "numbered",
-    "prune",
+    "newest_checkpoint",
+    "prune_checkpoints",
 ]
 
 T = TypeVar("T")
 
-FOLDER_NAME = "checkpoints"
+CHECKPOINTS_NAME = "checkpoints"
 REFUSED_SUFFIX = ".refused"  # added to the name of a checkpoint that is refused
 PRETRAINED_NAME = "pretrained.safetensors"
 IDENTITY_KEY, CURVES_KEY = "run", "curves"  # in the info of the pretrained stack
@@ -67,7 +64,7 @@ class Checkpoints:
         identity: RunIdentity,
         report: Callable[[str], Any],
     ) -> None:
-        self._folder = folder / FOLDER_NAME
+        self._folder = folder / CHECKPOINTS_NAME
         self._settings, self._data = settings, data
         self._report = report
         self._keep = settings.run.keep
@@ -114,7 +111,7 @@ class Checkpoints:
         kept = replace(stack, info=stack.info | own)
 
         def write(path: Path) -> None:
-            prune(self._folder, "finetune", 0)
+            prune_checkpoints(self._folder, "finetune", 0)
             kept.save(path)
 
         self._write_file(self._folder / PRETRAINED_NAME, write, "pretrain", 0)
@@ -124,7 +121,7 @@ class Checkpoints:
         """Delete the checkpoints of a run that is done, and the folder if nothing else is in it."""
         try:
             for stem in ("pretrain", "finetune"):
-                prune(self._folder, stem, 0)
+                prune_checkpoints(self._folder, stem, 0)
             (self._folder / PRETRAINED_NAME).unlink(missing_ok=True)
             if self._folder.is_dir():
                 remove_temporaries(self._folder)
@@ -138,7 +135,7 @@ class Checkpoints:
 
     def newest_pretrain_state(self) -> State | None:
         """Return the newest valid state of pretraining, None if there is none."""
-        state = newest(
+        state = newest_checkpoint(
             self._folder,
             "pretrain",
             lambda path: self._state_file.read(path, self._check),
@@ -149,7 +146,7 @@ class Checkpoints:
 
     def newest_finetune_state(self) -> FinetuneState | None:
         """Return the newest valid state of fine-tuning, None if there is none."""
-        state = newest(
+        state = newest_checkpoint(
             self._folder,
             "finetune",
             lambda path: FINETUNE_STATE.read(path, self._check),
@@ -189,7 +186,7 @@ class Checkpoints:
     def _write(
         self, stem: str, number: int, write: Callable[[Path], Any], done: Sequence[int]
     ) -> None:
-        path = numbered(self._folder, stem, number)
+        path = checkpoint_path(self._folder, stem, number)
         if self._write_file(path, write, stem, self._keep):
             self._last_done = tuple(done)
 
@@ -199,7 +196,7 @@ class Checkpoints:
         try:
             self._folder.mkdir(exist_ok=True)
             write(path)
-            prune(self._folder, stem, keep)
+            prune_checkpoints(self._folder, stem, keep)
         except OSError as error:
             self._report(
                 f"warning: no checkpoint could be written to {path}:"
@@ -212,23 +209,23 @@ class Checkpoints:
 
 def has_pretrained(folder: Path) -> bool:
     """Return whether a run folder still has the result of pretraining."""
-    return (folder / FOLDER_NAME / PRETRAINED_NAME).is_file()
+    return (folder / CHECKPOINTS_NAME / PRETRAINED_NAME).is_file()
 
 
-def numbered(folder: Path, stem: str, number: int) -> Path:
+def checkpoint_path(folder: Path, stem: str, number: int) -> Path:
     """Return the file of a checkpoint; a higher number is a newer one."""
     return folder / f"{stem}-{number:08d}.safetensors"
 
 
-def newest(
+def newest_checkpoint(
     folder: Path, stem: str, read: Callable[[Path], T], report: Callable[[str], Any]
 ) -> T | None:
     """Return the newest checkpoint that can be read, None if there is none.
 
     ``report`` is called with a sentence for each newer checkpoint that is refused. A refused file
-    is renamed, so that :func:`prune` does not count it.
+    is renamed, so that :func:`prune_checkpoints` does not count it.
     """
-    found = _found(folder, stem)
+    found = _checkpoints_in(folder, stem)
     for number, path in enumerate(reversed(found), start=1):
         try:
             return read(path)
@@ -239,13 +236,13 @@ def newest(
     return None
 
 
-def prune(folder: Path, stem: str, keep: int) -> None:
+def prune_checkpoints(folder: Path, stem: str, keep: int) -> None:
     """Delete all but the ``keep`` newest checkpoints; if ``keep`` is 0, also refused files."""
-    found = _found(folder, stem)
+    found = _checkpoints_in(folder, stem)
     for path in found[: max(0, len(found) - keep)]:
         path.unlink(missing_ok=True)
     if keep == 0:
-        for path in _found(folder, stem, REFUSED_SUFFIX):
+        for path in _checkpoints_in(folder, stem, REFUSED_SUFFIX):
             path.unlink(missing_ok=True)
 
 
@@ -256,7 +253,7 @@ def _rename_refused(path: Path, report: Callable[[str], Any]) -> None:
         report(f"warning: {path} could not be renamed: {error.strerror}; delete it by hand")
 
 
-def _found(folder: Path, stem: str, suffix: str = "") -> list[Path]:
+def _checkpoints_in(folder: Path, stem: str, suffix: str = "") -> list[Path]:
     """Return the checkpoints, from the oldest to the newest."""
     pattern = re.compile(re.escape(stem) + r"-(\d{8,})\.safetensors" + re.escape(suffix))
     if not folder.is_dir():
@@ -265,12 +262,12 @@ def _found(folder: Path, stem: str, suffix: str = "") -> list[Path]:
     return [path for _, path in sorted((int(m[1]), path) for m, path in found)]
 
 
-def identity_in(folder: Path, report: Callable[[str], Any]) -> RunIdentity | None:
+def checkpointed_identity(folder: Path, report: Callable[[str], Any]) -> RunIdentity | None:
     """Return the identity in a run's newest valid checkpoint, for a run without ``run.json``.
 
     None without a checkpoint, and if the checkpoints are older than identities.
     """
-    saved = folder / FOLDER_NAME
+    saved = folder / CHECKPOINTS_NAME
 
     def read(path: Path) -> RunIdentity | None:
         header = read_arrays(path)[0].get("run", {})
@@ -279,4 +276,4 @@ def identity_in(folder: Path, report: Callable[[str], Any]) -> RunIdentity | Non
     with suppress(ModelFileError):
         header = load(saved / PRETRAINED_NAME).info.get(IDENTITY_KEY, {})
         return identity_from(header) if "format" in header else None
-    return newest(saved, "pretrain", read, report)
+    return newest_checkpoint(saved, "pretrain", read, report)

@@ -1,4 +1,10 @@
-"""Does pretraining help me? Several starts, several seeds, the same fine-tuning for all."""
+"""Does pretraining help me? Several starts, several seeds, the same fine-tuning for all.
+
+Classifiers of scikit-learn may be measured too: what users would try first. Each has scikit-learn's
+own defaults, on the columns as they are where all values are in [0, 1], else standardized; a
+missing value is replaced by the mean of its column. Label spreading learns from the rows without
+labels too (Zhou et al. 2004), by the 7 nearest neighbours of each row.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.dataset import Dataset, is_labelled
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import SettingsError
@@ -20,25 +28,29 @@ from syncpretrain.finetuning.tasks import Form, Part
 from syncpretrain.learners.first_layers import untrained_stack
 from syncpretrain.models.evaluation import accuracies, stack_error
 from syncpretrain.models.stack import Stack
-from syncpretrain.pretraining.start import driver_for
-from syncpretrain.runs.baselines import check_baselines, measured
+from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings, Settings, replaced
-from syncpretrain.settings.drift import ALWAYS
+from syncpretrain.settings.checks import ALWAYS
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
+    "BASELINES",
     "RANDOM",
     "STARTS",
     "START_FORMS",
     "USUAL_STARTS",
+    "Measured",
     "Outcome",
     "Summary",
+    "check_baselines",
     "compare",
     "is_start",
+    "measured",
     "random_stack",
     "summarized",
 ]
+
 
 RANDOM = "random"  # the start without pretraining
 STARTS = (*SCHEDULES, RANDOM)
@@ -81,7 +93,7 @@ def compare(
         Numbers of training labels to keep; None for all. Ignored for reconstruction.
     baselines : tuple of str
         Classifiers of scikit-learn to measure beside the starts, with the same labels: names in
-        :data:`syncpretrain.runs.baselines.BASELINES`.
+        :data:`syncpretrain.runs.compare.BASELINES`.
     begin : callable
         Called once all is checked, before any work starts.
     report : callable
@@ -338,3 +350,103 @@ def _check(
     for count in labels:
         if count is not None:
             data.with_labels(count)  # refuses more labels than there are
+
+
+Measured = tuple[dict[str, float | None], float]  # shares of wrong classes by part, and seconds
+
+
+def _svc(seed: int) -> Any:
+    from sklearn.svm import SVC
+
+    return SVC()
+
+
+def _extra_trees(seed: int) -> Any:
+    from sklearn.ensemble import ExtraTreesClassifier
+
+    return ExtraTreesClassifier(random_state=seed, n_jobs=-1)
+
+
+def _label_spreading(seed: int) -> Any:
+    from sklearn.semi_supervised import LabelSpreading
+
+    return LabelSpreading(kernel="knn")
+
+
+BASELINES: dict[str, Callable[[int], Any]] = {
+    "svc": _svc,
+    "extra-trees": _extra_trees,
+    "spreading": _label_spreading,
+}
+UNLABELLED_TOO = ("spreading",)
+
+
+def check_baselines(names: tuple[str, ...], data: Dataset, objective: str) -> None:
+    """Refuse baselines that cannot be measured.
+
+    Raises
+    ------
+    SettingsError
+        If a name is unknown, scikit-learn is missing, the comparison is not by classification, or
+        the rows are not all in memory.
+    """
+    if not names:
+        return
+    for name in names:
+        if name not in BASELINES:
+            raise SettingsError(f"baselines: got {name!r}, expected some of {', '.join(BASELINES)}")
+    if objective != "classification":
+        raise SettingsError(
+            f"baselines: got {', '.join(names)} with {objective}, expected classification"
+        )
+    if isinstance(data.train, StoredRows):
+        raise SettingsError(
+            "baselines: got rows that are sparse or in a file, expected rows in memory, as"
+            " scikit-learn's classifiers read them; leave the baselines out"
+        )
+    try:
+        import sklearn  # noqa: F401
+    except ImportError:
+        raise SettingsError(
+            "baselines: scikit-learn is missing; pip install 'syncpretrain[sklearn]'"
+        ) from None
+
+
+def measured(name: str, data: Dataset, *, seed: int) -> Measured:
+    """Return a baseline's shares of wrong classes on each part, and the seconds of its fit.
+
+    ``data`` has -1, None or NaN for a training row without a label.
+    """
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    y = data.targets("train")
+    assert y is not None
+    X, labelled = np.asarray(data.train), is_labelled(y)
+    is_scaled = bool(np.nanmin(X) >= 0 and np.nanmax(X) <= 1)
+    scaler = "passthrough" if is_scaled else StandardScaler()
+    model = make_pipeline(SimpleImputer(), scaler, BASELINES[name](seed))
+    classes, codes = np.unique(y[labelled], return_inverse=True)
+    targets = np.full(len(y), -1)
+    targets[labelled] = codes
+    began = time.monotonic()
+    # Label spreading divides by 0 at rows whose neighbours reach no label; it guesses there.
+    with np.errstate(invalid="ignore"):
+        if name in UNLABELLED_TOO:
+            model.fit(X, targets)
+        else:
+            model.fit(X[labelled], codes)
+        seconds = time.monotonic() - began
+        errors = {part: _wrong_share(model, classes, data, part) for part in ("validation", "test")}
+    return errors, seconds
+
+
+def _wrong_share(model: Any, classes: NDArray[Any], data: Dataset, part: str) -> float | None:
+    """Return the share of wrong classes on a part's labelled rows; None if it has none."""
+    labels = data.targets(part)
+    if labels is None or not is_labelled(labels).any():
+        return None
+    rows = is_labelled(labels)
+    found = classes[model.predict(np.asarray(getattr(data, part))[rows])]
+    return float((found != labels[rows]).mean())

@@ -22,7 +22,7 @@ from syncpretrain.kernels.native import ORDER_VARIABLE, ORDERS, available, bfloa
 from syncpretrain.parallel.blas import loaded_libraries
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import ELSEWHERE, Settings, off_ranks
-from syncpretrain.settings.defaults import PER_LAYER
+from syncpretrain.settings.fields import PER_LAYER
 from syncpretrain.storage import write_atomically
 
 __all__ = [

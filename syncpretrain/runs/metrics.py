@@ -15,12 +15,7 @@ from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.scaling import spread
 from syncpretrain.data.visible import has_missing
 from syncpretrain.models.diagnosis import baselines
-from syncpretrain.models.evaluation import (
-    accuracies,
-    layer_errors,
-    regression_errors,
-    stack_error,
-)
+from syncpretrain.models.evaluation import accuracies, layer_errors, regression_errors, stack_error
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.history import History
 from syncpretrain.parallel.blas import blas_limit, blas_threads

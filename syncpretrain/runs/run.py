@@ -38,15 +38,14 @@ from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.event_log import EventLog
-from syncpretrain.observers.figures import flat_settings
 from syncpretrain.observers.history import History
-from syncpretrain.observers.loggers import check_loggers, logging_to
+from syncpretrain.observers.loggers import check_loggers, flat_settings, logging_to
 from syncpretrain.observers.trace import write_trace
 from syncpretrain.parallel.signals import interrupted_by_sigterm
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.start import Driver, driver_for
+from syncpretrain.pretraining.driver import Driver, driver_for
 from syncpretrain.runs.card import card_of
-from syncpretrain.runs.checkpoints import Checkpoints, has_pretrained, identity_in
+from syncpretrain.runs.checkpoints import Checkpoints, checkpointed_identity, has_pretrained
 from syncpretrain.runs.folder import (
     CARD_NAME,
     COLUMNS_NAME,
@@ -60,15 +59,10 @@ from syncpretrain.runs.folder import (
     check_path_text,
     make_folder,
     make_new_folder,
+    owned,
     write_refusal,
 )
-from syncpretrain.runs.identity import (
-    RunIdentity,
-    check_resumable,
-    identity_of,
-    read_identity,
-)
-from syncpretrain.runs.lock import owned
+from syncpretrain.runs.identity import RunIdentity, check_resumable, identity_of, read_identity
 from syncpretrain.runs.metrics import measure, report_of
 from syncpretrain.runs.prepare import (
     check_finetuning,
@@ -85,6 +79,7 @@ from syncpretrain.storage import remove_temporaries, write_atomically
 from syncpretrain.workers.restarts import Restarts
 
 __all__ = ["Run", "prepared_run", "resume_run", "train_run"]
+
 
 ROWS_TO_JUDGE = 1000  # for the verdict
 
@@ -213,7 +208,7 @@ def resume_run(
     notices: list[str] = []
     with owned(folder, notices.append):
         _check_unfinished(folder)  # its former owner may have ended it just now
-        was = read_identity(folder / IDENTITY_NAME) or identity_in(folder, notices.append)
+        was = read_identity(folder / IDENTITY_NAME) or checkpointed_identity(folder, notices.append)
         replay = None if was is None else was.replay
         if was is not None and was.start is not None and not has_pretrained(folder):
             raise SettingsError(

@@ -23,9 +23,9 @@ from syncpretrain.runs.folder import (
     EVENTS_NAME,
     IDENTITY_NAME,
     METRICS_NAME,
+    owned,
 )
-from syncpretrain.runs.lock import owned
-from syncpretrain.runs.state import Figures, read_figures, state_of
+from syncpretrain.runs.record import Figures, read_figures, state_of
 from syncpretrain.settings import Settings, read_settings
 
 __all__ = ["STATES", "ShelvedRun", "check_run", "read_run", "remove_run", "runs_in"]

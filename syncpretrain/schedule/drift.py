@@ -54,7 +54,7 @@ class Drifts:
     """
 
     def __init__(self, plans: Sequence[LayerPlan]) -> None:
-        self._least = [plan.drift if plan.refresh_epochs else None for plan in plans[1:]]
+        self._least = [plan.least_drift if plan.refresh_epochs else None for plan in plans[1:]]
         self.is_used = any(least is not None for least in self._least)
         self._drifts: list[dict[tuple[int, int], float]] = [{} for _ in plans]  # of each layer
         self.judgements: list[Judgement] = []

@@ -11,12 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from syncpretrain.schedule.pace import Free, Pace, Planned
-from syncpretrain.schedule.reads import (
-    LayerPlan,
-    greedy_row,
-    lockstep_row,
-    rounds_row,
-)
+from syncpretrain.schedule.reads import LayerPlan, greedy_row, lockstep_row, rounds_row
 
 __all__ = ["ASYNC", "SCHEDULES", "UNTRAINED", "ScheduleKind", "ScheduleOptions", "schedule_kind"]
 

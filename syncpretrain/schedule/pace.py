@@ -148,7 +148,7 @@ class Planned(Fixed):
         if unread or reads or not published or first < 0 or layer % self._group_size:
             return unread
         below = self._plans[first:layer]
-        return [published] if any(plan.drift is not None for plan in below) else []
+        return [published] if any(plan.least_drift is not None for plan in below) else []
 
     def shorten(self, layer: int, epochs: int) -> None:
         """Plan anew from the layer up, with ``epochs`` for it; each row when it is needed."""

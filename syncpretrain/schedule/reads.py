@@ -7,7 +7,8 @@ A run of 4 layers in lockstep; a row is a layer, a cell an epoch on the version 
     layer 2         1(1)  2(2)  3(3)  4(4)
     layer 3               1(1)  2(2)  3(3)  4(4)
 
-A layer's versions are numbered by the epochs behind them; version 0 is the data itself.
+A layer's versions are numbered by the epochs behind them; version 0 is the data itself. The
+functions here index layers from 0; texts for users count them from 1, as above.
 """
 
 from __future__ import annotations
@@ -37,23 +38,24 @@ MAX_EPOCHS = 1_000_000  # of a layer, refreshes included
 class LayerPlan:
     """The plan of one layer.
 
-    ``epochs`` is N_l. Once they are done, ``refresh_epochs`` more follow each newer upstream
-    version. With a ``drift`` they follow only a version that differs by more than that from the
-    version last trained on; ``skipped`` are the versions that did not.
+    The layer trains ``epochs``: these are stipulated. Then ``refresh_epochs`` more follow each
+    newer version of the layer below. With a ``least_drift`` they follow only a version with a drift
+    above it, from the version last trained on; ``skipped`` are the versions with less drift.
     """
 
     epochs: int
     refresh_epochs: int = 0
-    drift: float | None = None
+    least_drift: float | None = None
     skipped: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The epochs of one layer: which version each reads, and how many are stipulated.
+    """The epochs of one layer: the version that each reads, and the number of stipulated ones.
 
-    The rest counts where the run ends with layer 1: on a clock on which every epoch takes one tick,
-    when each epoch ends, and when the last one of the round's first layer does.
+    A row has ``ticks`` if it has to be known what begins before layer 1 is done. They are read from
+    a clock on which every epoch takes one tick: ``ticks`` has the end of each epoch, and
+    ``last_tick`` is the end of the last epoch of the first layer in the round.
     """
 
     reads: tuple[int, ...]
@@ -62,7 +64,7 @@ class Row:
     last_tick: int = 0
 
 
-Rule = Callable[[int, LayerPlan, Row | None], Row]  # of a layer's index, its plan, the row below
+Rule = Callable[[int, LayerPlan, Row | None], Row]  # given layer, plan, and row of the layer below
 
 
 def planned_rows(plans: Sequence[LayerPlan], rule: Rule) -> list[Row]:
@@ -74,16 +76,19 @@ def planned_rows(plans: Sequence[LayerPlan], rule: Rule) -> list[Row]:
 
 
 def lockstep_row(layer: int, plan: LayerPlan, below: Row | None, *, drain: bool = True) -> Row:
-    """Return what a layer reads in lockstep: epoch k version min(k, N of the layer below).
+    """Return the row of a layer in lockstep: epoch k reads version min(k, N).
 
-    After its stipulated epochs it trains ``refresh_epochs`` on every newer version there will be,
-    in order. Without ``drain``, only the refreshes that would begin before layer 1 is done if none
-    were skipped. So a version that is published without a reader never gets one.
+    N is the number of stipulated epochs of the layer below. After its own stipulated epochs the
+    layer trains ``refresh_epochs`` on every newer version there will be, in order. Without
+    ``drain`` it trains only those of them that begin before layer 1 is done, which may cut a
+    refresh in the middle. Skipped versions take their time in this count: else a skip would make
+    room for a later version, which may be released by then.
 
     Raises
     ------
     SettingsError
-        If refreshes on refreshes add up beyond measure.
+        If the layer had more than ``MAX_EPOCHS``: refreshes make versions, which are read by
+        refreshes of the next layer.
     """
     if below is None:
         return _row_on_one_version(plan, 0)
@@ -105,14 +110,14 @@ def lockstep_row(layer: int, plan: LayerPlan, below: Row | None, *, drain: bool 
 
 
 def greedy_row(layer: int, plan: LayerPlan, below: Row | None) -> Row:
-    """Return what a layer reads in greedy training: in every epoch the finished layer below."""
+    """Return the row of a layer in greedy training: it reads the last version of the one below."""
     return _row_on_one_version(plan, len(below.reads) if below else 0)
 
 
 def rounds_row(
     layer: int, plan: LayerPlan, below: Row | None, *, group_size: int, drain: bool = True
 ) -> Row:
-    """Return what a layer reads in rounds: ``group_size`` layers in lockstep, then the next ones.
+    """Return the row of a layer in rounds: ``group_size`` layers in lockstep, then the next ones.
 
     The first layer of a round reads the last version of the finished layer below in every epoch,
     as layer 1 reads the data. Newer versions come only from layers of the same round, so the first
@@ -122,7 +127,7 @@ def rounds_row(
     Raises
     ------
     SettingsError
-        If refreshes on refreshes add up beyond measure.
+        As in :func:`lockstep_row`.
     """
     if below is None or layer % group_size:
         return lockstep_row(layer, plan, below, drain=drain)
@@ -131,10 +136,12 @@ def rounds_row(
 
 def _row_on_one_version(plan: LayerPlan, version: int) -> Row:
     epochs = plan.epochs
+    # The clock begins anew in each round: its first layer waits for no epoch of another layer.
     return Row((version,) * epochs, epochs, tuple(range(1, epochs + 1)), epochs)
 
 
 def _without_skipped(row: Row, plan: LayerPlan) -> Row:
+    """Return a row without the refreshes on versions that the plan skips."""
     if not plan.skipped:
         return row
     numbers = range(len(row.reads))
@@ -143,9 +150,12 @@ def _without_skipped(row: Row, plan: LayerPlan) -> Row:
     return replace(row, reads=tuple(row.reads[k] for k in kept), ticks=ticks)
 
 
-def _ticks(reads: Sequence[int], published: Sequence[int]) -> list[int]:
-    """Return when each epoch ends that waits for its version and for the epoch before it."""
+def _ticks(reads: Sequence[int], published_at: Sequence[int]) -> list[int]:
+    """Return the tick at the end of each epoch, given the tick of each version from 1 on.
+
+    An epoch begins when its version is published and the epoch before it has ended.
+    """
     ticks: list[int] = []
     for version in reads:
-        ticks.append(max(ticks[-1] if ticks else 0, published[version - 1]) + 1)
+        ticks.append(max(ticks[-1] if ticks else 0, published_at[version - 1]) + 1)
     return ticks

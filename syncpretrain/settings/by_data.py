@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from syncpretrain.settings.defaults import PER_LAYER, usual_rates
+from syncpretrain.settings.checks import why_not_in_blocks
+from syncpretrain.settings.fields import PER_LAYER, usual_rates
 from syncpretrain.settings.finetuning import FinetuneSettings, steps_with_unlabelled
 from syncpretrain.settings.sections import PretrainSettings, replaced
-from syncpretrain.settings.visible_units import why_not_in_blocks
 from syncpretrain.shapes import LayerShape
 from syncpretrain.units.kinds import kind_of
 

@@ -1,14 +1,16 @@
 """Checks of pretraining settings that depend on each other: which values go together.
 
 The refusals of the models, of sharing a minibatch, of early stopping, of streamed and asynchronous
-runs, and of convolutional layers. Devices, drift and visible units have modules of their own.
+runs, of convolutional layers, of drift (changes of a layer's input that wake it, and of its output
+that end it), and of the visible units of layer 1: one kind, or blocks of columns of several kinds.
+Devices have a module of their own.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from syncpretrain.errors import SettingsError
@@ -16,30 +18,42 @@ from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, schedule_kind
 from syncpretrain.schedule.reads import MAX_EPOCHS
 from syncpretrain.settings.architecture import MAX_UNITS, layer_text
 from syncpretrain.settings.asynchronous import check_async
-from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.devices import check_pretraining_backend
-from syncpretrain.settings.drift import ALWAYS, check_drift
-from syncpretrain.settings.fields import MAX_WORKERS, PretrainFields
-from syncpretrain.settings.visible_units import check_visible_units
+from syncpretrain.settings.fields import MAX_WORKERS, PER_LAYER, PretrainFields
 from syncpretrain.shapes import ConvolutionShape
-from syncpretrain.units.kinds import KINDS, kind_of
+from syncpretrain.units.blocks import fitted_units, visible_kind
+from syncpretrain.units.kinds import INPUT_UNITS, KINDS, kind_of
 
 __all__ = [
+    "ALWAYS",
     "WHOLE_ONLY",
     "check_async_pretraining",
     "check_blas_threads",
     "check_convolutions",
+    "check_drift",
     "check_layers",
+    "check_missing",
     "check_per_layer",
     "check_pretraining",
     "check_schedule",
+    "check_sparse",
+    "check_visible_units",
+    "kept_units",
     "parsed_corruption",
     "parsed_shuffle",
+    "parsed_waking",
+    "settled_epochs",
+    "why_not_in_blocks",
 ]
+
 
 WHOLE_ONLY = ("persistent", "sparsity_cost", "hidden_dropout")  # RBMs split by units lack these
 RBM_ONLY = ("cd_steps", "sparsity_target", *WHOLE_ONLY)
 CORRUPTIONS = ("masking", "salt-and-pepper", "gaussian")
+VISIBLE_UNITS = (
+    f"{' or '.join(INPUT_UNITS)}, or blocks of columns such as"
+    " bernoulli:20,gaussian:5,softmax:3x7,counts:2000"
+)
 
 
 def check_pretraining(settings: PretrainFields) -> None:
@@ -485,3 +499,172 @@ def _is_by_filters(settings: PretrainFields, i: int) -> bool:
 
 def _is_binary(settings: PretrainFields, i: int) -> bool:
     return kind_of(settings.hidden_units[i]).is_binary
+
+
+def kept_units(text: Any, layers: Any) -> Any:
+    """Return the text of visible units in its standard form.
+
+    Raises
+    ------
+    SettingsError
+        If the blocks do not fit the values of an example.
+    """
+    width = layers[0] if isinstance(layers, (list, tuple)) and layers else None
+    try:
+        return fitted_units(text, width)
+    except ValueError as error:
+        raise SettingsError(f"visible_units: {error}") from error
+
+
+def check_visible_units(settings: Any) -> None:
+    """Refuse visible units that do not exist, or do not fit the other settings.
+
+    Raises
+    ------
+    SettingsError
+    """
+    text = settings.visible_units
+    kept = kept_units(text, settings.layers)
+    if kept != text:
+        raise SettingsError(f"visible_units: got {text}, expected {kept}, the form that is kept")
+    kind = visible_kind(text)
+    if kind is None:
+        got = text if text in KINDS else repr(text)
+        raise SettingsError(f"visible_units: got {got}, expected {VISIBLE_UNITS}")
+    lacks = None if kind.blocks is None else why_not_in_blocks(settings)
+    if lacks:
+        raise SettingsError(f"visible_units: got {text} {lacks}")
+
+
+def check_missing(settings: Any) -> None:
+    """Refuse settings that cannot leave missing values out.
+
+    Raises
+    ------
+    SettingsError
+    """
+    lacks = why_not_in_blocks(settings)
+    if settings.early_stopping == "pseudo-likelihood":
+        lacks = "with early stopping by pseudo-likelihood; take free-energy-gap"
+    if lacks is None and settings.backend.startswith("cupy"):
+        lacks = "with a GPU, which has no form for them; take backend numpy"
+    if lacks:
+        raise SettingsError(f"X: got NaN, which stands for missing values, {lacks}")
+
+
+def check_sparse(settings: Any) -> None:
+    """Refuse settings that cannot train on sparse rows.
+
+    Raises
+    ------
+    SettingsError
+    """
+    lacks = None
+    if settings.architecture:
+        lacks = "with convolutions, whose input is images; pass X.toarray()"
+    elif settings.split == "units" and settings.shards_of(1) > 1:
+        lacks = "with split units, which has no form for it; take split examples"
+    elif settings.backend.startswith("cupy"):
+        lacks = "with a GPU, which has no form for it; take backend numpy, or pass X.toarray()"
+    if lacks:
+        raise SettingsError(f"X: got a sparse matrix {lacks}")
+
+
+def why_not_in_blocks(settings: Any) -> str | None:
+    """Return why layer 1 cannot have blocks of units or missing values; None if it can."""
+    if settings.architecture:
+        return "with convolutions, whose units are of one kind; take dense layers"
+    if settings.split == "units" and settings.shards_of(1) > 1:
+        return "with split units, expected examples; a shard of the columns cannot know the others"
+    return None
+
+
+ALWAYS = "always"
+AUTO_EPOCHS = 100  # most epochs of a layer
+SETTLE = 0.15  # relative root mean square, without another number
+
+
+def parsed_waking(text: str) -> float | None:
+    """Return the drift in a text such as ``drift:0.05``, None for ``always``.
+
+    Raises
+    ------
+    SettingsError
+        If the text has another form, or the drift is out of range.
+    """
+    if text == ALWAYS:
+        return None
+    kind, _, number = text.partition(":")
+    try:
+        least = float(number)
+    except ValueError:
+        least = math.nan
+    if kind != "drift" or not 0 < least < math.inf:
+        raise SettingsError(
+            f"refresh_when: got {text!r}, expected always, or drift:X with a number X above 0"
+        )
+    return least
+
+
+def settled_epochs(epochs: Sequence[Any], settle: Any, waking: Sequence[Any]) -> dict[str, Any]:
+    """Return ``epochs`` and ``settle`` with numbers for ``auto`` and ``auto:N``.
+
+    Parameters
+    ----------
+    epochs, settle : sequence
+        One value a layer; ``settle`` is None if the user gave none.
+    waking : sequence of str
+        Values of ``refresh_when``; their drift is the default of ``settle``.
+
+    Raises
+    ------
+    SettingsError
+        If an entry begins with ``auto`` and has another form, or its layer can never settle.
+    """
+    limits, found = list(epochs), list(settle or [0.0] * len(epochs))
+    for i, text in enumerate(limits):
+        if not isinstance(text, str) or not text.startswith("auto"):
+            continue
+        form = re.fullmatch(r"auto(?::([0-9]{1,9}))?", text)
+        if form is None or form[1] == "0":
+            raise SettingsError(
+                f"epochs: got {text!r}, expected a whole number, auto, or auto:N with at most N"
+                " epochs"
+            )
+        limits[i] = int(form[1] or AUTO_EPOCHS)
+        if settle is None:
+            known = parsed_waking(str(waking[i])) if i < len(waking) else None
+            found[i] = SETTLE if known is None else known
+        elif i < len(found) and not found[i]:
+            raise SettingsError(
+                f"settle: got 0 with epochs {text}, expected a number above 0, by which another"
+                " epoch must change a layer"
+            )
+    return {"epochs": limits, "settle": found}
+
+
+def check_drift(settings: PretrainFields) -> None:
+    """Refuse drift where no version wakes a layer, or where the result would depend on timing.
+
+    Raises
+    ------
+    SettingsError
+        Naming the setting.
+    """
+    waking = [text for text in settings.refresh_when if parsed_waking(text) is not None]
+    if waking and not schedule_kind(settings.schedule).has_refreshes:
+        raise SettingsError(
+            f"refresh_when: got {waking[0]} with schedule {settings.schedule}, where no newer"
+            " version wakes a layer; take always, or schedule synchronized"
+        )
+    above = zip(settings.refresh_when[1:], settings.refresh_epochs[1:], strict=True)
+    if waking and not any(epochs and text in waking for text, epochs in above):
+        raise SettingsError(
+            f"refresh_when: got {waking[0]}, but there is no layer above the first whose"
+            " refresh_epochs it could save; take always, or refresh_epochs of at least 1"
+        )
+    if any(settings.settle) and settings.finish == "first-layer" and settings.pace == "lockstep":
+        raise SettingsError(
+            "settle: got a number, or epochs auto, with finish first-layer in lockstep, where what"
+            " follows would depend on timing; take finish drain, or pace free"
+        )

@@ -11,8 +11,9 @@ import msgspec
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings.architecture import architecture_of, in_columns
+from syncpretrain.settings.checks import kept_units, settled_epochs
 from syncpretrain.settings.convert import checked, plain
-from syncpretrain.settings.defaults import (
+from syncpretrain.settings.fields import (
     HANDOFF_DEFAULTS,
     MODEL_DEFAULTS,
     PER_LAYER,
@@ -20,9 +21,7 @@ from syncpretrain.settings.defaults import (
     usual_costs,
     usual_rates,
 )
-from syncpretrain.settings.drift import settled_epochs
 from syncpretrain.settings.sections import Settings
-from syncpretrain.settings.visible_units import kept_units
 from syncpretrain.storage import write_atomically
 
 if sys.version_info >= (3, 11):

@@ -17,9 +17,9 @@ from syncpretrain.settings.checks import (
     check_schedule,
 )
 from syncpretrain.settings.convert import checked
-from syncpretrain.settings.defaults import PER_LAYER
 from syncpretrain.settings.devices import check_tuning_backend
 from syncpretrain.settings.fields import (
+    PER_LAYER,
     Count,
     DataSettings,
     Frozen,

@@ -30,14 +30,16 @@ from syncpretrain.observers.progress import PlainProgress
 from syncpretrain.settings.convert import check_names
 from syncpretrain.sklearn.passes import Matrix
 
-__all__ = ["StackEstimator", "of_numbers", "rows_for", "single"]
+__all__ = ["StackEstimator", "of_numbers", "rows_for", "training_rows"]
 
 TUNING = "finetune_"  # prefix of the settings of fine-tuning
-OF_LONG_RUNS = ("stop", "save", "resume", "stall_seconds")  # other arguments of finetune()
+# Keywords of finetune() that stop and resume it; TUNING_ARGUMENTS are its other keywords.
+CONTROL_ARGUMENTS = ("stop", "save", "resume", "stall_seconds")
 DECIDED = {"layers", "seed", "finetune_seed", "observers"}  # parameters of other names set these
 FIXED = {"finetune_objective", "warn"}  # the estimator sets these, whatever its parameters
-BY_ENCODING = "encode it as numbers before, such as with OneHotEncoder, or drop the column"
-FROM_DATES = "take numbers made of it before, such as years or days, or drop the column"
+# Ends of error messages.
+ENCODE_HINT = "encode it as numbers before, such as with OneHotEncoder, or drop the column"
+DATES_HINT = "take numbers made of it before, such as years or days, or drop the column"
 
 
 class StackEstimator(BaseEstimator):
@@ -74,9 +76,10 @@ class StackEstimator(BaseEstimator):
         return tags
 
     def _rows(self, X: Any, *, reset: bool) -> Matrix:
-        """Return examples as an array, with NaN for missing values, or as a matrix in CSR format.
+        """Return :func:`rows_for` this estimator, checked.
 
-        If a fitted stack reads them, warn of new values in columns that never varied in training.
+        Rows for a fitted stack (without ``reset``) may have new values in columns that never varied
+        in training: warn of these.
         """
         rows: Matrix = rows_for(self, X, reset=reset)
         scaling = None if reset else self.stack_.scaling
@@ -89,30 +92,35 @@ class StackEstimator(BaseEstimator):
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
     def _pretrained_on(self, X: Matrix, seed: int, **suited: Any) -> Stack:
-        """Return a stack pretrained on examples; without epochs its weights are random.
+        """Return a stack pretrained on examples; if ``epochs`` is 0, its weights stay random.
 
-        ``suited`` are settings chosen by the estimator.
+        ``suited`` are settings that the estimator chose for the data: they replace the settings
+        that its parameters give.
         """
         options = {"observers": self._observers()} | self._pretraining(X, seed) | suited
         if not self._trains(self.epochs):
+            # pretrain() refuses 0 epochs: the schedule is what leaves the training out.
             options |= {"epochs": None, "schedule": "none"}
-        return of_numbers(pretrain(single(X), warn=False, **options))
+        return of_numbers(pretrain(training_rows(X), warn=False, **options))
 
     def _pretraining(self, X: Matrix, seed: int) -> dict[str, Any]:
         """Return the settings of pretraining on examples; None lets the data decide."""
+        cores = core_limit(self.workers)
         return {
             "layers": [X.shape[1], *self._widths(X.shape[1])],
             "model": self._model,
             "visible_units": None if self.visible_units == "auto" else self.visible_units,
             "epochs": self.epochs,
-            "batch_size": self._minibatch(X),
+            "batch_size": self._batch_size_for(X),
             "learning_rate": self.learning_rate,
             "seed": seed,
-            **parallel_limits(self.workers),
-            **self._others(tuning=False),
+            "workers": cores,
+            "blas_threads": cores,
+            **self._extra_settings(tuning=False),
         }
 
-    def _minibatch(self, X: Matrix) -> int | None:
+    def _batch_size_for(self, X: Matrix) -> int | None:
+        """Return the examples of a minibatch, at most the rows of X; None for the default."""
         return None if self.batch_size is None else min(self.batch_size, X.shape[0])
 
     def _finetuned(
@@ -121,20 +129,24 @@ class StackEstimator(BaseEstimator):
         """Return a stack fine-tuned on examples, for targets or else for reconstruction.
 
         A missing value cannot be a target of a reconstruction: the stack fills it in before.
+        ``options`` replace the settings that the parameters give, except for the parameter
+        ``settings``.
         """
         if y is None and has_missing(X):
             X = stack.impute(X)
-        limits = parallel_limits(self.workers)
-        limits.pop("workers", None)
-        wanted = {"batch_size": self._minibatch(X), "epochs": epochs}
+        wanted = {
+            "batch_size": self._batch_size_for(X),
+            "epochs": epochs,
+            "blas_threads": core_limit(self.workers),  # finetune() has no workers
+        }
         own = {name: value for name, value in wanted.items() if value is not None}
         options.setdefault("observers", self._observers())
         return finetune(
             stack,
-            single(X, stack),
+            training_rows(X, stack),
             y,
             seed=seed,
-            **(own | limits | options | self._others(tuning=True)),
+            **(own | options | self._extra_settings(tuning=True)),
         )
 
     def _widths(self, columns: int) -> list[int]:
@@ -150,8 +162,11 @@ class StackEstimator(BaseEstimator):
             raise SettingsError("hidden: got no layer, expected one or more, such as (256, 64)")
         return [int(units) for units in hidden]
 
-    def _others(self, *, tuning: bool) -> dict[str, Any]:
-        """Return the settings of fine-tuning, or of pretraining, in the parameter ``settings``."""
+    def _extra_settings(self, *, tuning: bool) -> dict[str, Any]:
+        """Return what the parameter ``settings`` holds for fine-tuning, or else for pretraining.
+
+        Settings of fine-tuning are returned without their prefix.
+        """
         given = {} if self.settings is None else self.settings
         if not isinstance(given, Mapping):
             raise SettingsError(
@@ -169,20 +184,20 @@ class StackEstimator(BaseEstimator):
             raise SettingsError(
                 f"settings: got {fixed[0]}, which {type(self).__name__} decides; leave it out"
             )
-        return {
-            name.removeprefix(TUNING): value
-            for name, value in given.items()
-            if name.startswith(TUNING) is tuning
-        }
+        if tuning:
+            prefixed = {name: given[name] for name in given if name.startswith(TUNING)}
+            return {name.removeprefix(TUNING): value for name, value in prefixed.items()}
+        return {name: value for name, value in given.items() if not name.startswith(TUNING)}
 
     def _check_tuning(self, objective: str, epochs: int | None) -> None:
         """Refuse wrong settings of fine-tuning before anything is trained."""
-        given = self._others(tuning=True)
+        given = self._extra_settings(tuning=True)
         options = TuningOptions.__struct_fields__
-        check_names(given, (*options, *TUNING_ARGUMENTS, *OF_LONG_RUNS))
+        check_names(given, (*options, *TUNING_ARGUMENTS, *CONTROL_ARGUMENTS))
         wanted = {"epochs": epochs, "batch_size": self.batch_size}
         wanted |= {name: value for name, value in given.items() if name in options}
         own = {name: value for name, value in wanted.items() if value is not None}
+        # For its errors alone: finetune() makes the options again, with those of each training.
         tuning_options({"objective": objective} | own)
 
     def _observers(self) -> list[Observer]:
@@ -197,55 +212,53 @@ class StackEstimator(BaseEstimator):
 
     @staticmethod
     def _trains(epochs: Any) -> bool:
-        """Return whether there is any epoch to train; None stands for the default.
+        """Return whether a number of epochs, or one a layer, trains; None is the default number.
 
         Raises
         ------
         SettingsError
-            If some layers have no epoch, and others have some.
+            If some layers have 0 epochs, and others more.
         """
-        none = np.atleast_1d(np.asarray(epochs, dtype=object) == 0)
-        if none.any() and not none.all():
+        are_zero = np.atleast_1d(np.asarray(epochs, dtype=object) == 0)
+        if are_zero.any() and not are_zero.all():
             raise SettingsError(
                 f"epochs: got {epochs!r}, expected 0 for all layers, which leaves out pretraining,"
-                " or at least 1 for each; give the layers that should stay nearly as they were 1"
+                " or at least 1 for each; give 1 to a layer that should stay nearly as it was"
             )
-        return not none.all()
+        return not are_zero.all()
 
 
 def of_numbers(stack: Stack) -> Stack:
-    """Return a stack that takes bytes as plain numbers, as scikit-learn's estimators do."""
+    """Return a stack that takes bytes as plain numbers, as scikit-learn's estimators do.
+
+    The stack keeps its origin, the numbers that are subtracted from its columns.
+    """
     origin = () if stack.meaning is None else stack.meaning.origin
     return replace(stack, info=stack.info | {"meaning": to_builtins(Meaning("numbers", origin))})
 
 
-def single(X: Matrix, stack: Stack | None = None) -> NDArray[Any]:
-    """Return examples in float32, or as they are if the data or the stack has an origin.
+def training_rows(X: Matrix, stack: Stack | None = None) -> NDArray[Any]:
+    """Return examples in the type to train on: float32, unless it would lose differences.
 
-    Sparse examples stay sparse.
+    Examples keep their type if they or the stack have an origin, which is subtracted before they
+    become float32 (:mod:`syncpretrain.data.meaning`). Sparse examples stay sparse.
     """
     if hasattr(X, "toarray"):
         return as_examples(X, "X")
     if origin_of(X) or (stack is not None and stack.meaning is not None and stack.meaning.origin):
-        return X  # float32 would lose the differences within a column
+        return X
     with np.errstate(over="ignore"):  # infinite values are refused, with their place
         return np.ascontiguousarray(X, dtype=np.float32)
 
 
-def parallel_limits(workers: int | None) -> dict[str, Any]:
-    """Return the settings of pretraining and of fine-tuning that limit cores.
+def core_limit(workers: int | None) -> int | None:
+    """Return the most workers, and the most threads of BLAS; None for all usable cores.
 
-    None takes all usable cores. Inside a job of joblib it takes one core, since the other jobs have
-    the others, and one BLAS thread, since jobs in threads share the limit of their process.
+    Without a limit from the user, a job of joblib takes one core, since the other jobs use the
+    other cores. Jobs in threads share the BLAS of their process, so the limit counts for it too.
     """
-    if workers is None and _is_inside_a_job():
-        workers = 1
-    return {} if workers is None else {"workers": workers, "blas_threads": workers}
-
-
-def _is_inside_a_job() -> bool:
     backend, _ = get_active_backend()
-    return bool(backend.nesting_level)
+    return 1 if workers is None and backend.nesting_level else workers
 
 
 def rows_for(estimator: Any, X: Any, *, reset: bool) -> Any:
@@ -254,16 +267,18 @@ def rows_for(estimator: Any, X: Any, *, reset: bool) -> Any:
     Parameters
     ----------
     estimator : BaseEstimator
-        Estimator that keeps the number and the names of columns, with ``reset``; without it they
-        are compared.
+        Estimator that keeps the number and the names of the columns that it was fitted on.
     X : {array-like, sparse matrix, DataFrame} of shape (n_examples, n_features)
     reset : bool
+        True to keep the number and the names of the columns of X; False to compare them with the
+        kept ones.
 
     Raises
     ------
     DataError
         If a column of a data frame holds no numbers, or no value at all, or has the name of
-        another column (the message names it); if an array holds dates, or a sparse matrix NaN.
+        another column (the message names it); if an array holds dates, times or durations, or a
+        sparse matrix NaN.
     ValueError
         If X has another shape or type.
     """
@@ -272,7 +287,7 @@ def rows_for(estimator: Any, X: Any, *, reset: bool) -> Any:
         check_distinct_names("X", [str(name) for name in X.columns])
         _check_no_times(X)
     elif isinstance(X, np.ndarray) and X.dtype.kind in "mM":
-        raise DataError(f"X: got values of type {X.dtype}, expected numbers; {FROM_DATES}")
+        raise DataError(f"X: got values of type {X.dtype}, expected numbers; {DATES_HINT}")
     try:
         rows = validate_data(
             estimator,
@@ -296,33 +311,37 @@ def rows_for(estimator: Any, X: Any, *, reset: bool) -> Any:
 
 
 def _check_no_times(frame: Any) -> None:
-    """Refuse dates, which a frame of dates alone would turn into nanoseconds."""
+    """Refuse dates, times, durations and periods; NumPy makes nanoseconds of a frame of dates."""
     for name in frame.columns:
         kind = str(frame[name].dtype)
         if kind.lower().startswith(("date", "time", "duration", "period")):
-            raise DataError(f"X: column {str(name)!r} holds {kind}, expected numbers; {FROM_DATES}")
+            raise DataError(f"X: column {str(name)!r} holds {kind}, expected numbers; {DATES_HINT}")
 
 
 def _check_cells(frame: Any, cause: Exception) -> None:
-    """Refuse the first cell that is no finite number; it was the ``cause`` of another error."""
+    """Refuse the first cell that is no finite number and not missing, if there is one.
+
+    ``cause`` is the error of the conversion, which does not name the cell.
+    """
     for name in frame.columns:
         for row, cell in enumerate(np.asarray(frame[name]).tolist()):
-            found, expected = _of_cell(cell)
-            if expected is not None:
+            if wrong := _wrong_cell(cell):
+                found, expected = wrong
                 raise DataError(
                     f"X: column {str(name)!r} holds {found} at row {row} (counted from 0), expected"
                     f" {expected}"
                 ) from cause
 
 
-def _of_cell(cell: Any) -> tuple[str, str | None]:
-    """Return a cell in words, and the expected value; None if it is a number or missing."""
+def _wrong_cell(cell: Any) -> tuple[str, str] | None:
+    """Return a wrong cell in words, and the values expected; None for a number or no value."""
     if cell is None or type(cell).__name__ == "NAType":
-        return "nothing", None
+        return None
     try:
-        return "infinity", "finite numbers; drop such rows" if np.isinf(float(cell)) else None
+        is_infinite = np.isinf(float(cell))
     except (TypeError, ValueError):
-        return repr(cell)[:40], f"numbers; {BY_ENCODING}"
+        return repr(cell)[:40], f"numbers; {ENCODE_HINT}"
+    return ("infinity", "finite numbers; drop such rows") if is_infinite else None
 
 
 def _check_present(rows: NDArray[Any], frame: Any) -> None:

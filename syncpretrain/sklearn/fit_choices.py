@@ -53,7 +53,7 @@ from syncpretrain.settings.by_data import (
     SMALLEST_MINIBATCH,
     UNLABELLED_STEPS,
 )
-from syncpretrain.settings.defaults import PER_LAYER
+from syncpretrain.settings.fields import PER_LAYER
 from syncpretrain.settings.finetuning import FinetuneSettings, labelled_of, steps_with_unlabelled
 from syncpretrain.sklearn.passes import Matrix, codes_of, outputs_of
 from syncpretrain.units.kinds import kind_of
@@ -312,8 +312,8 @@ def few_labels_settings(
         each = steps_with_unlabelled(batch, labels, rows - labels)
         own: dict[str, Any] = {"unlabelled": "pseudo"}
     else:
-        each, own = math.ceil(labels / labelled_of(batch, labels)), {}
-        batch = math.ceil(labels / each)  # all minibatches are as large, or one row smaller
+        each, own = math.ceil(labels / max(labelled_of(batch, labels), 2)), {}
+        batch = max(math.ceil(labels / each), 2)  # of two rows at least, and about as large each
     own |= {"batch_size": batch, "epochs": math.ceil(steps / each)}
     return OF_UNLABELLED | OF_GUESSES | own
 

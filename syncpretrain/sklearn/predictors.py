@@ -27,7 +27,7 @@ from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import PoorResultWarning, SettingsError
 from syncpretrain.events import Notice
 from syncpretrain.models.stack import Head
-from syncpretrain.sklearn.base import StackEstimator, single
+from syncpretrain.sklearn.base import StackEstimator, training_rows
 from syncpretrain.sklearn.fit_choices import (
     are_bits,
     are_curved,
@@ -113,7 +113,10 @@ class StackPredictor(StackEstimator):
         is_free = self.learning_rate is None and not (self.settings or self._given_tuning())
         if not is_free or not chooses_decay(X.shape[0], len(rows), {}):
             return {}
-        if not are_measurements(single(X), self.visible_units) or self._scaling(X) is not None:
+        if (
+            not are_measurements(training_rows(X), self.visible_units)
+            or self._scaling(X) is not None
+        ):
             return {}
         layers = len(self._widths(X.shape[1]))
         suited = rectified_settings(layers, X.shape[0], self.batch_size)
@@ -170,7 +173,7 @@ class StackPredictor(StackEstimator):
     def _given_tuning(self) -> dict[str, Any]:
         """Return the settings of fine-tuning that the user gave."""
         epochs = {} if self.finetune_epochs is None else {"epochs": self.finetune_epochs}
-        return self._others(tuning=True) | epochs
+        return self._extra_settings(tuning=True) | epochs
 
 
 class DBNClassifier(ClassifierMixin, StackPredictor):
@@ -281,7 +284,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
             return False
         if are_bits(np.nan_to_num(X) if has_missing(X) else X):
             return False
-        return self.visible_units != "auto" or not facts_of(single(X)).are_counts
+        return self.visible_units != "auto" or not facts_of(training_rows(X)).are_counts
 
     def _widths(self, columns: int) -> list[int]:
         """Return the units of each layer: codes of few units do not separate many classes."""
@@ -305,7 +308,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
             units = ["relu"] * len(self._widths(X.shape[1]))
             suited |= {"hidden_units": units, "epochs": None, "schedule": "none", "observers": ()}
         # The user's settings may not go together with the settings for zeros and ones.
-        is_free = self.learning_rate is None and not self._others(tuning=False)
+        is_free = self.learning_rate is None and not self._extra_settings(tuning=False)
         is_binary = self.visible_units in ("auto", "bernoulli")
         if is_free and is_binary and are_few(X.shape[0], targets) and are_bits(seen):
             suited |= settings_for_bits(len(self._widths(X.shape[1])))

@@ -15,7 +15,7 @@ from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 from syncpretrain.kernels.activations import activate
 from syncpretrain.models.passes import check_have_odds
 from syncpretrain.pretraining.online import OnlineStack
-from syncpretrain.sklearn.base import StackEstimator, of_numbers, rows_for, single
+from syncpretrain.sklearn.base import StackEstimator, of_numbers, rows_for, training_rows
 from syncpretrain.sklearn.passes import Matrix, codes_of, decoded, energies, reconstruction_errors
 from syncpretrain.units.kinds import UNITS
 
@@ -65,10 +65,12 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         rows: Matrix = rows_for(self, X, reset=not begun)
         if getattr(self, "_online", None) is None:
             options = self._pretraining(rows, self._seed())
-            self._online = OnlineStack(single(rows), self.stack_ if begun else None, **options)
+            self._online = OnlineStack(
+                training_rows(rows), self.stack_ if begun else None, **options
+            )
         assert self._online is not None
         names = getattr(self, "feature_names_in_", ())
-        self.stack_ = of_numbers(self._online.train(single(rows, self._online.stack), names))
+        self.stack_ = of_numbers(self._online.train(training_rows(rows, self._online.stack), names))
         self._warn()
         return self
 
@@ -82,7 +84,7 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
 
     def _check_odds(self) -> None:
         """Refuse log-odds of units that have none, before anything is trained."""
-        units = self._others(tuning=False).get("hidden_units") or "bernoulli"
+        units = self._extra_settings(tuning=False).get("hidden_units") or "bernoulli"
         top = units if isinstance(units, str) else units[-1]
         if self.log_odds and top in UNITS:  # unknown units are refused as a setting
             check_have_odds(top)

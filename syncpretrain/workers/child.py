@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from syncpretrain.kernels.program import PhaseRunner
-from syncpretrain.learners.cursor import Cursor
+from syncpretrain.learners.epoch import Cursor
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.activations import ActivationSource, activations_from

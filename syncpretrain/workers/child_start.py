@@ -19,7 +19,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from syncpretrain.errors import WorkerError
-from syncpretrain.learners.cursor import Stopped
+from syncpretrain.learners.epoch import Stopped
 
 __all__ = ["DUMP_SIGNAL", "sendable", "serve"]
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Protocol
 
 from syncpretrain.errors import DivergedError, IterableError, StalledError, WorkerError
-from syncpretrain.learners.cursor import Stopped
+from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.layer_state import LayerState

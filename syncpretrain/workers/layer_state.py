@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.learners.cursor import Cursor
+from syncpretrain.learners.epoch import Cursor
 from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Layer
 from syncpretrain.shapes import ConvolutionShape
 

@@ -14,10 +14,9 @@ from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import DivergedError
 from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.learners.drift import Outputs
 from syncpretrain.learners.early_stopping import EarlyStopping
-from syncpretrain.learners.epoch import MAX_ROLLBACKS, train_epoch
+from syncpretrain.learners.epoch import MAX_ROLLBACKS, Cursor, Stopped, train_epoch
 from syncpretrain.learners.steps import Step, load_state
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
@@ -213,8 +212,8 @@ class LayerWorker:
         if command.epoch == 1:
             self._record_outputs(X.train, 0)
         train_error = self._epoch(X.train, command.epoch, stop)
-        if (slow := self.learner.recorder.slow()) is not None:
-            self._warnings.append(f"layer {self.learner.layer} is {slow}")
+        if (notice := self.learner.recorder.take_notice()) is not None:
+            self._warnings.append(f"layer {self.learner.layer} is {notice}")
         self._last_good, self._cursor = self.learner.snapshot(), Cursor()
         held_out = self._probe(X.validation)
         held_out_error = self.learner.validation_error(held_out) if len(held_out) else None

@@ -197,7 +197,7 @@ class TestForms:
         x, weight, bias, out, _ = (device.asarray(a) for a in self.coded(shape, "relu", 5))
         results = []
         for most in (2 * shape.lowered, 1, 2**25):
-            monkeypatch.setattr("syncpretrain.backends.cuda_convolutions.COLUMNS_AT_ONCE", most)
+            monkeypatch.setattr("syncpretrain.backends.cuda_kernels.COLUMNS_AT_ONCE", most)
             code, at, dW, back = (device.empty(a.shape) for a in (out, out, weight, x))
             convolve(x, weight, bias, code, at, x, shape, "relu")
             convolve_gradient(x, code, at, dW, x, shape)

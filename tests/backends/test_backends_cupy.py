@@ -17,7 +17,7 @@ from devicedraws import draw_as_on_a_device
 from unitkinds import KINDS, RBM_UNITS
 
 from syncpretrain import pretrain
-from syncpretrain.backends import device_streams
+from syncpretrain.backends import cupy_backend
 from syncpretrain.backends.choice import USUAL_BACKEND, resolve_backend, select, why_no_gpu
 from syncpretrain.backends.cuda_kernels import kernels_of
 from syncpretrain.backends.cuda_source import cuda_source
@@ -318,7 +318,7 @@ class TestWaits:
     def test_training_without_its_waits_is_found_out(self, late, monkeypatch, bits):
         wanted = {"layers": (16, 8, 4), "epochs": 2, "backend": "cupy"}
         pretrain(bits, **wanted)
-        monkeypatch.setattr(device_streams.DeviceStream, "synchronize", lambda self: None)
+        monkeypatch.setattr(cupy_backend.DeviceStream, "synchronize", lambda self: None)
         with pytest.raises(DivergedError, match="the error is nan"):
             pretrain(bits, **wanted)
 

@@ -21,7 +21,7 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.steps import WholeStep
-from syncpretrain.pretraining.start import driver_for
+from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.settings import MomentumSchedule, settings_from
 from syncpretrain.workers import activations
 from syncpretrain.workers.split import Split

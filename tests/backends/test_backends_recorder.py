@@ -19,8 +19,7 @@ from syncpretrain.backends import cublas, cupy_backend, recorder
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import DivergedError
 from syncpretrain.kernels.dispatch import multiply, registered
-from syncpretrain.learners.cursor import Cursor, ErrorSum, Stopped
-from syncpretrain.learners.epoch import train_epoch
+from syncpretrain.learners.epoch import Cursor, ErrorSum, Stopped, train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.rng import Address, Purpose
@@ -322,7 +321,7 @@ class TestWhatIsNotRecorded:
             blocks.append(epoch)
             epoch_of(learner, rows, epoch)
         assert tried == [2, 6]
-        assert (learner.recorder.slow() or "").endswith("Invalidated") == (failures == 2)
+        assert (learner.recorder.take_notice() or "").endswith("Invalidated") == (failures == 2)
         plain = rbm(double)
         as_it_is(monkeypatch)
         for epoch in range(1, 9):
@@ -345,7 +344,7 @@ class TestWhatIsNotRecorded:
             before = fakecupy.Graph.launched
             epoch_of(learner, rows, epoch)
             launched.append(fakecupy.Graph.launched - before)
-        assert launched == [0, 0, 1] and learner.recorder.slow() is None
+        assert launched == [0, 0, 1] and learner.recorder.take_notice() is None
 
     def test_a_pool_without_memory_keeps_what_graphs_write_to(self, double, X):
         learner, rows = rbm(double), double.asarray(X[:30])

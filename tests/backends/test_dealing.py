@@ -18,7 +18,7 @@ from syncpretrain import pretrain
 from syncpretrain.backends.dealing import deal
 from syncpretrain.cli import main
 from syncpretrain.pretraining.build import backend_of_layers, layer_costs
-from syncpretrain.pretraining.start import driver_for, placement_of
+from syncpretrain.pretraining.driver import driver_for, placement_of
 from syncpretrain.settings import settings_from
 
 PAPER = (784, 1000, 500, 250, 30)

@@ -18,8 +18,7 @@ from syncpretrain.cluster.job import Membership, check_ranks, member, using
 from syncpretrain.cluster.launched import launched
 from syncpretrain.cluster.local import local_engines
 from syncpretrain.cluster.mpi import import_mpi
-from syncpretrain.cluster.peers import Beat, has_died
-from syncpretrain.cluster.transport import Link, Peers, Transport
+from syncpretrain.cluster.transport import Beat, Link, Peers, Transport, has_died
 from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.ranks.placement import ranks_of_layers
@@ -145,7 +144,7 @@ def test_a_failing_engine_breaks_every_wait_with_its_reason(monkeypatch):
         def fail():
             raise OSError("the cable is out")
 
-        monkeypatch.setattr(first._engine, "arrived", fail)
+        monkeypatch.setattr(first._engine, "take_arrived", fail)
         with pytest.raises(WorkerError, match=r"rank 0 can no longer .*OSError: the cable is out"):
             first.take(PORT, WAIT)
         assert not first.close()

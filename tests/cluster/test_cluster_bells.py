@@ -111,7 +111,7 @@ def test_an_engine_that_was_woken_before_does_not_wait():
     assert not first.wait(0.0)
     second.start(0, [b"envelope"])
     assert first.wait(WAIT)
-    assert first.arrived() == [(1, [bytearray(b"envelope")])]
+    assert first.take_arrived() == [(1, [bytearray(b"envelope")])]
 
 
 def test_who_sends_wakes_a_rank_that_would_sleep_for_long(monkeypatch):

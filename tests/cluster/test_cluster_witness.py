@@ -14,11 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from syncpretrain.cluster import watch, witness
+from syncpretrain.cluster import job, witness
 
 WAIT = 20.0
 needs_pidfd = pytest.mark.skipif(
-    not witness._has_pidfd(), reason="needs descriptors of processes, which Linux has"
+    not job._has_pidfd(), reason="needs descriptors of processes, which Linux has"
 )
 
 
@@ -26,8 +26,8 @@ def test_without_descriptors_of_processes_there_is_no_witness(monkeypatch):
     def refuse(pid):
         raise OSError("not implemented")
 
-    monkeypatch.setattr(witness.os, "pidfd_open", refuse)
-    alone = witness.Witness(witness.new_address())
+    monkeypatch.setattr(job.os, "pidfd_open", refuse)
+    alone = job.Witness(job.new_address())
     assert alone.address is None, "so that no rank waits for it"
     alone.watch(1, "nobody")
     alone.close()
@@ -46,7 +46,7 @@ own.send(sys.stdin.readline().strip().encode())
 def watching():
     """A witness in this process, and the end of the pipe to which names are written."""
     reads, writes = os.pipe()
-    own = watch.Witness(f"syncpretrain-{secrets.token_hex(8)}", reads)
+    own = witness.Witness(f"syncpretrain-{secrets.token_hex(8)}", reads)
     try:
         yield own, writes
     finally:
@@ -57,7 +57,7 @@ def watching():
         os.close(writes)
 
 
-def speaker(own: watch.Witness) -> subprocess.Popen[str]:
+def speaker(own: witness.Witness) -> subprocess.Popen[str]:
     """A process that connects to the witness, and sends it the line that is written to it."""
     address = own._listener.getsockname()[1:].decode()
     return subprocess.Popen(
@@ -72,9 +72,9 @@ def speaker(own: watch.Witness) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("last", ["", "l", "a"])
 def test_the_witness_tells_of_who_dies_and_not_of_who_leaves(capfd, last):
     """The second process is killed, or leaves as well, or ends the job."""
-    own = witness.Witness(witness.new_address())
+    own = job.Witness(job.new_address())
     # Connects as soon as the witness listens.
-    witness.be_seen(own.address)
+    job.be_seen(own.address)
     processes = [
         subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", SEEN, own.address.replace("\0", "@")],
@@ -97,7 +97,7 @@ def test_the_witness_tells_of_who_dies_and_not_of_who_leaves(capfd, last):
     own.close()
     for process in processes:
         process.communicate(timeout=WAIT)
-    witness._seen.pop().close()
+    job._seen.pop().close()
     told = capfd.readouterr().err
     assert "first" not in told
     assert ("Error: second was killed" in told) == (not last), told
@@ -155,7 +155,7 @@ def test_the_witness_names_processes_in_the_order_of_their_ends():
 
 WAITS = """
 import sys
-from syncpretrain.cluster.witness import be_seen
+from syncpretrain.cluster.job import be_seen
 be_seen(sys.argv[1].replace("@", chr(0)))
 print(flush=True)
 sys.stdin.read()
@@ -206,18 +206,18 @@ def test_a_rank_that_ends_the_job_waits_for_the_last_look_of_the_witness():
         listener.listen()
         looking = threading.Thread(target=answer)
         looking.start()
-        witness.be_seen(address)
-        witness.notify_witness(watch.ABORTS)
-        assert looked == [watch.ABORTS]
+        job.be_seen(address)
+        job.notify_witness(witness.ABORTS)
+        assert looked == [witness.ABORTS]
         looking.join(WAIT)
-    witness._seen.pop().close()
+    job._seen.pop().close()
 
 
 @needs_pidfd
 def test_the_witness_names_a_process_that_ended_before_it_was_named(capfd):
     process = subprocess.Popen([sys.executable, "-I", "-S", "-c", ""])
     process.wait(WAIT)
-    own = witness.Witness(witness.new_address())
+    own = job.Witness(job.new_address())
     own.watch(process.pid, "rank 7")
     own._process.wait(WAIT)
     own.close()
@@ -227,8 +227,8 @@ def test_the_witness_names_a_process_that_ended_before_it_was_named(capfd):
 @contextmanager
 def two_hosts():
     """The witnesses of two hosts, of which the second tells the first."""
-    first = witness.Witness(witness.new_address(), several=True)
-    second = witness.Witness(witness.new_address(), first=first.door)
+    first = job.Witness(job.new_address(), several=True)
+    second = job.Witness(job.new_address(), first=first.door)
     try:
         yield first, second
     finally:
@@ -237,7 +237,7 @@ def two_hosts():
 
 
 @contextmanager
-def rank_of(own: witness.Witness):
+def rank_of(own: job.Witness):
     """A process that a witness sees, and knows by its identifier."""
     address = own.address.replace("\0", "@")
     with subprocess.Popen(
@@ -269,12 +269,12 @@ def test_the_first_death_on_any_host_is_told_once(capfd, place):
 @needs_pidfd
 def test_a_rank_that_ends_the_job_silences_the_witnesses_of_all_hosts(capfd):
     with two_hosts() as (first, second), rank_of(first) as near:
-        witness.be_seen(second.address)
-        witness.notify_witness(watch.ABORTS)
+        job.be_seen(second.address)
+        job.notify_witness(witness.ABORTS)
         first._process.wait(WAIT)
         second._process.wait(WAIT)
         near.kill()
-    witness._seen.pop().close()
+    job._seen.pop().close()
     assert capfd.readouterr().err == ""
 
 
@@ -307,8 +307,8 @@ def test_strangers_are_not_listened_to(capfd, said):
 def test_a_witness_that_cannot_reach_the_first_tells_by_itself(capfd):
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]  # where nobody listens in a moment
-    door = witness.Door("localhost", port, "word")
-    own = witness.Witness(witness.new_address(), first=door)
+    door = job.Door("localhost", port, "word")
+    own = job.Witness(job.new_address(), first=door)
     with rank_of(own) as process:
         process.kill()
         own._process.wait(WAIT)

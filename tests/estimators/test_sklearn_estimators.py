@@ -29,7 +29,7 @@ from syncpretrain import Stack, pretrain
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.models.evaluation import stack_error
 from syncpretrain.models.likelihood import free_energy
-from syncpretrain.sklearn.base import parallel_limits
+from syncpretrain.sklearn.base import core_limit
 
 QUIET = "ignore::syncpretrain.errors.PoorResultWarning"  # two epochs learn little
 SMALL = {"hidden": (6, 3), "epochs": 2, "batch_size": 10, "workers": 1, "random_state": 0}
@@ -512,13 +512,11 @@ class TestAnomalies:
 
 class TestParallel:
     def test_a_job_of_joblib_takes_one_core(self):
-        assert parallel_limits(None) == {}
-        assert parallel_limits(3) == {"workers": 3, "blas_threads": 3}
+        assert core_limit(None) is None
+        assert core_limit(3) == 3
         jobs = Parallel(n_jobs=2, backend="threading")
-        inside = jobs(delayed(parallel_limits)(None) for _ in range(2))
-        assert inside == [{"workers": 1, "blas_threads": 1}] * 2
-        alone = Parallel(n_jobs=1)(delayed(parallel_limits)(None) for _ in range(1))
-        assert alone == [{}]
+        assert jobs(delayed(core_limit)(None) for _ in range(2)) == [1, 1]
+        assert Parallel(n_jobs=1)(delayed(core_limit)(None) for _ in range(1)) == [None]
 
     def test_a_search_in_two_jobs_finds_what_one_finds(self):
         ran = subprocess.run(

@@ -292,11 +292,22 @@ class TestTrial:
 
     @pytest.mark.parametrize(
         ("labels", "batch_size", "expected"),
-        [(40, None, (40, 1500)), (65, None, (33, 750)), (65, 20, (4, 89)), (2, 2, (1, 750))],
+        [(40, None, (40, 1500)), (65, None, (33, 750)), (65, 20, (4, 89)), (20, 7, (2, 150))],
     )
-    def test_minibatches_of_labels_are_as_large_as_each_other(self, labels, batch_size, expected):
+    def test_minibatches_of_labels_are_about_as_large_as_each_other(
+        self, labels, batch_size, expected
+    ):
         own = few_labels_settings(1000, labels, batch_size, guess=False)
         assert (own["batch_size"], own["epochs"]) == expected
+
+    @pytest.mark.parametrize("batch_size", [1, 7])
+    def test_small_minibatches_are_of_two_rows(self, monkeypatch, batch_size):
+        monkeypatch.setattr(module, "GUESS_STEPS", 10)
+        monkeypatch.setattr(module, "UNLABELLED_STEPS", 10)
+        X, y, _ = stripes(70)
+        model = DBNClassifier(hidden=(8,), workers=1, random_state=0, batch_size=batch_size)
+        model.fit(X, np.where(np.arange(70) < 13, y, -1))
+        assert np.isfinite(model.predict_proba(X)).all()
 
     def test_classes_that_part_inside_of_a_cluster(self, capsys):
         X, _, labels = ball()

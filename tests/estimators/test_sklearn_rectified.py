@@ -13,7 +13,7 @@ from sklearn.datasets import make_friedman1, make_hastie_10_2, make_moons
 
 from syncpretrain.sklearn import DBNClassifier, DBNRegressor
 from syncpretrain.sklearn import fit_choices as module
-from syncpretrain.sklearn.base import single
+from syncpretrain.sklearn.base import training_rows
 from syncpretrain.sklearn.fit_choices import are_curved, are_measurements, rectified_settings
 
 RNG = np.random.default_rng(0)
@@ -39,7 +39,7 @@ BENT, PLAIN = ("gaussian", "relu", "bernoulli"), ("gaussian", "bernoulli", "bern
     ],
 )
 def test_measurements(table, units, expected):
-    assert are_measurements(single(table), units) is expected
+    assert are_measurements(training_rows(table), units) is expected
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])

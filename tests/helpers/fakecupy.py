@@ -38,7 +38,7 @@ from typing import Any
 import fakecuda
 import numpy as np
 
-from syncpretrain.backends import cublas, cuda_kernels, device_streams
+from syncpretrain.backends import cublas, cuda_kernels, cupy_backend
 
 Key = tuple[int, str]  # of a stream: its device and its name
 DEVICES = 2
@@ -854,5 +854,5 @@ def install(monkeypatch: Any, devices: int = DEVICES, *, deferred: bool = False)
     room.clear()
     _made.clear()
     cuda_kernels.kernels_of.cache_clear()  # of the modules before
-    device_streams._streams.cache_clear()
+    cupy_backend._streams.cache_clear()
     return module

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from syncpretrain.pretraining import build as building
-from syncpretrain.pretraining.streamed import build as stream_building
+from syncpretrain.pretraining.streamed import driver as streaming
 from syncpretrain.workers import kept_state
 
 # "start" of a process; after its n-th "step"; in the n-th "write" of a part of a state, half of
@@ -18,7 +18,7 @@ from syncpretrain.workers import kept_state
 Kill = tuple[int, str, int]  # layer, moment, n
 
 original_worker = building.build_worker
-original_streamed_layer = stream_building.build_streamed_layer
+original_streamed_layer = streaming.build_streamed_layer
 
 
 def killed_worker(

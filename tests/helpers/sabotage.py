@@ -9,7 +9,7 @@ import threading
 import time
 
 from syncpretrain.pretraining import build as building
-from syncpretrain.pretraining.streamed import build as stream_building
+from syncpretrain.pretraining.streamed import driver as streaming
 
 PLACE = (2, 3)  # epoch and step
 
@@ -73,7 +73,7 @@ def build_worker(kind, failing, settings, layer, state, keep_states, backend, ti
     return worker
 
 
-original_streamed_layer = stream_building.build_streamed_layer
+original_streamed_layer = streaming.build_streamed_layer
 
 
 def build_streamed_layer(kind, failing, settings, place, data, below, above):

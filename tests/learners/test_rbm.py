@@ -7,8 +7,7 @@ import pytest
 from binaryunits import logistic, states
 
 from syncpretrain.errors import DivergedError
-from syncpretrain.learners.cursor import Stopped
-from syncpretrain.learners.epoch import train_epoch
+from syncpretrain.learners.epoch import Stopped, train_epoch
 from syncpretrain.learners.rbm import RBM, RBMSettings
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.rng import Address, Purpose

@@ -13,8 +13,8 @@ from trialruns import DieAt
 from syncpretrain import finetune, pretrain
 from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished, FinetuneEpochFinished, RunFinished
-from syncpretrain.observers.figures import figures_of, flat_settings
-from syncpretrain.observers.loggers import LOGGERS, check_loggers, logging_to
+from syncpretrain.observers.figures import figures_of
+from syncpretrain.observers.loggers import LOGGERS, check_loggers, flat_settings, logging_to
 from syncpretrain.observers.mlflow import MLflowLog
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import settings_from

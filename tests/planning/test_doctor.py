@@ -14,7 +14,7 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from syncpretrain.parallel import precision_choice
-from syncpretrain.planning import doctor, products
+from syncpretrain.planning import doctor
 from syncpretrain.planning.doctor import diagnose
 from syncpretrain.planning.gpu import driver_version
 
@@ -25,8 +25,8 @@ TOPICS += ["gpu"]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.delenv(doctor.CORE_VARIABLE, raising=False)
-    monkeypatch.setattr(products, "SECONDS", 0.01)
-    monkeypatch.setattr(products, "REPEATS", 3)
+    monkeypatch.setattr(doctor, "SECONDS", 0.01)
+    monkeypatch.setattr(doctor, "REPEATS", 3)
 
 
 def blas():
@@ -172,7 +172,7 @@ def test_a_wrong_product_is_noticed(monkeypatch):
         np.matmul(a, b, out=out)
         out[3, 5] = np.nan
 
-    monkeypatch.setattr(products, "_multiply", wrong)
+    monkeypatch.setattr(doctor, "_multiply", wrong)
     finding = doctor._products()
     assert finding.status == "problem"
     assert finding.facts["one_blas_thread"] == 1.0
@@ -190,7 +190,7 @@ def test_a_wrong_product_is_noticed(monkeypatch):
 )
 def test_products(monkeypatch, limited, default, status, words):
     deviations = iter([limited, default])
-    monkeypatch.setattr(products, "deviation", lambda pairs: next(deviations))
+    monkeypatch.setattr(doctor, "deviation", lambda pairs: next(deviations))
     finding = doctor._products()
     assert finding.status == status
     assert words in finding.found
@@ -203,7 +203,7 @@ def test_products(monkeypatch, limited, default, status, words):
 )  # fmt: skip
 def test_scaling(monkeypatch, cores, together, status, words):
     monkeypatch.setattr(doctor, "usable_cores", lambda: cores)
-    monkeypatch.setattr(products, "rate", lambda pairs: together if len(pairs) > 1 else 100.0)
+    monkeypatch.setattr(doctor, "rate", lambda pairs: together if len(pairs) > 1 else 100.0)
     finding = doctor._speed()
     assert finding.status == status
     assert finding.facts["scaling"] == (together / 100 if cores > 1 else 1)
@@ -211,9 +211,9 @@ def test_scaling(monkeypatch, cores, together, status, words):
 
 
 def test_rate_counts_two_operations_a_weight(monkeypatch):
-    monkeypatch.setattr(products, "_trial", lambda pairs, outs, repeats: 0.001 * repeats)
-    pairs = products.factors(2)
-    assert products.rate(pairs) == pytest.approx(2 * 2 * 100 * 784 * 1000 / 1e6)
+    monkeypatch.setattr(doctor, "_trial", lambda pairs, outs, repeats: 0.001 * repeats)
+    pairs = doctor.factors(2)
+    assert doctor.rate(pairs) == pytest.approx(2 * 2 * 100 * 784 * 1000 / 1e6)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from syncpretrain.planning.choice import plan_for, simplest
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.probes import Probe
 from syncpretrain.planning.timings import LayerTimings, Timings, sizes
+from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.memory import pretraining_bytes
-from syncpretrain.pretraining.start import driver_for
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.shapes import DenseShape

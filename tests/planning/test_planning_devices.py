@@ -16,12 +16,12 @@ from commandline import measure_one_round
 from syncpretrain.backends import cupy_backend
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import SettingsError
-from syncpretrain.planning import device_measure, dry_run, gpu
+from syncpretrain.planning import dry_run, gpu, measure
 from syncpretrain.planning.bench import bench, random_rows
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import plan_for
-from syncpretrain.planning.device_measure import measure_devices
 from syncpretrain.planning.gpu import device_peak, unreadable_pairs
+from syncpretrain.planning.measure import measure_devices
 from syncpretrain.planning.timings import GPU, LayerTimings, Timings
 from syncpretrain.settings import read_settings, settings_from
 from syncpretrain.workers.split import Split
@@ -91,7 +91,7 @@ class TestMeasured:
             real(self, grid, block, args, **options)
 
         monkeypatch.setattr(fakecupy.RawKernel, "__call__", slow)
-        monkeypatch.setattr("syncpretrain.planning.device_measure.perf_counter", lambda: seconds[0])
+        monkeypatch.setattr("syncpretrain.planning.measure.perf_counter", lambda: seconds[0])
         found = measure_devices(task().settings, examples=100, held_out=20, seconds=0)
         assert all(own.step >= 5 for own in found.layers), "launches, one second each"
         assert found.layers[1].transform[1] > 0
@@ -246,9 +246,9 @@ class TestCommands:
 
 
 def test_the_products_alone_are_those_of_a_step(machine):
-    bench = device_measure._Bench(task(cd_steps=2).settings, 100, 0)
+    bench = measure._DeviceBench(task(cd_steps=2).settings, 100, 0)
     learner, shape = bench._learners[0], task().settings.shapes[0]
-    bare = device_measure.BareProducts(learner, shape, 2)
+    bare = measure.BareProducts(learner, shape, 2)
     fakecupy.log.clear()
     with learner.stream:
         bare.train_step(None, None, epoch=1, step=0)

@@ -14,17 +14,23 @@ from hypothesis import strategies as st
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.planning.candidates import Task, settings_with, simulated
 from syncpretrain.planning.scaling.costs import LayerCosts, costs_from
-from syncpretrain.planning.scaling.curves import WAYS, Options, Way, check_way, curve
-from syncpretrain.planning.scaling.job import Job, Placed
+from syncpretrain.planning.scaling.curves import (
+    WAYS,
+    Exchange,
+    Options,
+    Way,
+    check_way,
+    curve,
+    scaled,
+    serve,
+)
+from syncpretrain.planning.scaling.job import Job, Placed, place
 from syncpretrain.planning.scaling.measured import (
     costs_together,
     machine_costs,
     measured_costs,
 )
 from syncpretrain.planning.scaling.network import Network
-from syncpretrain.planning.scaling.pipeline import scaled
-from syncpretrain.planning.scaling.placement import place
-from syncpretrain.planning.scaling.server import Exchange, serve
 from syncpretrain.planning.scaling.texts import (
     bandwidth_from,
     devices_from,

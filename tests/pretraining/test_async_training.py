@@ -19,8 +19,8 @@ from syncpretrain.events import (
 )
 from syncpretrain.finetuning.updates import TunedReplica
 from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
+from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.memory import replica_bytes
-from syncpretrain.pretraining.start import driver_for
 from syncpretrain.pretraining.state import ASYNC_STATE
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from

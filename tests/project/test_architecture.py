@@ -129,7 +129,7 @@ def test_the_learners_know_of_no_threads():
 
 
 # The products that doctor looks at are concurrent ones.
-WORKERS = {*within("parallel", "cluster", "workers"), "planning.products"}
+WORKERS = {*within("parallel", "cluster", "workers"), "planning.doctor"}
 
 
 def test_only_the_runtime_starts_or_waits_for_workers():
@@ -195,7 +195,7 @@ def test_functions_have_at_most_50_lines_without_their_docstring():
 
 
 # Each number may only go down. A change that needs more takes as much out elsewhere.
-BUDGETS = {"files": 356, "lines of code": 43_990, "protocols": 46, "inner modules": 38}
+BUDGETS = {"files": 334, "lines of code": 43_955, "protocols": 46, "inner modules": 20}
 
 
 def lines_of_code(name: str) -> int:

@@ -20,7 +20,7 @@ from syncpretrain.report.comparison import comparison_sections, differing_settin
 from syncpretrain.report.outcome import headline_of, outcome_section
 from syncpretrain.report.schedules import timings_of
 from syncpretrain.report.svg import draw_svg
-from syncpretrain.runs.lock import owned
+from syncpretrain.runs.folder import owned
 from syncpretrain.runs.record import read_run
 from syncpretrain.runs.run import train_run
 

@@ -15,14 +15,14 @@ from folders import names_in
 from syncpretrain import storage
 from syncpretrain.array_files import read_arrays, write_arrays
 from syncpretrain.errors import CheckpointError
-from syncpretrain.runs.checkpoints import newest, numbered, prune
+from syncpretrain.runs.checkpoints import checkpoint_path, newest_checkpoint, prune_checkpoints
 
 ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.float32([np.nan, np.inf])}
 HEADER = {"epoch": 3, "name": "x", "nested": {"list": [1, 2.5, None]}}
 
 
 def written(folder: Path, number: int = 1, header=HEADER, arrays=ARRAYS) -> Path:
-    path = numbered(folder, "pretrain", number)
+    path = checkpoint_path(folder, "pretrain", number)
     write_arrays(path, header, arrays)
     return path
 
@@ -41,7 +41,7 @@ def test_an_array_under_two_names_is_kept_once(tmp_path):
     once = written(tmp_path, 1, arrays={"a": big}).stat().st_size
     twice = written(tmp_path, 2, arrays={"a": big, "b": big}).stat().st_size
     assert twice < once + 200
-    assert read_arrays(numbered(tmp_path, "pretrain", 2))[1]["b"].shape == (100, 100)
+    assert read_arrays(checkpoint_path(tmp_path, "pretrain", 2))[1]["b"].shape == (100, 100)
 
 
 def test_transposed_arrays_keep_their_values(tmp_path):
@@ -88,14 +88,14 @@ def crafted(path: Path, header: dict, data: bytes = b"") -> Path:
 
 def test_a_file_that_claims_too_much_is_refused(tmp_path):
     entry = {"dtype": "F32", "shape": [1_000_000, 1_000_000], "data_offsets": [0, 4 * 10**12]}
-    path = crafted(numbered(tmp_path, "pretrain", 1), {"00000": entry})
+    path = crafted(checkpoint_path(tmp_path, "pretrain", 1), {"00000": entry})
     with pytest.raises(CheckpointError):
         read_arrays(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04\x95", b"PK\x03\x04", b"\x00" * 100])
 def test_files_of_other_kinds_are_refused(tmp_path, content):
-    path = numbered(tmp_path, "pretrain", 1)
+    path = checkpoint_path(tmp_path, "pretrain", 1)
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
         read_arrays(path)
@@ -112,25 +112,25 @@ def test_a_missing_file_and_a_model_are_refused(tmp_path):
 def test_the_newest_good_one_counts(tmp_path):
     for number in (1, 2, 10):
         written(tmp_path, number, header={"number": number})
-    numbered(tmp_path, "pretrain", 10).write_bytes(b"damaged")
+    checkpoint_path(tmp_path, "pretrain", 10).write_bytes(b"damaged")
     (tmp_path / "pretrain-00000099.safetensors.tmp").write_bytes(b"")
     reported: list[str] = []
-    header, _ = newest(tmp_path, "pretrain", read_arrays, reported.append)
+    header, _ = newest_checkpoint(tmp_path, "pretrain", read_arrays, reported.append)
     assert header == {"number": 2}
     assert len(reported) == 1
     assert "pretrain-00000010" in reported[0]
-    assert newest(tmp_path, "finetune", read_arrays, reported.append) is None
-    assert newest(tmp_path / "none", "pretrain", read_arrays, reported.append) is None
+    assert newest_checkpoint(tmp_path, "finetune", read_arrays, reported.append) is None
+    assert newest_checkpoint(tmp_path / "none", "pretrain", read_arrays, reported.append) is None
 
 
 def test_pruning_keeps_the_newest_and_other_files(tmp_path):
     for number in (1, 2, 3, 20):
         written(tmp_path, number)
     (tmp_path / "notes.txt").write_text("mine")
-    prune(tmp_path, "pretrain", 2)
+    prune_checkpoints(tmp_path, "pretrain", 2)
     kept = ["notes.txt", "pretrain-00000003.safetensors", "pretrain-00000020.safetensors"]
     assert names_in(tmp_path) == kept
-    prune(tmp_path, "pretrain", 0)
+    prune_checkpoints(tmp_path, "pretrain", 0)
     assert names_in(tmp_path) == ["notes.txt"]
 
 
@@ -138,9 +138,9 @@ def test_pruning_keeps_the_newest_and_other_files(tmp_path):
 def test_as_many_are_kept_as_asked_for(tmp_path, keep):
     for number in range(1, 12):
         written(tmp_path, number)
-        prune(tmp_path, "pretrain", keep)
+        prune_checkpoints(tmp_path, "pretrain", keep)
         kept = range(max(1, number - keep + 1), number + 1)
-        assert names_in(tmp_path) == [numbered(tmp_path, "pretrain", k).name for k in kept]
+        assert names_in(tmp_path) == [checkpoint_path(tmp_path, "pretrain", k).name for k in kept]
 
 
 def test_a_refused_one_does_not_take_the_place_of_a_good_one(tmp_path):
@@ -154,21 +154,21 @@ def test_a_refused_one_does_not_take_the_place_of_a_good_one(tmp_path):
         return header, arrays
 
     reported: list[str] = []
-    assert newest(tmp_path, "pretrain", read, reported.append) is None
+    assert newest_checkpoint(tmp_path, "pretrain", read, reported.append) is None
     assert len(reported) == 3 and "none is before it" in reported[-1]
     for number in (3, 6):
         written(tmp_path, number, header={"run": "mine", "number": number})
-        prune(tmp_path, "pretrain", 2)
-    assert newest(tmp_path, "pretrain", read, reported.append)[0]["number"] == 6
+        prune_checkpoints(tmp_path, "pretrain", 2)
+    assert newest_checkpoint(tmp_path, "pretrain", read, reported.append)[0]["number"] == 6
     assert len([name for name in names_in(tmp_path) if name.endswith(".refused")]) == 3
-    prune(tmp_path, "pretrain", 0)
+    prune_checkpoints(tmp_path, "pretrain", 0)
     assert names_in(tmp_path) == []
 
 
 def test_numbers_of_more_than_eight_digits_are_newer(tmp_path):
     for number in (99_999_999, 100_000_000):
         written(tmp_path, number, header={"number": number})
-    assert newest(tmp_path, "pretrain", read_arrays, print)[0] == {"number": 100_000_000}
+    assert newest_checkpoint(tmp_path, "pretrain", read_arrays, print)[0] == {"number": 100_000_000}
 
 
 STEPS = ("open", "fsync", "link", "replace")
@@ -207,7 +207,7 @@ def test_whichever_write_fails_the_checkpoint_before_it_is_intact(tmp_path, monk
         assert error.strerror == "No space left on device"
     monkeypatch.undo()
     reported: list[str] = []
-    header, _ = newest(tmp_path, "pretrain", read_arrays, reported.append)
+    header, _ = newest_checkpoint(tmp_path, "pretrain", read_arrays, reported.append)
     assert header["number"] in (1, "old", 2)
     assert not reported
     assert all(name.startswith("pretrain-") for name in names_in(tmp_path)), "nothing temporary"

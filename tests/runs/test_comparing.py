@@ -15,8 +15,14 @@ import syncpretrain.runs.compare as comparing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.runs.baselines import measured
-from syncpretrain.runs.compare import USUAL_STARTS, Outcome, compare, random_stack, summarized
+from syncpretrain.runs.compare import (
+    USUAL_STARTS,
+    Outcome,
+    compare,
+    measured,
+    random_stack,
+    summarized,
+)
 from syncpretrain.settings import settings_from
 
 

@@ -38,7 +38,7 @@ from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.plot.learning import curves_of
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.state import EPOCHS_STATE
-from syncpretrain.runs.checkpoints import FOLDER_NAME
+from syncpretrain.runs.checkpoints import CHECKPOINTS_NAME
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import Settings, settings_from
 
@@ -265,7 +265,7 @@ def test_a_run_that_died_at_any_event_is_resumed(tmp_path, bits, at):
     assert report["parameters_sha256"] == whole["parameters_sha256"]
     assert [row["epochs"] for row in report["layers"]] == [row["epochs"] for row in whole["layers"]]
     assert load(tmp_path / "dead").parameters_sha256 == whole["parameters_sha256"]
-    assert not (tmp_path / "dead" / FOLDER_NAME).exists()
+    assert not (tmp_path / "dead" / CHECKPOINTS_NAME).exists()
     metrics = json.loads((tmp_path / "dead" / "metrics.json").read_text())
     assert metrics["parameters_sha256"] == whole["parameters_sha256"]
     assert_says_the_same(tmp_path / "dead", tmp_path / "whole")
@@ -424,7 +424,7 @@ def test_a_run_that_is_over_or_none_is_not_resumed(tmp_path, bits):
 def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(tmp_path, bits):
     whole = train_run(settings(tmp_path, bits), out=tmp_path / "whole")
     folder = died(settings(tmp_path, bits), tmp_path / "run", n=7)
-    older, newer = sorted((folder / FOLDER_NAME).glob("pretrain-*"))
+    older, newer = sorted((folder / CHECKPOINTS_NAME).glob("pretrain-*"))
     newer.write_bytes(newer.read_bytes()[:-1])
     reported = []
     report = resume_run(folder, observers=[reported.append])
@@ -482,4 +482,4 @@ def test_bad_run_settings_are_refused(name, value):
 
 def test_only_the_newest_are_kept(tmp_path, bits):
     folder = died(settings(tmp_path, bits), tmp_path / "run", n=7)
-    assert len(list((folder / FOLDER_NAME).glob("pretrain-*"))) == 2
+    assert len(list((folder / CHECKPOINTS_NAME).glob("pretrain-*"))) == 2

@@ -23,7 +23,7 @@ from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, Not
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.event_log import EventLog, read_reads
-from syncpretrain.runs.checkpoints import FOLDER_NAME, PRETRAINED_NAME, Checkpoints
+from syncpretrain.runs.checkpoints import CHECKPOINTS_NAME, PRETRAINED_NAME, Checkpoints
 from syncpretrain.runs.folder import CARD_NAME, EVENTS_NAME, IDENTITY_NAME, METRICS_NAME, FinalFiles
 from syncpretrain.runs.run import Run, resume_run, train_run
 
@@ -95,7 +95,7 @@ class TestFinalFiles:
         disk.is_full = False
         report = resume_run(tmp_path / "run")
         assert report["parameters_sha256"] == whole["parameters_sha256"]
-        assert not (tmp_path / "run" / FOLDER_NAME).exists()
+        assert not (tmp_path / "run" / CHECKPOINTS_NAME).exists()
 
     def test_a_stopped_run_keeps_its_model_elsewhere(self, settings, tmp_path, monkeypatch, rescue):
         disk = Disk(monkeypatch, tmp_path / "run")
@@ -175,18 +175,18 @@ class TestCheckpointsFolder:
     @pytest.mark.parametrize("name", [".DS_Store", "notes.txt", ".nfs0001"])
     def test_a_stray_file_does_not_end_a_complete_run(self, settings, tmp_path, name):
         def litter(event) -> None:
-            folder = tmp_path / "run" / FOLDER_NAME
+            folder = tmp_path / "run" / CHECKPOINTS_NAME
             if folder.is_dir():
                 (folder / name).write_text("mine")
 
         train_run(settings, out=tmp_path / "run", observers=[litter])
-        assert [x.name for x in (tmp_path / "run" / FOLDER_NAME).iterdir()] == [name]
+        assert [x.name for x in (tmp_path / "run" / CHECKPOINTS_NAME).iterdir()] == [name]
         assert (tmp_path / "run" / METRICS_NAME).is_file()
 
     def test_temporary_files_of_a_killed_writer_are_removed(self, settings, tmp_path):
         with pytest.raises(Abort):
             train_run(settings, out=tmp_path / "run", observers=[DieAt(EpochFinished, layer=2)])
-        folder = tmp_path / "run" / FOLDER_NAME
+        folder = tmp_path / "run" / CHECKPOINTS_NAME
         (folder / ".pretrain-00000003.safetensors.0123456789abcdef").write_bytes(b"half")
         (tmp_path / "run" / ".model.safetensors.0123456789abcdef").write_bytes(b"half")
         resume_run(tmp_path / "run")
@@ -203,7 +203,7 @@ class TestCheckpointsFolder:
         assert [path.name for path in (tmp_path / "run").glob(".*")] == [".mine"]
 
     def test_a_folder_that_cannot_be_deleted_is_told(self, settings, tmp_path, monkeypatch):
-        monkeypatch.setattr("syncpretrain.runs.checkpoints.prune", full)
+        monkeypatch.setattr("syncpretrain.runs.checkpoints.prune_checkpoints", full)
         events: list[Event] = []
         train_run(settings, out=tmp_path / "run", observers=[events.append])
         assert any("could not be deleted" in x for x in notices_of(events))
@@ -212,7 +212,7 @@ class TestCheckpointsFolder:
     def test_fine_tuning_of_a_lost_pretraining_is_not_gone_on_with(self, tmp_path, bits, pace):
         """A repeated free pretraining comes to another stack than the lost one."""
         settings = settings_on(tmp_path, bits, LAYERS, tuning=8, epochs=2, pace=pace)
-        folder = tmp_path / "run" / FOLDER_NAME
+        folder = tmp_path / "run" / CHECKPOINTS_NAME
         with pytest.raises(Abort):
             train_run(
                 settings, out=tmp_path / "run", observers=[DieAt(FinetuneEpochFinished, epoch=6)]
@@ -423,7 +423,7 @@ class TestEventLog:
 
     def test_it_is_on_the_disk_before_the_pretrained_stack(self, settings, tmp_path, monkeypatch):
         """A lost machine loses the end of a log that was not flushed; a replay needs it."""
-        log, pretrained = tmp_path / "run" / EVENTS_NAME, tmp_path / "run" / FOLDER_NAME
+        log, pretrained = tmp_path / "run" / EVENTS_NAME, tmp_path / "run" / CHECKPOINTS_NAME
         pretrained /= PRETRAINED_NAME
         fsync, flushed = os.fsync, []
 

@@ -25,9 +25,8 @@ from syncpretrain.events import (
 )
 from syncpretrain.observers.event_log import read_reads
 from syncpretrain.runs import identity
-from syncpretrain.runs.checkpoints import FOLDER_NAME, PRETRAINED_NAME
-from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, IDENTITY_NAME
-from syncpretrain.runs.lock import LOCK_NAME, owned
+from syncpretrain.runs.checkpoints import CHECKPOINTS_NAME, PRETRAINED_NAME
+from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, IDENTITY_NAME, LOCK_NAME, owned
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from, write_settings
 from syncpretrain.settings.files import tomllib
@@ -272,7 +271,7 @@ class TestReplay:
         settings = settings_of(tmp_path, bits, **self.FREE)
         whole = train_run(settings, out=tmp_path / "whole", replay=self.READS)
         folder = died(settings, tmp_path / "run", n=5, replay=self.READS)
-        shutil.rmtree(folder / FOLDER_NAME)
+        shutil.rmtree(folder / CHECKPOINTS_NAME)
         assert resume_run(folder)["parameters_sha256"] == whole["parameters_sha256"]
 
     @pytest.mark.parametrize("kind", [EpochFinished, FinetuneEpochFinished])
@@ -359,11 +358,11 @@ class TestFiles:
         written = json.loads((folder / IDENTITY_NAME).read_text())
         assert written["data"]["train"] == 200
         assert written["settings"]["pretrain"]["epochs"] == [3, 3, 3]
-        states = list((folder / FOLDER_NAME).glob("finetune-*"))
+        states = list((folder / CHECKPOINTS_NAME).glob("finetune-*"))
         assert len(states) == 2
         for path in states:
             assert read_arrays(path)[0]["run"] == written
-        assert load(folder / FOLDER_NAME / PRETRAINED_NAME).info["run"] == written
+        assert load(folder / CHECKPOINTS_NAME / PRETRAINED_NAME).info["run"] == written
 
     def test_a_pretrained_stack_of_another_run_is_not_used(self, tmp_path, bits):
         settings = settings_of(tmp_path, bits)
@@ -371,9 +370,9 @@ class TestFiles:
         other = died(
             settings_of(tmp_path, bits, seed=8), tmp_path / "other", FinetuneEpochFinished, 1
         )
-        name = Path(FOLDER_NAME) / PRETRAINED_NAME
+        name = Path(CHECKPOINTS_NAME) / PRETRAINED_NAME
         shutil.copy(other / name, folder / name)
-        for path in (folder / FOLDER_NAME).glob("finetune-*"):
+        for path in (folder / CHECKPOINTS_NAME).glob("finetune-*"):
             path.unlink()
         whole = train_run(settings, out=tmp_path / "whole")
         report, notices = told_by(resume_run, folder)
@@ -448,7 +447,7 @@ class TestOwner:
         def refuse(*arguments):
             raise OSError(errno.ENOLCK, "No locks available")
 
-        monkeypatch.setattr("syncpretrain.runs.lock.fcntl.flock", refuse)
+        monkeypatch.setattr("syncpretrain.runs.folder.fcntl.flock", refuse)
         reported: list[str] = []
         with owned(tmp_path, reported.append):
             assert (tmp_path / LOCK_NAME).is_file()

@@ -12,7 +12,7 @@ from trialruns import DieAt
 from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished
 from syncpretrain.report.outcome import headline_of
-from syncpretrain.runs.lock import LOCK_NAME, owned, owner_of
+from syncpretrain.runs.folder import LOCK_NAME, owned, owner_of
 from syncpretrain.runs.record import read_run as read_record
 from syncpretrain.runs.run import train_run
 from syncpretrain.runs.shelf import read_run, remove_run, runs_in

@@ -19,7 +19,7 @@ import syncpretrain
 from syncpretrain.cli.runs import STATE_NAMES
 from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import EpochFinished
-from syncpretrain.runs.lock import LOCK_NAME, owned, owner_of
+from syncpretrain.runs.folder import LOCK_NAME, owned, owner_of
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.runs.shelf import STATES, check_run, read_run, remove_run, runs_in
 from syncpretrain.settings import settings_from

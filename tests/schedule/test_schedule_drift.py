@@ -89,7 +89,7 @@ class Play:
 
 
 def by_drift(plans: Sequence[LayerPlan], least: float = LEAST) -> list[LayerPlan]:
-    return [replace(plan, drift=least) for plan in plans]
+    return [replace(plan, least_drift=least) for plan in plans]
 
 
 def played(

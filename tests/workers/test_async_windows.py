@@ -313,12 +313,12 @@ def test_intel_mpi_has_windows_where_ranks_share_memory(
     monkeypatch, library, are_all_near, fabrics, lacks
 ):
     monkeypatch.setenv("I_MPI_FABRICS", fabrics)
-    found = Library(library, are_all_near).lacks_windows()
+    found = Library(library, are_all_near).windows_unreliable_on()
     assert found == (f"{library} where ranks share no memory" if lacks else None)
 
 
 def test_windows_that_cannot_be_relied_on_are_refused(bits, monkeypatch):
-    monkeypatch.setattr(LocalEngine, "lacks_windows", lambda self: "a library")
+    monkeypatch.setattr(LocalEngine, "windows_unreliable_on", lambda self: "a library")
     own = {"layers": (16, 8), "schedule": "async", "runtime": "mpi", "warn": False}
     told = "^exchange: got windows with a library, whose one-sided calls crash there, expected mess"
     with local_ranks(2):

@@ -20,7 +20,7 @@ from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining import on_ranks
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.state import EPOCHS_STATE, STREAM_STATE
-from syncpretrain.pretraining.streamed import build as stream_build
+from syncpretrain.pretraining.streamed import driver as streaming
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.ranks.runtime import RanksRuntime
@@ -142,7 +142,7 @@ def test_every_way_to_fail_is_told_with_layer_rank_and_cause(
     builder = partial(sabotage.build_worker, kind, layer)
     monkeypatch.setattr(building, "build_worker", builder)
     builder = partial(sabotage.build_streamed_layer, kind, layer)
-    monkeypatch.setattr(stream_build, "build_streamed_layer", builder)
+    monkeypatch.setattr(streaming, "build_streamed_layer", builder)
     told = f"^layer {layer} failed {WAYS[kind].format(layer)}"
     with local_ranks(4), pytest.raises(WorkerError, match=told) as caught:
         run(bits, handoff=handoff).run()

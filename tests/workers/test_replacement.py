@@ -20,7 +20,7 @@ from syncpretrain.errors import RunInterrupted, WorkerError
 from syncpretrain.events import EpochFinished, EpochStarted, Event
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.streamed import build as stream_building
+from syncpretrain.pretraining.streamed import driver as streaming
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
@@ -74,7 +74,7 @@ def arrange(monkeypatch: Any, folder: Any, kills: Any, pause: float = 0.0) -> No
     given = (folder, frozenset(kills), pause)
     monkeypatch.setattr(building, "build_worker", partial(killed_worker, *given))
     streamed = partial(killed_streamed_layer, *given)
-    monkeypatch.setattr(stream_building, "build_streamed_layer", streamed)
+    monkeypatch.setattr(streaming, "build_streamed_layer", streamed)
 
 
 KILLS = {
@@ -163,8 +163,8 @@ def test_a_layer_that_was_taken_back_is_told_of_once(bits, monkeypatch, tmp_path
 @pytest.mark.parametrize("delay", [0.0, 0.5, 1.5])
 def test_a_streamed_layer_reads_again_what_it_read(bits, monkeypatch, tmp_path, delay):
     """As far as the ring reaches; a layer that only computes hidden means need not."""
-    monkeypatch.setattr(stream_building, "REREAD_MINIBATCHES", 5)
-    monkeypatch.setattr(stream_building, "REREAD_BYTES", 0)
+    monkeypatch.setattr(streaming, "REREAD_MINIBATCHES", 5)
+    monkeypatch.setattr(streaming, "REREAD_BYTES", 0)
     run = Run(bits, "minibatch", epochs=(2, 4, 5), delay=delay)
     wanted = run.sha256(runtime="serial")
     kills = [(2, "step", n) for n in (3, 7, 11, 13)] + [(3, "step", 8), (1, "step", 19)]

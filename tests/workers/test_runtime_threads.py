@@ -11,7 +11,7 @@ from trialruns import library_threads, never
 from syncpretrain import pretrain
 from syncpretrain.errors import StalledError
 from syncpretrain.events import EpochStarted, Event
-from syncpretrain.learners.cursor import Stopped
+from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.schedule import Train

@@ -31,7 +31,7 @@ from syncpretrain.errors import (
 from syncpretrain.events import EpochFinished, EpochStarted, Event
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.state import STREAM_STATE
-from syncpretrain.pretraining.streamed import build as building
+from syncpretrain.pretraining.streamed import driver as building
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.schedule.stream import Block, StreamPlan
 from syncpretrain.settings import settings_from

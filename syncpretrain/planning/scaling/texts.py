@@ -6,7 +6,7 @@ import math
 import re
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.planning.scaling.placement import EVERY, PAYING
+from syncpretrain.planning.scaling.job import EVERY, PAYING
 
 __all__ = ["bandwidth_from", "devices_from", "latency_from", "replicas_from"]
 

@@ -14,7 +14,7 @@ from syncpretrain.errors import (
     StalledError,
     WorkerError,
 )
-from syncpretrain.learners.cursor import Stopped
+from syncpretrain.learners.epoch import Stopped
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.ranks.messages import (
     CONTROL,

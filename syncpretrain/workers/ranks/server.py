@@ -12,7 +12,6 @@ from typing import Any
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import WorkerError
 from syncpretrain.workers.interface import STDERR
-from syncpretrain.workers.ranks.async_workers import ReplicaWorker, ServerWorker
 from syncpretrain.workers.ranks.epoch_worker import EpochWorker
 from syncpretrain.workers.ranks.messages import (
     CONTROL,
@@ -26,6 +25,7 @@ from syncpretrain.workers.ranks.messages import (
     StreamAssignment,
     port,
 )
+from syncpretrain.workers.ranks.replicas import ReplicaWorker, ServerWorker
 from syncpretrain.workers.ranks.stream_worker import StreamWorker
 from syncpretrain.workers.ranks.worker import RankWorker, RankWorkers
 

@@ -22,7 +22,7 @@ import numpy as np
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels.program import Phases
-from syncpretrain.learners.cursor import Stopped
+from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool

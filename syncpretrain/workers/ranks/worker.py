@@ -18,7 +18,7 @@ import numpy as np
 from syncpretrain.cluster.group import AgreedStop, Group, GroupError
 from syncpretrain.cluster.transport import Port, Transport
 from syncpretrain.errors import DataError, DivergedError
-from syncpretrain.learners.cursor import Stopped
+from syncpretrain.learners.epoch import Stopped
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.workers.ranks.messages import (
     Assignment,

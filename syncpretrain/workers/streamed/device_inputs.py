@@ -23,7 +23,7 @@ from syncpretrain.backends.base import Backend, Event
 from syncpretrain.backends.host_rows import HostRows
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.learners.cursor import Stopped
+from syncpretrain.learners.epoch import Stopped
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.streamed.inputs import (
     DataSource,

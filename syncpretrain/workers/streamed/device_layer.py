@@ -26,8 +26,8 @@ from syncpretrain.backends.base import Later
 from syncpretrain.kernels.arrays import ordered_sum
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.learners.early_stopping import EarlyStopping
+from syncpretrain.learners.epoch import Cursor, Stopped
 from syncpretrain.learners.steps import Step
 from syncpretrain.models.layer import Layer
 from syncpretrain.schedule.stream import Block, StreamPlan
@@ -195,8 +195,8 @@ class DeviceStreamedLayer(LearningLayer):
         if not ends:
             return []
         self._take_validation()
-        if (slow := self.learner.recorder.slow()) is not None:
-            self._warnings.append(f"layer {self.number} is {slow}")
+        if (notice := self.learner.recorder.take_notice()) is not None:
+            self._warnings.append(f"layer {self.number} is {notice}")
         return [self._epoch_result(epoch)]
 
     def _queue(self, X: Any, rows: Any, epoch: int, step: int, trains: bool, hands_up: bool) -> Any:

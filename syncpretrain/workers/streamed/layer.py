@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.cursor import Cursor, Stopped
 from syncpretrain.learners.early_stopping import EarlyStopping
-from syncpretrain.learners.epoch import LARGEST_WEIGHT, MAX_ROLLBACKS, diverged
+from syncpretrain.learners.epoch import LARGEST_WEIGHT, MAX_ROLLBACKS, Cursor, Stopped, diverged
 from syncpretrain.learners.steps import Step, load_state
 from syncpretrain.models.layer import Layer
 from syncpretrain.schedule.stream import Block, StreamPlan

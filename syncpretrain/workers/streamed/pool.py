@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels.program import in_turn
-from syncpretrain.learners.cursor import Stopped
+from syncpretrain.learners.epoch import Stopped
 from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
 from syncpretrain.schedule.stream import Block, StreamSchedule
 from syncpretrain.workers.interface import failure_of

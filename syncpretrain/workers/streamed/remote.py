@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.program import PhaseRunner, Phases, in_turn
-from syncpretrain.learners.cursor import Stopped
+from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.stream import Block, StreamPlan
