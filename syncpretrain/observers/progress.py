@@ -36,7 +36,7 @@ __all__ = ["Forecast", "PlainProgress", "progress_observer"]
 REFRESH_SECONDS = 0.12
 MAX_WIDTH = 100
 ENOUGH_TO_ESTIMATE = 0.1  # epochs of a layer; less says little about its speed
-PLAIN_LINES = 50  # fewest epochs of a layer in a log, if it has so many
+THINNED_LINES = 50  # fewest lines of a layer that has so many epochs
 STYLES = {"waiting": "dim", "training": "green", "sleeping": "yellow", "done": "blue"}
 
 
@@ -287,11 +287,16 @@ def _duration(seconds: float) -> str:
 class PlainProgress:
     """Observer that prints a line for each event that a log should keep.
 
-    Where a layer has hundreds of epochs, 50 to 100 of them are printed, at equal distances.
+    Parameters
+    ----------
+    console : Console
+    thinned : bool
+        True to print of a layer's hundreds of epochs 50 to 100, at equal distances.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, thinned: bool = False) -> None:
         self._console = console
+        self._thinned = thinned
         self._start: RunStarted | None = None
         self._done: dict[int, int] = {}  # epochs of the layers that trained some
 
@@ -304,7 +309,7 @@ class PlainProgress:
                 _print_line(self._console, message)
             case EpochFinished() if self._start is not None:
                 self._done[event.layer] = event.epoch
-                if not _is_kept(event.epoch, self._start.epochs[event.layer - 1]):
+                if not self._keeps(event.epoch, self._start.epochs[event.layer - 1]):
                     return
                 count = _count_text(event.epoch, self._start.epochs[event.layer - 1])
                 source = "" if self._start.handoff == "minibatch" else f"  on version {event.reads}"
@@ -318,9 +323,13 @@ class PlainProgress:
                 end = "was complete, after" if layer not in self._done else "done after"
                 plural = "" if done == 1 else "s"
                 _print_line(self._console, f"layer {layer}  {end} {done} epoch{plural}")
-            case FinetuneEpochFinished() if _is_kept(event.epoch, event.epochs):
+            case FinetuneEpochFinished() if self._keeps(event.epoch, event.epochs):
                 label = f"fine-tuning  {_count_text(event.epoch, event.epochs)}"
                 self._epoch(label, event, event.seconds)
+
+    def _keeps(self, epoch: int, epochs: int) -> bool:
+        step = max(epochs // THINNED_LINES, 1) if self._thinned else 1
+        return epoch in (1, epochs) or epoch % step == 0
 
     def _epoch(
         self, label: str, event: EpochFinished | FinetuneEpochFinished, seconds: float
@@ -337,11 +346,6 @@ def _print_line(console: Console, text: str) -> None:
     """Print a line as it is."""
     # soft_wrap keeps a line whole in a log; the rest keeps brackets and numbers as they are
     console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
-
-
-def _is_kept(epoch: int, epochs: int) -> bool:
-    """Return whether a log keeps the line of an epoch."""
-    return epoch in (1, epochs) or epoch % max(epochs // PLAIN_LINES, 1) == 0
 
 
 def _count_text(epoch: int, epochs: int) -> str:

@@ -201,7 +201,7 @@ class StackEstimator(BaseEstimator):
         tuning_options({"objective": objective} | own)
 
     def _observers(self) -> list[Observer]:
-        return [PlainProgress(Console())] if self.verbose else []
+        return [PlainProgress(Console(), thinned=self.verbose == 1)] if self.verbose else []
 
     def _check_width(self, stack: Stack, X: Matrix, name: str) -> None:
         if stack.widths[0] != X.shape[1]:

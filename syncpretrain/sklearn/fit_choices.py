@@ -310,9 +310,9 @@ def few_labels_settings(
     batch = max(min(batch_size or GUESS_BATCH, rows), 2)
     if guess:
         each = steps_with_unlabelled(batch, labels, rows - labels)
-        own: dict[str, Any] = {"unlabelled": "pseudo"}
+        own: dict[str, Any] = {"unlabelled": "pseudo", "dropout": 0.2}
     else:
-        each, own = math.ceil(labels / max(labelled_of(batch, labels), 2)), {}
+        each, own = math.ceil(labels / max(labelled_of(batch, labels), 2)), {"dropout": 0.5}
         batch = max(math.ceil(labels / each), 2)  # of two rows at least, and about as large each
     own |= {"batch_size": batch, "epochs": math.ceil(steps / each)}
     return OF_UNLABELLED | OF_GUESSES | own
@@ -325,6 +325,8 @@ def guesses_help(
     y: NDArray[Any],
     weights: Matrix | None,
     seed: int,
+    *,
+    classes: int,
     batch_size: int | None = None,
 ) -> bool:
     """Return whether rows without a label, trained for guessed classes, make labels more likely.
@@ -344,23 +346,26 @@ def guesses_help(
         Weights above 0.
     seed : int
         Seed of the parts.
+    classes : int
+        Number of classes.
     batch_size : int, optional
         As for ``few_labels_settings``.
     """
-    if np.bincount(y).min() < FOLDS:
+    if np.bincount(y, minlength=classes).min() < FOLDS:
         return True
     draws, most = np.random.default_rng(seed), GUESS_STEPS * GUESS_BATCH
     others = np.setdiff1d(np.arange(X.shape[0]), rows)
-    others = np.sort(draws.permutation(others)[:most])  # more are not seen in so few steps
-    kept = np.concatenate([rows, others])
-    seen, likelier = X[kept], 0.0
+    others = draws.permutation(others)[:most]  # more are not seen in so few steps
+    kept = np.sort(np.concatenate([rows, others]))
+    seen, places = X if len(kept) == X.shape[0] else X[kept], np.searchsorted(kept, rows)
+    likelier = 0.0
     split = StratifiedKFold(FOLDS, shuffle=True, random_state=seed % 2**32)
     for trained, held_out in split.split(rows, y):
         targets, own = np.full(len(kept), np.nan), None
-        targets[trained] = y[trained]
+        targets[places[trained]] = y[trained]
         if weights is not None:
             own = np.zeros(len(kept))
-            own[trained] = weights[trained]
+            own[places[trained]] = weights[trained]
         for guess, sign in ((True, 1), (False, -1)):
             settings = few_labels_settings(
                 len(kept), len(trained), batch_size, GUESS_STEPS, guess=guess

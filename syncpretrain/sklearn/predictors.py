@@ -260,7 +260,6 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         rows = self._rows(X, reset=True)
         classes = classes_of(y, rows)
         self.classes_ = classes.labels
-        self.pseudo_labels_ = False
         self._guesses = self._is_to_guess(rows, len(classes.rows))
         weights = weights_of(sample_weight, rows, classes.rows)
         if self.class_weight is not None:
@@ -269,6 +268,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
             weights = relative(weights, "sample_weight")
         self._train(rows, classes.rows, classes.places, weights, "classification")
         self.stack_ = for_labels(self.stack_, classes.labels)
+        self.pseudo_labels_ = self.stack_.info["finetune"][-1]["unlabelled"] == "pseudo"
         return self
 
     def _is_to_guess(self, X: Matrix, labels: int) -> bool:
@@ -347,8 +347,9 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         finetuned = partial(self._finetuned, stack, seed=seed, objective="classification")
         counted = weighted_rows(rows, y, weights)
         batch = self.batch_size
-        self.pseudo_labels_ = guesses_help(finetuned, X, *counted, seed, batch_size=batch)
-        if not self.pseudo_labels_:
+        classes = len(self.classes_)
+        guess = guesses_help(finetuned, X, *counted, seed, classes=classes, batch_size=batch)
+        if not guess:
             notice = Notice(
                 time.monotonic(),
                 "rows without a label are left out: trained for guessed classes, they make labels"
@@ -356,7 +357,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
             )
             for observer in self._observers():
                 observer(notice)
-        return few_labels_settings(X.shape[0], len(rows), batch, guess=self.pseudo_labels_)
+        return few_labels_settings(X.shape[0], len(rows), batch, guess=guess)
 
     def predict_proba(self, X: Any) -> Matrix:
         """Return the probability of each class, of shape (n_examples, n_classes)."""

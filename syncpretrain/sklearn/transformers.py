@@ -146,7 +146,7 @@ class StackedRBM(StackTransformer):
         of joblib. The result does not depend on it.
     random_state : int, RandomState instance or None
     verbose : int
-        1 prints a line after each epoch.
+        1 prints a line after each epoch, or 50 to 100 lines for a layer's hundreds; 2 prints all.
     log_odds : bool
         True makes codes the log-odds of binary units instead of their probabilities.
     settings : dict, optional

@@ -255,17 +255,20 @@ class TestTrial:
     def test_the_more_likely_labels_win(self, trainings, logit, expected):
         _, sure, finetuned = trainings
         sure["guess"] = logit
-        assert guesses_help(finetuned, self.table(), self.ROWS, self.CLASSES, None, 0) is expected
+        assert (
+            guesses_help(finetuned, self.table(), self.ROWS, self.CLASSES, None, 0, classes=2)
+            is expected
+        )
 
     def test_one_row_that_is_far_off_does_not_decide(self, trainings):
         _, sure, finetuned = trainings
         sure["guess"], sure["alone"] = -1000, -6  # both are below the least likelihood
-        assert guesses_help(finetuned, self.table(), self.ROWS, self.CLASSES, None, 0)
+        assert guesses_help(finetuned, self.table(), self.ROWS, self.CLASSES, None, 0, classes=2)
 
     def test_each_label_is_left_out_once_by_both_trainings(self, trainings):
         found, _, finetuned = trainings
         X, weights = self.table(), np.linspace(1, 2, 6)
-        guesses_help(finetuned, X, self.ROWS, self.CLASSES, weights, 0)
+        guesses_help(finetuned, X, self.ROWS, self.CLASSES, weights, 0, classes=2)
         left_out = {"pseudo": np.zeros(6), None: np.zeros(6)}
         for rows, y, settings in found:
             order = np.argsort(rows[:, 1])  # rows left out are rows without a label
@@ -282,12 +285,19 @@ class TestTrial:
         found, _, finetuned = trainings
         monkeypatch.setattr(module, "GUESS_STEPS", 1)
         monkeypatch.setattr(module, "GUESS_BATCH", 10)
-        guesses_help(finetuned, self.table(), self.ROWS, self.CLASSES, None, 0)
+        guesses_help(finetuned, self.table(), self.ROWS, self.CLASSES, None, 0, classes=2)
         assert {len(X) for X, _, _ in found} == {16}
+
+    def test_a_class_without_labels_decides_nothing(self, trainings):
+        found, _, finetuned = trainings
+        assert guesses_help(finetuned, self.table(), self.ROWS, self.CLASSES, None, 0, classes=3)
+        assert found == []
 
     def test_two_labels_of_a_class_decide_nothing_and_nothing_is_trained(self, trainings):
         found, _, finetuned = trainings
-        assert guesses_help(finetuned, self.table(), self.ROWS[:5], self.CLASSES[:5], None, 0)
+        assert guesses_help(
+            finetuned, self.table(), self.ROWS[:5], self.CLASSES[:5], None, 0, classes=2
+        )
         assert found == []
 
     @pytest.mark.parametrize(
@@ -299,6 +309,23 @@ class TestTrial:
     ):
         own = few_labels_settings(1000, labels, batch_size, guess=False)
         assert (own["batch_size"], own["epochs"]) == expected
+
+    @pytest.mark.parametrize("weight", [{0: 1, 1: 0}, {0: 0, 1: 1}])
+    def test_a_class_without_any_weight_stays_a_class(self, monkeypatch, weight):
+        monkeypatch.setattr(module, "UNLABELLED_STEPS", 10)
+        X, y, _ = stripes(60)
+        labels = np.where(np.arange(60) < 11, y, -1)
+        model = DBNClassifier(hidden=(8,), workers=1, random_state=0, class_weight=weight)
+        assert model.fit(X, labels).classes_.tolist() == [0, 1]
+        assert model.pseudo_labels_
+
+    def test_guesses_that_are_asked_for_are_told(self):
+        X, _, labels = stripes(60)
+        own = {"finetune_unlabelled": "pseudo"}
+        model = DBNClassifier(
+            hidden=(8,), epochs=1, finetune_epochs=1, random_state=0, settings=own
+        )
+        assert model.fit(X, labels).pseudo_labels_
 
     @pytest.mark.parametrize("batch_size", [1, 7])
     def test_small_minibatches_are_of_two_rows(self, monkeypatch, batch_size):
