@@ -93,7 +93,7 @@ def trained(X: Array, some: Array, *, guess: bool) -> Stack:
     stack = pretrain(
         X, layers=layers, hidden_units="relu", visible_units="gaussian", schedule="none", warn=False
     )
-    settings = few_labels_settings(len(X), int((some >= 0).sum()), None, guess=guess)
+    settings = few_labels_settings(X.shape, int((some >= 0).sum()), None, guess=guess)
     return finetune(stack, X, some, seed=0, warn=False, **settings)
 
 

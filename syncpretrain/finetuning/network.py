@@ -128,11 +128,20 @@ class Network:
             np.copyto(mine[0], self.backend.asarray(given.weight))
             np.copyto(mine[1], self.backend.asarray(given.bias))
 
-    def begin(self, examples: Examples, rows: Any, *, epoch: int = 0, step: int = 0) -> None:
+    def begin(
+        self,
+        examples: Examples,
+        rows: Any,
+        *,
+        epoch: int = 0,
+        step: int = 0,
+        run: PhaseRunner = in_turn,
+    ) -> None:
         """Copy some rows of examples to where a minibatch lies; draw noise, and what is left out.
 
         ``rows`` are row numbers, or places in the ``numbers`` of examples, on a device as an array
-        of that device; ``epoch`` and ``step`` are the address of what is drawn.
+        of that device; ``epoch`` and ``step`` are the address of what is drawn. ``run`` works the
+        phases in which classes are guessed.
         """
         n, gather = len(rows), self.backend.gather
         if examples.numbers is None:
@@ -145,7 +154,7 @@ class Network:
                 np.copyto(weights, gather(examples.weights, rows, out=own))
             self.minibatch = Minibatch(x, target, weights)
         else:
-            self.minibatch = self._with_guesses(examples, rows, epoch, step)
+            self.minibatch = self._with_guesses(examples, rows, epoch, step, run)
         if self._noise:
             self._add_noise(epoch, step)
         self._draw_masks(epoch, step)
@@ -304,7 +313,9 @@ class Network:
         own, by_output = (array[:n] for array in self._weights)
         return own, by_output
 
-    def _with_guesses(self, examples: Examples, rows: Any, epoch: int, step: int) -> Minibatch:
+    def _with_guesses(
+        self, examples: Examples, rows: Any, epoch: int, step: int, run: PhaseRunner
+    ) -> Minibatch:
         """Return a minibatch of rows with a target, and of others with one that is guessed.
 
         See :mod:`syncpretrain.finetuning.unlabelled`.
@@ -319,10 +330,12 @@ class Network:
         own[:known] = n / known
         if examples.weights is not None:
             own[:known] *= gather(examples.weights, rows[:known], out=weights[:known, :1].copy())
+        # By examples every shard would standardize over rows of its own, so one has them all.
+        shards = self.shards if all(not s.columns for s in self._buffers.sections) else 1
         if ("guess", others) not in self._forward:
-            phases = forward_phases(self._buffers, x[known:], drops=False)
+            phases = forward_phases(self._buffers, x[known:], drops=False, in_shards=shards > 1)
             self._forward["guess", others] = Program(phases, 1, self._results(1))
-        in_turn(self._forward["guess", others], 1)
+        run(self._forward["guess", others], shards)
         sure = guess(self._buffers.activations[-1][:others], target[known:])
         own[known:, 0] = sure * (passes.rise(epoch, step) * n / others)
         np.copyto(weights, own)

@@ -117,7 +117,7 @@ class Descent:
         ``run`` works the phases of the step.
         """
         network = self.network
-        network.begin(examples, rows, epoch=at.epoch, step=at.step)
+        network.begin(examples, rows, epoch=at.epoch, step=at.step, run=run)
         self.steps += 1
         fused = self._fused_step()
         if fused is not None:
@@ -253,7 +253,7 @@ class LineSearches:
     def train(self, examples: Examples, rows: Any, at: At, run: PhaseRunner = in_turn) -> float:
         """Search along a few directions; return the error before that, summed over the rows."""
         network, first_error = self.network, list[float]()
-        network.begin(examples, rows, epoch=at.epoch, step=at.step)
+        network.begin(examples, rows, epoch=at.epoch, step=at.step, run=run)
 
         def loss_and_gradient(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             network.parameters[:] = point

@@ -160,11 +160,16 @@ class Buffers:
 Dealt = list[list[Operation]]  # the operations of a phase, by shard
 
 
-def forward_phases(buffers: Buffers, x: Array, *, drops: bool) -> list[Dealt]:
-    """Return what takes rows up through all links, in one shard."""
-    section = Section(range(len(buffers.links)), 1)
-    alone = replace(buffers, sections=[section], scratch=buffers.scratch[:1])
-    return list(_Step(alone, Minibatch(x, x), drops=drops, has_target=False).rise(section))
+def forward_phases(
+    buffers: Buffers, x: Array, *, drops: bool, in_shards: bool = False
+) -> list[Dealt]:
+    """Return what takes rows up through all links, in one shard or in as many as a step has."""
+    if not in_shards:
+        section = Section(range(len(buffers.links)), 1)
+        buffers = replace(buffers, sections=[section], scratch=buffers.scratch[:1])
+    step = _Step(buffers, Minibatch(x, x), drops=drops, has_target=False)
+    phases = (phase for section in buffers.sections for phase in step.rise(section))
+    return [phase for phase in phases if any(phase)]
 
 
 def step_phases(buffers: Buffers, minibatch: Minibatch, mover: Mover | None) -> list[Dealt]:

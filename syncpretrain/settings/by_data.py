@@ -36,7 +36,8 @@ OF_FEW_ROWS = {"learning_rate": 0.003, "rate_schedule": "cosine", "weight_decay"
 # fifth of the inputs are left out (Hinton et al. 2012).
 OF_FEW_LABELS = {"dropout": 0.5, "input_dropout": 0.2}
 # Pseudo-labels: minibatches of 64 rows with a label and 256 without, for 1,500 steps.
-OF_UNLABELLED = {"batch_size": 320, "learning_rate": 0.002, "rate_schedule": "cosine"}
+GUESS_BATCH = 320
+OF_UNLABELLED = {"batch_size": GUESS_BATCH, "learning_rate": 0.002, "rate_schedule": "cosine"}
 UNLABELLED_STEPS = 1500
 FEW_LABELS = 0.2  # a smaller share of labelled rows is few
 # Columns with a fifth of the deviation of zeros and ones hardly move a binary unit.

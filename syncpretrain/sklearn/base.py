@@ -124,7 +124,13 @@ class StackEstimator(BaseEstimator):
         return None if self.batch_size is None else min(self.batch_size, X.shape[0])
 
     def _finetuned(
-        self, stack: Stack, X: Matrix, y: Matrix | None, seed: int, epochs: Any, **options: Any
+        self,
+        stack: Stack,
+        X: Matrix,
+        y: Matrix | None,
+        seed: int,
+        epochs: Any = None,
+        **options: Any,
     ) -> Stack:
         """Return a stack fine-tuned on examples, for targets or else for reconstruction.
 

@@ -4,7 +4,7 @@
   probabilities. Standardized, a pixel that is hardly ever on would count as much as one that
   separates digits; as a share of the common range, each pixel keeps the weight of its values.
 * Rows without a label train too where labels are few, for the class that the network takes them
-  for, unless that makes labels less likely that were left out: clusters need not be classes.
+  for, unless labels that were left out are more likely otherwise: clusters need not be classes.
 * A few labels get a head before fine-tuning. If the code separates classes better than the columns
   do, it is worth keeping, and long fine-tuning with a random head moves the weights below further
   than a few labels justify (Kumar et al. 2022, arXiv:2202.10054). Then a logistic regression on the
@@ -26,7 +26,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,7 @@ from syncpretrain.models.stack import Head
 from syncpretrain.settings.by_data import (
     BATCH_SHARE,
     FEW_LABELS,
+    GUESS_BATCH,
     OF_FEW_LABELS,
     OF_FEW_ROWS,
     OF_UNLABELLED,
@@ -62,6 +63,9 @@ __all__ = [
     "FEWEST_COLUMNS",
     "FOLDS",
     "MOST_ITERATIONS",
+    "Start",
+    "Targets",
+    "Way",
     "are_bits",
     "are_curved",
     "are_few",
@@ -69,15 +73,45 @@ __all__ = [
     "chooses_decay",
     "chosen_decay",
     "few_labels_settings",
-    "guesses_help",
     "head_first",
     "in_shared_range",
+    "likeliest",
     "rectified_settings",
     "settings_for_bits",
     "shared_range",
     "trial_epochs",
-    "weighted_rows",
 ]
+
+
+class Targets(NamedTuple):
+    """Rows that have a target: their numbers, their targets and, if given, their weights.
+
+    A target is a class, counted from 0, or standardized numbers.
+    """
+
+    rows: NDArray[np.intp]
+    y: NDArray[Any]
+    weights: Matrix | None = None
+
+    def part(self, kept: NDArray[Any]) -> Targets:
+        """Return some of the rows, by their places or by a mask."""
+        weights = None if self.weights is None else self.weights[kept]
+        return Targets(self.rows[kept], self.y[kept], weights)
+
+    def weighted(self) -> Targets:
+        """Return the rows with a weight above 0; others train nothing."""
+        return self if self.weights is None else self.part(self.weights > 0)
+
+    def spread_out(self, n: int) -> tuple[Matrix, Matrix | None]:
+        """Return a target, NaN if it has none, and a weight for each of n rows."""
+        y = np.full((n, *self.y.shape[1:]), np.nan)
+        y[self.rows] = self.y
+        if self.weights is None:
+            return y, None
+        weights = np.zeros(n, dtype=self.weights.dtype)
+        weights[self.rows] = self.weights
+        return y, weights
+
 
 SHARING = 0.5  # smallest share of the varying columns that reach both ends
 FEWEST_COLUMNS = 25  # fewer are no picture
@@ -216,9 +250,7 @@ def settings_for_bits(layers: int) -> dict[str, list[Any]]:
     return {name: [value] + [PER_LAYER[name]] * (layers - 1) for name, value in OF_BITS.items()}
 
 
-def head_first(
-    stack: Stack, X: Matrix, y: NDArray[Any], weights: Matrix | None, seed: int
-) -> tuple[Stack, dict[str, Any]]:
+def head_first(stack: Stack, X: Any, targets: Targets, seed: int) -> Start:
     """Return a stack with a head for its codes, and settings of a short fine-tuning.
 
     The stack gets the head if it has none, its visible units are in [0, 1] (the codes of others
@@ -229,14 +261,16 @@ def head_first(
     Parameters
     ----------
     stack : Stack
-    X, y, weights : array of shape (n_labelled, n_features), and of shape (n_labelled,)
-        Examples, classes counted from 0, and weights.
+    X : array or sparse matrix of shape (n_examples, n_features)
+    targets : Targets
+        Classes, and weights above 0.
     seed : int
         Seed of the cross-validation.
     """
     if stack.head is not None or not kind_of(stack.units[0]).is_unit_interval:
         return stack, {}
-    columns = X.astype(np.float32, copy=False)  # float64 examples choose as float32 ones do
+    rows, y, weights = targets
+    columns = X[rows].astype(np.float32, copy=False)  # float64 examples choose as float32 ones do
     codes = codes_of(stack, columns).astype(np.float64)
     if stack.scaling is not None:
         columns = in_shared_range(columns, stack.scaling)
@@ -286,20 +320,31 @@ def _head_of_regression(own: LogisticRegression) -> Head:
 # those that stand beside rows without a label.
 OF_GUESSES: dict[str, Any] = {"normalization": "batch", "input_noise": 0.1, "input_dropout": 0.1}
 OF_GUESSES["blas_threads"] = 1  # so small a network is no faster by more, which give other bits
-GUESS_BATCH = 320  # rows of a minibatch with and without a label
+FEWEST_TO_DROP = 3  # of two columns one is half of what is known of a row
 GUESS_STEPS = 500  # steps of each short training
 LEAST_LIKELY = 0.01  # a label that is less likely is no worse: one row does not decide
 
 
+Start = tuple[Stack, dict[str, Any]]  # a stack to fine-tune, and settings of the fine-tuning
+Way = Callable[[Any, Targets, int], Start]  # from examples, classes and the fewest steps
+
+
 def few_labels_settings(
-    rows: int, labels: int, batch_size: int | None, steps: int = UNLABELLED_STEPS, *, guess: bool
+    shape: tuple[int, ...],
+    labels: int,
+    batch_size: int | None,
+    steps: int = UNLABELLED_STEPS,
+    *,
+    guess: bool,
 ) -> dict[str, Any]:
     """Return settings of fine-tuning for few labels: on all rows, or on rows with a label alone.
 
     Parameters
     ----------
-    rows, labels : int
-        Number of rows, and of rows with a label.
+    shape : (int, int)
+        Number of rows, and of columns.
+    labels : int
+        Number of rows with a label.
     batch_size : int, optional
         Minibatch of rows with and without a label; labels alone have a fifth of it.
     steps : int, optional
@@ -307,6 +352,7 @@ def few_labels_settings(
     guess : bool
         True to train on rows without a label for guessed classes.
     """
+    rows, columns = shape
     batch = max(min(batch_size or GUESS_BATCH, rows), 2)
     if guess:
         each = steps_with_unlabelled(batch, labels, rows - labels)
@@ -315,65 +361,60 @@ def few_labels_settings(
         each, own = math.ceil(labels / max(labelled_of(batch, labels), 2)), {"dropout": 0.5}
         batch = max(math.ceil(labels / each), 2)  # of two rows at least, and about as large each
     own |= {"batch_size": batch, "epochs": math.ceil(steps / each)}
+    if columns < FEWEST_TO_DROP:
+        own["input_dropout"] = 0.0
     return OF_UNLABELLED | OF_GUESSES | own
 
 
-def guesses_help(
+def likeliest(
+    ways: Mapping[str, Way],
     finetuned: Callable[..., Stack],
-    X: Matrix,
-    rows: NDArray[np.intp],
-    y: NDArray[Any],
-    weights: Matrix | None,
+    X: Any,
+    targets: Targets,
     seed: int,
     *,
     classes: int,
-    batch_size: int | None = None,
-) -> bool:
-    """Return whether rows without a label, trained for guessed classes, make labels more likely.
+) -> str:
+    """Return the name of the way of training that makes labels left out most likely.
 
-    The labels are left out in turn, in three parts. They must be at least as likely, in the mean of
-    their logarithms, as after a training on the other labels alone. If a class has fewer than three
-    labels, nothing can be told, and the answer is True.
+    The labels are left out in turn, in three parts; what counts is the mean of the logarithms of
+    their probabilities. If a class has fewer than three labels, nothing can be told, and the first
+    way is returned, as where two are equal.
 
     Parameters
     ----------
+    ways : mapping of str to callable
     finetuned : callable
-        Called with rows, targets and settings; returns a stack.
+        Called with a stack, examples, targets and settings; returns a stack.
     X : array or sparse matrix of shape (n_examples, n_features)
-    rows, y : array of shape (n_labelled,)
-        Rows with a label, and their classes, counted from 0.
-    weights : array of shape (n_labelled,), optional
-        Weights above 0.
+    targets : Targets
+        Classes, and weights above 0.
     seed : int
         Seed of the parts.
     classes : int
         Number of classes.
-    batch_size : int, optional
-        As for ``few_labels_settings``.
     """
+    rows, y, weights = targets
     if np.bincount(y, minlength=classes).min() < FOLDS:
-        return True
-    draws, most = np.random.default_rng(seed), GUESS_STEPS * GUESS_BATCH
+        return next(iter(ways))
+    most = GUESS_STEPS * GUESS_BATCH  # more rows are not seen in so few steps
     others = np.setdiff1d(np.arange(X.shape[0]), rows)
-    others = draws.permutation(others)[:most]  # more are not seen in so few steps
+    others = np.random.default_rng(seed).permutation(others)[:most]
     kept = np.sort(np.concatenate([rows, others]))
-    seen, places = X if len(kept) == X.shape[0] else X[kept], np.searchsorted(kept, rows)
-    likelier = 0.0
+    seen = X if len(kept) == X.shape[0] else X[kept]
+    placed = targets._replace(rows=np.searchsorted(kept, rows))
+    found = dict.fromkeys(ways, 0.0)
     split = StratifiedKFold(FOLDS, shuffle=True, random_state=seed % 2**32)
     for trained, held_out in split.split(rows, y):
-        targets, own = np.full(len(kept), np.nan), None
-        targets[places[trained]] = y[trained]
-        if weights is not None:
-            own = np.zeros(len(kept))
-            own[places[trained]] = weights[trained]
-        for guess, sign in ((True, 1), (False, -1)):
-            settings = few_labels_settings(
-                len(kept), len(trained), batch_size, GUESS_STEPS, guess=guess
-            )
-            stack = finetuned(seen, targets, weights=own, warn=False, observers=(), **settings)
-            found = _log_likelihoods(outputs_of(stack, X[rows[held_out]]), y[held_out])
-            likelier += sign * float(_times_weights(found, weights, held_out).sum())
-    return likelier >= 0
+        part = placed.part(trained)
+        known, own = part.spread_out(len(kept))
+        for name, way in ways.items():
+            stack, settings = way(seen, part, GUESS_STEPS)
+            options = settings | {"weights": own, "warn": False, "observers": ()}
+            outputs = outputs_of(finetuned(stack, seen, known, **options), X[rows[held_out]])
+            likely = _log_likelihoods(outputs, y[held_out])
+            found[name] += float(_times_weights(likely, weights, held_out).sum())
+    return max(found, key=found.__getitem__)
 
 
 def _log_likelihoods(outputs: Matrix, y: NDArray[Any]) -> NDArray[np.float64]:
@@ -412,13 +453,7 @@ def rectified_settings(layers: int, rows: int, batch_size: int | None) -> dict[s
 
 
 def are_curved(
-    finetuned: Callable[..., Stack],
-    X: Matrix,
-    y: Matrix,
-    weights: Matrix | None,
-    seed: int,
-    *,
-    are_classes: bool,
+    finetuned: Callable[..., Stack], X: Any, targets: Targets, seed: int, *, are_classes: bool
 ) -> bool:
     """Return whether a network is clearly better than linear models on rows left out.
 
@@ -427,15 +462,15 @@ def are_curved(
     finetuned : callable
         Called with rows, targets, epochs and settings; returns a stack.
     X : array or sparse matrix of shape (n_examples, n_features)
-    y : array of shape (n_examples,) or (n_examples, outputs)
-        Classes counted from 0, or standardized numbers.
-    weights : array of shape (n_examples,), optional
-        Weights above 0.
+    targets : Targets
+        Targets, and weights above 0.
     seed : int
         Seed of the folds.
     are_classes : bool
         True if the targets are classes.
     """
+    rows, y, weights = targets
+    X = X[rows]
     if are_classes and np.bincount(y, minlength=2).min() < FOLDS:
         return False
     losses = _misses if are_classes else _squared_errors
@@ -508,21 +543,21 @@ def chooses_decay(rows: int, targets: int, given: Mapping[str, Any]) -> bool:
     return few and targets >= FEW_LABELS * rows and not given.keys() & (DECIDED_BY | {"epochs"})
 
 
-def chosen_decay(
-    finetuned: Callable[..., Stack], X: Matrix, y: Matrix, weights: Matrix | None, seed: int
-) -> float:
+def chosen_decay(finetuned: Callable[..., Stack], X: Any, targets: Targets, seed: int) -> float:
     """Return the weight decay with the smallest squared error on rows left out.
 
     Parameters
     ----------
     finetuned : callable
         Called with rows, targets, epochs and settings; returns a stack.
-    X, y : array of shape (n_examples, n_features), and of shape (n_examples, outputs)
-    weights : array of shape (n_examples,), optional
-        Weights above 0: a fold with only weights of 0 cannot be trained on.
+    X : array or sparse matrix of shape (n_examples, n_features)
+    targets : Targets
+        Numbers, and weights above 0: a fold with only weights of 0 cannot be trained on.
     seed : int
         Seed of the folds.
     """
+    rows, y, weights = targets
+    X = X[rows]
     epochs = trial_epochs(len(y), DECAY_UPDATES)
     usual = {name: value for name, value in OF_FEW_ROWS.items() if name != "weight_decay"}
     errors = dict.fromkeys(DECAYS, 0.0)
@@ -541,16 +576,6 @@ def _times_weights(errors: Matrix, weights: Matrix | None, rows: NDArray[np.intp
 
 
 FOLDS = 3
-
-
-def weighted_rows(
-    rows: NDArray[np.intp], y: Matrix, weights: Matrix | None
-) -> tuple[NDArray[np.intp], Matrix, Matrix | None]:
-    """Return the rows with a weight above 0, their targets and weights; others train nothing."""
-    if weights is None:
-        return rows, y, None
-    counts = weights > 0
-    return rows[counts], y[counts], weights[counts]
 
 
 def trial_epochs(rows: int, updates: int) -> int:

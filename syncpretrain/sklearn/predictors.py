@@ -27,8 +27,12 @@ from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import PoorResultWarning, SettingsError
 from syncpretrain.events import Notice
 from syncpretrain.models.stack import Head
+from syncpretrain.settings.by_data import UNLABELLED_STEPS
 from syncpretrain.sklearn.base import StackEstimator, training_rows
 from syncpretrain.sklearn.fit_choices import (
+    Start,
+    Targets,
+    Way,
     are_bits,
     are_curved,
     are_few,
@@ -36,13 +40,12 @@ from syncpretrain.sklearn.fit_choices import (
     chooses_decay,
     chosen_decay,
     few_labels_settings,
-    guesses_help,
     head_first,
     in_shared_range,
+    likeliest,
     rectified_settings,
     settings_for_bits,
     shared_range,
-    weighted_rows,
 )
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 from syncpretrain.sklearn.targets import (
@@ -95,23 +98,15 @@ class StackPredictor(StackEstimator):
         """Return a stack pretrained on examples; ``targets`` of them have a target."""
         return self._pretrained_on(X, seed, **suited)
 
-    def _for_curves(
-        self,
-        X: Matrix,
-        rows: NDArray[np.intp],
-        y: Matrix,
-        weights: Matrix | None,
-        seed: int,
-        objective: str,
-    ) -> dict[str, Any]:
+    def _for_curves(self, X: Matrix, targets: Targets, seed: int, objective: str) -> dict[str, Any]:
         """Return settings of pretraining for targets that no linear model predicts.
 
         Return none for other targets, and none if the user gave settings: these may not go together
         with the settings chosen here.
         """
-        rows, y, weights = weighted_rows(rows, y, weights)
+        targets = targets.weighted()
         is_free = self.learning_rate is None and not (self.settings or self._given_tuning())
-        if not is_free or not chooses_decay(X.shape[0], len(rows), {}):
+        if not is_free or not chooses_decay(X.shape[0], len(targets.rows), {}):
             return {}
         if (
             not are_measurements(training_rows(X), self.visible_units)
@@ -124,30 +119,28 @@ class StackPredictor(StackEstimator):
         stack = self._pretrained_on(X, seed, **suited, **untrained)
         finetuned = partial(self._finetuned, stack, seed=seed, objective=objective)
         are_classes = objective == "classification"
-        found = are_curved(finetuned, X[rows], y, weights, seed, are_classes=are_classes)
+        found = are_curved(finetuned, X, targets, seed, are_classes=are_classes)
         return suited if found else {}
 
     def _scaling(self, X: Matrix) -> Scaling | None:
         """Return the scaling of columns to [0, 1] for binary units, if there is one."""
         return None
 
-    def _train(
-        self, X: Matrix, rows: NDArray[np.intp], y: Matrix, weights: Matrix | None, objective: str
-    ) -> None:
-        """Train on examples; ``rows`` have the targets y, and ``weights``."""
+    def _train(self, X: Matrix, targets: Targets, objective: str) -> None:
+        """Train on examples and the targets of some of them."""
         self._check_tuning(objective, self.finetune_epochs)
+        rows, y, weights = targets
         seed, self.n_unlabelled_ = self._seed(), X.shape[0] - len(rows)
         suited = {}
         if self.pretrained is None:
-            suited = self._for_curves(X, rows, y, weights, seed, objective)
+            suited = self._for_curves(X, targets, seed, objective)
         stack = self._to_train(self._start(X, len(rows), seed, **suited))
-        stack, options = self._chosen(stack, X, rows, y, weights, seed)
+        stack, options = self._chosen(stack, X, targets, seed)
         options["objective"] = objective
         if self.batch_size is not None:
             options.setdefault("batch_size", min(self.batch_size, len(rows)))
         if len(rows) < X.shape[0]:  # settings for few targets depend on the number of all rows
-            y = _spread_out(y.astype(np.float64), rows, X.shape[0], np.nan)
-            weights = None if weights is None else _spread_out(weights, rows, X.shape[0], 0)
+            y, weights = targets.spread_out(X.shape[0])
         options |= {"weights": weights, "warn": False}
         epochs = options.pop("epochs", self.finetune_epochs)
         self.stack_ = self._finetuned(stack, X, y, seed, epochs, **options)
@@ -158,15 +151,7 @@ class StackPredictor(StackEstimator):
         """Return a stack with its head, if any, converted to the targets of the training."""
         raise NotImplementedError
 
-    def _chosen(
-        self,
-        stack: Stack,
-        X: Matrix,
-        rows: NDArray[np.intp],
-        y: Matrix,
-        weights: Matrix | None,
-        seed: int,
-    ) -> tuple[Stack, dict[str, Any]]:
+    def _chosen(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
         """Return the stack to fine-tune, and settings of fine-tuning; data as for ``_train``."""
         return stack, {}
 
@@ -181,6 +166,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
 
     With few labels it is a rectified network, trained on the rows without a label too: for the
     class that it takes them for (Lee 2013), unless labels that are left out become less likely so.
+    Then RBMs are taken for zeros and ones, and for other columns the network learns labels alone.
 
     Parameters
     ----------
@@ -260,29 +246,31 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         rows = self._rows(X, reset=True)
         classes = classes_of(y, rows)
         self.classes_ = classes.labels
-        self._guesses = self._is_to_guess(rows, len(classes.rows))
+        self._tries_guesses = self._is_to_try(rows, len(classes.rows))
+        # RBMs learn what zeros and ones have in common, and little of a few measurements.
+        seen, _ = self._seen(rows)
+        known = np.nan_to_num(seen) if has_missing(seen) else seen
+        self._starts_random = self._tries_guesses and not are_bits(known)
         weights = weights_of(sample_weight, rows, classes.rows)
         if self.class_weight is not None:
             by_class = compute_sample_weight(self.class_weight, classes.labels[classes.places])
             weights = relative(by_class, "class_weight") * (1 if weights is None else weights)
             weights = relative(weights, "sample_weight")
-        self._train(rows, classes.rows, classes.places, weights, "classification")
+        targets = Targets(classes.rows, classes.places, weights)
+        self._train(rows, targets, "classification")
         self.stack_ = for_labels(self.stack_, classes.labels)
         self.pseudo_labels_ = self.stack_.info["finetune"][-1]["unlabelled"] == "pseudo"
         return self
 
-    def _is_to_guess(self, X: Matrix, labels: int) -> bool:
-        """Return whether rows without a label train too, for the class that they are taken for.
+    def _is_to_try(self, X: Matrix, labels: int) -> bool:
+        """Return whether to try a training on rows without a label, for classes that are guessed.
 
-        They do where labels are few and X has measurements or shades, unless the user has asked for
-        a training of another kind. RBMs serve tables of 0 and 1 better, and they alone read counts
-        of words.
+        It is tried where labels are few, unless the user has asked for a training of another kind
+        or X has counts of words, which RBMs alone read.
         """
         asked = (self.pretrained, self.epochs, self.learning_rate, self.finetune_epochs)
         is_free = not self.settings and all(value is None for value in asked)
         if not is_free or not are_few(X.shape[0], labels) or "counts" in self.visible_units:
-            return False
-        if are_bits(np.nan_to_num(X) if has_missing(X) else X):
             return False
         return self.visible_units != "auto" or not facts_of(training_rows(X)).are_counts
 
@@ -290,8 +278,6 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         """Return the units of each layer: codes of few units do not separate many classes."""
         if self.hidden is not None:
             return super()._widths(columns)
-        if self._guesses:
-            return [GUESSING_UNITS, GUESSING_UNITS]
         few = len(self.classes_) <= FEW_CLASSES
         return [MANY_UNITS, FEW_UNITS if few else MANY_UNITS]
 
@@ -301,63 +287,73 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
     def _scaling(self, X: Matrix) -> Scaling | None:
         return shared_range(X) if self.visible_units == "auto" else None
 
-    def _pretrained_for(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
+    def _seen(self, X: Matrix) -> tuple[Matrix, Scaling | None]:
+        """Return examples scaled to [0, 1] if their columns share a range, and the scaling."""
         scaling = self._scaling(X)
-        seen = X if scaling is None else in_shared_range(X, scaling)
-        if self._guesses:
-            units = ["relu"] * len(self._widths(X.shape[1]))
-            suited |= {"hidden_units": units, "epochs": None, "schedule": "none", "observers": ()}
+        return (X, None) if scaling is None else (in_shared_range(X, scaling), scaling)
+
+    def _pretrained_for(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
+        if self._starts_random:
+            return self._rectified(X, seed)
         # The user's settings may not go together with the settings for zeros and ones.
         is_free = self.learning_rate is None and not self._extra_settings(tuning=False)
         is_binary = self.visible_units in ("auto", "bernoulli")
-        if is_free and is_binary and are_few(X.shape[0], targets) and are_bits(seen):
+        if is_free and is_binary and are_few(X.shape[0], targets) and are_bits(self._seen(X)[0]):
             suited |= settings_for_bits(len(self._widths(X.shape[1])))
-        stack = self._pretrained_on(seen, seed, **suited)
+        return self._scaled(X, seed, **suited)
+
+    def _rectified(self, X: Matrix, seed: int) -> Stack:
+        """Return a stack of rectified units with random weights."""
+        hidden = [GUESSING_UNITS] * 2 if self.hidden is None else self._widths(X.shape[1])
+        network = {"layers": [X.shape[1], *hidden], "hidden_units": ["relu"] * len(hidden)}
+        return self._scaled(X, seed, **network, epochs=None, schedule="none", observers=())
+
+    def _scaled(self, X: Matrix, seed: int, **options: Any) -> Stack:
+        """Return a stack pretrained on examples as it sees them."""
+        seen, scaling = self._seen(X)
+        stack = self._pretrained_on(seen, seed, **options)
         return stack if scaling is None else replace(stack, scaling=scaling)
 
-    def _chosen(
-        self,
-        stack: Stack,
-        X: Matrix,
-        rows: NDArray[np.intp],
-        y: Matrix,
-        weights: Matrix | None,
-        seed: int,
-    ) -> tuple[Stack, dict[str, Any]]:
-        if self._guesses:
-            return stack, self._for_few_labels(stack, X, rows, y, weights, seed)
+    def _chosen(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
+        if self._tries_guesses:
+            return self._tried(stack, X, targets, seed)
         is_trained = self.pretrained is not None or self._trains(self.epochs)
-        if self._given_tuning() or not is_trained or not are_few(X.shape[0], len(rows)):
+        if self._given_tuning() or not is_trained or not are_few(X.shape[0], len(targets.rows)):
             return stack, {}
-        rows, y, weights = weighted_rows(rows, y, weights)
-        if len(np.unique(y)) < len(self.classes_):  # all rows of a class have weight 0
-            return stack, {}
-        return head_first(stack, X[rows], y, weights, seed)
+        return self._with_head(stack, X, targets.weighted(), seed)
 
-    def _for_few_labels(
-        self,
-        stack: Stack,
-        X: Matrix,
-        rows: NDArray[np.intp],
-        y: Matrix,
-        weights: Matrix | None,
-        seed: int,
-    ) -> dict[str, Any]:
-        """Return settings of fine-tuning for few labels, after a trial on labels left out."""
-        finetuned = partial(self._finetuned, stack, seed=seed, objective="classification")
-        counted = weighted_rows(rows, y, weights)
-        batch = self.batch_size
+    def _with_head(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
+        if len(np.unique(targets.y)) < len(self.classes_):  # all rows of a class have weight 0
+            return stack, {}
+        return head_first(stack, X, targets, seed)
+
+    def _tried(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
+        """Return the stack to fine-tune, and settings, after a trial on labels left out."""
+        plain = stack if self._starts_random else self._rectified(X, seed)
+
+        def network(X: Matrix, some: Targets, steps: int, *, guess: bool) -> Start:
+            labels = len(some.rows)
+            return plain, few_labels_settings(X.shape, labels, self.batch_size, steps, guess=guess)
+
+        def codes(X: Matrix, some: Targets, steps: int) -> Start:
+            return self._with_head(stack, X, some.weighted(), seed)
+
+        guesses = partial(network, guess=True)
+        ways: dict[str, Way] = {"codes": codes, "guesses": guesses}
+        if self._starts_random:
+            ways = {"guesses": guesses, "labels": partial(network, guess=False)}
+        finetuned = partial(self._finetuned, seed=seed, objective="classification")
         classes = len(self.classes_)
-        guess = guesses_help(finetuned, X, *counted, seed, classes=classes, batch_size=batch)
-        if not guess:
+        way = likeliest(ways, finetuned, X, targets.weighted(), seed, classes=classes)
+        if way != "guesses":
             notice = Notice(
                 time.monotonic(),
-                "rows without a label are left out: trained for guessed classes, they make labels"
-                " less likely that were left out",
+                "classes of rows without a label are not guessed: trained for guesses, the network"
+                " took labels that were left out for less likely",
             )
             for observer in self._observers():
                 observer(notice)
-        return few_labels_settings(X.shape[0], len(rows), batch, guess=guess)
+        return ways[way](X, targets, UNLABELLED_STEPS)
 
     def predict_proba(self, X: Any) -> Matrix:
         """Return the probability of each class, of shape (n_examples, n_classes)."""
@@ -453,7 +449,7 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         self.target_mean_, self.target_scale_ = mean_and_spread(targets.values, weights)
         self._one_dimensional = targets.dimensions == 1
         scaled = (targets.values - self.target_mean_) / self.target_scale_
-        self._train(rows, targets.rows, scaled, weights, "regression")
+        self._train(rows, Targets(targets.rows, scaled, weights), "regression")
         self._head = self.stack_.head
         self.stack_ = for_numbers(self.stack_, self.target_mean_, self.target_scale_)
         return self
@@ -461,21 +457,13 @@ class DBNRegressor(RegressorMixin, StackPredictor):
     def _to_train(self, stack: Stack) -> Stack:
         return for_standardized(stack, self.target_mean_, self.target_scale_)
 
-    def _chosen(
-        self,
-        stack: Stack,
-        X: Matrix,
-        rows: NDArray[np.intp],
-        y: Matrix,
-        weights: Matrix | None,
-        seed: int,
-    ) -> tuple[Stack, dict[str, Any]]:
-        rows, y, weights = weighted_rows(rows, y, weights)
-        if not chooses_decay(X.shape[0], len(rows), self._given_tuning()):
+    def _chosen(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
+        targets = targets.weighted()
+        if not chooses_decay(X.shape[0], len(targets.rows), self._given_tuning()):
             self.weight_decay_ = None
             return stack, {}
         finetuned = partial(self._finetuned, stack, seed=seed, objective="regression")
-        self.weight_decay_ = chosen_decay(finetuned, X[rows], y, weights, seed)
+        self.weight_decay_ = chosen_decay(finetuned, X, targets, seed)
         return stack, {"weight_decay": self.weight_decay_}
 
     def predict(self, X: Any) -> NDArray[np.float64]:
@@ -536,10 +524,3 @@ def _names(labels: NDArray[np.generic]) -> Classes:
     values: Any = labels.tolist()
     names: tuple[Any, ...] = tuple(x if isinstance(x, str) else int(x) for x in values)
     return names
-
-
-def _spread_out(values: Matrix, rows: NDArray[np.intp], length: int, fill: float) -> Matrix:
-    """Return an array for all rows, with values at ``rows`` and ``fill`` at the others."""
-    spread: Matrix = np.full((length, *values.shape[1:]), fill, dtype=values.dtype)
-    spread[rows] = values
-    return spread

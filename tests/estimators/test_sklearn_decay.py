@@ -10,10 +10,10 @@ from syncpretrain.sklearn import fit_choices as module
 from syncpretrain.sklearn.fit_choices import (
     DECAYS,
     FOLDS,
+    Targets,
     chooses_decay,
     chosen_decay,
     trial_epochs,
-    weighted_rows,
 )
 
 RNG = np.random.default_rng(0)
@@ -48,9 +48,18 @@ def test_trials_have_epochs_for_a_number_of_updates(rows, expected):
 
 def test_rows_that_count_have_a_weight():
     rows, y = np.array([3, 5, 8]), np.array([30.0, 50.0, 80.0])
-    assert weighted_rows(rows, y, None) == (rows, y, None)
-    found = weighted_rows(rows, y, np.array([0.5, 0.0, 2.0]))
+    assert Targets(rows, y).weighted() == (rows, y, None)
+    found = Targets(rows, y, np.array([0.5, 0.0, 2.0])).weighted()
     assert [part.tolist() for part in found] == [[3, 8], [30.0, 80.0], [0.5, 2.0]]
+
+
+@pytest.mark.parametrize("weights", [None, np.array([0.5, 2.0])])
+@pytest.mark.parametrize("y", [np.array([3, 8]), np.array([[3.0, 1.0], [8.0, 2.0]])])
+def test_rows_without_a_target_have_nan_and_no_weight(y, weights):
+    targets, own = Targets(np.array([1, 3]), y, weights).spread_out(4)
+    assert np.isnan(targets[[0, 2]]).all()
+    np.testing.assert_array_equal(targets[[1, 3]], y)
+    assert own is None if weights is None else own.tolist() == [0, 0.5, 0, 2]
 
 
 class Tried:
@@ -72,7 +81,7 @@ class Tried:
 def test_the_smallest_error_on_rows_left_out_wins(monkeypatch, best):
     tried = Tried(monkeypatch, lambda decay, rows: np.float64(decay != best))
     table = np.arange(60.0).reshape(-1, 1)
-    assert chosen_decay(tried, table, table, None, 3) == best
+    assert chosen_decay(tried, table, Targets(np.arange(60), table), 3) == best
     assert [decay for decay, _, _ in tried.calls] == list(DECAYS) * FOLDS
     for decay in DECAYS:
         trained = [set(rows) for own, rows, _ in tried.calls if own == decay]
@@ -90,8 +99,10 @@ def test_errors_are_weighted(monkeypatch):
 
     table = np.arange(60.0).reshape(-1, 1)
     tried = Tried(monkeypatch, errors)
-    assert chosen_decay(tried, table, table, None, 0) == DECAYS[0]
-    assert chosen_decay(tried, table, table, np.where(table[:, 0] < 30, 9.0, 1.0), 0) == DECAYS[1]
+    targets = Targets(np.arange(60), table)
+    assert chosen_decay(tried, table, targets, 0) == DECAYS[0]
+    targets = targets._replace(weights=np.where(table[:, 0] < 30, 9.0, 1.0))
+    assert chosen_decay(tried, table, targets, 0) == DECAYS[1]
 
 
 class TestRegressor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
@@ -12,16 +14,17 @@ from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 
 from syncpretrain import load
-from syncpretrain.sklearn import DBNClassifier, StackedRBM
+from syncpretrain.sklearn import DBNClassifier, StackedRBM, predictors
 from syncpretrain.sklearn import fit_choices as module
 from syncpretrain.sklearn.fit_choices import (
+    Targets,
     _inner_ends,
     are_bits,
     are_few,
     few_labels_settings,
-    guesses_help,
     head_first,
     in_shared_range,
+    likeliest,
     settings_for_bits,
     shared_range,
 )
@@ -44,6 +47,7 @@ def some(y, step=10):
 
 
 BITS, KINDS = kinds()
+ALL = Targets(np.arange(len(KINDS)), KINDS)
 PIXELS = np.round(BITS * 16 * RNG.random(BITS.shape) ** 0.2)
 
 
@@ -181,20 +185,31 @@ class TestGuesses:
     def test_another_training_that_is_asked_for_is_done(self, own, guesses):
         X, _, labels = stripes(60)
         model = DBNClassifier(hidden=(8,), workers=1, random_state=0, **own)
-        assert model._is_to_guess(X, 4) is guesses
+        assert model._is_to_try(X, 4) is guesses
         record = model.fit(X, labels).stack_.info["finetune"][-1]
         assert (record["unlabelled"] == "pseudo") is guesses
 
-    @pytest.mark.parametrize("X", [BITS, RNG.poisson(0.3, (200, 40))], ids=["bits", "counts"])
-    def test_bits_and_counts_are_for_rbms(self, X):
+    def test_counts_are_for_rbms(self):
+        X = RNG.poisson(0.3, (200, 40)).astype(float)
         model = DBNClassifier(hidden=(8,), workers=1, random_state=0)
-        assert not model._is_to_guess(X.astype(float), 20)
+        assert not model._is_to_try(X, 20)
         model.set_params(visible_units="counts")
-        assert not model._is_to_guess(X + 0.5, 20)
+        assert not model._is_to_try(X + 0.5, 20)
 
-    def test_bits_of_which_some_are_missing_are_bits(self):
-        X = np.where(RNG.random(BITS.shape) < 0.1, np.nan, BITS)
-        assert not DBNClassifier(hidden=(8,))._is_to_guess(X, 20)
+    @pytest.mark.parametrize("way", ["codes", "guesses"])
+    @pytest.mark.parametrize(
+        "X",
+        [BITS, 255 * BITS, np.where(RNG.random(BITS.shape) < 0.1, np.nan, BITS)],
+        ids=["bits", "black or white", "some missing"],
+    )
+    def test_zeros_and_ones_may_stay_with_rbms(self, monkeypatch, X, way):
+        monkeypatch.setattr(predictors, "likeliest", lambda ways, *_, **__: way)
+        monkeypatch.setattr(predictors, "UNLABELLED_STEPS", 10)
+        model = DBNClassifier(hidden=(4,), workers=1, random_state=0).fit(X[:60], some(KINDS[:60]))
+        guesses = way == "guesses"
+        assert model.pseudo_labels_ is guesses
+        assert model.stack_.units[1:] == (("relu",) if guesses else ("bernoulli",))
+        assert np.isfinite(model.predict_proba(X)).all()
 
     def test_the_result_does_not_depend_on_the_number_of_workers(self):
         X, _, labels = stripes()
@@ -207,7 +222,7 @@ class TestGuesses:
     def test_enough_labels_need_no_guesses(self):
         X, _, _ = stripes(60)
         model = DBNClassifier(hidden=(8,), workers=1, random_state=0)
-        assert not model._is_to_guess(X, 12) and model._is_to_guess(X, 11)
+        assert not model._is_to_try(X, 12) and model._is_to_try(X, 11)
 
     def test_other_forms_of_the_rows_train_the_same(self):
         X, _, labels = stripes(80)
@@ -232,11 +247,11 @@ class TestTrial:
     @pytest.fixture
     def trainings(self, monkeypatch):
         """Record trainings in place of them; ``sure`` is the logit of the right class."""
-        found, sure = [], {"guess": 1.0, "alone": 1.0}
+        found, sure = [], {"guesses": 1.0, "labels": 1.0}
 
-        def finetuned(X, y, **settings):
-            found.append((X, y, settings))
-            return "guess" if "unlabelled" in settings else "alone"
+        def finetuned(stack, X, y, **settings):
+            found.append((stack, X, y, settings))
+            return stack
 
         def outputs_of(stack, X):  # the first column is the class
             return np.eye(2)[X[:, 0].astype(int)] * sure[stack]
@@ -245,32 +260,36 @@ class TestTrial:
         return found, sure, finetuned
 
     ROWS, CLASSES = np.arange(0, 60, 10), np.array([0, 1, 0, 1, 0, 1])
+    WAYS: ClassVar = {name: lambda X, y, steps, n=name: (n, {}) for name in ("guesses", "labels")}
 
     def table(self):
         X = np.arange(120.0).reshape(60, 2)
         X[self.ROWS, 0] = self.CLASSES
         return X
 
-    @pytest.mark.parametrize(("logit", "expected"), [(1.1, True), (1.0, True), (0.9, False)])
+    def winner(self, finetuned, labels=6, weights=None, classes=2):
+        targets = Targets(self.ROWS[:labels], self.CLASSES[:labels], weights)
+        return likeliest(self.WAYS, finetuned, self.table(), targets, 0, classes=classes)
+
+    @pytest.mark.parametrize(
+        ("logit", "expected"), [(1.1, "guesses"), (1.0, "guesses"), (0.9, "labels")]
+    )
     def test_the_more_likely_labels_win(self, trainings, logit, expected):
         _, sure, finetuned = trainings
-        sure["guess"] = logit
-        assert (
-            guesses_help(finetuned, self.table(), self.ROWS, self.CLASSES, None, 0, classes=2)
-            is expected
-        )
+        sure["guesses"] = logit
+        assert self.winner(finetuned) == expected
 
     def test_one_row_that_is_far_off_does_not_decide(self, trainings):
         _, sure, finetuned = trainings
-        sure["guess"], sure["alone"] = -1000, -6  # both are below the least likelihood
-        assert guesses_help(finetuned, self.table(), self.ROWS, self.CLASSES, None, 0, classes=2)
+        sure["guesses"], sure["labels"] = -1000, -6  # both are below the least likelihood
+        assert self.winner(finetuned) == "guesses"
 
     def test_each_label_is_left_out_once_by_both_trainings(self, trainings):
         found, _, finetuned = trainings
         X, weights = self.table(), np.linspace(1, 2, 6)
-        guesses_help(finetuned, X, self.ROWS, self.CLASSES, weights, 0, classes=2)
-        left_out = {"pseudo": np.zeros(6), None: np.zeros(6)}
-        for rows, y, settings in found:
+        self.winner(finetuned, weights=weights)
+        left_out = {name: np.zeros(6) for name in self.WAYS}
+        for name, rows, y, settings in found:
             order = np.argsort(rows[:, 1])  # rows left out are rows without a label
             np.testing.assert_array_equal(rows[order], X)
             own, heavy = y[order][self.ROWS], settings["weights"][order][self.ROWS]
@@ -278,27 +297,27 @@ class TestTrial:
             assert np.isfinite(y).sum() == known.sum() == 4
             np.testing.assert_array_equal(own[known], self.CLASSES[known])
             np.testing.assert_array_equal(heavy[known], weights[known])
-            left_out[settings.get("unlabelled")] += ~known
+            left_out[name] += ~known
         assert [each.tolist() for each in left_out.values()] == [[1] * 6, [1] * 6]
 
     def test_no_more_rows_than_the_trial_reads(self, trainings, monkeypatch):
         found, _, finetuned = trainings
         monkeypatch.setattr(module, "GUESS_STEPS", 1)
         monkeypatch.setattr(module, "GUESS_BATCH", 10)
-        guesses_help(finetuned, self.table(), self.ROWS, self.CLASSES, None, 0, classes=2)
-        assert {len(X) for X, _, _ in found} == {16}
+        self.winner(finetuned)
+        assert {len(X) for _, X, _, _ in found} == {16}
 
-    def test_a_class_without_labels_decides_nothing(self, trainings):
-        found, _, finetuned = trainings
-        assert guesses_help(finetuned, self.table(), self.ROWS, self.CLASSES, None, 0, classes=3)
+    @pytest.mark.parametrize(("labels", "classes"), [(6, 3), (5, 2)])
+    def test_fewer_than_three_labels_of_a_class_decide_nothing(self, trainings, labels, classes):
+        found, sure, finetuned = trainings
+        sure["guesses"] = 0
+        assert self.winner(finetuned, labels, classes=classes) == "guesses"
         assert found == []
 
-    def test_two_labels_of_a_class_decide_nothing_and_nothing_is_trained(self, trainings):
-        found, _, finetuned = trainings
-        assert guesses_help(
-            finetuned, self.table(), self.ROWS[:5], self.CLASSES[:5], None, 0, classes=2
-        )
-        assert found == []
+    @pytest.mark.parametrize(("columns", "share"), [(2, 0.0), (3, 0.1)])
+    def test_of_two_columns_none_is_left_out(self, columns, share):
+        own = few_labels_settings((100, columns), 20, None, guess=True)
+        assert own["input_dropout"] == share
 
     @pytest.mark.parametrize(
         ("labels", "batch_size", "expected"),
@@ -307,12 +326,12 @@ class TestTrial:
     def test_minibatches_of_labels_are_about_as_large_as_each_other(
         self, labels, batch_size, expected
     ):
-        own = few_labels_settings(1000, labels, batch_size, guess=False)
+        own = few_labels_settings((1000, 3), labels, batch_size, guess=False)
         assert (own["batch_size"], own["epochs"]) == expected
 
     @pytest.mark.parametrize("weight", [{0: 1, 1: 0}, {0: 0, 1: 1}])
     def test_a_class_without_any_weight_stays_a_class(self, monkeypatch, weight):
-        monkeypatch.setattr(module, "UNLABELLED_STEPS", 10)
+        monkeypatch.setattr(predictors, "UNLABELLED_STEPS", 10)
         X, y, _ = stripes(60)
         labels = np.where(np.arange(60) < 11, y, -1)
         model = DBNClassifier(hidden=(8,), workers=1, random_state=0, class_weight=weight)
@@ -330,7 +349,7 @@ class TestTrial:
     @pytest.mark.parametrize("batch_size", [1, 7])
     def test_small_minibatches_are_of_two_rows(self, monkeypatch, batch_size):
         monkeypatch.setattr(module, "GUESS_STEPS", 10)
-        monkeypatch.setattr(module, "UNLABELLED_STEPS", 10)
+        monkeypatch.setattr(predictors, "UNLABELLED_STEPS", 10)
         X, y, _ = stripes(70)
         model = DBNClassifier(hidden=(8,), workers=1, random_state=0, batch_size=batch_size)
         model.fit(X, np.where(np.arange(70) < 13, y, -1))
@@ -340,7 +359,7 @@ class TestTrial:
         X, _, labels = ball()
         model = DBNClassifier(hidden=(32, 32), workers=1, random_state=0, verbose=1)
         assert not model.fit(X, labels).pseudo_labels_
-        assert "rows without a label are left out" in capsys.readouterr().out
+        assert "classes of rows without a label are not guessed" in capsys.readouterr().out
         assert model.stack_.info["finetune"][-1]["unlabelled"] == "none"
 
 
@@ -395,7 +414,7 @@ class TestClassifier:
     def test_the_head_begins_as_a_logistic_regression(self, better_codes):
         stack = StackedRBM(**SMALL, epochs=20).fit(BITS).stack_
         rows = np.flatnonzero(some(KINDS) >= 0)
-        headed, settings = head_first(stack, BITS[rows], KINDS[rows], None, 0)
+        headed, settings = head_first(stack, BITS, Targets(rows, KINDS[rows]), 0)
         codes = codes_of(stack, BITS)
         own = LogisticRegression().fit(codes[rows], KINDS[rows])
         outputs = outputs_of(headed, BITS)
@@ -409,12 +428,12 @@ class TestClassifier:
         stack = DBNClassifier(**SMALL, epochs=0, finetune_epochs=1).fit(BITS, KINDS).stack_
         layer = stack.layers[0]
         blind = type(stack)((layer.to(np.zeros_like), *stack.layers[1:]))
-        assert head_first(blind, BITS, KINDS, None, 0) == (blind, {})
+        assert head_first(blind, BITS, ALL, 0) == (blind, {})
 
     def test_a_head_that_is_there_stays(self, better_codes):
         stack = StackedRBM(**SMALL, epochs=1).fit(BITS).stack_
-        headed, _ = head_first(stack, BITS, KINDS, None, 0)
-        assert head_first(headed, BITS, KINDS, None, 0) == (headed, {})
+        headed, _ = head_first(stack, BITS, ALL, 0)
+        assert head_first(headed, BITS, ALL, 0) == (headed, {})
 
     @pytest.mark.parametrize("weights", [None, np.full(200, 0.5)])
     def test_labels_left_out_are_predicted(self, weights):

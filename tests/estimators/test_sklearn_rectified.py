@@ -14,7 +14,12 @@ from sklearn.datasets import make_friedman1, make_hastie_10_2, make_moons
 from syncpretrain.sklearn import DBNClassifier, DBNRegressor
 from syncpretrain.sklearn import fit_choices as module
 from syncpretrain.sklearn.base import training_rows
-from syncpretrain.sklearn.fit_choices import are_curved, are_measurements, rectified_settings
+from syncpretrain.sklearn.fit_choices import (
+    Targets,
+    are_curved,
+    are_measurements,
+    rectified_settings,
+)
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(300, 3))
@@ -57,7 +62,8 @@ class TestAreCurved:
     def judged(self, monkeypatch):
         def judge(outputs, y, weights=None, *, are_classes=True):
             monkeypatch.setattr(module, "outputs_of", lambda _, rows: outputs(rows))
-            return are_curved(lambda *_, **__: None, X, y, weights, 0, are_classes=are_classes)
+            targets = Targets(np.arange(len(X)), y, weights)
+            return are_curved(lambda *_, **__: None, X, targets, 0, are_classes=are_classes)
 
         return judge
 
