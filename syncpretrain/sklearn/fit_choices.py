@@ -374,16 +374,19 @@ def likeliest(
     seed: int,
     *,
     classes: int,
+    margin: float = 0.0,
 ) -> str:
-    """Return the name of the way of training that makes labels left out most likely.
+    """Return the name of the way of training that makes labels left out more likely.
 
-    The labels are left out in turn, in three parts; what counts is the mean of the logarithms of
-    their probabilities. If a class has fewer than three labels, nothing can be told, and the first
-    way is returned, as where two are equal.
+    The labels are left out in turn, in three parts; what counts is the sum of the logarithms of
+    their probabilities. The second of two ways is returned if its sum is greater by ``margin``
+    standard errors of the difference. If a class has fewer than three labels, nothing can be told,
+    and the first is returned.
 
     Parameters
     ----------
     ways : mapping of str to callable
+        Two of them.
     finetuned : callable
         Called with a stack, examples, targets and settings; returns a stack.
     X : array or sparse matrix of shape (n_examples, n_features)
@@ -393,17 +396,20 @@ def likeliest(
         Seed of the parts.
     classes : int
         Number of classes.
+    margin : float
+        Standard errors by which the second way must be better.
     """
     rows, y, weights = targets
+    first, second = ways
     if np.bincount(y, minlength=classes).min() < FOLDS:
-        return next(iter(ways))
+        return first
     most = GUESS_STEPS * GUESS_BATCH  # more rows are not seen in so few steps
     others = np.setdiff1d(np.arange(X.shape[0]), rows)
     others = np.random.default_rng(seed).permutation(others)[:most]
     kept = np.sort(np.concatenate([rows, others]))
     seen = X if len(kept) == X.shape[0] else X[kept]
     placed = targets._replace(rows=np.searchsorted(kept, rows))
-    found = dict.fromkeys(ways, 0.0)
+    found = {name: np.zeros(len(y)) for name in ways}
     split = StratifiedKFold(FOLDS, shuffle=True, random_state=seed % 2**32)
     for trained, held_out in split.split(rows, y):
         part = placed.part(trained)
@@ -413,8 +419,9 @@ def likeliest(
             options = settings | {"weights": own, "warn": False, "observers": ()}
             outputs = outputs_of(finetuned(stack, seen, known, **options), X[rows[held_out]])
             likely = _log_likelihoods(outputs, y[held_out])
-            found[name] += float(_times_weights(likely, weights, held_out).sum())
-    return max(found, key=found.__getitem__)
+            found[name][held_out] = _times_weights(likely, weights, held_out)
+    apart = found[second] - found[first]
+    return second if apart.sum() > margin * math.sqrt(np.square(apart).sum()) else first
 
 
 def _log_likelihoods(outputs: Matrix, y: NDArray[Any]) -> NDArray[np.float64]:

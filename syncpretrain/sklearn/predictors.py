@@ -338,13 +338,15 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         def codes(X: Matrix, some: Targets, steps: int) -> Start:
             return self._with_head(stack, X, some.weighted(), seed)
 
-        guesses = partial(network, guess=True)
+        guesses, classes = partial(network, guess=True), len(self.classes_)
+        # As for the head, codes of zeros and ones stay unless the other way is clearly better.
         ways: dict[str, Way] = {"codes": codes, "guesses": guesses}
         if self._starts_random:
             ways = {"guesses": guesses, "labels": partial(network, guess=False)}
+        margin = 0.0 if self._starts_random else 1.0
         finetuned = partial(self._finetuned, seed=seed, objective="classification")
-        classes = len(self.classes_)
-        way = likeliest(ways, finetuned, X, targets.weighted(), seed, classes=classes)
+        counted = targets.weighted()
+        way = likeliest(ways, finetuned, X, counted, seed, classes=classes, margin=margin)
         if way != "guesses":
             notice = Notice(
                 time.monotonic(),

@@ -267,9 +267,10 @@ class TestTrial:
         X[self.ROWS, 0] = self.CLASSES
         return X
 
-    def winner(self, finetuned, labels=6, weights=None, classes=2):
+    def winner(self, finetuned, labels=6, weights=None, classes=2, margin=0.0):
         targets = Targets(self.ROWS[:labels], self.CLASSES[:labels], weights)
-        return likeliest(self.WAYS, finetuned, self.table(), targets, 0, classes=classes)
+        options = {"classes": classes, "margin": margin}
+        return likeliest(self.WAYS, finetuned, self.table(), targets, 0, **options)
 
     @pytest.mark.parametrize(
         ("logit", "expected"), [(1.1, "guesses"), (1.0, "guesses"), (0.9, "labels")]
@@ -283,6 +284,12 @@ class TestTrial:
         _, sure, finetuned = trainings
         sure["guesses"], sure["labels"] = -1000, -6  # both are below the least likelihood
         assert self.winner(finetuned) == "guesses"
+
+    @pytest.mark.parametrize(("margin", "expected"), [(2.4, "labels"), (2.5, "guesses")])
+    def test_the_second_way_must_be_better_by_a_margin(self, trainings, margin, expected):
+        _, sure, finetuned = trainings
+        sure["guesses"] = 0.9  # the difference is equal for all six labels: 2.45 standard errors
+        assert self.winner(finetuned, margin=margin) == expected
 
     def test_each_label_is_left_out_once_by_both_trainings(self, trainings):
         found, _, finetuned = trainings
