@@ -18,7 +18,6 @@ from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.pretraining.streamed.sizes import stream_size
 from syncpretrain.schedule.kinds import SCHEDULES
-from syncpretrain.schedule.stream import plans
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
 from syncpretrain.settings.checks import ALWAYS
@@ -276,7 +275,7 @@ def _simulated_stream(task: Task, settings: PretrainSettings, timings: Timings) 
     where = settings.backend if timings.unit == GPU else "numpy"
     ring, block, _ = stream_size(settings, backend_for(where), steps)
     seconds = simulate_stream(
-        plans(settings.epochs, delay=settings.delay, steps=steps),
+        settings.stream.plans(steps),
         costs,
         steps=steps,
         ring=ring,

@@ -14,6 +14,7 @@ import msgspec
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.reads import MAX_EPOCHS
+from syncpretrain.schedule.stream import StreamEpochs
 from syncpretrain.settings.architecture import read_architecture, shapes_of
 from syncpretrain.settings.asynchronous import AsyncRate, Staleness, Steps
 from syncpretrain.shapes import ConvolutionShape, LayerShape
@@ -248,6 +249,11 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     def shapes(self) -> tuple[LayerShape, ...]:
         """The shape of each layer."""
         return shapes_of(self.layers, self.architecture)
+
+    @property
+    def stream(self) -> StreamEpochs:
+        """The epochs of the layers as a stream trains them."""
+        return StreamEpochs(self.epochs, self.delay)
 
     def shards_of(self, layer: int) -> int:
         """Return the number of shards in a minibatch of a layer, counted from 1."""

@@ -119,7 +119,7 @@ class Ranks:
 
 
 def remote(ranks):
-    layer = RemoteLayer(2, StreamPlan(delay=0, steps=70), 7, None, Timeouts(stall=WAIT, tick=0.0))
+    layer = RemoteLayer(2, StreamPlan(skipped=0, steps=70), 7, None, Timeouts(stall=WAIT, tick=0.0))
     link = LayerRank(layer, ranks)
     layer.connect(link, Stopping(np.zeros(1), Timeouts()), np.zeros(1), lambda death: False)
     return layer, link
