@@ -20,7 +20,7 @@ from syncpretrain.parallel.replicas.server import AsyncRules
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.timings import Exchange, Timings, sizes
 from syncpretrain.schedule.kinds import ASYNC
-from syncpretrain.settings.asynchronous import AsyncFields
+from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = [

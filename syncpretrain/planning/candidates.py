@@ -19,9 +19,8 @@ from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.pretraining.streamed.sizes import stream_size
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings
-from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
 from syncpretrain.settings.checks import ALWAYS
-from syncpretrain.settings.fields import HANDOFF_DEFAULTS
+from syncpretrain.settings.fields import ASYNC_DEFAULTS, HANDOFF_DEFAULTS
 from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = [

@@ -21,7 +21,7 @@ from syncpretrain.planning.timings import Exchange
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import PretrainSettings, settings_from
-from syncpretrain.settings.asynchronous import AsyncFields
+from syncpretrain.settings.fields import AsyncFields
 
 __all__ = ["exchange_of", "exchanges", "handover_seconds"]
 

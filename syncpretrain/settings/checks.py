@@ -17,9 +17,8 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, schedule_kind
 from syncpretrain.schedule.reads import MAX_EPOCHS
 from syncpretrain.settings.architecture import MAX_UNITS, layer_text
-from syncpretrain.settings.asynchronous import check_async
 from syncpretrain.settings.devices import check_pretraining_backend
-from syncpretrain.settings.fields import MAX_WORKERS, PER_LAYER, PretrainFields
+from syncpretrain.settings.fields import MAX_WORKERS, PER_LAYER, PretrainFields, check_async
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.blocks import fitted_units, visible_kind
 from syncpretrain.units.kinds import INPUT_UNITS, KINDS, kind_of
@@ -114,8 +113,6 @@ def check_per_layer(name: str, values: tuple[Any, ...], depth: int) -> None:
             f"{name}: got {len(values)} values, expected one for all layers or {depth}, one a layer"
         )
     for value in values:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise SettingsError(f"{name}: got {value}, expected a finite number")
         if isinstance(value, int) and value > MAX_EPOCHS:
             raise SettingsError(f"{name}: got {value}, expected at most {MAX_EPOCHS}")
 

@@ -1,24 +1,28 @@
-"""The fields of the data and pretraining settings, the types of their values, and their defaults.
+"""The fields of the data and pretraining settings: each is declared once, here.
 
-A field is checked by its type here; :mod:`syncpretrain.settings.checks` has the checks that combine
-several fields.
+A field has its type with its range, its default, and a :class:`Setting`: the section, text and form
+of its option. The options with their help, the tables of the documentation, the check of types, the
+settings with one value a layer and their form in TOML follow. :mod:`syncpretrain.settings.checks`
+has the checks that combine several fields.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+# Annotations are objects here, not texts, for what they say is read at every start.
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, zip_longest
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.schedule.reads import MAX_EPOCHS
 from syncpretrain.schedule.stream import StreamEpochs
 from syncpretrain.settings.architecture import read_architecture, shapes_of
-from syncpretrain.settings.asynchronous import AsyncRate, Staleness, Steps
 from syncpretrain.shapes import ConvolutionShape, LayerShape
-from syncpretrain.units.kinds import UNITS, kind_of
+from syncpretrain.units.kinds import KINDS, UNITS, kind_of
 
 if TYPE_CHECKING:
     Units = str
@@ -26,12 +30,19 @@ else:
     Units = Literal[UNITS]
 
 __all__ = [
+    "ASYNCHRONOUS",
+    "ASYNC_DEFAULTS",
     "HANDOFF_DEFAULTS",
     "MAX_WORKERS",
     "MODELS",
     "MODEL_DEFAULTS",
+    "OUTPUT",
     "PER_LAYER",
     "SCHEDULE_DEFAULTS",
+    "SECTIONS",
+    "TUNING",
+    "TUNING_WORKERS",
+    "AsyncFields",
     "Count",
     "DataSettings",
     "Epochs",
@@ -43,56 +54,102 @@ __all__ = [
     "PositiveFloat",
     "Precision",
     "PretrainFields",
+    "Setting",
     "Shards",
     "Units",
     "Workers",
+    "check_async",
+    "check_finite",
+    "names_of",
+    "settings_of",
     "usual_costs",
     "usual_rates",
 ]
 
 # Larger numbers are slips of the keyboard: a run without end, or a machine busy with threads alone.
 MAX_WORKERS = 1024
+MAX_DELAY = 1000.0  # epochs
+MAX_CD_STEPS = 1000  # a minibatch cannot be interrupted
+MAX_STEPS = 1_000_000  # minibatches
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Epochs = Annotated[int, msgspec.Meta(ge=1, le=MAX_EPOCHS)]
 Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)]
 Shards = Annotated[int, msgspec.Meta(ge=0, le=MAX_WORKERS)]  # 0 for as many as replicas
+Steps = Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)]
+Staleness = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEPS)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Precision = Literal["float32", "tf32", "bfloat16", "auto"]  # precision of products
 MODELS = ("rbm", "autoencoder", "denoising", "contractive")
-MAX_DELAY = 1000.0  # epochs
-MAX_CD_STEPS = 1000  # a minibatch cannot be interrupted
 
-PER_LAYER: dict[str, Any] = {  # names and defaults of the settings with one value a layer
-    "epochs": 10,
-    "settle": 0.0,
-    "refresh_epochs": 1,
-    "refresh_when": "always",
-    "hidden_units": "bernoulli",
-    "learning_rate": 0.1,  # lower for some kinds of units, see usual_rates
-    "momentum": "0.5:5,0.9",
-    "weight_decay": 0.0002,
-    "l1": 0.0,
-    "cd_steps": 1,
-    "persistent": False,
-    "sparsity_target": 0.1,
-    "sparsity_cost": 0.0,
-    "hidden_dropout": 0.0,
-    "corruption": "none",
-    "contraction": 0.0,
-    "replicas": 1,
-    "shards": 0,
+# Defaults that differ from the fields'.
+HANDOFF_DEFAULTS: dict[str, dict[str, Any]] = {
+    "epoch": {"delay": 0.0},
+    "minibatch": {"refresh_epochs": 0, "delay": 0.5},
 }
-# Defaults that differ from PER_LAYER.
-HANDOFF_DEFAULTS: dict[str, dict[str, Any]] = {"minibatch": {"refresh_epochs": 0, "delay": 0.5}}
 SCHEDULE_DEFAULTS: dict[str, dict[str, Any]] = {"async": {"delay": 0.0}}
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "denoising": {"corruption": "masking:0.25"},
     "contractive": {"contraction": 0.1},
 }
 SPARSITY_COST = 1.0  # for convolutional RBMs: without a cost many filters are on everywhere
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a field says of its option that its type and its default do not say.
+
+    Attributes
+    ----------
+    section : str
+        Section of the help.
+    text : str
+        Text of the help. One that names no default gets it appended.
+    metavar : str
+        Stands for a value; default ``N`` for whole numbers, and ``X`` for others.
+    opposite : str
+        Name of the option that stands for False; default ``--no-`` and the field's name.
+    each : Any
+        Default of a layer, if the field has a value for each.
+    """
+
+    section: str
+    text: str = ""
+    metavar: str = ""
+    opposite: str = ""
+    each: Any = None
+
+
+SECTIONS = (  # of the help, in their order
+    *("Data and settings", "Model", "Learning", "Schedule", "Workers", "Fine-tuning"),
+    *("Workers of fine-tuning", "Asynchronous", "Run folder and output"),
+)
+DATA, MODEL, LEARNING, SCHEDULE, WORKERS, TUNING, TUNING_WORKERS, ASYNCHRONOUS, OUTPUT = (
+    partial(Setting, section) for section in SECTIONS
+)
+
+
+def _listed(names: Iterable[str]) -> str:
+    *most, last = names
+    return " or ".join(filter(None, [", ".join(most), last]))
+
+
+def _described(name: str) -> str:
+    """Return the name of a kind of units, with the restriction that a user should know."""
+    if KINDS[name].sample is None:
+        return f"{name} (autoencoders)"
+    return f"{name} (linear)" if KINDS[name].is_linear else name
+
+
+def _lower_rates() -> str:
+    """Return the default learning rates below the usual one, and the kinds that have them."""
+    rates: dict[float, list[str]] = {}
+    for name in UNITS:
+        rates.setdefault(KINDS[name].learning_rate, []).append(name)
+    lower = sorted(rates)[:-1]
+    return ", ".join(f"{rate:g} with {_listed(rates[rate])} units" for rate in lower)
 
 
 class Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,18 +170,102 @@ class DataSettings(Frozen, frozen=True, kw_only=True):
     examples to train on.
     """
 
-    name: str = "mnist"
-    validation: Fraction | None = None
-    labels: Count | None = None
-    target: str | None = None
-    drop: str | None = None
-    task: Literal["classification", "regression"] | None = None
-    test: str | None = None
-    unlabelled: str | None = None
-    examples: Count | None = None
+    name: Annotated[str, DATA(metavar="NAME|FILE")] = "mnist"
+    target: Annotated[
+        str | None,
+        DATA(
+            "The column of a table that holds the labels, by name, or by number from 1 (-1 for the"
+            " last).",
+            metavar="COLUMN",
+        ),
+    ] = None
+    drop: Annotated[
+        str | None, DATA("Columns of a table to leave out.", metavar="COLUMN[,COLUMN]")
+    ] = None
+    task: Annotated[
+        Literal["classification", "regression"] | None,
+        DATA("What the labels are for. Default classification for text and whole numbers."),
+    ] = None
+    test: Annotated[
+        str | None,
+        DATA(
+            "A part to test with: a fraction of the examples, or another file.",
+            metavar="FRACTION|FILE",
+        ),
+    ] = None
+    unlabelled: Annotated[
+        str | None,
+        DATA("A file of more examples to train on, without labels.", metavar="FILE"),
+    ] = None
+    examples: Annotated[
+        Count | None, DATA("Train on N of the training examples only. Default all.")
+    ] = None
+    validation: Annotated[
+        Fraction | None,
+        DATA(
+            "Share of the training examples to hold out. Default 10,000 of MNIST's 60,000, or a"
+            " tenth.",
+            metavar="FRACTION",
+        ),
+    ] = None
+    labels: Annotated[
+        Count | None, DATA("Keep the labels of N training examples only. Default all.")
+    ] = None
 
 
-class PretrainFields(Frozen, frozen=True, kw_only=True):
+class AsyncFields(Frozen, frozen=True, kw_only=True):
+    """Fields of an asynchronous schedule, of pretraining and of fine-tuning.
+
+    Attributes
+    ----------
+    push_every : int
+        Local steps after which a replica pushes its change.
+    fetch_every : int or None
+        Local steps after which a replica fetches the parameters; None for as often as it pushes.
+    async_rate : str
+        ``staleness`` divides a change by its staleness, the number of changes that the server
+        applied since the replica fetched (Zhang, Gupta et al. 2016); ``constant`` applies it whole.
+    delay_compensation : float
+        lambda_0 of the compensation for late changes (Zheng et al. 2017), 0 for none.
+    max_staleness : int or None
+        Largest staleness of a change; with a larger one, the replica fetches and repeats its steps.
+    simulate_staleness : int or None
+        With runtime ``serial``: every change is applied this number of changes late.
+    trim_replicas : bool
+        True stops replicas that do not make the error fall faster, as the run begins.
+    servers : int
+        Slices of the parameters, each with a thread of the server or, with runtime ``mpi``, a rank.
+    """
+
+    push_every: Annotated[Steps, ASYNCHRONOUS("Local steps before a replica pushes.")] = 1
+    fetch_every: Annotated[
+        Steps | None, ASYNCHRONOUS("Local steps before it fetches. Default as often.")
+    ] = None
+    async_rate: Annotated[
+        Literal["staleness", "constant"],
+        ASYNCHRONOUS("Divide changes by their staleness (default)."),
+    ] = "staleness"
+    delay_compensation: Annotated[
+        NonNegativeFloat, ASYNCHRONOUS("Lambda of the compensation. Default 0, none.")
+    ] = 0.0
+    max_staleness: Annotated[
+        Staleness | None, ASYNCHRONOUS("Make a change anew that is staler than N.")
+    ] = None
+    simulate_staleness: Annotated[
+        Staleness | None, ASYNCHRONOUS("In turns: apply changes N changes late.")
+    ] = None
+    trim_replicas: Annotated[bool, ASYNCHRONOUS("Stop replicas that do not pay.")] = False
+    servers: Annotated[
+        Workers, WORKERS("Async: slices of the parameters, each with a thread or rank.")
+    ] = 1
+
+
+ASYNC_DEFAULTS = dict(
+    zip(AsyncFields.__struct_fields__, AsyncFields.__struct_defaults__, strict=True)
+)
+
+
+class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     """Settings of a stack's pretraining. A tuple has one value a layer.
 
     Attributes
@@ -171,7 +312,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
     sample_visible : bool
         True makes contrastive divergence reconstruct the input by sampled states, not by means.
     cd_steps, persistent, sparsity_target, sparsity_cost, hidden_dropout
-        Settings of RBMs: see :class:`syncpretrain.learners.rbm.RBMSettings`.
+        Settings of RBMs: see :class:`syncpretrain.learners.rbm.RBM`.
     tied, loss, corruption, contraction
         Settings of autoencoders: see
         :class:`syncpretrain.learners.autoencoder.AutoencoderSettings`.
@@ -180,7 +321,7 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
         :class:`syncpretrain.learners.early_stopping.EarlyStopping`.
     push_every, fetch_every, async_rate, delay_compensation, max_staleness, simulate_staleness
         Settings of schedule ``async``, as are ``trim_replicas`` and ``servers``: see
-        :class:`syncpretrain.settings.asynchronous.AsyncFields`.
+        :class:`syncpretrain.settings.fields.AsyncFields`.
     exchange : str
         Exchange of parameters and changes with schedule ``async`` on ranks: in ``messages`` from
         and to servers, or through ``windows``, memory of other ranks.
@@ -188,62 +329,206 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
         Seed of all random numbers.
     """
 
-    layers: tuple[Count, ...]
+    layers: Annotated[
+        tuple[Count, ...],
+        MODEL(
+            "Values of an example, then units of each layer: 784,500,30; or"
+            " 1x28x28,conv:20x5,pool:2,500 of images, conv:FILTERSxSIZE[:PAD][/GROUPS] and"
+            " pool:SIZE[:mean].",
+            metavar="N,N[,N...]",
+        ),
+    ]
     architecture: str = ""
-    model: Literal["rbm", "autoencoder", "denoising", "contractive"] = "rbm"
-    visible_units: str = "bernoulli"
-    hidden_units: tuple[Units, ...]
-    schedule: Literal["synchronized", "greedy", "rounds", "async", "none"] = "synchronized"
-    group_size: Count | None = None
-    pace: Literal["lockstep", "free"] = "lockstep"
-    handoff: Literal["epoch", "minibatch"] = "epoch"
-    delay: Annotated[float, msgspec.Meta(ge=0, le=MAX_DELAY)] = 0.0
-    shuffle: str = "rows"
-    runtime: Literal["threads", "processes", "serial", "mpi"] = "threads"
-    backend: str = "auto"
-    precision: Precision = "float32"
-    workers: Workers | None = None
-    replicas: tuple[Count, ...]
-    split: Literal["examples", "units", "filters", "hybrid"] = "examples"
-    shards: tuple[NonNegativeInt, ...]
-    epochs: tuple[Count, ...]
-    settle: tuple[NonNegativeFloat, ...]
-    refresh_epochs: tuple[NonNegativeInt, ...]
-    refresh_when: tuple[str, ...]
-    finish: Literal["drain", "first-layer"] = "drain"
-    batch_size: Count = 100
-    learning_rate: tuple[PositiveFloat, ...]
-    momentum: tuple[str, ...]
-    weight_decay: tuple[NonNegativeFloat, ...]
-    l1: tuple[NonNegativeFloat, ...]
-    visible_bias: Literal["zero", "log-odds"] = "zero"
+    model: Annotated[
+        Literal["rbm", "autoencoder", "denoising", "contractive"], MODEL("Kind of all layers.")
+    ] = "rbm"
+    visible_units: Annotated[
+        str,
+        MODEL(
+            "Input: bernoulli (default), gaussian, auto, or by columns gaussian:5,softmax:3x7.",
+            metavar="KIND[:N,...]",
+        ),
+    ] = "bernoulli"
+    hidden_units: Annotated[
+        tuple[Units, ...], MODEL(f"{_listed(map(_described, UNITS))}.", each="bernoulli")
+    ]
+    visible_bias: Annotated[
+        Literal["zero", "log-odds"], MODEL("Start at 0 (default), or log-odds of the means.")
+    ] = "zero"
     missing: bool = False
     sparse: bool = False
-    sample_visible: bool = False
-    cd_steps: tuple[Annotated[int, msgspec.Meta(ge=1, le=MAX_CD_STEPS)], ...]
-    persistent: tuple[bool, ...]
-    sparsity_target: tuple[Fraction, ...]
-    sparsity_cost: tuple[NonNegativeFloat, ...]
-    hidden_dropout: tuple[Fraction, ...]
-    tied: bool = True
-    loss: Literal["squared", "cross-entropy"] | None = None
-    corruption: tuple[str, ...]
-    contraction: tuple[NonNegativeFloat, ...]
-    early_stopping: Literal["none", "free-energy-gap", "pseudo-likelihood", "validation-error"] = (
-        "none"
-    )
-    patience: Count = 3
-    push_every: Steps = 1
-    fetch_every: Steps | None = None
-    async_rate: AsyncRate = "staleness"
-    delay_compensation: NonNegativeFloat = 0.0
-    max_staleness: Staleness | None = None
-    simulate_staleness: Staleness | None = None
-    trim_replicas: bool = False
-    servers: Workers = 1
-    exchange: Literal["messages", "windows"] = "messages"
-    blas_threads: Workers | None = None
-    seed: NonNegativeInt = 0
+    tied: Annotated[
+        bool,
+        MODEL(
+            "Autoencoders: the decoder shares the weights (default), or has its own.",
+            opposite="--untied",
+        ),
+    ] = True
+    loss: Annotated[
+        Literal["squared", "cross-entropy"] | None,
+        MODEL("Loss of autoencoders. Default cross-entropy, squared for gaussian visible units."),
+    ] = None
+    corruption: Annotated[
+        tuple[str, ...],
+        MODEL(
+            "Denoising: masking:0.25 (default), salt-and-pepper:SHARE or gaussian:DEVIATION.",
+            metavar="KIND:X[,...]",
+            each="none",
+        ),
+    ]
+    contraction: Annotated[
+        tuple[NonNegativeFloat, ...],
+        MODEL("Weight of the contractive penalty. Default 0.1.", each=0.0),
+    ]
+    epochs: Annotated[
+        tuple[Count, ...],
+        LEARNING("Default 10; auto: until settled, up to N (100).", metavar="N|auto[:N]", each=10),
+    ]
+    batch_size: Annotated[Count, LEARNING("Examples in a minibatch.", metavar="B")] = 100
+    learning_rate: Annotated[  # the default is lower for some kinds of units: see usual_rates
+        tuple[PositiveFloat, ...], LEARNING(f"Default 0.1, {_lower_rates()}.", each=0.1)
+    ]
+    momentum: Annotated[
+        tuple[str, ...],
+        LEARNING(
+            "Default '0.5:5,0.9', which is 0.5 for 5 epochs, then 0.9; a ';' between layers.",
+            metavar="V[:EPOCHS,V...]",
+            each="0.5:5,0.9",
+        ),
+    ]
+    weight_decay: Annotated[tuple[NonNegativeFloat, ...], LEARNING(each=0.0002)]
+    l1: Annotated[
+        tuple[NonNegativeFloat, ...], LEARNING("Weight decay by the weights' signs.", each=0.0)
+    ]
+    cd_steps: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=1, le=MAX_CD_STEPS)], ...],
+        LEARNING("Gibbs steps, the k of CD-k.", each=1),
+    ]
+    sample_visible: Annotated[
+        bool,
+        LEARNING("Reconstruct the input by samples, not means.", opposite="--visible-means"),
+    ] = False
+    persistent: Annotated[
+        tuple[bool, ...],
+        LEARNING(
+            "Keep the chains between minibatches (PCD).", opposite="--not-persistent", each=False
+        ),
+    ]
+    sparsity_target: Annotated[
+        tuple[Fraction, ...], LEARNING("Mean activity to aim for.", each=0.1)
+    ]
+    sparsity_cost: Annotated[
+        tuple[NonNegativeFloat, ...], LEARNING("Weight of the pull to that activity.", each=0.0)
+    ]
+    hidden_dropout: Annotated[
+        tuple[Fraction, ...], LEARNING("Share of hidden units left out of an example.", each=0.0)
+    ]
+    early_stopping: Annotated[
+        Literal["none", "free-energy-gap", "pseudo-likelihood", "validation-error"],
+        LEARNING(
+            "End a layer's own epochs when it overfits (the gap), or no longer gets better. The"
+            " last is for autoencoders."
+        ),
+    ] = "none"
+    patience: Annotated[Count, LEARNING("Bad epochs that end a layer.")] = 3
+    seed: Annotated[NonNegativeInt, LEARNING("The same seed gives the same model.")] = 0
+    schedule: Annotated[
+        Literal["synchronized", "greedy", "rounds", "async", "none"],
+        SCHEDULE("Layers in parallel (default), in turn or groups; auto: the fastest."),
+    ] = "synchronized"
+    group_size: Annotated[
+        Count | None, SCHEDULE("Layers that rounds train at a time. Default 2.", metavar="G")
+    ] = None
+    pace: Annotated[
+        Literal["lockstep", "free"],
+        SCHEDULE("Epoch k reads version k of the layer below (default), or the newest there is."),
+    ] = "lockstep"
+    handoff: Annotated[
+        Literal["epoch", "minibatch"],
+        SCHEDULE(
+            "Train on whole versions of the layer below (default), or on its minibatches as they"
+            " are computed."
+        ),
+    ] = "epoch"
+    delay: Annotated[
+        float,
+        msgspec.Meta(ge=0, le=MAX_DELAY),
+        SCHEDULE("Epochs that a layer starts after the one below, with minibatch. Default 0.5."),
+    ] = 0.0
+    shuffle: Annotated[
+        str,
+        SCHEDULE(
+            "Order of a streamed run: rows (default), or blocks of N rows, for large files.",
+            metavar="rows|blocks:N",
+        ),
+    ] = "rows"
+    refresh_epochs: Annotated[
+        tuple[NonNegativeInt, ...], SCHEDULE("Epochs on each newer version.", each=1)
+    ]
+    refresh_when: Annotated[
+        tuple[str, ...],
+        SCHEDULE(
+            "Refresh on every version (default), or on one that differs by more than X from the"
+            " last.",
+            metavar="always|drift:X",
+            each="always",
+        ),
+    ]
+    settle: Annotated[
+        tuple[NonNegativeFloat, ...],
+        SCHEDULE(
+            "Change of outputs that ends a layer's epochs. Default 0; with auto 0.15, or the X of"
+            " drift:X.",
+            each=0.0,
+        ),
+    ]
+    finish: Annotated[
+        Literal["drain", "first-layer"],
+        SCHEDULE("Stop when every version is read (default), or do not wait for refreshes."),
+    ] = "drain"
+    runtime: Annotated[
+        Literal["threads", "processes", "serial", "mpi"],
+        WORKERS("Layers in threads (default), processes, turns, or on ranks of mpiexec (mpi)."),
+    ] = "threads"
+    backend: Annotated[
+        str,
+        WORKERS(
+            "CPU, all GPUs, or GPU N; auto (default) takes a GPU that CuPy can use.",
+            metavar="auto|numpy|cupy[:N]",
+        ),
+    ] = "auto"
+    precision: Annotated[Precision, WORKERS("Matrix products; tf32 on a GPU.")] = "float32"
+    workers: Annotated[
+        Workers | None, WORKERS("For all layers. Default the usable cores.", metavar="P")
+    ] = None
+    replicas: Annotated[
+        tuple[Count, ...], WORKERS("Workers of one layer, if to spare.", metavar="R", each=1)
+    ]
+    split: Annotated[
+        Literal["examples", "units", "filters", "hybrid"],
+        WORKERS(
+            "What replicas share: examples (default), an RBM's units, filters; or hybrid: examples"
+            " of convolutions, units of others."
+        ),
+    ] = "examples"
+    shards: Annotated[
+        tuple[NonNegativeInt, ...],
+        WORKERS(
+            "Parts of a minibatch; they decide the result. Default as many as replicas.",
+            metavar="S",
+            each=0,
+        ),
+    ]
+    exchange: Annotated[
+        Literal["messages", "windows"],
+        WORKERS("Async with mpi: by messages (default), or one-sided in windows."),
+    ] = "messages"
+    blas_threads: Annotated[
+        Workers | None,
+        WORKERS(
+            "For greedy and fine-tuning; parallel layers take one each. Default the usable cores."
+        ),
+    ] = None
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
@@ -290,6 +575,101 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
             pools_by_mean = isinstance(shape, ConvolutionShape) and shape.pooling == "mean"
             return self.hidden_dropout[layer - 1] > 0 or pools_by_mean
         return self.corruption[layer - 1] != "none"
+
+
+def check_finite(settings: msgspec.Struct, *, prefix: str = "") -> None:
+    """Refuse infinity and NaN; ``prefix`` is the prefix of the options' names.
+
+    Raises
+    ------
+    SettingsError
+        Naming the setting.
+    """
+    for name in settings.__struct_fields__:
+        found = getattr(settings, name)
+        for value in found if isinstance(found, tuple) else (found,):
+            if isinstance(value, float) and not math.isfinite(value):
+                raise SettingsError(f"{prefix}{name}: got {value}, expected a finite number")
+
+
+def check_async(
+    fields: AsyncFields, *, schedule: str, runtime: str, has_momentum: bool, prefix: str = ""
+) -> None:
+    """Refuse settings that an asynchronous schedule lacks, and settings that only it has.
+
+    Parameters
+    ----------
+    fields : AsyncFields
+    schedule, runtime : str
+    has_momentum : bool
+        True if a local step depends on more than its own gradient.
+    prefix : str
+        Prefix of the options' names.
+
+    Raises
+    ------
+    SettingsError
+        Naming the setting.
+    """
+    if schedule != ASYNC:
+        for name, default in ASYNC_DEFAULTS.items():
+            value = getattr(fields, name)
+            if value != default:
+                raise SettingsError(
+                    f"{prefix}{name}: got {value} with schedule {schedule}, expected none; take"
+                    f" {prefix}schedule {ASYNC}"
+                )
+        return
+    if fields.fetch_every is not None and fields.fetch_every % fields.push_every:
+        raise SettingsError(
+            f"{prefix}fetch_every: got {fields.fetch_every} with push_every {fields.push_every},"
+            " expected a multiple of it; what was not pushed would be lost at a fetch"
+        )
+    strength = fields.delay_compensation
+    steps = max(fields.push_every, fields.fetch_every or 1)
+    if strength and (steps > 1 or has_momentum):
+        name = "push_every" if fields.push_every > 1 else "fetch_every"
+        other = f"{name} above 1" if steps > 1 else "momentum"
+        raise SettingsError(
+            f"{prefix}delay_compensation: got {strength:g} with {other}, expected plain steps along"
+            " one gradient, of fetched parameters; take push_every and fetch_every 1, and sgd"
+            " without momentum"
+        )
+    if fields.trim_replicas and runtime == "serial":
+        raise SettingsError(
+            f"{prefix}trim_replicas: got it with runtime serial, whose replicas take turns; take"
+            f" {prefix}runtime threads or processes"
+        )
+    if fields.servers > 1 and runtime == "serial":
+        raise SettingsError(
+            f"{prefix}servers: got {fields.servers} with runtime serial, whose replicas take turns,"
+            f" expected 1; take {prefix}runtime threads or processes"
+        )
+    if fields.simulate_staleness is not None and runtime != "serial":
+        raise SettingsError(
+            f"{prefix}simulate_staleness: got {fields.simulate_staleness} with runtime {runtime},"
+            f" where it is what it is; take {prefix}runtime serial"
+        )
+
+
+def names_of(kind: type[msgspec.Struct]) -> list[str]:
+    """Return the names of the fields of settings, the fields of :class:`AsyncFields` last."""
+    return sorted(kind.__struct_fields__, key=ASYNC_DEFAULTS.__contains__)
+
+
+def settings_of(kind: type[msgspec.Struct]) -> dict[str, Setting]:
+    """Return what the fields of settings say of their options, by name, if they have one."""
+    hints = get_type_hints(kind, include_extras=True)
+    own = {name: getattr(hints[name], "__metadata__", ()) for name in names_of(kind)}
+    return {name: said[-1] for name, said in own.items() if said and isinstance(said[-1], Setting)}
+
+
+# Names and defaults of the settings with one value a layer.
+PER_LAYER: dict[str, Any] = {
+    name: setting.each
+    for name, setting in settings_of(PretrainFields).items()
+    if setting.each is not None
+}
 
 
 class MomentumSchedule:
