@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, zip_longest
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import msgspec
@@ -48,6 +49,7 @@ __all__ = [
     "Epochs",
     "Fraction",
     "Frozen",
+    "LayerSettings",
     "MomentumSchedule",
     "NonNegativeFloat",
     "NonNegativeInt",
@@ -61,6 +63,7 @@ __all__ = [
     "check_async",
     "check_finite",
     "names_of",
+    "parsed_corruption",
     "settings_of",
     "usual_costs",
     "usual_rates",
@@ -82,6 +85,7 @@ PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Precision = Literal["float32", "tf32", "bfloat16", "auto"]  # precision of products
+CORRUPTIONS = ("masking", "salt-and-pepper", "gaussian")
 MODELS = ("rbm", "autoencoder", "denoising", "contractive")
 
 # Defaults that differ from the fields'.
@@ -194,8 +198,7 @@ class DataSettings(Frozen, frozen=True, kw_only=True):
         ),
     ] = None
     unlabelled: Annotated[
-        str | None,
-        DATA("A file of more examples to train on, without labels.", metavar="FILE"),
+        str | None, DATA("A file of more examples to train on, without labels.", metavar="FILE")
     ] = None
     examples: Annotated[
         Count | None, DATA("Train on N of the training examples only. Default all.")
@@ -311,11 +314,23 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
         Visible biases start from ``zero`` or the ``log-odds`` of the units' means.
     sample_visible : bool
         True makes contrastive divergence reconstruct the input by sampled states, not by means.
-    cd_steps, persistent, sparsity_target, sparsity_cost, hidden_dropout
-        Settings of RBMs: see :class:`syncpretrain.learners.rbm.RBM`.
-    tied, loss, corruption, contraction
-        Settings of autoencoders: see
-        :class:`syncpretrain.learners.autoencoder.AutoencoderSettings`.
+    cd_steps, persistent
+        The k of CD-k; with ``persistent`` the chains go on from where the last minibatch left them
+        (Tieleman 2008).
+    sparsity_target, sparsity_cost
+        The cost weighs the pull of each hidden unit's mean activity to the target (Hinton 2010,
+        section 11).
+    hidden_dropout
+        The probability with which a hidden unit of an RBM is left out of an example (Srivastava et
+        al. 2014, section 8); the others are scaled up in the decoder, so that all together reach
+        it.
+    tied, loss
+        Settings of autoencoders: whether the decoder shares the weights, and ``squared`` or
+        ``cross-entropy``.
+    corruption
+        Kind and amount of noise on an autoencoder's input (Vincent et al. 2010).
+    contraction
+        Weight of the penalty on the Jacobian of an autoencoder's code (Rifai et al. 2011).
     early_stopping, patience : str, int
         Criterion that ends a layer's own epochs: see
         :class:`syncpretrain.learners.early_stopping.EarlyStopping`.
@@ -405,8 +420,7 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
         LEARNING("Gibbs steps, the k of CD-k.", each=1),
     ]
     sample_visible: Annotated[
-        bool,
-        LEARNING("Reconstruct the input by samples, not means.", opposite="--visible-means"),
+        bool, LEARNING("Reconstruct the input by samples, not means.", opposite="--visible-means")
     ] = False
     persistent: Annotated[
         tuple[bool, ...],
@@ -539,6 +553,26 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     def stream(self) -> StreamEpochs:
         """The epochs of the layers as a stream trains them."""
         return StreamEpochs(self.epochs, self.delay)
+
+    def of_layer(self, layer: int) -> "LayerSettings":
+        """Return the settings of a layer, counted from 1."""
+        i, units = layer - 1, self.visible_units_of(layer)
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        values |= {name: values[name][i] for name in PER_LAYER}
+        # Values of the input alone may be missing, sparse or sampled.
+        values |= {n: values[n] and not i for n in ("missing", "sparse", "sample_visible")}
+        usual = kind_of(units).loss
+        below = kind_of(self.hidden_units[i - 1] if i else units)
+        return LayerSettings(
+            **values
+            | {
+                "visible_units": units,
+                "momentum": MomentumSchedule(values["momentum"]),
+                "corruption": parsed_corruption(values["corruption"]),
+                "loss": usual if usual == "squared" else self.loss or usual,
+                "limits": (below.lower, below.upper) if below.is_bounded else (0, 1),
+            }
+        )
 
     def shards_of(self, layer: int) -> int:
         """Return the number of shards in a minibatch of a layer, counted from 1."""
@@ -715,6 +749,48 @@ class MomentumSchedule:
                 return value
             epoch -= epochs
         return self._last
+
+
+def parsed_corruption(text: str) -> tuple[str, float] | None:
+    """Return the kind and the amount of noise in a text such as ``masking:0.25``; None: ``none``.
+
+    Raises
+    ------
+    SettingsError
+        If the text has another form, or the amount is out of range.
+    """
+    if text == "none":
+        return None
+    kind, _, number = text.partition(":")
+    try:
+        amount = float(number)
+    except ValueError:
+        amount = math.nan
+    most = math.inf if kind == "gaussian" else 1
+    if kind not in CORRUPTIONS or not 0 < amount < most:
+        raise SettingsError(
+            f"corruption: got {text!r}, expected none, masking:SHARE, salt-and-pepper:SHARE with a"
+            " share above 0 and below 1, or gaussian:DEVIATION"
+        )
+    return kind, amount
+
+
+class LayerSettings(SimpleNamespace):
+    """Settings of one layer: the fields of :class:`PretrainFields` as they apply to it.
+
+    ``momentum`` is a :class:`MomentumSchedule`, and ``corruption`` is None or the kind of noise and
+    its amount. ``limits`` are the values of pepper and salt.
+    """
+
+    @property
+    def is_conditioned(self) -> bool:
+        """True if visible means depend on more than the hidden units: blocks, missing entries."""
+        return self.missing or kind_of(self.visible_units).blocks is not None
+
+    def kinds(self, model: str) -> dict[str, str]:
+        """Return the kinds of units and the model of a layer, by name."""
+        kinds = {"hidden_units": self.hidden_units, "visible_units": self.visible_units}
+        return kinds | {"model": model}
 
 
 def usual_rates(visible: Any, hidden: Sequence[Any]) -> list[float]:

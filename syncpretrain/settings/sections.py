@@ -94,8 +94,7 @@ class RunSettings(Frozen, frozen=True, kw_only=True):
         ),
     ] = 0
     stall_timeout: Annotated[
-        PositiveFloat,
-        OUTPUT("End a run that trains no minibatch for so long.", metavar="SECONDS"),
+        PositiveFloat, OUTPUT("End a run that trains no minibatch for so long.", metavar="SECONDS")
     ] = 600.0
 
     def __post_init__(self) -> None:
