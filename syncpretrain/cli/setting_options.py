@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
-from functools import cache, reduce
+from functools import reduce
 from pathlib import Path
-from types import UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-)
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import click
 import msgspec
@@ -30,6 +18,7 @@ from syncpretrain.settings.architecture import MAX_UNITS
 from syncpretrain.settings.fields import (
     ASYNC_DEFAULTS,
     ASYNCHRONOUS,
+    OF_SCHEDULES,
     PER_LAYER,
     SECTIONS,
     Setting,
@@ -69,11 +58,7 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
 RENAMED = {("data", "name"): "data", ("finetune", "objective"): "finetune"}
 COLUMNS = "columns"  # an option without a field, which changes the layers
 ALSO_OFFERED = {"schedule": (AUTO,)}
-PARSERS: dict[str, Callable[[str], Any]] = {
-    "layers": str,
-    "epochs": epoch_counts,
-    "momentum": momentums,
-}
+PARSERS = {"layers": str, "epochs": epoch_counts, "momentum": momentums}
 PLANNED = ("group_size", "replicas", "split", "shards")
 
 
@@ -90,19 +75,18 @@ def _options() -> Iterator[tuple[str, Option]]:
         for field, setting in settings_of(struct).items():
             usual = FINETUNE + field if section == "finetune" else field
             if section == "finetune" and field in ASYNC_DEFAULTS:  # the help has little room
-                text = f"As --{field.replace('_', '-')}." if ASYNC_DEFAULTS[field] else ""
-                setting = ASYNCHRONOUS(text)
+                text = f"As --{field.replace('_', '-')}." if setting.default else ""
+                setting = setting(section=ASYNCHRONOUS.section, text=text)
             yield RENAMED.get((section, field), usual), Option(section, field, setting)
             if field == "layers":
                 text = "Columns of convolutions, joined in the middle."
-                yield COLUMNS, Option(section, COLUMNS, replace(setting, text=text, metavar="N"))
+                yield COLUMNS, Option(section, COLUMNS, setting(text=text, metavar="N", kind=int))
 
 
 OPTIONS = dict(_options())
-SCHEDULES = {name for name, option in OPTIONS.items() if option.setting.section == "Schedule"}
 # Replicas are a layer's workers, or have minibatches of their own: a number for one schedule says
 # nothing about the other.
-OF_OTHER_WORKERS = {*PLANNED, "workers", "exchange", *SCHEDULES} - {"schedule", "handoff"}
+OF_OTHER_WORKERS = {*PLANNED, "workers", "exchange", *OF_SCHEDULES} - {"schedule", "handoff"}
 HEADINGS = ("Comparison", *SECTIONS)  # of the help
 HEADING_OF = {name: option.setting.section for name, option in OPTIONS.items()}
 HEADING_OF |= dict.fromkeys(("starts", "seeds"), "Comparison")
@@ -327,56 +311,36 @@ def _decorator(options: list[Callable[[F], F]]) -> Callable[[F], F]:
 
 def _option(name: str) -> Callable[[F], F]:
     """Return the option of a setting."""
-    section, field, setting = OPTIONS[name]
+    setting = OPTIONS[name].setting
     flag, text = "--" + name.replace("_", "-"), DATA if name == "data" else setting.text
-    if name == COLUMNS:
-        return click.option(flag, type=int, metavar=setting.metavar, help=text)
-    own = _fields(section)[field]
-    kind, is_list = _plain_type(own.type)
-    default = own.default if setting.each is None else setting.each
-    if kind is bool:
+    if setting.kind is bool:
         opposite = setting.opposite or "--no-" + flag.removeprefix("--")
         return click.option(f"{flag}/{opposite}", default=None, help=text)
-    parser, metavar = _parser_and_metavar(name, setting, kind, is_list)
-    return click.option(flag, type=parser, metavar=metavar, help=_with_default(text, default))
+    parser, metavar = _parser_and_metavar(name, setting)
+    return click.option(flag, type=parser, metavar=metavar, help=_with_default(text, setting))
 
 
-@cache
-def _fields(section: str) -> dict[str, msgspec.structs.FieldInfo]:
-    return {field.name: field for field in msgspec.structs.fields(STRUCTS[section])}
-
-
-def _plain_type(kind: Any) -> tuple[Any, bool]:
-    """Return the plain type of a field, and whether the field has a value for each layer."""
-    is_list = False
-    while True:
-        origin, arguments = get_origin(kind), get_args(kind)
-        if origin in (Annotated, Union, UnionType, tuple):  # the other member of a union is None
-            is_list = is_list or origin is tuple
-            kind = arguments[0]
-        else:
-            return kind, is_list
-
-
-def _parser_and_metavar(name: str, setting: Setting, kind: Any, is_list: bool) -> tuple[Any, Any]:
+def _parser_and_metavar(name: str, setting: Setting) -> tuple[Any, str | None]:
     """Return the type and the metavar of an option."""
+    is_list, kind, metavar = setting.each is not None, setting.kind, setting.metavar
     if name in PARSERS:
-        return PARSERS[name], setting.metavar
+        return PARSERS[name], metavar
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         if is_list:
-            return words(choices), setting.metavar or "KIND[,KIND...]"
-        return click.Choice([*choices, *ALSO_OFFERED.get(name, ())]), setting.metavar or None
-    letter = setting.metavar or ("X" if kind is float else "N")
+            return words(choices), metavar or "KIND[,KIND...]"
+        return click.Choice([*choices, *ALSO_OFFERED.get(name, ())]), metavar or None
+    metavar = metavar or ("X" if kind is float else "N")
     if not is_list:
-        return kind, letter
+        return kind, metavar
     if kind is str:
-        return words(()), letter
-    return floats if kind is float else integers, f"{letter}[,{letter}...]"
+        return words(()), metavar
+    return floats if kind is float else integers, f"{metavar}[,{metavar}...]"
 
 
-def _with_default(text: str, default: Any) -> str:
+def _with_default(text: str, setting: Setting) -> str:
     """Append the default to a text that names none."""
+    default = setting.default
     if default in (None, msgspec.NODEFAULT) or "default" in text.lower():
         return text
     value = f"{default:g}" if isinstance(default, float) else default
@@ -470,7 +434,7 @@ def _drop_tuning_schedule(finetune: dict[str, Any]) -> None:
 
 def _drop_handoff(pretrain: dict[str, Any]) -> None:
     """Drop settings of a file's hand-over that the other hand-over does not have."""
-    for name in SCHEDULES - {"schedule", "group_size", "handoff"}:
+    for name in OF_SCHEDULES - {"schedule", "group_size", "handoff"}:
         pretrain.pop(name, None)
 
 

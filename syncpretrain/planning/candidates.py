@@ -152,9 +152,8 @@ def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[
 
 def granted(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a candidate's options take for granted, the same for all layers."""
-    plain = {"replicas": 1, "shards": 0, "split": "examples", "handoff": "epoch", "delay": 0.0}
-    if options.get("handoff") == "minibatch":
-        plain["refresh_epochs"] = 0  # no newer version wakes a layer
+    plain = {"replicas": 1, "shards": 0, "split": "examples", "handoff": "epoch"}
+    plain |= HANDOFF_DEFAULTS[options.get("handoff", "epoch")]
     if options.get("handoff") == "minibatch" or not SCHEDULES[options["schedule"]].has_refreshes:
         plain["refresh_when"] = ALWAYS
     return {name: value for name, value in plain.items() if name not in options}

@@ -275,10 +275,7 @@ def _check_handoff(settings: PretrainFields) -> None:
             ("none", "pseudo-likelihood", "validation-error"),
         ),
         "refresh_when": (f"{ALWAYS}: no newer version wakes a layer", (ALWAYS,)),
-        "settle": (
-            "0, and numbers of epochs, not auto: there are no versions to compare",
-            (0,),
-        ),
+        "settle": ("0, and numbers of epochs, not auto: there are no versions to compare", (0,)),
         "refresh_epochs": ("0: no newer version wakes a layer", (0,)),
     }
     for name, (expected, values) in usual.items():

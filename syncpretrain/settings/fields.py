@@ -9,11 +9,20 @@ has the checks that combine several fields.
 # Annotations are objects here, not texts, for what they say is read at every start.
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from types import SimpleNamespace, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -30,6 +39,8 @@ if TYPE_CHECKING:
 else:
     Units = Literal[UNITS]
 
+T = TypeVar("T")
+
 __all__ = [
     "ASYNCHRONOUS",
     "ASYNC_DEFAULTS",
@@ -37,6 +48,7 @@ __all__ = [
     "MAX_WORKERS",
     "MODELS",
     "MODEL_DEFAULTS",
+    "OF_SCHEDULES",
     "OUTPUT",
     "PER_LAYER",
     "SCHEDULE_DEFAULTS",
@@ -44,6 +56,7 @@ __all__ = [
     "TUNING",
     "TUNING_WORKERS",
     "AsyncFields",
+    "AsyncRate",
     "Count",
     "DataSettings",
     "Epochs",
@@ -80,10 +93,13 @@ Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)]
 Shards = Annotated[int, msgspec.Meta(ge=0, le=MAX_WORKERS)]  # 0 for as many as replicas
 Steps = Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)]
 Staleness = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEPS)]
+GibbsSteps = Annotated[int, msgspec.Meta(ge=1, le=MAX_CD_STEPS)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+Each = tuple[T, ...]  # a value for each layer
+AsyncRate = Literal["staleness", "constant"]
 Precision = Literal["float32", "tf32", "bfloat16", "auto"]  # precision of products
 CORRUPTIONS = ("masking", "salt-and-pepper", "gaussian")
 MODELS = ("rbm", "autoencoder", "denoising", "contractive")
@@ -103,35 +119,48 @@ SPARSITY_COST = 1.0  # for convolutional RBMs: without a cost many filters are o
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a field says of its option that its type and its default do not say.
+    """What is declared of a field, beside its name.
+
+    An annotation has the section of the help, called with ``metavar``, ``opposite`` and ``each``
+    where it has them, and the text of the help behind it. :func:`settings_of` adds the others.
 
     Attributes
     ----------
     section : str
         Section of the help.
-    text : str
-        Text of the help. One that names no default gets it appended.
     metavar : str
         Stands for a value; default ``N`` for whole numbers, and ``X`` for others.
     opposite : str
         Name of the option that stands for False; default ``--no-`` and the field's name.
     each : Any
         Default of a layer, if the field has a value for each.
+    text : str
+        Text of the help. One that names no default gets it appended.
+    kind : type
+        Type of a value, without its range.
+    default : Any
+        Default, of a layer if there is a value for each.
     """
 
     section: str
-    text: str = ""
     metavar: str = ""
     opposite: str = ""
     each: Any = None
+    text: str = ""
+    kind: Any = None
+    default: Any = None
+
+    def __call__(self, **more: Any) -> "Setting":
+        """Return a setting that has more to say."""
+        return replace(self, **more)
 
 
 SECTIONS = (  # of the help, in their order
     *("Data and settings", "Model", "Learning", "Schedule", "Workers", "Fine-tuning"),
     *("Workers of fine-tuning", "Asynchronous", "Run folder and output"),
 )
-DATA, MODEL, LEARNING, SCHEDULE, WORKERS, TUNING, TUNING_WORKERS, ASYNCHRONOUS, OUTPUT = (
-    partial(Setting, section) for section in SECTIONS
+DATA, MODEL, LEARNING, SCHEDULE, WORKERS, TUNING, TUNING_WORKERS, ASYNCHRONOUS, OUTPUT = map(
+    Setting, SECTIONS
 )
 
 
@@ -177,42 +206,36 @@ class DataSettings(Frozen, frozen=True, kw_only=True):
     name: Annotated[str, DATA(metavar="NAME|FILE")] = "mnist"
     target: Annotated[
         str | None,
-        DATA(
-            "The column of a table that holds the labels, by name, or by number from 1 (-1 for the"
-            " last).",
-            metavar="COLUMN",
-        ),
+        DATA(metavar="COLUMN"),
+        "The column of a table that holds the labels, by name, or by number from 1 (-1 for the"
+        " last).",
     ] = None
     drop: Annotated[
-        str | None, DATA("Columns of a table to leave out.", metavar="COLUMN[,COLUMN]")
+        str | None, DATA(metavar="COLUMN[,COLUMN]"), "Columns of a table to leave out."
     ] = None
     task: Annotated[
         Literal["classification", "regression"] | None,
-        DATA("What the labels are for. Default classification for text and whole numbers."),
+        DATA,
+        "What the labels are for. Default classification for text and whole numbers.",
     ] = None
     test: Annotated[
         str | None,
-        DATA(
-            "A part to test with: a fraction of the examples, or another file.",
-            metavar="FRACTION|FILE",
-        ),
+        DATA(metavar="FRACTION|FILE"),
+        "A part to test with: a fraction of the examples, or another file.",
     ] = None
     unlabelled: Annotated[
-        str | None, DATA("A file of more examples to train on, without labels.", metavar="FILE")
+        str | None, DATA(metavar="FILE"), "A file of more examples to train on, without labels."
     ] = None
     examples: Annotated[
-        Count | None, DATA("Train on N of the training examples only. Default all.")
+        Count | None, DATA, "Train on N of the training examples only. Default all."
     ] = None
     validation: Annotated[
         Fraction | None,
-        DATA(
-            "Share of the training examples to hold out. Default 10,000 of MNIST's 60,000, or a"
-            " tenth.",
-            metavar="FRACTION",
-        ),
+        DATA(metavar="FRACTION"),
+        "Share of the training examples to hold out. Default 10,000 of MNIST's 60,000, or a tenth.",
     ] = None
     labels: Annotated[
-        Count | None, DATA("Keep the labels of N training examples only. Default all.")
+        Count | None, DATA, "Keep the labels of N training examples only. Default all."
     ] = None
 
 
@@ -240,27 +263,44 @@ class AsyncFields(Frozen, frozen=True, kw_only=True):
         Slices of the parameters, each with a thread of the server or, with runtime ``mpi``, a rank.
     """
 
-    push_every: Annotated[Steps, ASYNCHRONOUS("Local steps before a replica pushes.")] = 1
+    push_every: Annotated[Steps, ASYNCHRONOUS, "Local steps before a replica pushes."] = 1
     fetch_every: Annotated[
-        Steps | None, ASYNCHRONOUS("Local steps before it fetches. Default as often.")
+        Steps | None, ASYNCHRONOUS, "Local steps before it fetches. Default as often."
     ] = None
     async_rate: Annotated[
-        Literal["staleness", "constant"],
-        ASYNCHRONOUS("Divide changes by their staleness (default)."),
+        AsyncRate, ASYNCHRONOUS, "Divide changes by their staleness (default)."
     ] = "staleness"
     delay_compensation: Annotated[
-        NonNegativeFloat, ASYNCHRONOUS("Lambda of the compensation. Default 0, none.")
+        NonNegativeFloat, ASYNCHRONOUS, "Lambda of the compensation. Default 0, none."
     ] = 0.0
     max_staleness: Annotated[
-        Staleness | None, ASYNCHRONOUS("Make a change anew that is staler than N.")
+        Staleness | None, ASYNCHRONOUS, "Make a change anew that is staler than N."
     ] = None
     simulate_staleness: Annotated[
-        Staleness | None, ASYNCHRONOUS("In turns: apply changes N changes late.")
+        Staleness | None, ASYNCHRONOUS, "In turns: apply changes N changes late."
     ] = None
-    trim_replicas: Annotated[bool, ASYNCHRONOUS("Stop replicas that do not pay.")] = False
+    trim_replicas: Annotated[bool, ASYNCHRONOUS, "Stop replicas that do not pay."] = False
     servers: Annotated[
-        Workers, WORKERS("Async: slices of the parameters, each with a thread or rank.")
+        Workers, WORKERS, "Async: slices of the parameters, each with a thread or rank."
     ] = 1
+
+    @property
+    def period(self) -> int:
+        """Number of pushes from a fetch to the next one."""
+        return (self.fetch_every or self.push_every) // self.push_every
+
+    def share(self, staleness: int) -> float:
+        """Return the share of a change that is added to the parameters."""
+        # A change that is not stale counts whole, like one that is one push late.
+        return 1.0 if self.async_rate == "constant" else 1 / max(1, staleness)
+
+    def takes(self, staleness: int) -> bool:
+        """Return whether a change is taken."""
+        return self.max_staleness is None or staleness <= self.max_staleness
+
+    def fetches(self, pushes: int) -> bool:
+        """Return whether a replica fetches after a number of pushes since its start."""
+        return pushes % self.period == 0
 
 
 ASYNC_DEFAULTS = dict(
@@ -345,203 +385,173 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     """
 
     layers: Annotated[
-        tuple[Count, ...],
-        MODEL(
-            "Values of an example, then units of each layer: 784,500,30; or"
-            " 1x28x28,conv:20x5,pool:2,500 of images, conv:FILTERSxSIZE[:PAD][/GROUPS] and"
-            " pool:SIZE[:mean].",
-            metavar="N,N[,N...]",
-        ),
+        Each[Count],
+        MODEL(metavar="N,N[,N...]"),
+        "Values of an example, then units of each layer: 784,500,30; or"
+        " 1x28x28,conv:20x5,pool:2,500 of images, conv:FILTERSxSIZE[:PAD][/GROUPS] and"
+        " pool:SIZE[:mean].",
     ]
     architecture: str = ""
     model: Annotated[
-        Literal["rbm", "autoencoder", "denoising", "contractive"], MODEL("Kind of all layers.")
+        Literal["rbm", "autoencoder", "denoising", "contractive"], MODEL, "Kind of all layers."
     ] = "rbm"
     visible_units: Annotated[
         str,
-        MODEL(
-            "Input: bernoulli (default), gaussian, auto, or by columns gaussian:5,softmax:3x7.",
-            metavar="KIND[:N,...]",
-        ),
+        MODEL(metavar="KIND[:N,...]"),
+        "Input: bernoulli (default), gaussian, auto, or by columns gaussian:5,softmax:3x7.",
     ] = "bernoulli"
     hidden_units: Annotated[
-        tuple[Units, ...], MODEL(f"{_listed(map(_described, UNITS))}.", each="bernoulli")
+        Each[Units], MODEL(each="bernoulli"), f"{_listed(map(_described, UNITS))}."
     ]
     visible_bias: Annotated[
-        Literal["zero", "log-odds"], MODEL("Start at 0 (default), or log-odds of the means.")
+        Literal["zero", "log-odds"], MODEL, "Start at 0 (default), or log-odds of the means."
     ] = "zero"
     missing: bool = False
     sparse: bool = False
     tied: Annotated[
         bool,
-        MODEL(
-            "Autoencoders: the decoder shares the weights (default), or has its own.",
-            opposite="--untied",
-        ),
+        MODEL(opposite="--untied"),
+        "Autoencoders: the decoder shares the weights (default), or has its own.",
     ] = True
     loss: Annotated[
         Literal["squared", "cross-entropy"] | None,
-        MODEL("Loss of autoencoders. Default cross-entropy, squared for gaussian visible units."),
+        MODEL,
+        "Loss of autoencoders. Default cross-entropy, squared for gaussian visible units.",
     ] = None
     corruption: Annotated[
-        tuple[str, ...],
-        MODEL(
-            "Denoising: masking:0.25 (default), salt-and-pepper:SHARE or gaussian:DEVIATION.",
-            metavar="KIND:X[,...]",
-            each="none",
-        ),
+        Each[str],
+        MODEL(metavar="KIND:X[,...]", each="none"),
+        "Denoising: masking:0.25 (default), salt-and-pepper:SHARE or gaussian:DEVIATION.",
     ]
     contraction: Annotated[
-        tuple[NonNegativeFloat, ...],
-        MODEL("Weight of the contractive penalty. Default 0.1.", each=0.0),
+        Each[NonNegativeFloat], MODEL(each=0.0), "Weight of the contractive penalty. Default 0.1."
     ]
     epochs: Annotated[
-        tuple[Count, ...],
-        LEARNING("Default 10; auto: until settled, up to N (100).", metavar="N|auto[:N]", each=10),
+        Each[Count],
+        LEARNING(metavar="N|auto[:N]", each=10),
+        "Default 10; auto: until settled, up to N (100).",
     ]
-    batch_size: Annotated[Count, LEARNING("Examples in a minibatch.", metavar="B")] = 100
-    learning_rate: Annotated[  # the default is lower for some kinds of units: see usual_rates
-        tuple[PositiveFloat, ...], LEARNING(f"Default 0.1, {_lower_rates()}.", each=0.1)
+    batch_size: Annotated[Count, LEARNING(metavar="B"), "Examples in a minibatch."] = 100
+    learning_rate: Annotated[
+        Each[PositiveFloat], LEARNING(each=0.1), f"Default 0.1, {_lower_rates()}."
     ]
     momentum: Annotated[
-        tuple[str, ...],
-        LEARNING(
-            "Default '0.5:5,0.9', which is 0.5 for 5 epochs, then 0.9; a ';' between layers.",
-            metavar="V[:EPOCHS,V...]",
-            each="0.5:5,0.9",
-        ),
+        Each[str],
+        LEARNING(metavar="V[:EPOCHS,V...]", each="0.5:5,0.9"),
+        "Default '0.5:5,0.9', which is 0.5 for 5 epochs, then 0.9; a ';' between layers.",
     ]
-    weight_decay: Annotated[tuple[NonNegativeFloat, ...], LEARNING(each=0.0002)]
-    l1: Annotated[
-        tuple[NonNegativeFloat, ...], LEARNING("Weight decay by the weights' signs.", each=0.0)
-    ]
-    cd_steps: Annotated[
-        tuple[Annotated[int, msgspec.Meta(ge=1, le=MAX_CD_STEPS)], ...],
-        LEARNING("Gibbs steps, the k of CD-k.", each=1),
-    ]
+    weight_decay: Annotated[Each[NonNegativeFloat], LEARNING(each=0.0002)]
+    l1: Annotated[Each[NonNegativeFloat], LEARNING(each=0.0), "Weight decay by the weights' signs."]
+    cd_steps: Annotated[Each[GibbsSteps], LEARNING(each=1), "Gibbs steps, the k of CD-k."]
     sample_visible: Annotated[
-        bool, LEARNING("Reconstruct the input by samples, not means.", opposite="--visible-means")
+        bool, LEARNING(opposite="--visible-means"), "Reconstruct the input by samples, not means."
     ] = False
     persistent: Annotated[
-        tuple[bool, ...],
-        LEARNING(
-            "Keep the chains between minibatches (PCD).", opposite="--not-persistent", each=False
-        ),
+        Each[bool],
+        LEARNING(opposite="--not-persistent", each=False),
+        "Keep the chains between minibatches (PCD).",
     ]
-    sparsity_target: Annotated[
-        tuple[Fraction, ...], LEARNING("Mean activity to aim for.", each=0.1)
-    ]
+    sparsity_target: Annotated[Each[Fraction], LEARNING(each=0.1), "Mean activity to aim for."]
     sparsity_cost: Annotated[
-        tuple[NonNegativeFloat, ...], LEARNING("Weight of the pull to that activity.", each=0.0)
+        Each[NonNegativeFloat], LEARNING(each=0.0), "Weight of the pull to that activity."
     ]
     hidden_dropout: Annotated[
-        tuple[Fraction, ...], LEARNING("Share of hidden units left out of an example.", each=0.0)
+        Each[Fraction], LEARNING(each=0.0), "Share of hidden units left out of an example."
     ]
     early_stopping: Annotated[
         Literal["none", "free-energy-gap", "pseudo-likelihood", "validation-error"],
-        LEARNING(
-            "End a layer's own epochs when it overfits (the gap), or no longer gets better. The"
-            " last is for autoencoders."
-        ),
+        LEARNING,
+        "End a layer's own epochs when it overfits (the gap), or no longer gets better. The last"
+        " is for autoencoders.",
     ] = "none"
-    patience: Annotated[Count, LEARNING("Bad epochs that end a layer.")] = 3
-    seed: Annotated[NonNegativeInt, LEARNING("The same seed gives the same model.")] = 0
+    patience: Annotated[Count, LEARNING, "Bad epochs that end a layer."] = 3
+    seed: Annotated[NonNegativeInt, LEARNING, "The same seed gives the same model."] = 0
     schedule: Annotated[
         Literal["synchronized", "greedy", "rounds", "async", "none"],
-        SCHEDULE("Layers in parallel (default), in turn or groups; auto: the fastest."),
+        SCHEDULE,
+        "Layers in parallel (default), in turn or groups; auto: the fastest.",
     ] = "synchronized"
     group_size: Annotated[
-        Count | None, SCHEDULE("Layers that rounds train at a time. Default 2.", metavar="G")
+        Count | None, SCHEDULE(metavar="G"), "Layers that rounds train at a time. Default 2."
     ] = None
     pace: Annotated[
         Literal["lockstep", "free"],
-        SCHEDULE("Epoch k reads version k of the layer below (default), or the newest there is."),
+        SCHEDULE,
+        "Epoch k reads version k of the layer below (default), or the newest there is.",
     ] = "lockstep"
     handoff: Annotated[
         Literal["epoch", "minibatch"],
-        SCHEDULE(
-            "Train on whole versions of the layer below (default), or on its minibatches as they"
-            " are computed."
-        ),
+        SCHEDULE,
+        "Train on whole versions of the layer below (default), or on its minibatches as they are"
+        " computed.",
     ] = "epoch"
     delay: Annotated[
         float,
         msgspec.Meta(ge=0, le=MAX_DELAY),
-        SCHEDULE("Epochs that a layer starts after the one below, with minibatch. Default 0.5."),
+        SCHEDULE,
+        "Epochs that a layer starts after the one below, with minibatch. Default 0.5.",
     ] = 0.0
     shuffle: Annotated[
         str,
-        SCHEDULE(
-            "Order of a streamed run: rows (default), or blocks of N rows, for large files.",
-            metavar="rows|blocks:N",
-        ),
+        SCHEDULE(metavar="rows|blocks:N"),
+        "Order of a streamed run: rows (default), or blocks of N rows, for large files.",
     ] = "rows"
     refresh_epochs: Annotated[
-        tuple[NonNegativeInt, ...], SCHEDULE("Epochs on each newer version.", each=1)
+        Each[NonNegativeInt], SCHEDULE(each=1), "Epochs on each newer version."
     ]
     refresh_when: Annotated[
-        tuple[str, ...],
-        SCHEDULE(
-            "Refresh on every version (default), or on one that differs by more than X from the"
-            " last.",
-            metavar="always|drift:X",
-            each="always",
-        ),
+        Each[str],
+        SCHEDULE(metavar="always|drift:X", each="always"),
+        "Refresh on every version (default), or on one that differs by more than X from the last.",
     ]
     settle: Annotated[
-        tuple[NonNegativeFloat, ...],
-        SCHEDULE(
-            "Change of outputs that ends a layer's epochs. Default 0; with auto 0.15, or the X of"
-            " drift:X.",
-            each=0.0,
-        ),
+        Each[NonNegativeFloat],
+        SCHEDULE(each=0.0),
+        "Change of outputs that ends a layer's epochs. Default 0; with auto 0.15, or the X of"
+        " drift:X.",
     ]
     finish: Annotated[
         Literal["drain", "first-layer"],
-        SCHEDULE("Stop when every version is read (default), or do not wait for refreshes."),
+        SCHEDULE,
+        "Stop when every version is read (default), or do not wait for refreshes.",
     ] = "drain"
     runtime: Annotated[
         Literal["threads", "processes", "serial", "mpi"],
-        WORKERS("Layers in threads (default), processes, turns, or on ranks of mpiexec (mpi)."),
+        WORKERS,
+        "Layers in threads (default), processes, turns, or on ranks of mpiexec (mpi).",
     ] = "threads"
     backend: Annotated[
         str,
-        WORKERS(
-            "CPU, all GPUs, or GPU N; auto (default) takes a GPU that CuPy can use.",
-            metavar="auto|numpy|cupy[:N]",
-        ),
+        WORKERS(metavar="auto|numpy|cupy[:N]"),
+        "CPU, all GPUs, or GPU N; auto (default) takes a GPU that CuPy can use.",
     ] = "auto"
-    precision: Annotated[Precision, WORKERS("Matrix products; tf32 on a GPU.")] = "float32"
+    precision: Annotated[Precision, WORKERS, "Matrix products; tf32 on a GPU."] = "float32"
     workers: Annotated[
-        Workers | None, WORKERS("For all layers. Default the usable cores.", metavar="P")
+        Workers | None, WORKERS(metavar="P"), "For all layers. Default the usable cores."
     ] = None
     replicas: Annotated[
-        tuple[Count, ...], WORKERS("Workers of one layer, if to spare.", metavar="R", each=1)
+        Each[Count], WORKERS(metavar="R", each=1), "Workers of one layer, if to spare."
     ]
     split: Annotated[
         Literal["examples", "units", "filters", "hybrid"],
-        WORKERS(
-            "What replicas share: examples (default), an RBM's units, filters; or hybrid: examples"
-            " of convolutions, units of others."
-        ),
+        WORKERS,
+        "What replicas share: examples (default), an RBM's units, filters; or hybrid: examples of"
+        " convolutions, units of others.",
     ] = "examples"
     shards: Annotated[
-        tuple[NonNegativeInt, ...],
-        WORKERS(
-            "Parts of a minibatch; they decide the result. Default as many as replicas.",
-            metavar="S",
-            each=0,
-        ),
+        Each[NonNegativeInt],
+        WORKERS(metavar="S", each=0),
+        "Parts of a minibatch; they decide the result. Default as many as replicas.",
     ]
     exchange: Annotated[
         Literal["messages", "windows"],
-        WORKERS("Async with mpi: by messages (default), or one-sided in windows."),
+        WORKERS,
+        "Async with mpi: by messages (default), or one-sided in windows.",
     ] = "messages"
     blas_threads: Annotated[
         Workers | None,
-        WORKERS(
-            "For greedy and fine-tuning; parallel layers take one each. Default the usable cores."
-        ),
+        WORKERS,
+        "For greedy and fine-tuning; parallel layers take one each. Default the usable cores.",
     ] = None
 
     @property
@@ -692,18 +702,29 @@ def names_of(kind: type[msgspec.Struct]) -> list[str]:
 
 
 def settings_of(kind: type[msgspec.Struct]) -> dict[str, Setting]:
-    """Return what the fields of settings say of their options, by name, if they have one."""
-    hints = get_type_hints(kind, include_extras=True)
-    own = {name: getattr(hints[name], "__metadata__", ()) for name in names_of(kind)}
-    return {name: said[-1] for name, said in own.items() if said and isinstance(said[-1], Setting)}
+    """Return what is declared of the fields that have an option, by name."""
+    hints, found = get_type_hints(kind, include_extras=True), dict[str, Setting]()
+    defaults = dict(zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True))
+    for name in names_of(kind):
+        said = getattr(hints[name], "__metadata__", ())
+        text = "".join(x for x in said if isinstance(x, str))
+        for setting in (x for x in said if isinstance(x, Setting)):
+            default = defaults[name] if setting.each is None else setting.each
+            found[name] = setting(text=text, kind=_type_of_value(hints[name]), default=default)
+    return found
 
 
+def _type_of_value(hint: Any) -> Any:
+    """Return the type of a value, or of the value of a layer, without None and its range."""
+    while get_origin(hint) in (Annotated, Union, UnionType, tuple):
+        hint = get_args(hint)[0]
+    return hint
+
+
+DECLARED = settings_of(PretrainFields)
 # Names and defaults of the settings with one value a layer.
-PER_LAYER: dict[str, Any] = {
-    name: setting.each
-    for name, setting in settings_of(PretrainFields).items()
-    if setting.each is not None
-}
+PER_LAYER = {name: own.each for name, own in DECLARED.items() if own.each is not None}
+OF_SCHEDULES = {name for name, own in DECLARED.items() if own.section == SCHEDULE.section}
 
 
 class MomentumSchedule:

@@ -102,54 +102,59 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
 
     objective: Annotated[
         Literal["none", "reconstruction", "classification", "regression"],
-        TUNING("Backpropagation through the stack."),
+        TUNING,
+        "Backpropagation through the stack.",
     ] = "none"
-    epochs: Annotated[Epochs, TUNING()] = 10
+    epochs: Annotated[Epochs, TUNING] = 10
     optimizer: Annotated[
-        Literal["adam", "sgd", "cg", "lbfgs"], TUNING("cg, lbfgs: large batches, SciPy.")
+        Literal["adam", "sgd", "cg", "lbfgs"], TUNING, "cg, lbfgs: large batches, SciPy."
     ] = "adam"
     learning_rate: Annotated[
-        PositiveFloat | None, TUNING("Default 0.001 for adam, 0.1 for sgd.")
+        PositiveFloat | None, TUNING, "Default 0.001 for adam, 0.1 for sgd."
     ] = None
     rate_schedule: Annotated[
-        Literal["constant", "linear", "cosine"], TUNING("How the rate falls to 0.")
+        Literal["constant", "linear", "cosine"], TUNING, "How the rate falls to 0."
     ] = "constant"
-    momentum: Annotated[Fraction, TUNING("Momentum of sgd.")] = 0.0
-    nesterov: Annotated[bool, TUNING("Nesterov's momentum.")] = False
-    weight_decay: Annotated[NonNegativeFloat, TUNING()] = 0.0
+    momentum: Annotated[Fraction, TUNING, "Momentum of sgd."] = 0.0
+    nesterov: Annotated[bool, TUNING, "Nesterov's momentum."] = False
+    weight_decay: Annotated[NonNegativeFloat, TUNING] = 0.0
     loss: Annotated[
         Literal["squared", "cross-entropy"] | None,
-        TUNING("Loss of reconstruction. Default squared."),
+        TUNING,
+        "Loss of reconstruction. Default squared.",
     ] = None
-    dropout: Annotated[Fraction, TUNING("Share of hidden units left out.")] = 0.0
-    input_dropout: Annotated[Fraction, TUNING("Share of inputs left out.")] = 0.0
-    input_noise: Annotated[NonNegativeFloat, TUNING("Deviation of noise on inputs.")] = 0.0
-    normalization: Annotated[Literal["none", "batch"], TUNING("batch standardizes relu units.")] = (
+    dropout: Annotated[Fraction, TUNING, "Share of hidden units left out."] = 0.0
+    input_dropout: Annotated[Fraction, TUNING, "Share of inputs left out."] = 0.0
+    input_noise: Annotated[NonNegativeFloat, TUNING, "Deviation of noise on inputs."] = 0.0
+    normalization: Annotated[Literal["none", "batch"], TUNING, "batch standardizes relu units."] = (
         "none"
     )
     unlabelled: Annotated[
-        Literal["none", "pseudo"], TUNING("pseudo: guessed classes train too.")
+        Literal["none", "pseudo"], TUNING, "pseudo: guessed classes train too."
     ] = "none"
-    patience: Annotated[Count | None, TUNING("End N epochs after the best; keep its weights.")] = (
+    patience: Annotated[Count | None, TUNING, "End N epochs after the best; keep its weights."] = (
         None
     )
     batch_size: Annotated[Count, TUNING(metavar="B")] = 100
     precision: Annotated[
-        Precision, TUNING_WORKERS("float32 (default), tf32, bfloat16 or auto.", metavar="NAME")
+        Precision, TUNING_WORKERS(metavar="NAME"), "float32 (default), tf32, bfloat16 or auto."
     ] = "float32"
     replicas: Annotated[
         Workers | None,
-        TUNING_WORKERS("Sharing a minibatch. Default one a usable core.", metavar="R"),
+        TUNING_WORKERS(metavar="R"),
+        "Sharing a minibatch. Default one a usable core.",
     ] = None
     split: Annotated[
         Literal["units", "examples", "filters", "hybrid", "columns"] | None,
-        TUNING_WORKERS("What replicas share. Default units, or hybrid."),
+        TUNING_WORKERS,
+        "What replicas share. Default units, or hybrid.",
     ] = None
-    shards: Annotated[Shards, TUNING_WORKERS("Default as many as replicas.", metavar="S")] = 0
-    schedule: Annotated[Literal["synchronous", "async"], ASYNCHRONOUS()] = "synchronous"
+    shards: Annotated[Shards, TUNING_WORKERS(metavar="S"), "Default as many as replicas."] = 0
+    schedule: Annotated[Literal["synchronous", "async"], ASYNCHRONOUS] = "synchronous"
     runtime: Annotated[
         Literal["threads", "processes", "serial", "mpi"],
-        ASYNCHRONOUS("For async; or mpi, by examples."),
+        ASYNCHRONOUS,
+        "For async; or mpi, by examples.",
     ] = "threads"
 
     def __post_init__(self) -> None:

@@ -79,22 +79,19 @@ class RunSettings(Frozen, frozen=True, kw_only=True):
 
     checkpoint_every: Annotated[
         str,
-        OUTPUT(
-            "Write a checkpoint once any layer, or fine-tuning, has done N epochs since the last"
-            " one, or S seconds have passed.",
-            metavar="N|Ss",
-        ),
+        OUTPUT(metavar="N|Ss"),
+        "Write a checkpoint once any layer, or fine-tuning, has done N epochs since the last one,"
+        " or S seconds have passed.",
     ] = "60s"
-    keep: Annotated[Count, OUTPUT("Checkpoints to keep.")] = 2
+    keep: Annotated[Count, OUTPUT, "Checkpoints to keep."] = 2
     max_restarts: Annotated[
         NonNegativeInt,
-        OUTPUT(
-            "Replace a process that dies, or else resume from the last checkpoint if a worker"
-            " fails, at most N times in all."
-        ),
+        OUTPUT,
+        "Replace a process that dies, or else resume from the last checkpoint if a worker fails,"
+        " at most N times in all.",
     ] = 0
     stall_timeout: Annotated[
-        PositiveFloat, OUTPUT("End a run that trains no minibatch for so long.", metavar="SECONDS")
+        PositiveFloat, OUTPUT(metavar="SECONDS"), "End a run that trains no minibatch for so long."
     ] = 600.0
 
     def __post_init__(self) -> None:

@@ -23,10 +23,11 @@ from syncpretrain.parallel.replicas.pool import (
     StartedReplicas,
 )
 from syncpretrain.parallel.replicas.replica_count import Trial
-from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
+from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import Fleet, LocalSteps, ReplicaFactory, answer
 from syncpretrain.parallel.replicas.turns import ReplicaTurns
 from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.child_start import sendable, serve
 from syncpretrain.workers.layer_process import LayerProcess, RemoteTraceback, end_all
 from syncpretrain.workers.shared_memory import SharedSplits
@@ -41,7 +42,7 @@ REPLICA_CHILD = "syncpretrain.workers.replicas"
 def replicas_in(
     runtime: str,
     server: ParameterServer,
-    rules: AsyncRules,
+    rules: AsyncFields,
     factory: ReplicaFactory,
     data: Sequence[Array],
     *,
@@ -59,7 +60,7 @@ def replicas_in(
     runtime : str
         ``serial``, ``threads``, ``processes`` or ``mpi``.
     server : ParameterServer
-    rules : AsyncRules
+    rules : AsyncFields
     factory : callable
         Returns a replica, given the data. For processes it is one that can be sent to them.
     data : sequence of ndarray of shape (rows, width)

@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 from asyncreplicas import SIZE, CountingReplica
@@ -17,7 +18,6 @@ from hypothesis import strategies as st
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import slices_of
 from syncpretrain.parallel.replicas.server import (
-    AsyncRules,
     DelayCompensation,
     ParameterServer,
     Push,
@@ -25,9 +25,10 @@ from syncpretrain.parallel.replicas.server import (
 )
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
+from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.replicas import replicas_in
 
-WHOLE = AsyncRules(rate="constant")
+WHOLE = AsyncFields(async_rate="constant")
 DATA = (np.ones((2, 3), np.float32),)
 STEPS = 40
 
@@ -75,7 +76,7 @@ def total(steps: int) -> float:
     + [("processes", 2, 4)],
 )
 def test_whole_numbers_add_up_exactly(runtime, push, fetch):
-    rules = replace(WHOLE, push_every=push, fetch_every=fetch)
+    rules = msgspec.structs.replace(WHOLE, push_every=push, fetch_every=fetch)
     run = Fleet(runtime, rules=rules)
     done = run.train(push=push)
     assert done == len(tasks_of(1, 0, STEPS, push)) == run.server.clock
@@ -178,7 +179,7 @@ def test_by_default_turns_are_as_stale_as_equal_speeds_make_them():
 
 @pytest.mark.parametrize("runtime", ["serial", "threads"])
 def test_what_is_too_stale_is_made_anew(runtime):
-    run = Fleet(runtime, rules=replace(WHOLE, max_staleness=0), replicas=4)
+    run = Fleet(runtime, rules=msgspec.structs.replace(WHOLE, max_staleness=0), replicas=4)
     run.train()
     assert run.server.clock == STEPS
     np.testing.assert_array_equal(run.parameters, np.float32(total(STEPS)))
@@ -188,7 +189,7 @@ def test_what_is_too_stale_is_made_anew(runtime):
 
 @pytest.mark.parametrize("stop_after", [1, 6, 17])
 def test_turns_go_on_from_their_state_to_the_same_bits(stop_after):
-    rules = AsyncRules(compensation=0.5)
+    rules = AsyncFields(delay_compensation=0.5)
     whole = Fleet("serial", rules=rules, delay=3)
     whole.train()
     first = Fleet("serial", rules=rules, delay=3)
@@ -207,7 +208,7 @@ def test_turns_go_on_from_their_state_to_the_same_bits(stop_after):
 @pytest.mark.parametrize("bound", [None, 0])
 def test_a_run_may_go_on_in_another_runtime(runtime, other, bound):
     """Changes that waited for their turn are added, however stale."""
-    rules = replace(WHOLE, max_staleness=bound)
+    rules = msgspec.structs.replace(WHOLE, max_staleness=bound)
     asked = iter([False] * 7 + [True] * 100)
     first, second = Fleet(runtime, rules=rules), Fleet(other, rules=rules)
     tasks = tasks_of(1, 0, STEPS, 1)
@@ -251,7 +252,7 @@ def test_a_server_adds_up_whole_changes_and_counts_them(pushes):
 
 def test_a_change_is_divided_by_its_staleness():
     parameters = np.zeros(2, np.float32)
-    server = ParameterServer(parameters, AsyncRules())
+    server = ParameterServer(parameters, AsyncFields())
     for then, expected in [(0, 8), (0, 16), (0, 20), (2, 28), (0, 30)]:
         server.push(np.full(2, 8, np.float32), then, parameters)
         assert parameters[0] == expected
@@ -259,11 +260,11 @@ def test_a_change_is_divided_by_its_staleness():
 
 @given(st.integers(0, 1000), st.integers(0, 1000))
 def test_the_rules_by_their_definition(staleness, bound):
-    assert AsyncRules().share(staleness) == 1 / max(1, staleness)
-    assert AsyncRules(rate="constant").share(staleness) == 1
-    assert AsyncRules().takes(staleness)
-    assert AsyncRules(max_staleness=bound).takes(staleness) == (staleness <= bound)
-    fetches = [AsyncRules(push_every=2, fetch_every=6).fetches(n) for n in range(7)]
+    assert AsyncFields().share(staleness) == 1 / max(1, staleness)
+    assert AsyncFields(async_rate="constant").share(staleness) == 1
+    assert AsyncFields().takes(staleness)
+    assert AsyncFields(max_staleness=bound).takes(staleness) == (staleness <= bound)
+    fetches = [AsyncFields(push_every=2, fetch_every=6).fetches(n) for n in range(7)]
     assert fetches == [True, False, False] * 2 + [True]
 
 
@@ -300,7 +301,7 @@ class Toggled:
 
 
 def test_a_replica_that_rested_fetches_anew():
-    run = Fleet("threads", rules=replace(WHOLE, fetch_every=10_000), replicas=2)
+    run = Fleet("threads", rules=msgspec.structs.replace(WHOLE, fetch_every=10_000), replicas=2)
     usual, fetched = run.server.fetch, []
     run.server.fetch = lambda out: (fetched.append(run.server.clock), usual(out))[1]
     run.fleet._trial = Toggled(run.fleet)
@@ -328,7 +329,7 @@ class TestSlices:
 
     @pytest.mark.parametrize("is_started", [False, True])
     def test_a_server_in_slices_has_the_bits_of_a_whole_one(self, is_started):
-        rules, draws = AsyncRules(compensation=2.0), np.random.default_rng(0)
+        rules, draws = AsyncFields(delay_compensation=2.0), np.random.default_rng(0)
         servers = [ParameterServer(np.zeros(50, np.float32), rules, n) for n in (1, 3, 60)]
         fetched = [np.empty(50, np.float32) for _ in servers]
         for server in servers if is_started else ():

@@ -54,6 +54,7 @@ from syncpretrain.schedule.stream import (
     StreamPlan,
 )
 from syncpretrain.settings import PretrainSettings, settings_from
+from syncpretrain.settings.fields import OF_SCHEDULES
 from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = [
@@ -366,7 +367,6 @@ def _memory_by_server(job: Job, devices: int) -> float:
 
 ASYNCHRONOUS = "async"
 PLAYED_EPOCHS = 2_000  # of a layer; each is played, of every way and number of devices
-OF_SCHEDULES = ("delay", "finish", "group_size", "pace", "refresh_epochs")
 
 
 @dataclass(frozen=True, slots=True)
