@@ -45,6 +45,7 @@ __all__ = [
     "ASYNCHRONOUS",
     "ASYNC_DEFAULTS",
     "HANDOFF_DEFAULTS",
+    "LEARNING",
     "MAX_WORKERS",
     "MODELS",
     "MODEL_DEFAULTS",
