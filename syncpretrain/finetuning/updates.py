@@ -264,8 +264,6 @@ class ReplicaUpdates:
             partial(TunedReplica, chain, loss, options, tuple(beside)),
             (inputs,) if targets is inputs else (inputs, targets),
             replicas=options.replicas or 1,
-            delay=options.simulate_staleness,
-            trims=options.trim_replicas,
             report=tell,
             times=times,
         )

@@ -55,6 +55,7 @@ __all__ = [
     "SCHEDULE_DEFAULTS",
     "SECTIONS",
     "TUNING",
+    "TUNING_REGULARIZATION",
     "TUNING_WORKERS",
     "AsyncFields",
     "AsyncRate",
@@ -157,12 +158,14 @@ class Setting:
 
 
 SECTIONS = (  # of the help, in their order
-    *("Data and settings", "Model", "Learning", "Schedule", "Workers", "Fine-tuning"),
-    *("Workers of fine-tuning", "Asynchronous", "Run folder and output"),
+    *("Data and settings", "Model", "Learning", "RBMs", "Autoencoders", "Schedule", "Workers"),
+    *("Fine-tuning", "Regularization of fine-tuning", "Workers of fine-tuning", "Asynchronous"),
+    "Run folder and output",
 )
-DATA, MODEL, LEARNING, SCHEDULE, WORKERS, TUNING, TUNING_WORKERS, ASYNCHRONOUS, OUTPUT = map(
-    Setting, SECTIONS
+DATA, MODEL, LEARNING, RBMS, AUTOENCODERS, SCHEDULE, WORKERS, *OF_TUNING, ASYNCHRONOUS, OUTPUT = (
+    map(Setting, SECTIONS)
 )
+TUNING, TUNING_REGULARIZATION, TUNING_WORKERS = OF_TUNING
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -411,21 +414,23 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     sparse: bool = False
     tied: Annotated[
         bool,
-        MODEL(opposite="--untied"),
+        AUTOENCODERS(opposite="--untied"),
         "Autoencoders: the decoder shares the weights (default), or has its own.",
     ] = True
     loss: Annotated[
         Literal["squared", "cross-entropy"] | None,
-        MODEL,
+        AUTOENCODERS,
         "Loss of autoencoders. Default cross-entropy, squared for gaussian visible units.",
     ] = None
     corruption: Annotated[
         Each[str],
-        MODEL(metavar="KIND:X[,...]", each="none"),
+        AUTOENCODERS(metavar="KIND:X[,...]", each="none"),
         "Denoising: masking:0.25 (default), salt-and-pepper:SHARE or gaussian:DEVIATION.",
     ]
     contraction: Annotated[
-        Each[NonNegativeFloat], MODEL(each=0.0), "Weight of the contractive penalty. Default 0.1."
+        Each[NonNegativeFloat],
+        AUTOENCODERS(each=0.0),
+        "Weight of the contractive penalty. Default 0.1.",
     ]
     epochs: Annotated[
         Each[Count],
@@ -443,21 +448,21 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     ]
     weight_decay: Annotated[Each[NonNegativeFloat], LEARNING(each=0.0002)]
     l1: Annotated[Each[NonNegativeFloat], LEARNING(each=0.0), "Weight decay by the weights' signs."]
-    cd_steps: Annotated[Each[GibbsSteps], LEARNING(each=1), "Gibbs steps, the k of CD-k."]
+    cd_steps: Annotated[Each[GibbsSteps], RBMS(each=1), "Gibbs steps, the k of CD-k."]
     sample_visible: Annotated[
-        bool, LEARNING(opposite="--visible-means"), "Reconstruct the input by samples, not means."
+        bool, RBMS(opposite="--visible-means"), "Reconstruct the input by samples, not means."
     ] = False
     persistent: Annotated[
         Each[bool],
-        LEARNING(opposite="--not-persistent", each=False),
+        RBMS(opposite="--not-persistent", each=False),
         "Keep the chains between minibatches (PCD).",
     ]
-    sparsity_target: Annotated[Each[Fraction], LEARNING(each=0.1), "Mean activity to aim for."]
+    sparsity_target: Annotated[Each[Fraction], RBMS(each=0.1), "Mean activity to aim for."]
     sparsity_cost: Annotated[
-        Each[NonNegativeFloat], LEARNING(each=0.0), "Weight of the pull to that activity."
+        Each[NonNegativeFloat], RBMS(each=0.0), "Weight of the pull to that activity."
     ]
     hidden_dropout: Annotated[
-        Each[Fraction], LEARNING(each=0.0), "Share of hidden units left out of an example."
+        Each[Fraction], RBMS(each=0.0), "Share of hidden units left out of an example."
     ]
     early_stopping: Annotated[
         Literal["none", "free-energy-gap", "pseudo-likelihood", "validation-error"],

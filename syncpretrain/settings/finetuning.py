@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings.fields import (
-    ASYNCHRONOUS,
     TUNING,
+    TUNING_REGULARIZATION,
     TUNING_WORKERS,
     AsyncFields,
     Count,
@@ -117,24 +117,26 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
     ] = "constant"
     momentum: Annotated[Fraction, TUNING, "Momentum of sgd."] = 0.0
     nesterov: Annotated[bool, TUNING, "Nesterov's momentum."] = False
-    weight_decay: Annotated[NonNegativeFloat, TUNING] = 0.0
+    weight_decay: Annotated[NonNegativeFloat, TUNING_REGULARIZATION] = 0.0
     loss: Annotated[
         Literal["squared", "cross-entropy"] | None,
         TUNING,
         "Loss of reconstruction. Default squared.",
     ] = None
-    dropout: Annotated[Fraction, TUNING, "Share of hidden units left out."] = 0.0
-    input_dropout: Annotated[Fraction, TUNING, "Share of inputs left out."] = 0.0
-    input_noise: Annotated[NonNegativeFloat, TUNING, "Deviation of noise on inputs."] = 0.0
+    dropout: Annotated[Fraction, TUNING_REGULARIZATION, "Share of hidden units left out."] = 0.0
+    input_dropout: Annotated[Fraction, TUNING_REGULARIZATION, "Share of inputs left out."] = 0.0
+    input_noise: Annotated[
+        NonNegativeFloat, TUNING_REGULARIZATION, "Deviation of noise on inputs."
+    ] = 0.0
     normalization: Annotated[Literal["none", "batch"], TUNING, "batch standardizes relu units."] = (
         "none"
     )
     unlabelled: Annotated[
         Literal["none", "pseudo"], TUNING, "pseudo: guessed classes train too."
     ] = "none"
-    patience: Annotated[Count | None, TUNING, "End N epochs after the best; keep its weights."] = (
-        None
-    )
+    patience: Annotated[
+        Count | None, TUNING_REGULARIZATION, "End N epochs after the best; keep its weights."
+    ] = None
     batch_size: Annotated[Count, TUNING(metavar="B")] = 100
     precision: Annotated[
         Precision, TUNING_WORKERS(metavar="NAME"), "float32 (default), tf32, bfloat16 or auto."
@@ -150,10 +152,10 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
         "What replicas share. Default units, or hybrid.",
     ] = None
     shards: Annotated[Shards, TUNING_WORKERS(metavar="S"), "Default as many as replicas."] = 0
-    schedule: Annotated[Literal["synchronous", "async"], ASYNCHRONOUS] = "synchronous"
+    schedule: Annotated[Literal["synchronous", "async"], TUNING_WORKERS] = "synchronous"
     runtime: Annotated[
         Literal["threads", "processes", "serial", "mpi"],
-        ASYNCHRONOUS,
+        TUNING_WORKERS,
         "For async; or mpi, by examples.",
     ] = "threads"
 

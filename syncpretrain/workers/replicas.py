@@ -47,8 +47,6 @@ def replicas_in(
     data: Sequence[Array],
     *,
     replicas: int,
-    delay: int | None = None,
-    trims: bool = False,
     exchange: str = "messages",
     report: Callable[[str], None],
     times: Timeouts,
@@ -61,16 +59,12 @@ def replicas_in(
         ``serial``, ``threads``, ``processes`` or ``mpi``.
     server : ParameterServer
     rules : AsyncFields
+        Without ``simulate_staleness``, changes of ``serial`` replicas are applied ``replicas`` - 1
+        changes late, as of replicas that all train at the same speed.
     factory : callable
         Returns a replica, given the data. For processes it is one that can be sent to them.
     data : sequence of ndarray of shape (rows, width)
     replicas : int
-    delay : int, optional
-        For ``serial``: pushes from a change to its application. None for ``replicas`` - 1, the
-        delay of replicas that all train at the same speed.
-    trims : bool
-        Whether replicas that do not make training faster are left without work, if they train at
-        the same time.
     exchange : str
         How replicas on ranks exchange parameters: by ``messages``, or through ``windows``.
     report : callable
@@ -78,9 +72,9 @@ def replicas_in(
     times : Timeouts
     """
     if runtime == "serial":
-        late = replicas - 1 if delay is None else delay
+        late = replicas - 1 if rules.simulate_staleness is None else rules.simulate_staleness
         return ReplicaTurns(server, [factory(data) for _ in range(replicas)], rules, late)
-    trial = Trial(replicas) if trims else None
+    trial = Trial(replicas) if rules.trim_replicas else None
     own = _kind(runtime, exchange)(server, factory, data, replicas, times)
     return ReplicaPool(own.server, rules, own.start, own.end, report, times, trial)
 

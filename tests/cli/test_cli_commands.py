@@ -274,18 +274,21 @@ class TestHelp:
         text = call(command, "--help")
         blocks = text.split("\n\n")
         sections = {block.partition(":")[0]: block.splitlines() for block in blocks[1:]}
-        assert list(sections)[-9:] == [
+        assert list(sections)[-12:] == [
             "Data and settings",
             "Model",
             "Learning",
+            "RBMs",
+            "Autoencoders",
             "Schedule",
             "Workers",
             "Fine-tuning",
+            "Regularization of fine-tuning",
             "Workers of fine-tuning",
             "Asynchronous",
             "Run folder and output",
         ]
-        for lines in list(sections.values())[-7:]:
+        for lines in list(sections.values())[-10:]:
             assert len(lines) <= 24
             assert max(map(len, lines)) <= 80
         monkeypatch.setenv("COLUMNS", "200")

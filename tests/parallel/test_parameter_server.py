@@ -33,6 +33,10 @@ DATA = (np.ones((2, 3), np.float32),)
 STEPS = 40
 
 
+def late(changes: int) -> AsyncFields:
+    return msgspec.structs.replace(WHOLE, simulate_staleness=changes)
+
+
 def never() -> bool:
     return False
 
@@ -41,7 +45,7 @@ class Fleet:
     """Replicas that count, with what they reported."""
 
     def __init__(
-        self, runtime, *, rules=WHOLE, dies=None, fails=None, times=TIMEOUTS, servers=1, **others
+        self, runtime, *, rules=WHOLE, dies=None, fails=None, times=TIMEOUTS, servers=1, replicas=3
     ):
         self.parameters = np.zeros(SIZE, np.float32)
         self.server = ParameterServer(self.parameters, rules, servers)
@@ -54,7 +58,7 @@ class Fleet:
             DATA,
             report=self.told.append,
             times=times,
-            **{"replicas": 3, **others},
+            replicas=replicas,
         )
 
     def each(self, task, errors, staleness):
@@ -143,7 +147,7 @@ def test_an_error_of_a_replica_is_raised(runtime, tmp_path):
 @pytest.mark.parametrize("runtime", ["serial", "threads"])
 def test_a_stop_leaves_whole_tasks(runtime):
     asked = iter([False] * 7 + [True] * 100)
-    run = Fleet(runtime, replicas=1, delay=0)
+    run = Fleet(runtime, rules=late(0), replicas=1)
     done = run.train(stop=lambda: next(asked))
     assert 0 < done < STEPS
     assert len(run.trained) == done == run.server.clock
@@ -165,7 +169,7 @@ def test_turns_have_the_staleness_that_was_asked_for():
             found.append(push.staleness)
             return push
 
-    run = Fleet("serial", replicas=1, delay=4)
+    run = Fleet("serial", rules=late(4), replicas=1)
     run.fleet._server = Watched(run.parameters, WHOLE)
     run.train()
     assert found == [0, 1, 2, 3] + [4] * (STEPS - 4)
@@ -189,15 +193,15 @@ def test_what_is_too_stale_is_made_anew(runtime):
 
 @pytest.mark.parametrize("stop_after", [1, 6, 17])
 def test_turns_go_on_from_their_state_to_the_same_bits(stop_after):
-    rules = AsyncFields(delay_compensation=0.5)
-    whole = Fleet("serial", rules=rules, delay=3)
+    rules = AsyncFields(delay_compensation=0.5, simulate_staleness=3)
+    whole = Fleet("serial", rules=rules)
     whole.train()
-    first = Fleet("serial", rules=rules, delay=3)
+    first = Fleet("serial", rules=rules)
     asked = iter([False] * stop_after + [True])
     tasks = tasks_of(1, 0, STEPS, 1)
     assert first.fleet.train(tasks, lambda: next(asked), first.each) == stop_after
     state = {name: array.copy() for name, array in first.fleet.state().items()}
-    second = Fleet("serial", rules=rules, delay=3)
+    second = Fleet("serial", rules=rules)
     np.copyto(second.parameters, first.parameters)
     second.fleet.load_state(state)
     second.fleet.train(tasks[stop_after:], never, second.each)
@@ -314,7 +318,7 @@ def test_a_replica_that_rested_fetches_anew():
 
 
 def test_a_run_with_a_trial_adds_up():
-    run = Fleet("threads", replicas=4, trims=True)
+    run = Fleet("threads", rules=msgspec.structs.replace(WHOLE, trim_replicas=True), replicas=4)
     run.train(steps=300)
     np.testing.assert_array_equal(run.parameters, np.float32(total(300)))
     assert run.fleet._trial.useful[4] > 0

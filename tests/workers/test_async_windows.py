@@ -39,7 +39,8 @@ WHOLE = AsyncFields(async_rate="constant")
 
 def fleet_of(server, rules, *, replicas=3, fails=None, trims=False, report=print):
     build = partial(CountingReplica, None, fails)
-    own = {"replicas": replicas, "report": report, "times": TIMEOUTS, "trims": trims}
+    own = {"replicas": replicas, "report": report, "times": TIMEOUTS}
+    rules = msgspec.structs.replace(rules, trim_replicas=trims)
     return replicas_in("mpi", server, rules, build, DATA, exchange="windows", **own)
 
 

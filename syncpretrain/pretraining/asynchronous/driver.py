@@ -177,8 +177,6 @@ class Stage:
             build,
             (X,),
             replicas=s.replicas[self.layers[0] - 1],
-            delay=s.simulate_staleness,
-            trims=s.trim_replicas,
             exchange=s.exchange,
             report=report,
             times=times,
