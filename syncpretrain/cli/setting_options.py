@@ -89,10 +89,8 @@ OPTIONS = dict(_options())
 OF_OTHER_WORKERS = {*PLANNED, "workers", "exchange", *OF_SCHEDULES} - {"schedule", "handoff"}
 HEADINGS = ("Comparison", *SECTIONS)  # of the help
 HEADING_OF = {name: option.setting.section for name, option in OPTIONS.items()}
-HEADING_OF |= dict.fromkeys(("starts", "seeds"), "Comparison")
-HEADING_OF |= dict.fromkeys(
-    ("hidden", "preset", "config", "print_config", "dry_run"), "Data and settings"
-)
+HEADING_OF |= dict.fromkeys(("starts", "seeds"), HEADINGS[0])
+HEADING_OF |= dict.fromkeys(("hidden", "preset", "config", "print_config", "dry_run"), HEADINGS[1])
 FIRST_COLUMN = 26  # longer options have a line of their own
 
 

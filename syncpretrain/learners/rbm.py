@@ -128,9 +128,7 @@ class BaseRBM(Learner):
         if not self._fill_takes_means:
             self._take_means(h1)
             self._drop(h1)
-        if (
-            settings.sample_visible
-        ):  # the error is the error of the means; the states are samples of them
+        if settings.sample_visible:  # the error is the error of the means, not of their samples
             expected = impose(self._v1_inputs[:n], settings.visible_units, self._known)
             error = squared_error(v0, expected, out=self._difference[:n])
         return error

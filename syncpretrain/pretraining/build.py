@@ -149,16 +149,17 @@ def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | No
     return kind.lockstep(plans, options)
 
 
-# By the model's kind and the shape's name, a function of the layer's number, shape and settings.
-LEARNERS: dict[tuple[bool, str], Callable[[int, Any, LayerSettings], Learner]] = {
-    (True, "dense"): lambda layer, shape, own: (SparseRBM if own.sparse else RBM)(
+# By the shape's name, a function of the layer's number, its shape and its settings.
+LearnerFactory = Callable[[int, Any, LayerSettings], Learner]
+RBMS: dict[str, LearnerFactory] = {
+    "dense": lambda layer, shape, own: (SparseRBM if own.sparse else RBM)(
         layer, shape.visible, shape.hidden, own
     ),
-    (True, "convolution"): convolutional_rbm,
-    (False, "dense"): lambda layer, shape, own: Autoencoder(
-        layer, shape.visible, shape.hidden, own
-    ),
-    (False, "convolution"): ConvolutionalAutoencoder,
+    "convolution": convolutional_rbm,
+}
+AUTOENCODERS: dict[str, LearnerFactory] = {
+    "dense": lambda layer, shape, own: Autoencoder(layer, shape.visible, shape.hidden, own),
+    "convolution": ConvolutionalAutoencoder,
 }
 
 
@@ -172,7 +173,7 @@ def build_learner(
 ) -> Learner:
     """Return the learner of one layer, its arrays allocated where a backend has them."""
     shape = settings.shapes[layer - 1]
-    build = LEARNERS[settings.model == "rbm", shape.name]
+    build = (RBMS if settings.model == "rbm" else AUTOENCODERS)[shape.name]
     learner = build(layer, shape, settings.of_layer(layer))
     if backend is not None:
         learner.to(backend.for_layer(layer))

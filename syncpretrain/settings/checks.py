@@ -20,6 +20,7 @@ from syncpretrain.settings.architecture import MAX_UNITS, layer_text
 from syncpretrain.settings.devices import check_pretraining_backend
 from syncpretrain.settings.fields import (
     MAX_WORKERS,
+    OF_RBMS,
     PER_LAYER,
     PretrainFields,
     check_async,
@@ -52,7 +53,6 @@ __all__ = [
 
 
 WHOLE_ONLY = ("persistent", "sparsity_cost", "hidden_dropout")  # RBMs split by units lack these
-RBM_ONLY = ("cd_steps", "sparsity_target", *WHOLE_ONLY)
 VISIBLE_UNITS = (
     f"{' or '.join(INPUT_UNITS)}, or blocks of columns such as"
     " bernoulli:20,gaussian:5,softmax:3x7,counts:2000"
@@ -154,7 +154,7 @@ def _check_model(settings: PretrainFields) -> None:
     used = {
         "corruption": model == "denoising",
         "contraction": model == "contractive",
-        **dict.fromkeys(RBM_ONLY, model == "rbm"),
+        **dict.fromkeys(OF_RBMS, model == "rbm"),
     }
     for name, is_used in used.items():
         values = [value for value in getattr(settings, name) if value != PER_LAYER[name]]

@@ -49,6 +49,7 @@ __all__ = [
     "MAX_WORKERS",
     "MODELS",
     "MODEL_DEFAULTS",
+    "OF_RBMS",
     "OF_SCHEDULES",
     "OUTPUT",
     "PER_LAYER",
@@ -730,6 +731,7 @@ def _type_of_value(hint: Any) -> Any:
 DECLARED = settings_of(PretrainFields)
 # Names and defaults of the settings with one value a layer.
 PER_LAYER = {name: own.each for name, own in DECLARED.items() if own.each is not None}
+OF_RBMS = [name for name in PER_LAYER if DECLARED[name].section == RBMS.section]
 OF_SCHEDULES = {name for name, own in DECLARED.items() if own.section == SCHEDULE.section}
 
 
