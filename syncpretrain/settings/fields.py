@@ -9,7 +9,6 @@ has the checks that combine several fields.
 # Annotations are objects here, not texts, for what they say is read at every start.
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from types import SimpleNamespace, UnionType
 from typing import (
@@ -120,8 +119,7 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
 SPARSITY_COST = 1.0  # for convolutional RBMs: without a cost many filters are on everywhere
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """What is declared of a field, beside its name.
 
     An annotation has the section of the help, called with ``metavar``, ``opposite`` and ``each``
@@ -155,7 +153,7 @@ class Setting:
 
     def __call__(self, **more: Any) -> "Setting":
         """Return a setting that has more to say."""
-        return replace(self, **more)
+        return msgspec.structs.replace(self, **more)
 
 
 SECTIONS = (  # of the help, in their order
