@@ -31,13 +31,14 @@ from syncpretrain.cluster.job import joined
 from syncpretrain.data import load_dataset
 from syncpretrain.events import EpochFinished, Event, Notice, RunFinished
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
+from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.planning import plan
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.settings import settings_from
+from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.replicas import replicas_in
 
 SIZES = [100_000, 400_000, 4_000_000]
@@ -83,7 +84,7 @@ def servers(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _exchange(size: int, count: int) -> float:
-    server = ParameterServer(np.zeros(size, np.float32), AsyncRules(), count)
+    server = ParameterServer(np.zeros(size, np.float32), AsyncFields(), count)
     fetched, change = np.zeros(size, np.float32), np.zeros(size, np.float32)
     server.start()
     times = []
@@ -180,7 +181,7 @@ def _rows(found: Mapping[str, Sequence[tuple[float, ...]]]) -> list[list[str]]:
 
 def _idle(exchange: str, size: int, options: argparse.Namespace) -> tuple[float, float]:
     """Return milliseconds of an update, all of which must add up, and their mean staleness."""
-    rules = AsyncRules(rate="constant")
+    rules = AsyncFields(async_rate="constant")
     server = ParameterServer(np.zeros(size, np.float32), rules, options.servers)
     fleet = replicas_in(
         "mpi",

@@ -19,12 +19,12 @@ from time import perf_counter
 import numpy as np
 from _timing import busy, machine, rst_table, spread
 
-from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.settings import MomentumSchedule
+from syncpretrain.settings import settings_from
 
 SHAPES = ((784, 1000), (2000, 2000))
 BATCHES = (100, 1000, 5000)
@@ -44,13 +44,8 @@ def cases(workers: int) -> list[Case]:
 def step_seconds(shape: tuple[int, int], batch: int, case: Case) -> Iterator[float]:
     """Yield the time of a step, the median of those of a second, each time anew."""
     _, threads, workers, split = case
-    settings = RBMSettings(
-        batch_size=batch,
-        learning_rate=0.1,
-        momentum=MomentumSchedule("0.9"),
-        weight_decay=0.0002,
-    )
-    rbm = RBM(1, *shape, settings)
+    settings = settings_from(shape, batch_size=batch, momentum="0.9").pretrain
+    rbm = RBM(1, *shape, settings.of_layer(1))
     training = step_for(rbm, workers, split) if workers > 1 else WholeStep(rbm)
     X = np.random.default_rng(0).random((batch, shape[0]), dtype=np.float32)
     rows = np.arange(batch)

@@ -21,10 +21,10 @@ from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.fused_check import has_tensor_cores
 from syncpretrain.backends.gpu_check import missing
 from syncpretrain.backends.recorder import Recorder
-from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import FusedDivergence, WholeStep
-from syncpretrain.settings import MomentumSchedule
+from syncpretrain.settings import settings_from
 
 __all__ = [
     "Bench",
@@ -142,14 +142,11 @@ class Bench:
 
     def rbm(self, layer: int, precision: str = "float32") -> RBM:
         """Return a layer on the device."""
-        settings = RBMSettings(
-            batch_size=self.batch_size,
-            learning_rate=0.1,
-            momentum=MomentumSchedule("0.5"),
-            weight_decay=2e-4,
-            precision=precision,
-        )
-        learner = RBM(layer, self.layers[layer - 1], self.layers[layer], settings)
+        settings = settings_from(
+            self.layers, batch_size=self.batch_size, momentum="0.5", precision=precision
+        ).pretrain
+        own = settings.of_layer(layer)
+        learner = RBM(layer, self.layers[layer - 1], self.layers[layer], own)
         learner.to(self.backend)
         return learner
 

@@ -13,10 +13,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.help_texts import TEXTS, SectionedCommand
 from syncpretrain.cli.options import at_least, json_option
 from syncpretrain.cli.output import console_on, plain_table, print_text
 from syncpretrain.cli.setting_options import (
+    SectionedCommand,
     complete_by_data,
     given_by,
     hidden_option,
@@ -72,7 +72,8 @@ def start_names(text: str) -> tuple[str, ...]:
     "--starts",
     type=start_names,
     metavar="START[,START...]",
-    help=TEXTS["starts"],
+    help=f"Starts to compare: {', '.join(SCHEDULES)} or random; a schedule also as"
+    " NAME:always or NAME:drift:X. Default greedy,synchronized,random.",
 )
 @click.option(
     "--baselines",
@@ -81,7 +82,9 @@ def start_names(text: str) -> tuple[str, ...]:
     metavar="NAME[,NAME...]",
     help="Classifiers of scikit-learn to measure too: svc, extra-trees, spreading. Default none.",
 )
-@click.option("--seeds", type=at_least(1), default=3, metavar="S", help=TEXTS["seeds"])
+@click.option(
+    "--seeds", type=at_least(1), default=3, metavar="S", help="Runs of each start. Default 3."
+)
 @click.option(
     "--labels",
     type=label_counts,

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.help_texts import SectionedCommand
 from syncpretrain.cli.options import RUN, json_option, log_option
 from syncpretrain.cli.program import command_line
-from syncpretrain.cli.setting_options import OPTIONS, setting_options, settings_from_options
+from syncpretrain.cli.setting_options import (
+    OPTIONS,
+    SectionedCommand,
+    setting_options,
+    settings_from_options,
+)
 from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
 

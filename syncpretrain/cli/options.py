@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import click
 
-from syncpretrain.cli.help_texts import TEXTS
 from syncpretrain.observers.loggers import LOGGERS
 
 __all__ = [
+    "DATA",
     "LAYERS",
     "RUN",
     "TRAIN_PER_HELD_OUT",
@@ -108,6 +108,10 @@ def words(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 RUN = click.Path(path_type=Path)
 LAYERS = "N,N[,N...]"
+DATA = (
+    "mnist, digits, a name of 'syncpretrain data list', a .npy, .npz, IDX, .csv or .parquet file,"
+    " or a folder of images."
+)
 
 
 def part_option(command: F) -> F:
@@ -121,11 +125,7 @@ def part_option(command: F) -> F:
 
 def data_option(default: str) -> Callable[[F], F]:
     """Return ``--data``; ``default`` says which data the command takes without the option."""
-    return click.option(
-        "--data",
-        metavar="NAME|FILE",
-        help=f"{TEXTS['data']} {default}",
-    )
+    return click.option("--data", metavar="NAME|FILE", help=f"{DATA} {default}")
 
 
 def shape_option(command: F) -> F:

@@ -34,23 +34,11 @@ __all__ = ["command"]
 
 ASYNC_OPTIONS = ("push_every", "fetch_every", "async_rate")
 PLAN_OPTIONS = (
-    "layers",
-    "model",
-    "epochs",
-    "batch_size",
-    "workers",
-    "handoff",
-    "delay",
-    "precision",
+    *("layers", "model", "epochs", "batch_size", "workers", "handoff", "delay", "precision"),
     "backend",
 )
 TUNING_FIELDS = (
-    "epochs",
-    "batch_size",
-    "optimizer",
-    "precision",
-    "replicas",
-    "schedule",
+    *("epochs", "batch_size", "optimizer", "precision", "replicas", "schedule"),
     *ASYNC_OPTIONS,
 )
 OTHER_TUNING_OPTIONS = [

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from functools import cache, reduce
+from collections.abc import Callable, Collection, Iterator
+from functools import reduce
 from pathlib import Path
-from types import UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-)
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import click
 import msgspec
 
-from syncpretrain.cli.help_texts import TEXTS
-from syncpretrain.cli.options import LAYERS, epoch_counts, floats, integers, momentums, words
+from syncpretrain.cli.options import DATA, epoch_counts, floats, integers, momentums, words
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC, schedule_kind
 from syncpretrain.settings import DataSettings, FinetuneSettings, PretrainSettings, RunSettings
 from syncpretrain.settings.architecture import MAX_UNITS
-from syncpretrain.settings.fields import PER_LAYER
+from syncpretrain.settings.fields import (
+    ASYNC_DEFAULTS,
+    ASYNCHRONOUS,
+    OF_SCHEDULES,
+    PER_LAYER,
+    SECTIONS,
+    Setting,
+    settings_of,
+)
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
@@ -38,7 +34,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTO",
     "FINETUNE",
+    "HEADINGS",
     "OPTIONS",
+    "SectionedCommand",
     "complete_by_data",
     "given_by",
     "hidden_option",
@@ -58,68 +56,58 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "run": RunSettings,
 }
 RENAMED = {("data", "name"): "data", ("finetune", "objective"): "finetune"}
-
-# Parts of an option that its field does not say: letters by field, the others by option.
-LETTERS = {
-    "group_size": "G",
-    "workers": "P",
-    "replicas": "R",
-    "shards": "S",
-    "batch_size": "B",
-    "validation": "FRACTION",
-    "stall_timeout": "SECONDS",
-}
-OPPOSITES = {
-    "persistent": "--not-persistent",
-    "sample_visible": "--visible-means",
-    "tied": "--untied",
-}
-DERIVED = {"architecture", "missing", "sparse"}  # follow from the layers, and from the examples
+COLUMNS = "columns"  # an option without a field, which changes the layers
 ALSO_OFFERED = {"schedule": (AUTO,)}
-STANDING_IN = {"columns": "pretrain"}  # options without a field, by the section that they change
-WRITTEN: dict[str, dict[str, Any]] = {
-    "layers": {"type": str, "metavar": LAYERS},
-    "columns": {"type": int, "metavar": "N"},
-    "data": {"metavar": "NAME|FILE"},
-    "target": {"metavar": "COLUMN"},
-    "drop": {"metavar": "COLUMN[,COLUMN]"},
-    "test": {"metavar": "FRACTION|FILE"},
-    "unlabelled": {"metavar": "FILE"},
-    "visible_units": {"metavar": "KIND[:N,...]"},
-    "backend": {"metavar": "auto|numpy|cupy[:N]"},
-    "finetune_precision": {"metavar": "NAME"},
-    "epochs": {"type": epoch_counts, "metavar": "N|auto[:N]"},
-    "refresh_when": {"type": words(()), "metavar": "always|drift:X"},
-    "momentum": {"type": momentums, "metavar": "V[:EPOCHS,V...]"},
-    "shuffle": {"metavar": "rows|blocks:N"},
-    "corruption": {"type": words(()), "metavar": "KIND:X[,...]"},
-    "checkpoint_every": {"metavar": "N|Ss"},
-}
+PARSERS = {"layers": str, "epochs": epoch_counts, "momentum": momentums}
 PLANNED = ("group_size", "replicas", "split", "shards")
-# Replicas are a layer's workers, or have minibatches of their own: a number for one schedule says
-# nothing about the other.
-OF_OTHER_WORKERS = (*PLANNED, "workers", "finish", "refresh_epochs", "delay", "shuffle", "exchange")
 
 
 class Option(NamedTuple):
-    """Place of an option's value: a section of the settings, and a field in it."""
+    """Place of an option's value, a section of the settings and a field in it, and its help."""
 
     section: str
     field: str
+    setting: Setting
 
 
-def _option_name(section: str, field: str) -> str:
-    """Return the name of the option that sets a field."""
-    usual = FINETUNE + field if section == "finetune" else field
-    return RENAMED.get((section, field), usual)
+def _options() -> Iterator[tuple[str, Option]]:
+    for section, struct in STRUCTS.items():
+        for field, setting in settings_of(struct).items():
+            usual = FINETUNE + field if section == "finetune" else field
+            if section == "finetune" and field in ASYNC_DEFAULTS:  # the help has little room
+                text = f"As --{field.replace('_', '-')}." if setting.default else ""
+                setting = setting(section=ASYNCHRONOUS.section, text=text)
+            yield RENAMED.get((section, field), usual), Option(section, field, setting)
+            if field == "layers":
+                text = "Columns of convolutions, joined in the middle."
+                yield COLUMNS, Option(section, COLUMNS, setting(text=text, metavar="N", kind=int))
 
 
-OPTIONS = {
-    _option_name(section, field): Option(section, field)
-    for section, struct in STRUCTS.items()
-    for field in struct.__struct_fields__
-    if field not in DERIVED
-} | {name: Option(section, name) for name, section in STANDING_IN.items()}
+OPTIONS = dict(_options())
+# Replicas are a layer's workers, or have minibatches of their own: a number for one schedule says
+# nothing about the other.
+OF_OTHER_WORKERS = {*PLANNED, "workers", "exchange", *OF_SCHEDULES} - {"schedule", "handoff"}
+HEADINGS = ("Comparison", *SECTIONS)  # of the help
+HEADING_OF = {name: option.setting.section for name, option in OPTIONS.items()}
+HEADING_OF |= dict.fromkeys(("starts", "seeds"), HEADINGS[0])
+HEADING_OF |= dict.fromkeys(("hidden", "preset", "config", "print_config", "dry_run"), HEADINGS[1])
+FIRST_COLUMN = 26  # longer options have a line of their own
+
+
+class SectionedCommand(click.Command):
+    """A command with its options in sections of its help."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of this command, section by section."""
+        rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS}
+        for param in self.get_params(ctx):
+            row = param.get_help_record(ctx)
+            if row is not None:
+                rows[HEADING_OF.get(param.name or "", HEADINGS[-1])].append(row)
+        for heading, records in rows.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records, col_max=FIRST_COLUMN)
 
 
 def setting_options(
@@ -136,8 +124,8 @@ def setting_options(
     def among(name: str, listed: Collection[str]) -> bool:
         return name in listed or OPTIONS[name].section in listed
 
-    names = [name for name in TEXTS if name in OPTIONS and among(name, only)]
-    return _decorator([_option(name) for name in names if not among(name, without)])
+    names = [name for name in OPTIONS if among(name, only) and not among(name, without)]
+    return _decorator([_option(name) for name in names])
 
 
 def source_options(command: F) -> F:
@@ -145,15 +133,29 @@ def source_options(command: F) -> F:
     config = click.Path(path_type=Path)
     return _decorator(
         [
-            click.option("--preset", metavar="NAME", help=TEXTS["preset"]),
-            click.option("--config", metavar="FILE.toml", type=config, help=TEXTS["config"]),
+            click.option(
+                "--preset",
+                metavar="NAME",
+                help="Take the settings of a preset, listed by 'syncpretrain presets'; options"
+                " given here win.",
+            ),
+            click.option(
+                "--config",
+                metavar="FILE.toml",
+                type=config,
+                help="Take the settings of a run folder's config.toml; options given here win.",
+            ),
         ]
     )(command)
 
 
 def hidden_option(command: F) -> F:
     """Add ``--hidden``."""
-    return click.option("--hidden", metavar="N[,N...]", help=TEXTS["hidden"])(command)
+    return click.option(
+        "--hidden",
+        metavar="N[,N...]",
+        help="In place of --layers: the units of each layer, above the values that the data have.",
+    )(command)
 
 
 def settings_from_options(
@@ -183,7 +185,7 @@ def settings_from_options(
     for name, value in options.items():
         if value is None:
             continue
-        section, field = OPTIONS[name]
+        section, field, _ = OPTIONS[name]
         base[section][field] = value
     pretrain = base["pretrain"]
     if options.get("schedule") == AUTO:
@@ -307,55 +309,36 @@ def _decorator(options: list[Callable[[F], F]]) -> Callable[[F], F]:
 
 def _option(name: str) -> Callable[[F], F]:
     """Return the option of a setting."""
-    option = OPTIONS[name]
-    if name in STANDING_IN:
-        return click.option(f"--{name}", **WRITTEN[name], help=TEXTS[name])
-    field = _fields(option.section)[option.field]
-    kind, is_list = _plain_type(field.type)
-    default = PER_LAYER.get(name) if is_list else field.default
-    flag = "--" + name.replace("_", "-")
-    if kind is bool:
-        opposite = OPPOSITES.get(name, "--no-" + flag.removeprefix("--"))
-        return click.option(f"{flag}/{opposite}", default=None, help=TEXTS[name])
-    parsed = {**_type_and_metavar(name, option.field, kind, is_list), **WRITTEN.get(name, {})}
-    return click.option(flag, **parsed, help=_with_default(TEXTS[name], default))
+    setting = OPTIONS[name].setting
+    flag, text = "--" + name.replace("_", "-"), DATA if name == "data" else setting.text
+    if setting.kind is bool:
+        opposite = setting.opposite or "--no-" + flag.removeprefix("--")
+        return click.option(f"{flag}/{opposite}", default=None, help=text)
+    parser, metavar = _parser_and_metavar(name, setting)
+    return click.option(flag, type=parser, metavar=metavar, help=_with_default(text, setting))
 
 
-@cache
-def _fields(section: str) -> dict[str, msgspec.structs.FieldInfo]:
-    return {field.name: field for field in msgspec.structs.fields(STRUCTS[section])}
-
-
-def _plain_type(kind: Any) -> tuple[Any, bool]:
-    """Return the plain type of a field, and whether the field has a value for each layer."""
-    is_list = False
-    while True:
-        origin, arguments = get_origin(kind), get_args(kind)
-        if origin in (Annotated, Union, UnionType, tuple):  # the other member of a union is None
-            is_list = is_list or origin is tuple
-            kind = arguments[0]
-        else:
-            return kind, is_list
-
-
-def _type_and_metavar(name: str, field: str, kind: Any, is_list: bool) -> dict[str, Any]:
+def _parser_and_metavar(name: str, setting: Setting) -> tuple[Any, str | None]:
     """Return the type and the metavar of an option."""
+    is_list, kind, metavar = setting.each is not None, setting.kind, setting.metavar
+    if name in PARSERS:
+        return PARSERS[name], metavar
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         if is_list:
-            return {"type": words(choices), "metavar": "KIND[,KIND...]"}
-        return {"type": click.Choice([*choices, *ALSO_OFFERED.get(name, ())])}
-    letter = LETTERS.get(field, "X" if kind is float else "N")
-    if is_list:
-        return {
-            "type": floats if kind is float else integers,
-            "metavar": f"{letter}[,{letter}...]",
-        }
-    return {"type": kind, "metavar": letter}
+            return words(choices), metavar or "KIND[,KIND...]"
+        return click.Choice([*choices, *ALSO_OFFERED.get(name, ())]), metavar or None
+    metavar = metavar or ("X" if kind is float else "N")
+    if not is_list:
+        return kind, metavar
+    if kind is str:
+        return words(()), metavar
+    return floats if kind is float else integers, f"{metavar}[,{metavar}...]"
 
 
-def _with_default(text: str, default: Any) -> str:
+def _with_default(text: str, setting: Setting) -> str:
     """Append the default to a text that names none."""
+    default = setting.default
     if default in (None, msgspec.NODEFAULT) or "default" in text.lower():
         return text
     value = f"{default:g}" if isinstance(default, float) else default
@@ -426,8 +409,6 @@ def _drop_costs(pretrain: dict[str, Any]) -> None:
 
 def _drop_schedule(pretrain: dict[str, Any], name: str) -> None:
     """Drop settings of a file that another schedule does not have."""
-    from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
-
     kind = schedule_kind(name)
     if ASYNC in (name, pretrain["schedule"]) and name != pretrain["schedule"]:
         for other in (*OF_OTHER_WORKERS, *ASYNC_DEFAULTS):
@@ -445,15 +426,13 @@ def _drop_schedule(pretrain: dict[str, Any], name: str) -> None:
 
 def _drop_tuning_schedule(finetune: dict[str, Any]) -> None:
     """Drop settings of a file's schedule of fine-tuning."""
-    from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
-
     for name in ("runtime", "replicas", "split", "shards", *ASYNC_DEFAULTS):
         finetune.pop(name, None)
 
 
 def _drop_handoff(pretrain: dict[str, Any]) -> None:
     """Drop settings of a file's hand-over that the other hand-over does not have."""
-    for name in ("delay", "shuffle", "refresh_epochs", "refresh_when", "settle", "pace", "finish"):
+    for name in OF_SCHEDULES - {"schedule", "group_size", "handoff"}:
         pretrain.pop(name, None)
 
 
@@ -463,7 +442,6 @@ def _drop_layers(pretrain: dict[str, Any], layers: str) -> None:
     For another number of layers each list of equal values becomes one value.
     """
     from syncpretrain.settings.architecture import architecture_of
-    from syncpretrain.settings.fields import PER_LAYER
 
     pretrain.pop("architecture", None)
     if len(architecture_of(layers)[0]) == len(pretrain["layers"]):

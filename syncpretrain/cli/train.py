@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from syncpretrain.cli.help_texts import TEXTS, SectionedCommand
 from syncpretrain.cli.options import json_option, log_option
 from syncpretrain.cli.output import counted
 from syncpretrain.cli.program import command_line
 from syncpretrain.cli.ranks import check_runtime_of
 from syncpretrain.cli.setting_options import (
     AUTO,
+    SectionedCommand,
     complete_by_data,
     given_by,
     hidden_option,
@@ -89,8 +89,18 @@ RECORDED = (
     metavar="RUN",
     help="Repeat a run, such as one of --pace free, with the versions it recorded.",
 )
-@click.option("--print-config", is_flag=True, default=None, help=TEXTS["print_config"])
-@click.option("--dry-run", is_flag=True, default=None, help=TEXTS["dry_run"])
+@click.option(
+    "--print-config",
+    is_flag=True,
+    default=None,
+    help="Print all settings as config.toml would have them, and train nothing.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    default=None,
+    help="Check everything, predict the memory and the time, and train nothing.",
+)
 @setting_options(only=("run",))
 @log_option
 @json_option

@@ -30,6 +30,7 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.observers.verbose import observing
 from syncpretrain.settings.by_data import in_words
 from syncpretrain.settings.convert import check_names
+from syncpretrain.settings.fields import names_of
 
 __all__ = ["finetune"]
 
@@ -133,7 +134,7 @@ def finetune(
         On Ctrl-C or SIGTERM, or if ``stop`` said so. Its ``stack`` is the stack after the last
         whole minibatch.
     """
-    check_names(settings, (*TuningOptions.__struct_fields__, *TUNING_ARGUMENTS))
+    check_names(settings, (*names_of(TuningOptions), *TUNING_ARGUMENTS))
 
     def work() -> Stack:
         tuning = _prepared(stack, Part(X, y, "y", weights), validation, validation_y, settings)

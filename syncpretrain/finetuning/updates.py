@@ -32,7 +32,7 @@ from syncpretrain.finetuning.tasks import Examples
 from syncpretrain.finetuning.unlabelled import Passes
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, in_turn
-from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
+from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import Fleet, Task, tasks_of
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.kinds import ASYNC
@@ -256,24 +256,14 @@ class ReplicaUpdates:
         self.passes = passes_of(examples, options)
         self.steps = self.passes.steps
         self.first_error = math.nan
-        push = options.push_every
-        rules = AsyncRules(
-            push_every=push,
-            fetch_every=options.fetch_every or push,
-            rate=options.async_rate,
-            compensation=options.delay_compensation,
-            max_staleness=options.max_staleness,
-        )
         inputs, targets, *beside = examples
         self._fleet: Fleet = replicas_in(
             options.runtime,
-            ParameterServer(network.parameters, rules, options.servers),
-            rules,
+            ParameterServer(network.parameters, options, options.servers),
+            options,
             partial(TunedReplica, chain, loss, options, tuple(beside)),
             (inputs,) if targets is inputs else (inputs, targets),
             replicas=options.replicas or 1,
-            delay=options.simulate_staleness,
-            trims=options.trim_replicas,
             report=tell,
             times=times,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,34 +14,18 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
 from syncpretrain.kernels.conditions import conditions_of, impose
-from syncpretrain.learners.base import Learner, LearnerSettings
+from syncpretrain.learners.base import Learner
 from syncpretrain.learners.first_layers import first_dense
 from syncpretrain.rng import Address, Purpose
+from syncpretrain.settings.fields import LayerSettings
 
-__all__ = ["Autoencoder", "AutoencoderSettings", "BaseAutoencoder"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AutoencoderSettings(LearnerSettings):
-    """Settings of one autoencoder's training.
-
-    ``loss`` is "squared" or "cross-entropy". ``corruption`` is None, or the kind of noise and its
-    amount (Vincent et al. 2010); ``limits`` are the values of pepper and salt. ``contraction`` is
-    the weight of the penalty on the Jacobian of the code (Rifai et al. 2011).
-    """
-
-    tied: bool = True
-    loss: str = "squared"
-    corruption: tuple[str, float] | None = None
-    limits: tuple[float, float] = (0, 1)
-    contraction: float = 0.0
+__all__ = ["Autoencoder", "BaseAutoencoder"]
 
 
 class BaseAutoencoder(Learner):
     """An autoencoder of any shape: the steps of its gradient, without the products."""
 
     model = "autoencoder"
-    settings: AutoencoderSettings
 
     def _allocate(self, rows: int) -> None:
         shape, empty = self.current().shape, self.backend.empty
@@ -110,7 +93,8 @@ class BaseAutoencoder(Learner):
                 self.seed, Purpose.CORRUPTION, self.layer, epoch, step, self.shard_number
             )
             draws: Any = self.backend.generator(address)
-            corrupt(out, *self.settings.corruption, draws, self.settings.limits)
+            kind, amount = self.settings.corruption
+            corrupt(out, kind, amount, draws, self.settings.limits)
 
     @abstractmethod
     def _encode(self, z: Array, *, out: Array) -> None:
@@ -132,10 +116,7 @@ class BaseAutoencoder(Learner):
 class Autoencoder(BaseAutoencoder):
     """One layer that reconstructs its input from ``hidden`` units; see :class:`Learner`."""
 
-    def __init__(
-        self, layer: int, visible: int, hidden: int, settings: AutoencoderSettings
-    ) -> None:
-        self.settings = settings
+    def __init__(self, layer: int, visible: int, hidden: int, settings: LayerSettings) -> None:
         first = first_dense(
             layer,
             visible,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, ClassVar, TypeVar
 
@@ -30,10 +30,10 @@ from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.models.layer import Layer
-from syncpretrain.settings.fields import MomentumSchedule
+from syncpretrain.settings.fields import LayerSettings
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["FlatParameters", "Learner", "LearnerSettings"]
+__all__ = ["FlatParameters", "Learner"]
 
 
 L = TypeVar("L", bound="Learner")
@@ -50,7 +50,7 @@ class Learner(ABC):
         Its number in the stack, counted from 1.
     first : Layer
         The layer before the first step; its arrays are trained in place.
-    settings : LearnerSettings
+    settings : LayerSettings
 
     Attributes
     ----------
@@ -70,13 +70,13 @@ class Learner(ABC):
 
     model: ClassVar[str]
 
-    def __init__(self, layer: int, first: Layer, settings: LearnerSettings) -> None:
+    def __init__(self, layer: int, first: Layer, settings: LayerSettings) -> None:
         self.layer = layer
         self.shard_number = 0
         self.batch_size = settings.batch_size
         self.seed = settings.seed
         self.learning_rate = settings.learning_rate
-        self._common, self.precision = settings, PRECISIONS[settings.precision]
+        self.settings, self.precision = settings, PRECISIONS[settings.precision]
         self.backend: Backend = NumpyBackend()
         self.stream: Stream = self.backend.stream()
         self.recorder: Recorder = self.backend.recorder()
@@ -151,9 +151,9 @@ class Learner(ABC):
         Visible biases start from log(p / (1 - p)), where p is the mean of a unit (Hinton 2010,
         section 8), the biases of linear units from p, unless the settings start them from zero.
         """
-        if self._common.visible_bias == "zero":
+        if self.settings.visible_bias == "zero":
             return
-        units = self._common.visible_units
+        units = self.settings.visible_units
         bias_of = kind_of(units).bias_of
         if bias_of is None:
             raise ValueError(f"got {units} visible units; expected units that can be visible")
@@ -161,7 +161,7 @@ class Learner(ABC):
 
     def _visible_means(self, X: Array) -> Any:
         """Return the mean of the examples for each visible bias."""
-        means: Any = known_means(X) if self._common.missing else column_means(X)
+        means: Any = known_means(X) if self.settings.missing else column_means(X)
         return means
 
     def part(self: L, shard: int, shards: int) -> L:
@@ -213,7 +213,7 @@ class Learner(ABC):
 
     def rates(self, epoch: int) -> dict[str, Any]:
         """Return the numbers of an epoch's updates by name, for weights."""
-        settings = self._common
+        settings = self.settings
         return {
             "momentum": settings.momentum.at(epoch),
             "learning_rate": self.learning_rate,
@@ -223,7 +223,7 @@ class Learner(ABC):
 
     def update_operation(self, i: int, rows: slice) -> Operation:
         """Return the operation that moves some rows of the i-th parameter along its gradient."""
-        settings, parameter = self._common, self.parameters[i]
+        settings, parameter = self.settings, self.parameters[i]
         decays = parameter.ndim > 1
         return (
             "momentum_step",
@@ -244,7 +244,7 @@ class Learner(ABC):
     def summed_error(self, X: Array, hidden: Array | None = None) -> Any:
         """Return the same, summed over the examples; on a device an array of shape ()."""
         visible = self._now.reconstruct(X, hidden)
-        if self._common.missing:
+        if self.settings.missing:
             visible[is_missing(X)] = 0
         return squared_error(X, visible, out=visible)
 
@@ -297,38 +297,6 @@ class Learner(ABC):
         arrays = dict(snapshot.to(self.backend.asarray).parameters())
         for name, array in self._now.parameters():
             np.copyto(array, arrays[name])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerSettings:
-    """Settings of one layer's training that every model has.
-
-    ``missing`` says whether entries of its input may be missing, marked by
-    :func:`syncpretrain.data.visible.mark_missing`. ``precision`` is the precision of products: see
-    :mod:`syncpretrain.kernels.precision`.
-    """
-
-    batch_size: int
-    learning_rate: float
-    momentum: MomentumSchedule
-    weight_decay: float = 0.0
-    l1: float = 0.0
-    hidden_units: str = "bernoulli"
-    visible_units: str = "bernoulli"
-    visible_bias: str = "zero"
-    missing: bool = False
-    seed: int = 0
-    precision: str = "float32"
-
-    @property
-    def is_conditioned(self) -> bool:
-        """True if visible means depend on more than the hidden units: blocks, missing entries."""
-        return self.missing or kind_of(self.visible_units).blocks is not None
-
-    def kinds(self, model: str) -> dict[str, str]:
-        """Return the kinds of units and the model of a layer, by name."""
-        kinds = {"hidden_units": self.hidden_units, "visible_units": self.visible_units}
-        return kinds | {"model": model}
 
 
 ALIGNED = 4  # numbers, which are 16 bytes

@@ -26,10 +26,11 @@ from syncpretrain.kernels.convolution import (
     visible_means,
 )
 from syncpretrain.kernels.dispatch import multiply
-from syncpretrain.learners.autoencoder import AutoencoderSettings, BaseAutoencoder
+from syncpretrain.learners.autoencoder import BaseAutoencoder
 from syncpretrain.learners.first_layers import channel_means, first_convolution
-from syncpretrain.learners.rbm import INITIAL_SPREAD, BaseRBM, RBMSettings
+from syncpretrain.learners.rbm import INITIAL_SPREAD, BaseRBM
 from syncpretrain.rng import Address
+from syncpretrain.settings.fields import LayerSettings
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import kind_of
 
@@ -59,7 +60,7 @@ class ConvolutionalRBM(BaseRBM):
     it does; padding by half a filter or more avoids that where images do not end in black.
     """
 
-    def __init__(self, layer: int, shape: ConvolutionShape, settings: RBMSettings) -> None:
+    def __init__(self, layer: int, shape: ConvolutionShape, settings: LayerSettings) -> None:
         shape = self._shape = shape.in_precision(settings.precision)
         self._maps = shape.unpooled
         first = first_convolution(
@@ -182,7 +183,7 @@ class ProbabilisticRBM(ConvolutionalRBM):
 
 
 def convolutional_rbm(
-    layer: int, shape: ConvolutionShape, settings: RBMSettings
+    layer: int, shape: ConvolutionShape, settings: LayerSettings
 ) -> ConvolutionalRBM:
     """Return the learner of a layer, by the kind of its pooling."""
     kind = ProbabilisticRBM if shape.pooling == "prob" else ConvolutionalRBM
@@ -202,11 +203,9 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
     suits a dense layer suits a convolution of any image.
     """
 
-    settings: AutoencoderSettings
-
-    def __init__(self, layer: int, shape: ConvolutionShape, settings: AutoencoderSettings) -> None:
+    def __init__(self, layer: int, shape: ConvolutionShape, settings: LayerSettings) -> None:
         shape = shape.in_precision(settings.precision)
-        self.settings, self._shape = settings, shape
+        self._shape = shape
         variance = kind_of(settings.hidden_units).weight_variance
         first = first_convolution(
             layer,

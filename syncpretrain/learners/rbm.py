@@ -7,7 +7,6 @@ dense rows, :class:`SparseRBM` rows that are mostly zeros.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,40 +29,19 @@ from syncpretrain.kernels.contrastive_divergence import (
 )
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.sparse_products import binary_product, sparse_product, transposed_product
-from syncpretrain.learners.base import Learner, LearnerSettings
+from syncpretrain.learners.base import Learner
 from syncpretrain.learners.first_layers import first_dense
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Address, Purpose
+from syncpretrain.settings.fields import LayerSettings
 from syncpretrain.shapes import LayerShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["INITIAL_SPREAD", "RBM", "BaseRBM", "RBMSettings", "SparseRBM"]
+__all__ = ["INITIAL_SPREAD", "RBM", "BaseRBM", "SparseRBM"]
 
 
 INITIAL_SPREAD = 0.01  # standard deviation of the first weights (Hinton 2010, section 8)
 ERROR_SHARE = 10  # one example in ten is reconstructed for the error of persistent chains
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RBMSettings(LearnerSettings):
-    """Settings of one RBM's training.
-
-    ``sampled`` reconstructs the data by visible states instead of means, and ``sparse`` says that
-    the input is sparse rows.
-    ``cd_steps`` is the k of CD-k; with ``persistent`` the chains go on from where the last
-    minibatch left them (Tieleman 2008). ``sparsity_cost`` weighs the pull of each hidden unit's
-    mean activity to ``sparsity_target`` (Hinton 2010, section 11). ``hidden_dropout`` is the
-    probability with which a hidden unit is left out of an example (Srivastava et al. 2014,
-    section 8); the others are scaled up in the decoder, so that all together reach it.
-    """
-
-    cd_steps: int = 1
-    persistent: bool = False
-    sparsity_target: float = 0.1
-    sparsity_cost: float = 0.0
-    hidden_dropout: float = 0.0
-    sampled: bool = False
-    sparse: bool = False
 
 
 class BaseRBM(Learner):
@@ -80,8 +58,10 @@ class BaseRBM(Learner):
     model = "rbm"
     _fill_takes_means = False  # True if ``_fill`` replaces the inputs of h1 by means
 
-    def __init__(self, layer: int, first: Layer, settings: RBMSettings, units: LayerShape) -> None:
-        self.settings, self._units = settings, units
+    def __init__(
+        self, layer: int, first: Layer, settings: LayerSettings, units: LayerShape
+    ) -> None:
+        self._units = units
         # Activities are averaged over dropped units too; their means are 0.
         self._target = settings.sparsity_target * (1 - settings.hidden_dropout)
         super().__init__(layer, first, settings)
@@ -94,7 +74,7 @@ class BaseRBM(Learner):
         self._states = zeros((rows, hidden))  # persistent chains start at 0
         self._noise = empty((rows, hidden))
         self._difference = empty((rows, visible))
-        samples = self.settings.persistent or self.settings.sampled
+        samples = self.settings.persistent or self.settings.sample_visible
         self._v1_inputs = empty((rows if samples else 0, visible))
         dropout = self.settings.hidden_dropout > 0
         self._kept = empty((rows, hidden) if dropout else (0, 0))
@@ -127,7 +107,7 @@ class BaseRBM(Learner):
         return self._v, self._h, self._states, self._noise, self._difference
 
     def _from_data(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
-        """Run CD-k from the data; documents are drawn, and other visible units if ``sampled``."""
+        """Run CD-k from the data; documents are drawn, other visible units if asked for."""
         n, settings, error = len(v) // 2, self.settings, 0.0
         v0, v1, h1, states = v[:n], v[n:], h[n:], self._states[:n]
         inputs = h[:n]
@@ -136,7 +116,7 @@ class BaseRBM(Learner):
             self._sample_hidden(inputs, address, out=states)
             self._drop(inputs, states)
             address = self._address(Purpose.VISIBLE, epoch, step, k)
-            if settings.sampled:
+            if settings.sample_visible:
                 self._sample_visible(states, address, out=v1)
             else:
                 self._down(states, out=v1)
@@ -148,7 +128,7 @@ class BaseRBM(Learner):
         if not self._fill_takes_means:
             self._take_means(h1)
             self._drop(h1)
-        if settings.sampled:  # the error is the error of the means; the states are samples of them
+        if settings.sample_visible:  # the error is the error of the means, not of their samples
             expected = impose(self._v1_inputs[:n], settings.visible_units, self._known)
             error = squared_error(v0, expected, out=self._difference[:n])
         return error
@@ -246,7 +226,7 @@ class BaseRBM(Learner):
 class RBM(BaseRBM):
     """One layer of ``visible`` to ``hidden`` units with shared weights; see :class:`Learner`."""
 
-    def __init__(self, layer: int, visible: int, hidden: int, settings: RBMSettings) -> None:
+    def __init__(self, layer: int, visible: int, hidden: int, settings: LayerSettings) -> None:
         first = first_dense(
             layer,
             visible,
@@ -322,7 +302,7 @@ class SparseRBM(RBM):
     def _draws_states(self) -> bool:
         blocks = kind_of(self.settings.visible_units).blocks
         are_documents = blocks is not None and blocks.are_counts
-        return are_documents or self.settings.sampled or self.settings.persistent
+        return are_documents or bool(self.settings.sample_visible or self.settings.persistent)
 
     def gradient(
         self,

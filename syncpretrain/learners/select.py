@@ -54,6 +54,6 @@ def _is_cd(learner: Learner) -> TypeGuard[RBM]:
     if not isinstance(learner, RBM):
         return False
     own = learner.settings
-    if own.sparse or own.sampled:
+    if own.sparse or own.sample_visible:
         return False
     return not (own.is_conditioned or own.persistent or own.sparsity_cost or own.hidden_dropout)

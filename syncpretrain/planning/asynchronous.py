@@ -16,11 +16,10 @@ from typing import Any
 import msgspec
 
 from syncpretrain.parallel.replicas.replica_count import WORTH
-from syncpretrain.parallel.replicas.server import AsyncRules
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.timings import Exchange, Timings, sizes
 from syncpretrain.schedule.kinds import ASYNC
-from syncpretrain.settings.asynchronous import AsyncFields
+from syncpretrain.settings.fields import AsyncFields, AsyncRate
 from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = [
@@ -127,7 +126,7 @@ class AsyncPlan:
         return {"replicas": self.paying.replicas, "ways": ways}
 
 
-def predict_stages(stages: Sequence[AsyncStage], *, workers: int, rate: str) -> AsyncPlan:
+def predict_stages(stages: Sequence[AsyncStage], *, workers: int, rate: AsyncRate) -> AsyncPlan:
     """Return the predicted runs of some stages, one for each number of replicas worth a try."""
     tried = sorted({*range(1, min(workers, ALL_TRIED) + 1), *sizes(workers)} - {0})
     return AsyncPlan(tuple(_way(stages, workers, replicas, rate) for replicas in tried))
@@ -135,12 +134,11 @@ def predict_stages(stages: Sequence[AsyncStage], *, workers: int, rate: str) -> 
 
 def exchange_seconds(fields: AsyncFields, exchange: Exchange) -> float:
     """Return the seconds of the server in a task, by how often replicas fetch."""
-    fetches = fields.push_every / (fields.fetch_every or fields.push_every)
-    return fetches * exchange.fetch + exchange.push
+    return exchange.fetch / fields.period + exchange.push
 
 
-def _way(stages: Sequence[AsyncStage], workers: int, replicas: int, rate: str) -> AsyncWay:
-    share = AsyncRules(rate=rate).share(replicas - 1)
+def _way(stages: Sequence[AsyncStage], workers: int, replicas: int, rate: AsyncRate) -> AsyncWay:
+    share = AsyncFields(async_rate=rate).share(replicas - 1)
     training = sum(stage.training(workers, replicas) for stage in stages)
     seconds = training + sum(stage.rest for stage in stages)
     updates = share * sum(stage.tasks for stage in stages)

@@ -24,7 +24,6 @@ from syncpretrain.planning.measure import is_on_gpus
 from syncpretrain.planning.timings import CORE
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.settings import PretrainSettings
-from syncpretrain.settings.fields import HANDOFF_DEFAULTS
 from syncpretrain.workers.split import Split
 
 __all__ = ["Bench", "Reached", "bench", "random_rows", "run_candidate", "seconds_to", "sgemm_peak"]
@@ -112,8 +111,7 @@ def bench(
         Called with a line about each step.
     """
     if handoff == "minibatch" and is_on_gpus(task):  # the cores' plan has streams in any case
-        streamed = {"handoff": handoff, "delay": HANDOFF_DEFAULTS[handoff]["delay"]}
-        task = replace(task, settings=settings_with(task.settings, streamed))
+        task = replace(task, settings=settings_with(task.settings, {"handoff": handoff}))
     report("measuring the layers")
     plan = plan_for(task, measure_seconds=measure_seconds)
     if handoff is not None:

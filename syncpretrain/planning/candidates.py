@@ -18,11 +18,9 @@ from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.pretraining.streamed.sizes import stream_size
 from syncpretrain.schedule.kinds import SCHEDULES
-from syncpretrain.schedule.stream import plans
 from syncpretrain.settings import PretrainSettings
-from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
 from syncpretrain.settings.checks import ALWAYS
-from syncpretrain.settings.fields import HANDOFF_DEFAULTS
+from syncpretrain.settings.fields import ASYNC_DEFAULTS, HANDOFF_DEFAULTS
 from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = [
@@ -154,9 +152,8 @@ def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[
 
 def granted(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a candidate's options take for granted, the same for all layers."""
-    plain = {"replicas": 1, "shards": 0, "split": "examples", "handoff": "epoch", "delay": 0.0}
-    if options.get("handoff") == "minibatch":
-        plain["refresh_epochs"] = 0  # no newer version wakes a layer
+    plain = {"replicas": 1, "shards": 0, "split": "examples", "handoff": "epoch"}
+    plain |= HANDOFF_DEFAULTS[options.get("handoff", "epoch")]
     if options.get("handoff") == "minibatch" or not SCHEDULES[options["schedule"]].has_refreshes:
         plain["refresh_when"] = ALWAYS
     return {name: value for name, value in plain.items() if name not in options}
@@ -276,7 +273,7 @@ def _simulated_stream(task: Task, settings: PretrainSettings, timings: Timings) 
     where = settings.backend if timings.unit == GPU else "numpy"
     ring, block, _ = stream_size(settings, backend_for(where), steps)
     seconds = simulate_stream(
-        plans(settings.epochs, delay=settings.delay, steps=steps),
+        settings.stream.plans(steps),
         costs,
         steps=steps,
         ring=ring,

@@ -14,14 +14,14 @@ import numpy as np
 from syncpretrain.events import Event, RunFinished
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.blas import blas_limit
-from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
+from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import LocalSteps, Task
 from syncpretrain.planning.probes import Steps
 from syncpretrain.planning.timings import Exchange
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import PretrainSettings, settings_from
-from syncpretrain.settings.asynchronous import AsyncFields
+from syncpretrain.settings.fields import AsyncFields
 
 __all__ = ["exchange_of", "exchanges", "handover_seconds"]
 
@@ -89,8 +89,7 @@ def exchanges(settings: PretrainSettings) -> tuple[Exchange, ...]:
 
 def exchange_of(size: int, settings: AsyncFields) -> Exchange:
     """Measure the exchange of a number of parameters, by the rules of some settings."""
-    rules = AsyncRules(rate=settings.async_rate, compensation=settings.delay_compensation)
-    server = ParameterServer(np.zeros(size, np.float32), rules, settings.servers)
+    server = ParameterServer(np.zeros(size, np.float32), settings, settings.servers)
     fetched, change = (np.zeros(size, np.float32) for _ in range(2))
     steps = LocalSteps(_Still(size), fetched, change)
     task = Task(1, 0, 1)

@@ -97,9 +97,9 @@ def play_stream(
     ``links`` are numbers of layers, counted from 1, that stand for a network's link between the
     layers beside them: they pass minibatches on and take no worker.
     """
-    longest = max(plan.delay + plan.steps for plan in plans)
+    longest = max(plan.end for plan in plans)
     fewer = max(1, longest // MOST_MINIBATCHES)
-    short = [StreamPlan(p.delay // fewer, max(1, p.steps // fewer)) for p in plans]
+    short = [StreamPlan(p.skipped // fewer, max(1, p.steps // fewer)) for p in plans]
     run = _Run(short, costs, steps, fewer, workers, replicas)
     schedule = StreamSchedule(short, ring=ring, block=block)
     clock, busy = 0.0, [0.0] * len(plans)
@@ -173,8 +173,7 @@ class _Run:
         return seconds, first
 
     def _seconds(self, i: int, number: int) -> float:
-        cost, own = self._costs[i], number - self._plans[i].delay
-        is_trained = own <= self._plans[i].steps
+        cost, is_trained = self._costs[i], number <= self._plans[i].end
         ends = number * self._each // self._steps - (number - 1) * self._each // self._steps
         end = cost.epoch_end * ends / self._each
         return (cost.train[1] if is_trained else cost.forward) + cost.handover + end
@@ -182,7 +181,7 @@ class _Run:
     def _speed(self, block: Block, helping: int) -> tuple[float, int]:
         """Return how many times faster than alone a block is, and how many helpers it has."""
         i = block.layer - 1
-        is_trained = block.first - self._plans[i].delay <= self._plans[i].steps
+        is_trained = block.first <= self._plans[i].end
         if self._replicas[i] == 1 or not is_trained:
             return 1.0, 0
         own = min(self._replicas[i], 1 + helping)

@@ -34,7 +34,7 @@ from syncpretrain.planning.exchange import exchange_of
 from syncpretrain.planning.probes import Probe, Work, beside, measured
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings import FinetuneSettings, PretrainSettings, off_ranks
-from syncpretrain.settings.asynchronous import ASYNC_DEFAULTS
+from syncpretrain.settings.fields import ASYNC_DEFAULTS
 
 __all__ = ["TuningPlan", "async_stage", "minibatch_seconds", "plan_tuning"]
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import CheckpointError, SettingsError
-from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
+from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder, convolutional_rbm
 from syncpretrain.learners.drift import Outputs
 from syncpretrain.learners.early_stopping import EarlyStopping
-from syncpretrain.learners.rbm import RBM, RBMSettings, SparseRBM
+from syncpretrain.learners.rbm import RBM, SparseRBM
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
@@ -25,10 +25,9 @@ from syncpretrain.schedule.kinds import SCHEDULES, ScheduleOptions
 from syncpretrain.schedule.pace import Fixed, Pace
 from syncpretrain.schedule.reads import LayerPlan, Reads
 from syncpretrain.schedule.schedule import Schedule
-from syncpretrain.settings.checks import parsed_corruption, parsed_waking
-from syncpretrain.settings.fields import MomentumSchedule
+from syncpretrain.settings.checks import parsed_waking
+from syncpretrain.settings.fields import LayerSettings, MomentumSchedule
 from syncpretrain.settings.sections import PretrainSettings
-from syncpretrain.units.kinds import kind_of
 from syncpretrain.workers.layer_state import LayerState
 from syncpretrain.workers.ranks.placement import RankShares
 from syncpretrain.workers.worker import Inputs, LayerWorker, WorkerFactory
@@ -151,13 +150,14 @@ def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | No
 
 
 # By the shape's name, a function of the layer's number, its shape and its settings.
-RBMS: dict[str, Callable[[int, Any, RBMSettings], Learner]] = {
+LearnerFactory = Callable[[int, Any, LayerSettings], Learner]
+RBMS: dict[str, LearnerFactory] = {
     "dense": lambda layer, shape, own: (SparseRBM if own.sparse else RBM)(
         layer, shape.visible, shape.hidden, own
     ),
     "convolution": convolutional_rbm,
 }
-AUTOENCODERS: dict[str, Callable[[int, Any, AutoencoderSettings], Learner]] = {
+AUTOENCODERS: dict[str, LearnerFactory] = {
     "dense": lambda layer, shape, own: Autoencoder(layer, shape.visible, shape.hidden, own),
     "convolution": ConvolutionalAutoencoder,
 }
@@ -173,56 +173,11 @@ def build_learner(
 ) -> Learner:
     """Return the learner of one layer, its arrays allocated where a backend has them."""
     shape = settings.shapes[layer - 1]
-    if settings.model == "rbm":
-        learner = RBMS[shape.name](layer, shape, _rbm(settings, layer - 1))
-    else:
-        learner = AUTOENCODERS[shape.name](layer, shape, _autoencoder(settings, layer - 1))
+    build = (RBMS if settings.model == "rbm" else AUTOENCODERS)[shape.name]
+    learner = build(layer, shape, settings.of_layer(layer))
     if backend is not None:
         learner.to(backend.for_layer(layer))
     return learner
-
-
-def _rbm(settings: PretrainSettings, i: int) -> RBMSettings:
-    return RBMSettings(
-        **_common(settings, i),
-        cd_steps=settings.cd_steps[i],
-        persistent=settings.persistent[i],
-        sparsity_target=settings.sparsity_target[i],
-        sparsity_cost=settings.sparsity_cost[i],
-        hidden_dropout=settings.hidden_dropout[i],
-        sampled=settings.sample_visible and not i,
-        sparse=settings.sparse and not i,
-    )
-
-
-def _autoencoder(settings: PretrainSettings, i: int) -> AutoencoderSettings:
-    common = _common(settings, i)
-    usual = kind_of(common["visible_units"]).loss
-    below = kind_of(settings.hidden_units[i - 1] if i else settings.visible_units)
-    return AutoencoderSettings(
-        **common,
-        tied=settings.tied,
-        loss=usual if usual == "squared" else settings.loss or usual,
-        corruption=parsed_corruption(settings.corruption[i]),
-        limits=(below.lower, below.upper) if below.is_bounded else (0, 1),
-        contraction=settings.contraction[i],
-    )
-
-
-def _common(settings: PretrainSettings, i: int) -> dict[str, Any]:
-    return {
-        "batch_size": settings.batch_size,
-        "learning_rate": settings.learning_rate[i],
-        "momentum": MomentumSchedule(settings.momentum[i]),
-        "weight_decay": settings.weight_decay[i],
-        "l1": settings.l1[i],
-        "hidden_units": settings.hidden_units[i],
-        "visible_units": settings.visible_units_of(i + 1),
-        "visible_bias": settings.visible_bias,
-        "missing": settings.missing and not i,
-        "seed": settings.seed,
-        "precision": settings.precision,
-    }
 
 
 def build_worker(

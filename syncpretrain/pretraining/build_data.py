@@ -175,7 +175,7 @@ def _train_rows(settings: PretrainSettings, X: Any) -> Any:
             settings.layers[0],
             bounded=bounded,
             batch_size=settings.batch_size,
-            trained=_passes(settings),
+            trained=math.ceil(settings.stream.passes),  # the last one need not be finished
             measured=(not bounded) + (settings.visible_bias != "zero"),
         )
     if isinstance(X, FileRows) and visible.blocks is None:
@@ -183,8 +183,3 @@ def _train_rows(settings: PretrainSettings, X: Any) -> Any:
     if streams and visible.blocks is None and (rows := rows_in_file(X)) is not None:
         return checked_rows(rows, bounded=bounded)
     return visible_examples(X, "X", settings.visible_units, missing=True)
-
-
-def _passes(settings: PretrainSettings) -> int:
-    """Return how many passes over the data a stream begins; it may not finish the last one."""
-    return math.ceil(max(i * settings.delay + n for i, n in enumerate(settings.epochs)))

@@ -46,6 +46,7 @@ from syncpretrain.settings import ELSEWHERE, PretrainSettings
 from syncpretrain.settings.by_data import in_words
 from syncpretrain.settings.checks import check_blas_threads
 from syncpretrain.settings.convert import check_names
+from syncpretrain.settings.fields import names_of
 from syncpretrain.units.blocks import visible_kind
 from syncpretrain.units.kinds import kind_of
 
@@ -180,7 +181,7 @@ def _pretrained(
 ) -> Stack:
     if others := settings.keys() & {"data", "finetune"}:
         raise SettingsError(f"{min(others)}: is no setting of pretrain(); see finetune() for that")
-    check_names(settings, (*PretrainSettings.__struct_fields__, *ARGUMENTS, "columns", "run"))
+    check_names(settings, (*names_of(PretrainSettings), *ARGUMENTS, "columns", "run"))
     taken = rows_by_columns(X, validation, settings.get("visible_units"))
     settings |= {"visible_units": taken.units}
     look = look_at(taken.X, streams=settings.get("handoff") == "minibatch")

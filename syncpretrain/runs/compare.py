@@ -32,6 +32,7 @@ from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings, Settings, replaced
 from syncpretrain.settings.checks import ALWAYS
+from syncpretrain.settings.fields import HANDOFF_DEFAULTS
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
@@ -242,7 +243,7 @@ def _pretrain_settings(start: str, settings: PretrainSettings, seed: int) -> Pre
     if waking or not kind.has_refreshes:
         lacks["refresh_when"] = [waking or ALWAYS] * depth
     lacks |= {} if kind.has_groups else {"group_size": None}
-    lacks |= {} if kind.can_stream else {"handoff": "epoch", "delay": 0.0}
+    lacks |= {} if kind.can_stream else {"handoff": "epoch", **HANDOFF_DEFAULTS["epoch"]}
     return replaced(settings, schedule=name, **lacks)
 
 

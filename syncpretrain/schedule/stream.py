@@ -2,9 +2,9 @@
 
 Pure: no threads, clocks or arrays. Layer 1 reads the data, epoch after epoch, as one stream of
 minibatches, counted from 1. Every other layer reads the hidden means that the layer below computed
-for the same minibatch, through a ring of a few minibatches. A layer skips the first ``delay``
-minibatches, trains on as many as its plan says, and after that only computes the hidden means that
-layers above still need. One that learns no more may train on fewer (:meth:`shorten`).
+for the same minibatch, through a ring of a few minibatches. A layer skips the first minibatches,
+trains on as many as its plan says, and after that only computes the hidden means that layers above
+still need. One that learns no more may train on fewer (:meth:`shorten`).
 
 With a delay of 2 minibatches, 4 to train on and a ring of 2 (``t`` trains, ``f`` forwards)::
 
@@ -34,10 +34,9 @@ __all__ = [
     "RANK_RING_MINIBATCHES",
     "RING_MINIBATCHES",
     "Block",
+    "StreamEpochs",
     "StreamPlan",
     "StreamSchedule",
-    "delay_notice",
-    "plans",
 ]
 
 RING_MINIBATCHES = 8  # between two layers
@@ -49,37 +48,55 @@ BLOCK_MINIBATCHES = 4  # that a layer processes at once: its weights stay in cac
 class StreamPlan:
     """Minibatches of the stream that a layer skips, and then trains on."""
 
-    delay: int
+    skipped: int
     steps: int
 
+    @property
+    def end(self) -> int:
+        """The last minibatch that the layer trains on."""
+        return self.skipped + self.steps
 
-def plans(epochs: Sequence[int], *, delay: float, steps: int) -> list[StreamPlan]:
-    """Return the plans of layers that train some epochs of ``steps`` minibatches each.
-
-    Each layer starts ``delay`` epochs after the one below.
-    """
-    return [StreamPlan(round(i * delay * steps), n * steps) for i, n in enumerate(epochs)]
+    def at(self, position: int) -> int:
+        """Return the minibatches since the layer began, at a place in the stream."""
+        return position - self.skipped
 
 
-def delay_notice(epochs: Sequence[int], delay: float) -> str | None:
-    """Return what is to be said of a delay for which layers wait until all below have trained."""
-    first, idle, end = 0, 0.0, 0.0
-    for layer in range(1, len(epochs)):  # of the one below, counted from 1
-        end = max(end, (layer - 1) * delay + epochs[layer - 1])
-        if layer * delay >= end:
-            first = first or layer
-            idle += layer * delay - end
-    if not first:
-        return None
-    passes = max(i * delay + n for i, n in enumerate(epochs))
-    own, least = epochs[first - 1], min(epochs[:-1])
-    lost = f", and {idle:g} of the {passes:g} passes over the data train none" if idle else ""
-    return (
-        f"with delay {delay:g} layer {first + 1} starts after the"
-        f" {'only epoch' if own == 1 else f'last of the {own} epochs'} of layer {first}: the layers"
-        f" train one after another{lost}; a delay below {least}, such as 0.5, lets them train at"
-        " the same time"
-    )
+@dataclass(frozen=True, slots=True)
+class StreamEpochs:
+    """Epochs of each layer of a stream, which starts ``delay`` epochs after the layer below."""
+
+    epochs: Sequence[int]
+    delay: float
+
+    @property
+    def passes(self) -> float:
+        """The passes over the data until every layer is trained."""
+        return max(i * self.delay + n for i, n in enumerate(self.epochs))
+
+    def plans(self, steps: int) -> list[StreamPlan]:
+        """Return the plan of each layer, where an epoch has ``steps`` minibatches."""
+        return [
+            StreamPlan(round(i * self.delay * steps), n * steps) for i, n in enumerate(self.epochs)
+        ]
+
+    def notice(self) -> str | None:
+        """Return what is to be said of layers that wait until all below have trained."""
+        first, idle, end = 0, 0.0, 0.0
+        for layer in range(1, len(self.epochs)):  # of the one below, counted from 1
+            end = max(end, (layer - 1) * self.delay + self.epochs[layer - 1])
+            if layer * self.delay >= end:
+                first = first or layer
+                idle += layer * self.delay - end
+        if not first:
+            return None
+        own, least = self.epochs[first - 1], min(self.epochs[:-1])
+        lost = f"{idle:g} of the {self.passes:g} passes over the data train none"
+        return (
+            f"with delay {self.delay:g} layer {first + 1} starts after the"
+            f" {'only epoch' if own == 1 else f'last of the {own} epochs'} of layer {first}: the"
+            f" layers train one after another{f', and {lost}' if idle else ''}; a delay below"
+            f" {least}, such as 0.5, lets them train at the same time"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +114,7 @@ class StreamSchedule:
     Parameters
     ----------
     plans : sequence of StreamPlan
-        From the lowest layer up. No delay is shorter than that of the layer below.
+        From the lowest layer up. No layer skips fewer minibatches than the layer below.
     ring : int
         Minibatches that may wait between two layers.
     block : int
@@ -123,7 +140,7 @@ class StreamSchedule:
         steps: int = 0,
         epoch: int = 0,
     ) -> None:
-        delays = [plan.delay for plan in plans]
+        delays = [plan.skipped for plan in plans]
         if min(ring, block) < 1 or min(plan.steps for plan in plans) < 1:
             raise ScheduleError(f"ring, block, steps: got {ring}, {block}; expected 1 or more")
         if delays != sorted(delays) or delays[0] < 0:
@@ -200,7 +217,7 @@ class StreamSchedule:
 
     def _last_needed(self) -> list[int]:
         """Return the last minibatch that each layer processes, for itself or those above."""
-        ends = [plan.delay + plan.steps for plan in self._plans]
+        ends = [plan.end for plan in self._plans]
         for i in reversed(range(len(ends) - 1)):
             ends[i] = max(ends[i], ends[i + 1])
         return ends
@@ -209,7 +226,7 @@ class StreamSchedule:
         """Return the last minibatch of the block that a layer may process, its place for none."""
         position, limit, steps = self._positions[i], self._limit(i), self._steps
         if not steps:
-            in_epoch = (position - self._plans[i].delay) % self._epoch if self._epoch else 0
+            in_epoch = self._plans[i].at(position) % self._epoch if self._epoch else 0
             left = min(self._block, self._epoch - in_epoch) if self._epoch else self._block
             return min(position + left, limit)
         # Whole blocks are counted from the begin of the layer's epoch or of the pass, whichever
@@ -221,7 +238,7 @@ class StreamSchedule:
         #     block            [         ][    ][         ][     ]
         #
         # A resumed layer may be within a block: it first does the rest of it.
-        in_epoch, in_pass = (position - self._plans[i].delay) % steps, position % steps
+        in_epoch, in_pass = self._plans[i].at(position) % steps, position % steps
         done = min(in_epoch, in_pass) % self._block
         left = min(self._block - done, steps - in_epoch, steps - in_pass)
         last = min(position + left, self.ends[i])

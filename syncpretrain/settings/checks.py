@@ -17,9 +17,15 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, schedule_kind
 from syncpretrain.schedule.reads import MAX_EPOCHS
 from syncpretrain.settings.architecture import MAX_UNITS, layer_text
-from syncpretrain.settings.asynchronous import check_async
 from syncpretrain.settings.devices import check_pretraining_backend
-from syncpretrain.settings.fields import MAX_WORKERS, PER_LAYER, PretrainFields
+from syncpretrain.settings.fields import (
+    MAX_WORKERS,
+    OF_RBMS,
+    PER_LAYER,
+    PretrainFields,
+    check_async,
+    parsed_corruption,
+)
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.blocks import fitted_units, visible_kind
 from syncpretrain.units.kinds import INPUT_UNITS, KINDS, kind_of
@@ -39,7 +45,6 @@ __all__ = [
     "check_sparse",
     "check_visible_units",
     "kept_units",
-    "parsed_corruption",
     "parsed_shuffle",
     "parsed_waking",
     "settled_epochs",
@@ -48,8 +53,6 @@ __all__ = [
 
 
 WHOLE_ONLY = ("persistent", "sparsity_cost", "hidden_dropout")  # RBMs split by units lack these
-RBM_ONLY = ("cd_steps", "sparsity_target", *WHOLE_ONLY)
-CORRUPTIONS = ("masking", "salt-and-pepper", "gaussian")
 VISIBLE_UNITS = (
     f"{' or '.join(INPUT_UNITS)}, or blocks of columns such as"
     " bernoulli:20,gaussian:5,softmax:3x7,counts:2000"
@@ -114,34 +117,8 @@ def check_per_layer(name: str, values: tuple[Any, ...], depth: int) -> None:
             f"{name}: got {len(values)} values, expected one for all layers or {depth}, one a layer"
         )
     for value in values:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise SettingsError(f"{name}: got {value}, expected a finite number")
         if isinstance(value, int) and value > MAX_EPOCHS:
             raise SettingsError(f"{name}: got {value}, expected at most {MAX_EPOCHS}")
-
-
-def parsed_corruption(text: str) -> tuple[str, float] | None:
-    """Return the kind and the amount of noise in a text such as ``masking:0.25``; None: ``none``.
-
-    Raises
-    ------
-    SettingsError
-        If the text has another form, or the amount is out of range.
-    """
-    if text == "none":
-        return None
-    kind, _, number = text.partition(":")
-    try:
-        amount = float(number)
-    except ValueError:
-        amount = math.nan
-    most = math.inf if kind == "gaussian" else 1
-    if kind not in CORRUPTIONS or not 0 < amount < most:
-        raise SettingsError(
-            f"corruption: got {text!r}, expected none, masking:SHARE, salt-and-pepper:SHARE with a"
-            " share above 0 and below 1, or gaussian:DEVIATION"
-        )
-    return kind, amount
 
 
 def parsed_shuffle(text: str) -> int:
@@ -177,7 +154,7 @@ def _check_model(settings: PretrainFields) -> None:
     used = {
         "corruption": model == "denoising",
         "contraction": model == "contractive",
-        **dict.fromkeys(RBM_ONLY, model == "rbm"),
+        **dict.fromkeys(OF_RBMS, model == "rbm"),
     }
     for name, is_used in used.items():
         values = [value for value in getattr(settings, name) if value != PER_LAYER[name]]
@@ -298,10 +275,7 @@ def _check_handoff(settings: PretrainFields) -> None:
             ("none", "pseudo-likelihood", "validation-error"),
         ),
         "refresh_when": (f"{ALWAYS}: no newer version wakes a layer", (ALWAYS,)),
-        "settle": (
-            "0, and numbers of epochs, not auto: there are no versions to compare",
-            (0,),
-        ),
+        "settle": ("0, and numbers of epochs, not auto: there are no versions to compare", (0,)),
         "refresh_epochs": ("0: no newer version wakes a layer", (0,)),
     }
     for name, (expected, values) in usual.items():

@@ -6,11 +6,12 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.settings.fields import names_of
 
 __all__ = ["USUAL_ELSEWHERE", "check_names", "checked", "nearest", "plain"]
 
@@ -83,7 +84,7 @@ def explained(message: str, values: dict[str, Any], kind: type[msgspec.Struct]) 
     expected: Any = kind
     for name in names:
         got = got[name]
-        expected = _field_type(expected, name)
+        expected = get_type_hints(expected)[name]
     setting = "_".join(name for name in names if name not in UNNAMED) or "settings"
     if problem.startswith("Object "):
         return _about_fields(problem, names, expected)
@@ -99,7 +100,7 @@ def _about_fields(problem: str, names: list[str], kind: type[msgspec.Struct]) ->
     if "missing" in problem:
         return f"{field}: got nothing, expected a value"
     where = f" in [{names[-1]}]" if names else ""
-    return f"{field}: there is no such setting{where}{nearest(field, kind.__struct_fields__)}"
+    return f"{field}: there is no such setting{where}{nearest(field, names_of(kind))}"
 
 
 def check_names(names: Iterable[str], known: Sequence[str]) -> None:
@@ -133,8 +134,3 @@ def _expected(problem: str, kind: Any) -> str:
     name, bound, limit = found.groups()
     words = TYPE_WORDS.get(name, name)
     return words if bound is None else f"{words} {BOUNDS[bound]} {limit.removesuffix('.0')}"
-
-
-def _field_type(kind: Any, name: str) -> Any:
-    fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
-    return fields[name]

@@ -1,97 +1,191 @@
-"""The fields of the data and pretraining settings, the types of their values, and their defaults.
+"""The fields of the data and pretraining settings: each is declared once, here.
 
-A field is checked by its type here; :mod:`syncpretrain.settings.checks` has the checks that combine
-several fields.
+A field has its type with its range, its default, and a :class:`Setting`: the section, text and form
+of its option. The options with their help, the tables of the documentation, the check of types, the
+settings with one value a layer and their form in TOML follow. :mod:`syncpretrain.settings.checks`
+has the checks that combine several fields.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+# Annotations are objects here, not texts, for what they say is read at every start.
+import math
+from collections.abc import Iterable, Sequence
 from itertools import pairwise, zip_longest
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from types import SimpleNamespace, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.schedule.reads import MAX_EPOCHS
+from syncpretrain.schedule.stream import StreamEpochs
 from syncpretrain.settings.architecture import read_architecture, shapes_of
-from syncpretrain.settings.asynchronous import AsyncRate, Staleness, Steps
 from syncpretrain.shapes import ConvolutionShape, LayerShape
-from syncpretrain.units.kinds import UNITS, kind_of
+from syncpretrain.units.kinds import KINDS, UNITS, kind_of
 
 if TYPE_CHECKING:
     Units = str
 else:
     Units = Literal[UNITS]
 
+T = TypeVar("T")
+
 __all__ = [
+    "ASYNCHRONOUS",
+    "ASYNC_DEFAULTS",
     "HANDOFF_DEFAULTS",
+    "LEARNING",
     "MAX_WORKERS",
     "MODELS",
     "MODEL_DEFAULTS",
+    "OF_RBMS",
+    "OF_SCHEDULES",
+    "OUTPUT",
     "PER_LAYER",
     "SCHEDULE_DEFAULTS",
+    "SECTIONS",
+    "TUNING",
+    "TUNING_REGULARIZATION",
+    "TUNING_WORKERS",
+    "AsyncFields",
+    "AsyncRate",
     "Count",
     "DataSettings",
     "Epochs",
     "Fraction",
     "Frozen",
+    "LayerSettings",
     "MomentumSchedule",
     "NonNegativeFloat",
     "NonNegativeInt",
     "PositiveFloat",
     "Precision",
     "PretrainFields",
+    "Setting",
     "Shards",
     "Units",
     "Workers",
+    "check_async",
+    "check_finite",
+    "names_of",
+    "parsed_corruption",
+    "settings_of",
     "usual_costs",
     "usual_rates",
 ]
 
 # Larger numbers are slips of the keyboard: a run without end, or a machine busy with threads alone.
 MAX_WORKERS = 1024
+MAX_DELAY = 1000.0  # epochs
+MAX_CD_STEPS = 1000  # a minibatch cannot be interrupted
+MAX_STEPS = 1_000_000  # minibatches
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Epochs = Annotated[int, msgspec.Meta(ge=1, le=MAX_EPOCHS)]
 Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)]
 Shards = Annotated[int, msgspec.Meta(ge=0, le=MAX_WORKERS)]  # 0 for as many as replicas
+Steps = Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)]
+Staleness = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEPS)]
+GibbsSteps = Annotated[int, msgspec.Meta(ge=1, le=MAX_CD_STEPS)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+Each = tuple[T, ...]  # a value for each layer
+AsyncRate = Literal["staleness", "constant"]
 Precision = Literal["float32", "tf32", "bfloat16", "auto"]  # precision of products
+CORRUPTIONS = ("masking", "salt-and-pepper", "gaussian")
 MODELS = ("rbm", "autoencoder", "denoising", "contractive")
-MAX_DELAY = 1000.0  # epochs
-MAX_CD_STEPS = 1000  # a minibatch cannot be interrupted
 
-PER_LAYER: dict[str, Any] = {  # names and defaults of the settings with one value a layer
-    "epochs": 10,
-    "settle": 0.0,
-    "refresh_epochs": 1,
-    "refresh_when": "always",
-    "hidden_units": "bernoulli",
-    "learning_rate": 0.1,  # lower for some kinds of units, see usual_rates
-    "momentum": "0.5:5,0.9",
-    "weight_decay": 0.0002,
-    "l1": 0.0,
-    "cd_steps": 1,
-    "persistent": False,
-    "sparsity_target": 0.1,
-    "sparsity_cost": 0.0,
-    "hidden_dropout": 0.0,
-    "corruption": "none",
-    "contraction": 0.0,
-    "replicas": 1,
-    "shards": 0,
+# Defaults that differ from the fields'.
+HANDOFF_DEFAULTS: dict[str, dict[str, Any]] = {
+    "epoch": {"delay": 0.0},
+    "minibatch": {"refresh_epochs": 0, "delay": 0.5},
 }
-# Defaults that differ from PER_LAYER.
-HANDOFF_DEFAULTS: dict[str, dict[str, Any]] = {"minibatch": {"refresh_epochs": 0, "delay": 0.5}}
 SCHEDULE_DEFAULTS: dict[str, dict[str, Any]] = {"async": {"delay": 0.0}}
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "denoising": {"corruption": "masking:0.25"},
     "contractive": {"contraction": 0.1},
 }
 SPARSITY_COST = 1.0  # for convolutional RBMs: without a cost many filters are on everywhere
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """What is declared of a field, beside its name.
+
+    An annotation has the section of the help, called with ``metavar``, ``opposite`` and ``each``
+    where it has them, and the text of the help behind it. :func:`settings_of` adds the others.
+
+    Attributes
+    ----------
+    section : str
+        Section of the help.
+    metavar : str
+        Stands for a value; default ``N`` for whole numbers, and ``X`` for others.
+    opposite : str
+        Name of the option that stands for False; default ``--no-`` and the field's name.
+    each : Any
+        Default of a layer, if the field has a value for each.
+    text : str
+        Text of the help. One that names no default gets it appended.
+    kind : type
+        Type of a value, without its range.
+    default : Any
+        Default, of a layer if there is a value for each.
+    """
+
+    section: str
+    metavar: str = ""
+    opposite: str = ""
+    each: Any = None
+    text: str = ""
+    kind: Any = None
+    default: Any = None
+
+    def __call__(self, **more: Any) -> "Setting":
+        """Return a setting that has more to say."""
+        return msgspec.structs.replace(self, **more)
+
+
+SECTIONS = (  # of the help, in their order
+    *("Data and settings", "Model", "Learning", "RBMs", "Autoencoders", "Schedule", "Workers"),
+    *("Fine-tuning", "Regularization of fine-tuning", "Workers of fine-tuning", "Asynchronous"),
+    "Run folder and output",
+)
+DATA, MODEL, LEARNING, RBMS, AUTOENCODERS, SCHEDULE, WORKERS, *OF_TUNING, ASYNCHRONOUS, OUTPUT = (
+    map(Setting, SECTIONS)
+)
+TUNING, TUNING_REGULARIZATION, TUNING_WORKERS = OF_TUNING
+
+
+def _listed(names: Iterable[str]) -> str:
+    *most, last = names
+    return " or ".join(filter(None, [", ".join(most), last]))
+
+
+def _described(name: str) -> str:
+    """Return the name of a kind of units, with the restriction that a user should know."""
+    if KINDS[name].sample is None:
+        return f"{name} (autoencoders)"
+    return f"{name} (linear)" if KINDS[name].is_linear else name
+
+
+def _lower_rates() -> str:
+    """Return the default learning rates below the usual one, and the kinds that have them."""
+    rates: dict[float, list[str]] = {}
+    for name in UNITS:
+        rates.setdefault(KINDS[name].learning_rate, []).append(name)
+    lower = sorted(rates)[:-1]
+    return ", ".join(f"{rate:g} with {_listed(rates[rate])} units" for rate in lower)
 
 
 class Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,18 +206,112 @@ class DataSettings(Frozen, frozen=True, kw_only=True):
     examples to train on.
     """
 
-    name: str = "mnist"
-    validation: Fraction | None = None
-    labels: Count | None = None
-    target: str | None = None
-    drop: str | None = None
-    task: Literal["classification", "regression"] | None = None
-    test: str | None = None
-    unlabelled: str | None = None
-    examples: Count | None = None
+    name: Annotated[str, DATA(metavar="NAME|FILE")] = "mnist"
+    target: Annotated[
+        str | None,
+        DATA(metavar="COLUMN"),
+        "The column of a table that holds the labels, by name, or by number from 1 (-1 for the"
+        " last).",
+    ] = None
+    drop: Annotated[
+        str | None, DATA(metavar="COLUMN[,COLUMN]"), "Columns of a table to leave out."
+    ] = None
+    task: Annotated[
+        Literal["classification", "regression"] | None,
+        DATA,
+        "What the labels are for. Default classification for text and whole numbers.",
+    ] = None
+    test: Annotated[
+        str | None,
+        DATA(metavar="FRACTION|FILE"),
+        "A part to test with: a fraction of the examples, or another file.",
+    ] = None
+    unlabelled: Annotated[
+        str | None, DATA(metavar="FILE"), "A file of more examples to train on, without labels."
+    ] = None
+    examples: Annotated[
+        Count | None, DATA, "Train on N of the training examples only. Default all."
+    ] = None
+    validation: Annotated[
+        Fraction | None,
+        DATA(metavar="FRACTION"),
+        "Share of the training examples to hold out. Default 10,000 of MNIST's 60,000, or a tenth.",
+    ] = None
+    labels: Annotated[
+        Count | None, DATA, "Keep the labels of N training examples only. Default all."
+    ] = None
 
 
-class PretrainFields(Frozen, frozen=True, kw_only=True):
+class AsyncFields(Frozen, frozen=True, kw_only=True):
+    """Fields of an asynchronous schedule, of pretraining and of fine-tuning.
+
+    Attributes
+    ----------
+    push_every : int
+        Local steps after which a replica pushes its change.
+    fetch_every : int or None
+        Local steps after which a replica fetches the parameters; None for as often as it pushes.
+    async_rate : str
+        ``staleness`` divides a change by its staleness, the number of changes that the server
+        applied since the replica fetched (Zhang, Gupta et al. 2016); ``constant`` applies it whole.
+    delay_compensation : float
+        lambda_0 of the compensation for late changes (Zheng et al. 2017), 0 for none.
+    max_staleness : int or None
+        Largest staleness of a change; with a larger one, the replica fetches and repeats its steps.
+    simulate_staleness : int or None
+        With runtime ``serial``: every change is applied this number of changes late.
+    trim_replicas : bool
+        True stops replicas that do not make the error fall faster, as the run begins.
+    servers : int
+        Slices of the parameters, each with a thread of the server or, with runtime ``mpi``, a rank.
+    """
+
+    push_every: Annotated[Steps, ASYNCHRONOUS, "Local steps before a replica pushes."] = 1
+    fetch_every: Annotated[
+        Steps | None, ASYNCHRONOUS, "Local steps before it fetches. Default as often."
+    ] = None
+    async_rate: Annotated[
+        AsyncRate, ASYNCHRONOUS, "Divide changes by their staleness (default)."
+    ] = "staleness"
+    delay_compensation: Annotated[
+        NonNegativeFloat, ASYNCHRONOUS, "Lambda of the compensation. Default 0, none."
+    ] = 0.0
+    max_staleness: Annotated[
+        Staleness | None, ASYNCHRONOUS, "Make a change anew that is staler than N."
+    ] = None
+    simulate_staleness: Annotated[
+        Staleness | None, ASYNCHRONOUS, "In turns: apply changes N changes late."
+    ] = None
+    trim_replicas: Annotated[bool, ASYNCHRONOUS, "Stop replicas that do not pay."] = False
+    servers: Annotated[
+        Workers, WORKERS, "Async: slices of the parameters, each with a thread or rank."
+    ] = 1
+
+    @property
+    def period(self) -> int:
+        """Number of pushes from a fetch to the next one."""
+        return (self.fetch_every or self.push_every) // self.push_every
+
+    def share(self, staleness: int) -> float:
+        """Return the share of a change that is added to the parameters."""
+        # A change that is not stale counts whole, like one that is one push late.
+        return 1.0 if self.async_rate == "constant" else 1 / max(1, staleness)
+
+    def takes(self, staleness: int) -> bool:
+        """Return whether a change is taken."""
+        return self.max_staleness is None or staleness <= self.max_staleness
+
+    def fetches(self, pushes: int) -> bool:
+        """Return whether a replica fetches after a number of pushes since its start."""
+        return pushes % self.period == 0
+
+
+ASYNC_DEFAULTS = dict(
+    zip(AsyncFields.__struct_fields__, AsyncFields.__struct_defaults__, strict=True)
+)
+
+
+class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     """Settings of a stack's pretraining. A tuple has one value a layer.
 
     Attributes
@@ -169,17 +357,29 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
         Visible biases start from ``zero`` or the ``log-odds`` of the units' means.
     sample_visible : bool
         True makes contrastive divergence reconstruct the input by sampled states, not by means.
-    cd_steps, persistent, sparsity_target, sparsity_cost, hidden_dropout
-        Settings of RBMs: see :class:`syncpretrain.learners.rbm.RBMSettings`.
-    tied, loss, corruption, contraction
-        Settings of autoencoders: see
-        :class:`syncpretrain.learners.autoencoder.AutoencoderSettings`.
+    cd_steps, persistent
+        The k of CD-k; with ``persistent`` the chains go on from where the last minibatch left them
+        (Tieleman 2008).
+    sparsity_target, sparsity_cost
+        The cost weighs the pull of each hidden unit's mean activity to the target (Hinton 2010,
+        section 11).
+    hidden_dropout
+        The probability with which a hidden unit of an RBM is left out of an example (Srivastava et
+        al. 2014, section 8); the others are scaled up in the decoder, so that all together reach
+        it.
+    tied, loss
+        Settings of autoencoders: whether the decoder shares the weights, and ``squared`` or
+        ``cross-entropy``.
+    corruption
+        Kind and amount of noise on an autoencoder's input (Vincent et al. 2010).
+    contraction
+        Weight of the penalty on the Jacobian of an autoencoder's code (Rifai et al. 2011).
     early_stopping, patience : str, int
         Criterion that ends a layer's own epochs: see
         :class:`syncpretrain.learners.early_stopping.EarlyStopping`.
     push_every, fetch_every, async_rate, delay_compensation, max_staleness, simulate_staleness
         Settings of schedule ``async``, as are ``trim_replicas`` and ``servers``: see
-        :class:`syncpretrain.settings.asynchronous.AsyncFields`.
+        :class:`syncpretrain.settings.fields.AsyncFields`.
     exchange : str
         Exchange of parameters and changes with schedule ``async`` on ranks: in ``messages`` from
         and to servers, or through ``windows``, memory of other ranks.
@@ -187,67 +387,207 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
         Seed of all random numbers.
     """
 
-    layers: tuple[Count, ...]
+    layers: Annotated[
+        Each[Count],
+        MODEL(metavar="N,N[,N...]"),
+        "Values of an example, then units of each layer: 784,500,30; or"
+        " 1x28x28,conv:20x5,pool:2,500 of images, conv:FILTERSxSIZE[:PAD][/GROUPS] and"
+        " pool:SIZE[:mean].",
+    ]
     architecture: str = ""
-    model: Literal["rbm", "autoencoder", "denoising", "contractive"] = "rbm"
-    visible_units: str = "bernoulli"
-    hidden_units: tuple[Units, ...]
-    schedule: Literal["synchronized", "greedy", "rounds", "async", "none"] = "synchronized"
-    group_size: Count | None = None
-    pace: Literal["lockstep", "free"] = "lockstep"
-    handoff: Literal["epoch", "minibatch"] = "epoch"
-    delay: Annotated[float, msgspec.Meta(ge=0, le=MAX_DELAY)] = 0.0
-    shuffle: str = "rows"
-    runtime: Literal["threads", "processes", "serial", "mpi"] = "threads"
-    backend: str = "auto"
-    precision: Precision = "float32"
-    workers: Workers | None = None
-    replicas: tuple[Count, ...]
-    split: Literal["examples", "units", "filters", "hybrid"] = "examples"
-    shards: tuple[NonNegativeInt, ...]
-    epochs: tuple[Count, ...]
-    settle: tuple[NonNegativeFloat, ...]
-    refresh_epochs: tuple[NonNegativeInt, ...]
-    refresh_when: tuple[str, ...]
-    finish: Literal["drain", "first-layer"] = "drain"
-    batch_size: Count = 100
-    learning_rate: tuple[PositiveFloat, ...]
-    momentum: tuple[str, ...]
-    weight_decay: tuple[NonNegativeFloat, ...]
-    l1: tuple[NonNegativeFloat, ...]
-    visible_bias: Literal["zero", "log-odds"] = "zero"
+    model: Annotated[
+        Literal["rbm", "autoencoder", "denoising", "contractive"], MODEL, "Kind of all layers."
+    ] = "rbm"
+    visible_units: Annotated[
+        str,
+        MODEL(metavar="KIND[:N,...]"),
+        "Input: bernoulli (default), gaussian, auto, or by columns gaussian:5,softmax:3x7.",
+    ] = "bernoulli"
+    hidden_units: Annotated[
+        Each[Units], MODEL(each="bernoulli"), f"{_listed(map(_described, UNITS))}."
+    ]
+    visible_bias: Annotated[
+        Literal["zero", "log-odds"], MODEL, "Start at 0 (default), or log-odds of the means."
+    ] = "zero"
     missing: bool = False
     sparse: bool = False
-    sample_visible: bool = False
-    cd_steps: tuple[Annotated[int, msgspec.Meta(ge=1, le=MAX_CD_STEPS)], ...]
-    persistent: tuple[bool, ...]
-    sparsity_target: tuple[Fraction, ...]
-    sparsity_cost: tuple[NonNegativeFloat, ...]
-    hidden_dropout: tuple[Fraction, ...]
-    tied: bool = True
-    loss: Literal["squared", "cross-entropy"] | None = None
-    corruption: tuple[str, ...]
-    contraction: tuple[NonNegativeFloat, ...]
-    early_stopping: Literal["none", "free-energy-gap", "pseudo-likelihood", "validation-error"] = (
-        "none"
-    )
-    patience: Count = 3
-    push_every: Steps = 1
-    fetch_every: Steps | None = None
-    async_rate: AsyncRate = "staleness"
-    delay_compensation: NonNegativeFloat = 0.0
-    max_staleness: Staleness | None = None
-    simulate_staleness: Staleness | None = None
-    trim_replicas: bool = False
-    servers: Workers = 1
-    exchange: Literal["messages", "windows"] = "messages"
-    blas_threads: Workers | None = None
-    seed: NonNegativeInt = 0
+    tied: Annotated[
+        bool,
+        AUTOENCODERS(opposite="--untied"),
+        "Autoencoders: the decoder shares the weights (default), or has its own.",
+    ] = True
+    loss: Annotated[
+        Literal["squared", "cross-entropy"] | None,
+        AUTOENCODERS,
+        "Loss of autoencoders. Default cross-entropy, squared for gaussian visible units.",
+    ] = None
+    corruption: Annotated[
+        Each[str],
+        AUTOENCODERS(metavar="KIND:X[,...]", each="none"),
+        "Denoising: masking:0.25 (default), salt-and-pepper:SHARE or gaussian:DEVIATION.",
+    ]
+    contraction: Annotated[
+        Each[NonNegativeFloat],
+        AUTOENCODERS(each=0.0),
+        "Weight of the contractive penalty. Default 0.1.",
+    ]
+    epochs: Annotated[
+        Each[Count],
+        LEARNING(metavar="N|auto[:N]", each=10),
+        "Default 10; auto: until settled, up to N (100).",
+    ]
+    batch_size: Annotated[Count, LEARNING(metavar="B"), "Examples in a minibatch."] = 100
+    learning_rate: Annotated[
+        Each[PositiveFloat], LEARNING(each=0.1), f"Default 0.1, {_lower_rates()}."
+    ]
+    momentum: Annotated[
+        Each[str],
+        LEARNING(metavar="V[:EPOCHS,V...]", each="0.5:5,0.9"),
+        "Default '0.5:5,0.9', which is 0.5 for 5 epochs, then 0.9; a ';' between layers.",
+    ]
+    weight_decay: Annotated[Each[NonNegativeFloat], LEARNING(each=0.0002)]
+    l1: Annotated[Each[NonNegativeFloat], LEARNING(each=0.0), "Weight decay by the weights' signs."]
+    cd_steps: Annotated[Each[GibbsSteps], RBMS(each=1), "Gibbs steps, the k of CD-k."]
+    sample_visible: Annotated[
+        bool, RBMS(opposite="--visible-means"), "Reconstruct the input by samples, not means."
+    ] = False
+    persistent: Annotated[
+        Each[bool],
+        RBMS(opposite="--not-persistent", each=False),
+        "Keep the chains between minibatches (PCD).",
+    ]
+    sparsity_target: Annotated[Each[Fraction], RBMS(each=0.1), "Mean activity to aim for."]
+    sparsity_cost: Annotated[
+        Each[NonNegativeFloat], RBMS(each=0.0), "Weight of the pull to that activity."
+    ]
+    hidden_dropout: Annotated[
+        Each[Fraction], RBMS(each=0.0), "Share of hidden units left out of an example."
+    ]
+    early_stopping: Annotated[
+        Literal["none", "free-energy-gap", "pseudo-likelihood", "validation-error"],
+        LEARNING,
+        "End a layer's own epochs when it overfits (the gap), or no longer gets better. The last"
+        " is for autoencoders.",
+    ] = "none"
+    patience: Annotated[Count, LEARNING, "Bad epochs that end a layer."] = 3
+    seed: Annotated[NonNegativeInt, LEARNING, "The same seed gives the same model."] = 0
+    schedule: Annotated[
+        Literal["synchronized", "greedy", "rounds", "async", "none"],
+        SCHEDULE,
+        "Layers in parallel (default), in turn or groups; auto: the fastest.",
+    ] = "synchronized"
+    group_size: Annotated[
+        Count | None, SCHEDULE(metavar="G"), "Layers that rounds train at a time. Default 2."
+    ] = None
+    pace: Annotated[
+        Literal["lockstep", "free"],
+        SCHEDULE,
+        "Epoch k reads version k of the layer below (default), or the newest there is.",
+    ] = "lockstep"
+    handoff: Annotated[
+        Literal["epoch", "minibatch"],
+        SCHEDULE,
+        "Train on whole versions of the layer below (default), or on its minibatches as they are"
+        " computed.",
+    ] = "epoch"
+    delay: Annotated[
+        float,
+        msgspec.Meta(ge=0, le=MAX_DELAY),
+        SCHEDULE,
+        "Epochs that a layer starts after the one below, with minibatch. Default 0.5.",
+    ] = 0.0
+    shuffle: Annotated[
+        str,
+        SCHEDULE(metavar="rows|blocks:N"),
+        "Order of a streamed run: rows (default), or blocks of N rows, for large files.",
+    ] = "rows"
+    refresh_epochs: Annotated[
+        Each[NonNegativeInt], SCHEDULE(each=1), "Epochs on each newer version."
+    ]
+    refresh_when: Annotated[
+        Each[str],
+        SCHEDULE(metavar="always|drift:X", each="always"),
+        "Refresh on every version (default), or on one that differs by more than X from the last.",
+    ]
+    settle: Annotated[
+        Each[NonNegativeFloat],
+        SCHEDULE(each=0.0),
+        "Change of outputs that ends a layer's epochs. Default 0; with auto 0.15, or the X of"
+        " drift:X.",
+    ]
+    finish: Annotated[
+        Literal["drain", "first-layer"],
+        SCHEDULE,
+        "Stop when every version is read (default), or do not wait for refreshes.",
+    ] = "drain"
+    runtime: Annotated[
+        Literal["threads", "processes", "serial", "mpi"],
+        WORKERS,
+        "Layers in threads (default), processes, turns, or on ranks of mpiexec (mpi).",
+    ] = "threads"
+    backend: Annotated[
+        str,
+        WORKERS(metavar="auto|numpy|cupy[:N]"),
+        "CPU, all GPUs, or GPU N; auto (default) takes a GPU that CuPy can use.",
+    ] = "auto"
+    precision: Annotated[Precision, WORKERS, "Matrix products; tf32 on a GPU."] = "float32"
+    workers: Annotated[
+        Workers | None, WORKERS(metavar="P"), "For all layers. Default the usable cores."
+    ] = None
+    replicas: Annotated[
+        Each[Count], WORKERS(metavar="R", each=1), "Workers of one layer, if to spare."
+    ]
+    split: Annotated[
+        Literal["examples", "units", "filters", "hybrid"],
+        WORKERS,
+        "What replicas share: examples (default), an RBM's units, filters; or hybrid: examples of"
+        " convolutions, units of others.",
+    ] = "examples"
+    shards: Annotated[
+        Each[NonNegativeInt],
+        WORKERS(metavar="S", each=0),
+        "Parts of a minibatch; they decide the result. Default as many as replicas.",
+    ]
+    exchange: Annotated[
+        Literal["messages", "windows"],
+        WORKERS,
+        "Async with mpi: by messages (default), or one-sided in windows.",
+    ] = "messages"
+    blas_threads: Annotated[
+        Workers | None,
+        WORKERS,
+        "For greedy and fine-tuning; parallel layers take one each. Default the usable cores.",
+    ] = None
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
         """The shape of each layer."""
         return shapes_of(self.layers, self.architecture)
+
+    @property
+    def stream(self) -> StreamEpochs:
+        """The epochs of the layers as a stream trains them."""
+        return StreamEpochs(self.epochs, self.delay)
+
+    def of_layer(self, layer: int) -> "LayerSettings":
+        """Return the settings of a layer, counted from 1."""
+        i, units = layer - 1, self.visible_units_of(layer)
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        values |= {name: values[name][i] for name in PER_LAYER}
+        # Values of the input alone may be missing, sparse or sampled.
+        values |= {n: values[n] and not i for n in ("missing", "sparse", "sample_visible")}
+        usual = kind_of(units).loss
+        below = kind_of(self.hidden_units[i - 1] if i else units)
+        return LayerSettings(
+            **values
+            | {
+                "visible_units": units,
+                "momentum": MomentumSchedule(values["momentum"]),
+                "corruption": parsed_corruption(values["corruption"]),
+                "loss": usual if usual == "squared" else self.loss or usual,
+                "limits": (below.lower, below.upper) if below.is_bounded else (0, 1),
+            }
+        )
 
     def shards_of(self, layer: int) -> int:
         """Return the number of shards in a minibatch of a layer, counted from 1."""
@@ -284,6 +624,113 @@ class PretrainFields(Frozen, frozen=True, kw_only=True):
             pools_by_mean = isinstance(shape, ConvolutionShape) and shape.pooling == "mean"
             return self.hidden_dropout[layer - 1] > 0 or pools_by_mean
         return self.corruption[layer - 1] != "none"
+
+
+def check_finite(settings: msgspec.Struct, *, prefix: str = "") -> None:
+    """Refuse infinity and NaN; ``prefix`` is the prefix of the options' names.
+
+    Raises
+    ------
+    SettingsError
+        Naming the setting.
+    """
+    for name in settings.__struct_fields__:
+        found = getattr(settings, name)
+        for value in found if isinstance(found, tuple) else (found,):
+            if isinstance(value, float) and not math.isfinite(value):
+                raise SettingsError(f"{prefix}{name}: got {value}, expected a finite number")
+
+
+def check_async(
+    fields: AsyncFields, *, schedule: str, runtime: str, has_momentum: bool, prefix: str = ""
+) -> None:
+    """Refuse settings that an asynchronous schedule lacks, and settings that only it has.
+
+    Parameters
+    ----------
+    fields : AsyncFields
+    schedule, runtime : str
+    has_momentum : bool
+        True if a local step depends on more than its own gradient.
+    prefix : str
+        Prefix of the options' names.
+
+    Raises
+    ------
+    SettingsError
+        Naming the setting.
+    """
+    if schedule != ASYNC:
+        for name, default in ASYNC_DEFAULTS.items():
+            value = getattr(fields, name)
+            if value != default:
+                raise SettingsError(
+                    f"{prefix}{name}: got {value} with schedule {schedule}, expected none; take"
+                    f" {prefix}schedule {ASYNC}"
+                )
+        return
+    if fields.fetch_every is not None and fields.fetch_every % fields.push_every:
+        raise SettingsError(
+            f"{prefix}fetch_every: got {fields.fetch_every} with push_every {fields.push_every},"
+            " expected a multiple of it; what was not pushed would be lost at a fetch"
+        )
+    strength = fields.delay_compensation
+    steps = max(fields.push_every, fields.fetch_every or 1)
+    if strength and (steps > 1 or has_momentum):
+        name = "push_every" if fields.push_every > 1 else "fetch_every"
+        other = f"{name} above 1" if steps > 1 else "momentum"
+        raise SettingsError(
+            f"{prefix}delay_compensation: got {strength:g} with {other}, expected plain steps along"
+            " one gradient, of fetched parameters; take push_every and fetch_every 1, and sgd"
+            " without momentum"
+        )
+    if fields.trim_replicas and runtime == "serial":
+        raise SettingsError(
+            f"{prefix}trim_replicas: got it with runtime serial, whose replicas take turns; take"
+            f" {prefix}runtime threads or processes"
+        )
+    if fields.servers > 1 and runtime == "serial":
+        raise SettingsError(
+            f"{prefix}servers: got {fields.servers} with runtime serial, whose replicas take turns,"
+            f" expected 1; take {prefix}runtime threads or processes"
+        )
+    if fields.simulate_staleness is not None and runtime != "serial":
+        raise SettingsError(
+            f"{prefix}simulate_staleness: got {fields.simulate_staleness} with runtime {runtime},"
+            f" where it is what it is; take {prefix}runtime serial"
+        )
+
+
+def names_of(kind: type[msgspec.Struct]) -> list[str]:
+    """Return the names of the fields of settings, the fields of :class:`AsyncFields` last."""
+    return sorted(kind.__struct_fields__, key=ASYNC_DEFAULTS.__contains__)
+
+
+def settings_of(kind: type[msgspec.Struct]) -> dict[str, Setting]:
+    """Return what is declared of the fields that have an option, by name."""
+    hints, found = get_type_hints(kind, include_extras=True), dict[str, Setting]()
+    defaults = dict(zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True))
+    for name in names_of(kind):
+        said = getattr(hints[name], "__metadata__", ())
+        text = "".join(x for x in said if isinstance(x, str))
+        for setting in (x for x in said if isinstance(x, Setting)):
+            default = defaults[name] if setting.each is None else setting.each
+            found[name] = setting(text=text, kind=_type_of_value(hints[name]), default=default)
+    return found
+
+
+def _type_of_value(hint: Any) -> Any:
+    """Return the type of a value, or of the value of a layer, without None and its range."""
+    while get_origin(hint) in (Annotated, Union, UnionType, tuple):
+        hint = get_args(hint)[0]
+    return hint
+
+
+DECLARED = settings_of(PretrainFields)
+# Names and defaults of the settings with one value a layer.
+PER_LAYER = {name: own.each for name, own in DECLARED.items() if own.each is not None}
+OF_RBMS = [name for name in PER_LAYER if DECLARED[name].section == RBMS.section]
+OF_SCHEDULES = {name for name, own in DECLARED.items() if own.section == SCHEDULE.section}
 
 
 class MomentumSchedule:
@@ -329,6 +776,48 @@ class MomentumSchedule:
                 return value
             epoch -= epochs
         return self._last
+
+
+def parsed_corruption(text: str) -> tuple[str, float] | None:
+    """Return the kind and the amount of noise in a text such as ``masking:0.25``; None: ``none``.
+
+    Raises
+    ------
+    SettingsError
+        If the text has another form, or the amount is out of range.
+    """
+    if text == "none":
+        return None
+    kind, _, number = text.partition(":")
+    try:
+        amount = float(number)
+    except ValueError:
+        amount = math.nan
+    most = math.inf if kind == "gaussian" else 1
+    if kind not in CORRUPTIONS or not 0 < amount < most:
+        raise SettingsError(
+            f"corruption: got {text!r}, expected none, masking:SHARE, salt-and-pepper:SHARE with a"
+            " share above 0 and below 1, or gaussian:DEVIATION"
+        )
+    return kind, amount
+
+
+class LayerSettings(SimpleNamespace):
+    """Settings of one layer: the fields of :class:`PretrainFields` as they apply to it.
+
+    ``momentum`` is a :class:`MomentumSchedule`, and ``corruption`` is None or the kind of noise and
+    its amount. ``limits`` are the values of pepper and salt.
+    """
+
+    @property
+    def is_conditioned(self) -> bool:
+        """True if visible means depend on more than the hidden units: blocks, missing entries."""
+        return self.missing or kind_of(self.visible_units).blocks is not None
+
+    def kinds(self, model: str) -> dict[str, str]:
+        """Return the kinds of units and the model of a layer, by name."""
+        kinds = {"hidden_units": self.hidden_units, "visible_units": self.visible_units}
+        return kinds | {"model": model}
 
 
 def usual_rates(visible: Any, hidden: Sequence[Any]) -> list[float]:

@@ -18,6 +18,7 @@ from syncpretrain.settings.fields import (
     MODEL_DEFAULTS,
     PER_LAYER,
     SCHEDULE_DEFAULTS,
+    names_of,
     usual_costs,
     usual_rates,
 )
@@ -146,7 +147,11 @@ def settings_text(settings: Settings) -> str:
     import tomli_w  # only a run that keeps its settings needs it
 
     sections = {
-        section: {name: value for name, value in fields.items() if value not in (None, "")}
+        section: {
+            name: fields[name]
+            for name in names_of(type(getattr(settings, section)))
+            if fields[name] not in (None, "")
+        }
         for section, fields in msgspec.to_builtins(settings).items()
     }
     return tomli_w.dumps(sections)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC
-from syncpretrain.settings.asynchronous import AsyncRate, Staleness, Steps, check_async
 from syncpretrain.settings.fields import (
+    TUNING,
+    TUNING_REGULARIZATION,
+    TUNING_WORKERS,
+    AsyncFields,
     Count,
     Epochs,
     Fraction,
-    Frozen,
     NonNegativeFloat,
     PositiveFloat,
     Precision,
     Shards,
     Workers,
+    check_async,
+    check_finite,
 )
 
 __all__ = ["FinetuneSettings", "labelled_of", "steps_with_unlabelled"]
@@ -39,7 +43,7 @@ def steps_with_unlabelled(batch_size: int, labelled: int, others: int) -> int:
     return max(math.ceil(others / (batch_size - known)), math.ceil(labelled / known))
 
 
-class FinetuneSettings(Frozen, frozen=True, kw_only=True):
+class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
     """Settings of fine-tuning the pretrained stack by backpropagation.
 
     Attributes
@@ -81,7 +85,7 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
         ranks share minibatches by examples.
     push_every, fetch_every, async_rate, delay_compensation, max_staleness, simulate_staleness
         Settings of schedule ``async``, as are ``trim_replicas`` and ``servers``: see
-        :class:`syncpretrain.settings.asynchronous.AsyncFields`.
+        :class:`syncpretrain.settings.fields.AsyncFields`.
     input_noise : float
         Standard deviation of the Gaussian noise added to the inputs, as the lowest layer sees them,
         in classification and regression.
@@ -96,43 +100,68 @@ class FinetuneSettings(Frozen, frozen=True, kw_only=True):
         Stop after this number of epochs without a better validation error; keep the best weights.
     """
 
-    objective: Literal["none", "reconstruction", "classification", "regression"] = "none"
-    epochs: Epochs = 10
-    optimizer: Literal["adam", "sgd", "cg", "lbfgs"] = "adam"
-    learning_rate: PositiveFloat | None = None
-    rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    momentum: Fraction = 0.0
-    nesterov: bool = False
-    weight_decay: NonNegativeFloat = 0.0
-    loss: Literal["squared", "cross-entropy"] | None = None
-    dropout: Fraction = 0.0
-    input_dropout: Fraction = 0.0
-    input_noise: NonNegativeFloat = 0.0
-    normalization: Literal["none", "batch"] = "none"
-    unlabelled: Literal["none", "pseudo"] = "none"
-    patience: Count | None = None
-    batch_size: Count = 100
-    precision: Precision = "float32"
-    replicas: Workers | None = None
-    split: Literal["units", "examples", "filters", "hybrid", "columns"] | None = None
-    shards: Shards = 0
-    schedule: Literal["synchronous", "async"] = "synchronous"
-    runtime: Literal["threads", "processes", "serial", "mpi"] = "threads"
-    push_every: Steps = 1
-    fetch_every: Steps | None = None
-    async_rate: AsyncRate = "staleness"
-    delay_compensation: NonNegativeFloat = 0.0
-    max_staleness: Staleness | None = None
-    simulate_staleness: Staleness | None = None
-    trim_replicas: bool = False
-    servers: Workers = 1
+    objective: Annotated[
+        Literal["none", "reconstruction", "classification", "regression"],
+        TUNING,
+        "Backpropagation through the stack.",
+    ] = "none"
+    epochs: Annotated[Epochs, TUNING] = 10
+    optimizer: Annotated[
+        Literal["adam", "sgd", "cg", "lbfgs"], TUNING, "cg, lbfgs: large batches, SciPy."
+    ] = "adam"
+    learning_rate: Annotated[
+        PositiveFloat | None, TUNING, "Default 0.001 for adam, 0.1 for sgd."
+    ] = None
+    rate_schedule: Annotated[
+        Literal["constant", "linear", "cosine"], TUNING, "How the rate falls to 0."
+    ] = "constant"
+    momentum: Annotated[Fraction, TUNING, "Momentum of sgd."] = 0.0
+    nesterov: Annotated[bool, TUNING, "Nesterov's momentum."] = False
+    weight_decay: Annotated[NonNegativeFloat, TUNING_REGULARIZATION] = 0.0
+    loss: Annotated[
+        Literal["squared", "cross-entropy"] | None,
+        TUNING,
+        "Loss of reconstruction. Default squared.",
+    ] = None
+    dropout: Annotated[Fraction, TUNING_REGULARIZATION, "Share of hidden units left out."] = 0.0
+    input_dropout: Annotated[Fraction, TUNING_REGULARIZATION, "Share of inputs left out."] = 0.0
+    input_noise: Annotated[
+        NonNegativeFloat, TUNING_REGULARIZATION, "Deviation of noise on inputs."
+    ] = 0.0
+    normalization: Annotated[Literal["none", "batch"], TUNING, "batch standardizes relu units."] = (
+        "none"
+    )
+    unlabelled: Annotated[
+        Literal["none", "pseudo"], TUNING, "pseudo: guessed classes train too."
+    ] = "none"
+    patience: Annotated[
+        Count | None, TUNING_REGULARIZATION, "End N epochs after the best; keep its weights."
+    ] = None
+    batch_size: Annotated[Count, TUNING(metavar="B")] = 100
+    precision: Annotated[
+        Precision, TUNING_WORKERS(metavar="NAME"), "float32 (default), tf32, bfloat16 or auto."
+    ] = "float32"
+    replicas: Annotated[
+        Workers | None,
+        TUNING_WORKERS(metavar="R"),
+        "Sharing a minibatch. Default one a usable core.",
+    ] = None
+    split: Annotated[
+        Literal["units", "examples", "filters", "hybrid", "columns"] | None,
+        TUNING_WORKERS,
+        "What replicas share. Default units, or hybrid.",
+    ] = None
+    shards: Annotated[Shards, TUNING_WORKERS(metavar="S"), "Default as many as replicas."] = 0
+    schedule: Annotated[Literal["synchronous", "async"], TUNING_WORKERS] = "synchronous"
+    runtime: Annotated[
+        Literal["threads", "processes", "serial", "mpi"],
+        TUNING_WORKERS,
+        "For async; or mpi, by examples.",
+    ] = "threads"
 
     def __post_init__(self) -> None:
+        check_finite(self, prefix="finetune_")
         self._check_schedule()
-        for name in ("learning_rate", "weight_decay", "input_noise"):
-            value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
-                raise SettingsError(f"finetune_{name}: got {value}, expected a finite number")
         stepping = self.optimizer in ("adam", "sgd")
         if not stepping and ((self.replicas or 1) > 1 or self.shards > 1):
             raise SettingsError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -19,6 +19,7 @@ from syncpretrain.settings.checks import (
 from syncpretrain.settings.convert import checked
 from syncpretrain.settings.devices import check_tuning_backend
 from syncpretrain.settings.fields import (
+    OUTPUT,
     PER_LAYER,
     Count,
     DataSettings,
@@ -27,6 +28,7 @@ from syncpretrain.settings.fields import (
     NonNegativeInt,
     PositiveFloat,
     PretrainFields,
+    check_finite,
 )
 from syncpretrain.settings.finetuning import FinetuneSettings
 
@@ -54,6 +56,7 @@ class PretrainSettings(PretrainFields, frozen=True, kw_only=True):
         check_architecture(self.layers, self.architecture)
         for name in PER_LAYER:
             check_per_layer(name, getattr(self, name), len(self.layers) - 1)
+        check_finite(self)
         for momentum in self.momentum:
             MomentumSchedule(momentum)
         check_pretraining(self)
@@ -74,10 +77,22 @@ class RunSettings(Frozen, frozen=True, kw_only=True):
     within a minibatch.
     """
 
-    checkpoint_every: str = "60s"
-    keep: Count = 2
-    max_restarts: NonNegativeInt = 0
-    stall_timeout: PositiveFloat = 600.0
+    checkpoint_every: Annotated[
+        str,
+        OUTPUT(metavar="N|Ss"),
+        "Write a checkpoint once any layer, or fine-tuning, has done N epochs since the last one,"
+        " or S seconds have passed.",
+    ] = "60s"
+    keep: Annotated[Count, OUTPUT, "Checkpoints to keep."] = 2
+    max_restarts: Annotated[
+        NonNegativeInt,
+        OUTPUT,
+        "Replace a process that dies, or else resume from the last checkpoint if a worker fails,"
+        " at most N times in all.",
+    ] = 0
+    stall_timeout: Annotated[
+        PositiveFloat, OUTPUT(metavar="SECONDS"), "End a run that trains no minibatch for so long."
+    ] = 600.0
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.stall_timeout):

@@ -23,10 +23,11 @@ from syncpretrain.parallel.replicas.pool import (
     StartedReplicas,
 )
 from syncpretrain.parallel.replicas.replica_count import Trial
-from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
+from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import Fleet, LocalSteps, ReplicaFactory, answer
 from syncpretrain.parallel.replicas.turns import ReplicaTurns
 from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.child_start import sendable, serve
 from syncpretrain.workers.layer_process import LayerProcess, RemoteTraceback, end_all
 from syncpretrain.workers.shared_memory import SharedSplits
@@ -41,13 +42,11 @@ REPLICA_CHILD = "syncpretrain.workers.replicas"
 def replicas_in(
     runtime: str,
     server: ParameterServer,
-    rules: AsyncRules,
+    rules: AsyncFields,
     factory: ReplicaFactory,
     data: Sequence[Array],
     *,
     replicas: int,
-    delay: int | None = None,
-    trims: bool = False,
     exchange: str = "messages",
     report: Callable[[str], None],
     times: Timeouts,
@@ -59,17 +58,13 @@ def replicas_in(
     runtime : str
         ``serial``, ``threads``, ``processes`` or ``mpi``.
     server : ParameterServer
-    rules : AsyncRules
+    rules : AsyncFields
+        Without ``simulate_staleness``, changes of ``serial`` replicas are applied ``replicas`` - 1
+        changes late, as of replicas that all train at the same speed.
     factory : callable
         Returns a replica, given the data. For processes it is one that can be sent to them.
     data : sequence of ndarray of shape (rows, width)
     replicas : int
-    delay : int, optional
-        For ``serial``: pushes from a change to its application. None for ``replicas`` - 1, the
-        delay of replicas that all train at the same speed.
-    trims : bool
-        Whether replicas that do not make training faster are left without work, if they train at
-        the same time.
     exchange : str
         How replicas on ranks exchange parameters: by ``messages``, or through ``windows``.
     report : callable
@@ -77,9 +72,9 @@ def replicas_in(
     times : Timeouts
     """
     if runtime == "serial":
-        late = replicas - 1 if delay is None else delay
+        late = replicas - 1 if rules.simulate_staleness is None else rules.simulate_staleness
         return ReplicaTurns(server, [factory(data) for _ in range(replicas)], rules, late)
-    trial = Trial(replicas) if trims else None
+    trial = Trial(replicas) if rules.trim_replicas else None
     own = _kind(runtime, exchange)(server, factory, data, replicas, times)
     return ReplicaPool(own.server, rules, own.start, own.end, report, times, trial)
 

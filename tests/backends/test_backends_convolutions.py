@@ -12,6 +12,7 @@ import pytest
 from backends import BACKENDS, backend_of
 from convolutioncases import SHAPES
 from devicedraws import draw_as_on_a_device
+from onelayer import layer_settings
 from stackcomparisons import alike
 from trialruns import stop_after
 
@@ -31,7 +32,6 @@ from syncpretrain.kernels.convolution import (
     visible_means,
 )
 from syncpretrain.learners.convolution import convolutional_rbm
-from syncpretrain.learners.rbm import RBMSettings
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.settings import MomentumSchedule, settings_from
 from syncpretrain.shapes import ConvolutionShape
@@ -259,7 +259,7 @@ def examples(count: int) -> np.ndarray:
 
 def learner(backend, shape: ConvolutionShape = BLOCKS):
     momentum = MomentumSchedule("0.5")
-    settings = RBMSettings(batch_size=8, learning_rate=0.1, momentum=momentum, seed=3)
+    settings = layer_settings(batch_size=8, learning_rate=0.1, momentum=momentum, seed=3)
     made = convolutional_rbm(1, shape, settings)
     made.weight[...] = normal(*made.weight.shape)
     made.to(backend)

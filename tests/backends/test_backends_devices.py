@@ -8,6 +8,7 @@ import fakecupy
 import numpy as np
 import pytest
 from disturbedsteps import before_steps
+from onelayer import layer_settings
 from pretrainingkinds import KINDS
 
 from syncpretrain import finetune, pretrain
@@ -19,7 +20,7 @@ from syncpretrain.data.order import minibatches
 from syncpretrain.errors import DivergedError, WorkerError
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
-from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.settings import MomentumSchedule, settings_from
@@ -38,7 +39,7 @@ def targets() -> np.ndarray:
 
 
 def rbm(batch_size: int = 20) -> RBM:
-    settings = RBMSettings(
+    settings = layer_settings(
         batch_size=batch_size, learning_rate=0.1, momentum=MomentumSchedule("0.5"), persistent=True
     )
     return RBM(2, 16, 12, settings)

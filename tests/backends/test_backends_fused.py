@@ -16,6 +16,7 @@ import fakecupy
 import numpy as np
 import pytest
 from backends import backend_of
+from onelayer import layer_settings
 from trialruns import notices_of
 
 from syncpretrain import pretrain
@@ -33,7 +34,7 @@ from syncpretrain.backends.fused import FusedArrays, Pace
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.kernels.precision import PRECISIONS, rounded_tf32
 from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import FusedDivergence, WholeStep, fused_step_of, load_state
 from syncpretrain.rng import Address, Purpose
@@ -280,7 +281,7 @@ class TestProducts:
 
 def rbm(visible, hidden, *, batch_size=20, backend=None, **settings) -> RBM:
     own = {"learning_rate": 0.1, "momentum": MomentumSchedule("0.5"), "seed": 3} | settings
-    learner = RBM(2, visible, hidden, RBMSettings(batch_size=batch_size, **own))
+    learner = RBM(2, visible, hidden, layer_settings(batch_size=batch_size, **own))
     learner.visible_bias[:] = 0.1 * normal(visible, seed=5)
     learner.hidden_bias[:] = 0.1 * normal(hidden, seed=6)
     if backend is not None:
@@ -565,7 +566,7 @@ class TestChoice:
             {"persistent": True},
             {"sparsity_cost": 0.1},
             {"hidden_dropout": 0.2},
-            {"sampled": True},
+            {"sample_visible": True},
             {"hidden_units": "relu"},
             {"visible_units": "gaussian:2,softmax:4"},
         ],

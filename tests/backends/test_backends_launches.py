@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from backends import backend_of
 from minibatches import train
+from onelayer import layer_settings
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.backends.cuda_source import cuda_source
@@ -20,9 +21,9 @@ from syncpretrain.kernels.activations import means, times_derivative
 from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
 from syncpretrain.kernels.contrastive_divergence import means_and_differences, phase_differences
 from syncpretrain.kernels.losses import means_and_error, squared_error
-from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
+from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep, load_state
 from syncpretrain.settings import MomentumSchedule
 
@@ -57,12 +58,12 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 def rbm(**settings) -> RBM:
     own = {"batch_size": ROWS, "learning_rate": 0.1, **STEP, **settings}
-    return RBM(1, VISIBLE, HIDDEN, RBMSettings(**own))
+    return RBM(1, VISIBLE, HIDDEN, layer_settings(**own))
 
 
 def autoencoder(**settings) -> Autoencoder:
     own = {"batch_size": ROWS, "learning_rate": 0.1, **STEP, **settings}
-    return Autoencoder(1, VISIBLE, HIDDEN, AutoencoderSettings(**own))
+    return Autoencoder(1, VISIBLE, HIDDEN, layer_settings(**own))
 
 
 def launched(step) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from backends import DEVICES, REAL, STAND_INS, as_it_is, backend_of
 from devicedraws import DeviceNumbers
+from onelayer import layer_settings
 from pretrainingkinds import KINDS
 from trialruns import notices_of
 
@@ -20,7 +21,7 @@ from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import DivergedError
 from syncpretrain.kernels.dispatch import multiply, registered
 from syncpretrain.learners.epoch import Cursor, ErrorSum, Stopped, train_epoch
-from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
@@ -81,7 +82,7 @@ def trained(X: np.ndarray, **settings) -> tuple[Stack, list]:
 
 def rbm(device, layer: int = 1, **settings) -> RBM:
     own = {"batch_size": 10, "learning_rate": 0.1, "momentum": MomentumSchedule("0.5")}
-    learner = RBM(layer, 16, 12, RBMSettings(**(own | settings)))
+    learner = RBM(layer, 16, 12, layer_settings(**(own | settings)))
     learner.to(device)
     return learner
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from backends import backend_of
 from devicedraws import draw_as_on_a_device
+from onelayer import layer_settings
 from pretrainingkinds import KINDS
 from stackcomparisons import alike
 from trialruns import notices_of, stop_after
@@ -26,7 +27,7 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_examples_on_devices import ByExamplesOnDevices
 from syncpretrain.learners.epoch import train_epoch
-from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.select import step_for
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.memory import shard_bytes
@@ -75,7 +76,7 @@ def launch_by_launch(monkeypatch) -> None:
 
 def rbm(**settings) -> RBM:
     own = {"batch_size": 12, "learning_rate": 0.1, "momentum": MomentumSchedule("0.5")}
-    return RBM(1, 16, 12, RBMSettings(**(own | settings)))
+    return RBM(1, 16, 12, layer_settings(**(own | settings)))
 
 
 class TestBits:

@@ -13,12 +13,11 @@ from PIL import Image
 
 import syncpretrain
 from syncpretrain.cli import main
-from syncpretrain.cli.help_texts import SECTIONS
 from syncpretrain.cli.program import COMMANDS
-from syncpretrain.cli.setting_options import OPTIONS
+from syncpretrain.cli.setting_options import HEADINGS, OPTIONS
 from syncpretrain.data import load_dataset
 from syncpretrain.runs.run import train_run
-from syncpretrain.settings import settings_from
+from syncpretrain.settings import FinetuneSettings, PretrainSettings, settings_from
 
 WIDTH, TOP, EXAMPLES = 64, 5, 50
 
@@ -275,27 +274,32 @@ class TestHelp:
         text = call(command, "--help")
         blocks = text.split("\n\n")
         sections = {block.partition(":")[0]: block.splitlines() for block in blocks[1:]}
-        assert list(sections)[-9:] == [
+        assert list(sections)[-12:] == [
             "Data and settings",
             "Model",
             "Learning",
+            "RBMs",
+            "Autoencoders",
             "Schedule",
             "Workers",
             "Fine-tuning",
+            "Regularization of fine-tuning",
             "Workers of fine-tuning",
             "Asynchronous",
             "Run folder and output",
         ]
-        for lines in list(sections.values())[-7:]:
+        for lines in list(sections.values())[-10:]:
             assert len(lines) <= 24
             assert max(map(len, lines)) <= 80
         monkeypatch.setenv("COLUMNS", "200")
         assert max(map(len, call(command, "--help").splitlines())) <= 100
 
-    def test_every_setting_has_an_option_and_a_text_in_one_section(self):
-        names = [name for texts in SECTIONS.values() for name in texts]
-        assert len(names) == len(set(names))
-        assert OPTIONS.keys() <= set(names)
+    def test_every_setting_has_an_option_in_a_section_of_the_help(self):
+        derived = {"architecture", "missing", "sparse"}
+        for section, kind in {"pretrain": PretrainSettings, "finetune": FinetuneSettings}.items():
+            offered = {own.field for own in OPTIONS.values() if own.section == section}
+            assert set(kind.__struct_fields__) - offered == (derived & set(kind.__struct_fields__))
+        assert {own.setting.section for own in OPTIONS.values()} <= set(HEADINGS)
         command = main.get_command(click.Context(main), "train")
         assert OPTIONS.keys() <= {param.name for param in command.params}
 

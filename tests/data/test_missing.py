@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onelayer import layer_settings
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.data.scaling import Scaling
@@ -11,8 +12,8 @@ from syncpretrain.data.visible import mark_missing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import EpochFinished, Notice
 from syncpretrain.kernels.conditions import is_missing, known_means
-from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
-from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.autoencoder import Autoencoder
+from syncpretrain.learners.rbm import RBM
 from syncpretrain.models.evaluation import layer_errors, stack_error
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.likelihood import free_energy
@@ -58,9 +59,9 @@ def learner_of(model: str, visible: int, units: str, **more):
         "seed": 3,
     } | more
     if model == "rbm":
-        return RBM(1, visible, 3, RBMSettings(**own))
+        return RBM(1, visible, 3, layer_settings(**own))
     loss = "cross-entropy" if units == "bernoulli" else "squared"
-    return Autoencoder(1, visible, 3, AutoencoderSettings(loss=loss, **own))
+    return Autoencoder(1, visible, 3, layer_settings(loss=loss, **own))
 
 
 @pytest.mark.parametrize("model", ["rbm", "autoencoder"])

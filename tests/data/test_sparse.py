@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onelayer import layer_settings
 from sparsematrices import Matrix, csr
 
 from syncpretrain import Stack, finetune, pretrain
@@ -31,7 +32,7 @@ from syncpretrain.kernels.conditions import (
     draw_words,
     reconstruct_documents,
 )
-from syncpretrain.learners.rbm import RBM, RBMSettings, SparseRBM
+from syncpretrain.learners.rbm import RBM, SparseRBM
 from syncpretrain.models.evaluation import stack_error
 from syncpretrain.models.scores import scores
 from syncpretrain.settings.fields import MomentumSchedule
@@ -211,7 +212,7 @@ class TestProducts:
 
 
 def settings_of(units, **more):
-    return RBMSettings(
+    return layer_settings(
         batch_size=20,
         learning_rate=0.1,
         momentum=MomentumSchedule("0.5"),
@@ -221,7 +222,9 @@ def settings_of(units, **more):
     )
 
 
-@pytest.mark.parametrize("more", [{}, {"sampled": True}, {"persistent": True}, {"cd_steps": 2}])
+@pytest.mark.parametrize(
+    "more", [{}, {"sample_visible": True}, {"persistent": True}, {"cd_steps": 2}]
+)
 @pytest.mark.parametrize(("units", "X"), [("bernoulli", BITS), (COUNTS, DENSE), (SEVERAL, MIXED)])
 def test_gradients_are_those_of_dense_rows(units, X, more):
     dense, sparse = (kind(1, 40, 9, settings_of(units, **more)) for kind in (RBM, SparseRBM))
@@ -240,7 +243,9 @@ def test_gradients_are_those_of_dense_rows(units, X, more):
 
 
 def test_a_sampled_reconstruction_is_right_on_average():
-    means, samples = (RBM(1, 40, 9, settings_of("bernoulli", sampled=s)) for s in (False, True))
+    means, samples = (
+        RBM(1, 40, 9, settings_of("bernoulli", sample_visible=s)) for s in (False, True)
+    )
     rows, total = np.arange(20), 0.0
     for learner in (means, samples):
         learner.weight[:] = np.random.default_rng(1).standard_normal((40, 9))

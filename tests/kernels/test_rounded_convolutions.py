@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from linkedchains import NETWORKS, as_float32, examples
 from minibatches import gradient
+from onelayer import layer_settings
 from randomconvolutions import convolutional_stack
 from roundedgradients import ROUNDING, away, gradients
 from trialruns import stop_after
@@ -25,9 +26,7 @@ from syncpretrain.kernels import native
 from syncpretrain.kernels.convolution import convolve, convolve_back, convolve_gradient
 from syncpretrain.kernels.precision import rounded
 from syncpretrain.kernels.program import Program, in_turn
-from syncpretrain.learners.autoencoder import AutoencoderSettings
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder, ConvolutionalRBM
-from syncpretrain.learners.rbm import RBMSettings
 from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.settings import MomentumSchedule
 from syncpretrain.shapes import ConvolutionShape
@@ -162,11 +161,11 @@ COMMON = {"batch_size": 8, "learning_rate": 0.1, "momentum": MomentumSchedule("0
 
 def rbm(precision, shape):
     units = {"hidden_units": "gaussian", "visible_units": "gaussian"}  # no states that flip
-    return ConvolutionalRBM(2, shape, RBMSettings(**COMMON, **units, precision=precision))
+    return ConvolutionalRBM(2, shape, layer_settings(**COMMON, **units, precision=precision))
 
 
 def autoencoder(precision, shape):
-    return ConvolutionalAutoencoder(2, shape, AutoencoderSettings(**COMMON, precision=precision))
+    return ConvolutionalAutoencoder(2, shape, layer_settings(**COMMON, precision=precision))
 
 
 @pytest.mark.parametrize("shape", [SHAPE, POOLED])

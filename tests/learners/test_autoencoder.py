@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onelayer import layer_settings
 from unitkinds import KINDS, MEANS, SLOPES, UNITS
 
 from syncpretrain.kernels.autoencoder import contraction, corrupt
-from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
+from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.pretraining.build import build_learners
@@ -25,7 +26,7 @@ def make(visible: int = VISIBLE, hidden: int = HIDDEN, **changed) -> Autoencoder
         "momentum": MomentumSchedule("0.5:5,0.9"),
         "seed": 3,
     }
-    return Autoencoder(2, visible, hidden, AutoencoderSettings(**(settings | changed)))
+    return Autoencoder(2, visible, hidden, layer_settings(**(settings | changed)))
 
 
 def set_parameters(learner: Autoencoder) -> list[np.ndarray]:
@@ -44,7 +45,7 @@ def mean(x: np.ndarray, units: str) -> np.ndarray:
     return MEANS[units](x)
 
 
-def loss(parameters, settings: AutoencoderSettings, x: np.ndarray, z: np.ndarray) -> float:
+def loss(parameters, settings, x: np.ndarray, z: np.ndarray) -> float:
     """What is trained on, word for word: the Jacobian of the penalty is written out."""
     W, a, b, *own = parameters
     h = mean(z @ W + b, settings.hidden_units)

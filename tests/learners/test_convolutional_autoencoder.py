@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from convolutionbydefinition import channel_of, matrix_of, pooled, unpooled
+from onelayer import layer_settings
 from unitkinds import KINDS, MEANS, UNITS, examples_for
 
 from syncpretrain.kernels.autoencoder import corrupt
-from syncpretrain.learners.autoencoder import AutoencoderSettings
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.select import step_for
@@ -40,7 +40,7 @@ def make(shape: ConvolutionShape = SHAPE, **changed) -> ConvolutionalAutoencoder
         "momentum": MomentumSchedule("0.5:5,0.9"),
         "seed": 3,
     }
-    return ConvolutionalAutoencoder(2, shape, AutoencoderSettings(**(settings | changed)))
+    return ConvolutionalAutoencoder(2, shape, layer_settings(**(settings | changed)))
 
 
 def set_parameters(learner: ConvolutionalAutoencoder) -> list[np.ndarray]:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from binaryunits import logistic, states
 from convolutionbydefinition import channel_of, filters_of, matrix_of, pooled
+from onelayer import layer_settings
 from unitkinds import INPUT_UNITS, KINDS, MEANS, RBM_UNITS, STATES, examples_for
 
 from syncpretrain.learners.convolution import ConvolutionalRBM
 from syncpretrain.learners.epoch import train_epoch
-from syncpretrain.learners.rbm import RBMSettings
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import WholeStep, load_state
 from syncpretrain.rng import Address, Purpose
@@ -39,7 +39,7 @@ def make(shape: ConvolutionShape = SHAPE, *, layer: int = 1, **changed) -> Convo
         "weight_decay": 0.001,
         "seed": 3,
     }
-    return ConvolutionalRBM(layer, shape, RBMSettings(**(settings | changed)))
+    return ConvolutionalRBM(layer, shape, layer_settings(**(settings | changed)))
 
 
 def set_parameters(rbm: ConvolutionalRBM, *, scale: float = 0.8) -> tuple[np.ndarray, ...]:

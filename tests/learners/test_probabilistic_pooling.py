@@ -8,12 +8,12 @@ from itertools import product
 import numpy as np
 import pytest
 from convolutionbydefinition import filters_of, matrix_of
+from onelayer import layer_settings
 
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.convolution import block_means, block_sums, draw_blocks
 from syncpretrain.learners.convolution import ProbabilisticRBM, convolutional_rbm
-from syncpretrain.learners.rbm import RBMSettings
 from syncpretrain.learners.select import step_for
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule, settings_from
@@ -31,7 +31,7 @@ def make(shape: ConvolutionShape = SHAPE, **changed) -> ProbabilisticRBM:
         "momentum": MomentumSchedule("0.5"),
         "seed": 3,
     }
-    return convolutional_rbm(2, shape, RBMSettings(**(settings | changed)))
+    return convolutional_rbm(2, shape, layer_settings(**(settings | changed)))
 
 
 def set_parameters(rbm: ProbabilisticRBM) -> tuple[np.ndarray, ...]:

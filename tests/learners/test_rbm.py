@@ -5,10 +5,11 @@ import tracemalloc
 import numpy as np
 import pytest
 from binaryunits import logistic, states
+from onelayer import layer_settings
 
 from syncpretrain.errors import DivergedError
 from syncpretrain.learners.epoch import Stopped, train_epoch
-from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
@@ -25,7 +26,7 @@ def make_rbm(visible: int = VISIBLE, hidden: int = HIDDEN, *, layer: int = 1, **
         "cd_steps": 1,
         "seed": 3,
     }
-    return RBM(layer, visible, hidden, RBMSettings(**(settings | changed)))
+    return RBM(layer, visible, hidden, layer_settings(**(settings | changed)))
 
 
 def set_parameters(rbm: RBM, *, scale: float = 0.8, seed: int = 0) -> tuple[np.ndarray, ...]:

@@ -6,10 +6,11 @@ from itertools import product
 
 import numpy as np
 import pytest
+from onelayer import layer_settings
 from unitkinds import INPUT_UNITS, KINDS, MEANS, RBM_UNITS, STATES, logistic
 
 from syncpretrain.learners.epoch import train_epoch
-from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
@@ -25,7 +26,7 @@ def make_rbm(visible: int = VISIBLE, hidden: int = HIDDEN, *, scale: float = 0.4
         "momentum": MomentumSchedule("0"),
         "seed": 3,
     }
-    rbm = RBM(2, visible, hidden, RBMSettings(**(settings | changed)))
+    rbm = RBM(2, visible, hidden, layer_settings(**(settings | changed)))
     rng = np.random.default_rng(0)
     rbm.weight[:] = rng.normal(0, scale, rbm.weight.shape)
     rbm.visible_bias[:] = rng.normal(0, 0.5, rbm.visible_bias.shape)

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from minibatches import gradient, train
+from onelayer import layer_settings
 from unitkinds import INPUT_UNITS, KINDS, RBM_UNITS
 
 from syncpretrain.finetuning.chain import Affine, Dropout
@@ -14,10 +15,10 @@ from syncpretrain.finetuning.optimizers import adam, gradient_descent
 from syncpretrain.kernels.arrays import slices_of
 from syncpretrain.kernels.averaging import add_tree, sum_in_order
 from syncpretrain.kernels.program import Program, in_turn
-from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
+from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import Step, WholeStep, load_state
 from syncpretrain.settings import MomentumSchedule
@@ -36,8 +37,8 @@ COMMON = {
 def make(model: str, **changed) -> Learner:
     settings = {**COMMON, **changed}
     if model == "rbm":
-        return RBM(2, VISIBLE, HIDDEN, RBMSettings(**settings))
-    return Autoencoder(2, VISIBLE, HIDDEN, AutoencoderSettings(**settings))
+        return RBM(2, VISIBLE, HIDDEN, layer_settings(**settings))
+    return Autoencoder(2, VISIBLE, HIDDEN, layer_settings(**settings))
 
 
 def examples(rows: int = 40) -> np.ndarray:
@@ -149,7 +150,7 @@ class Certain(RBM):
 @pytest.mark.parametrize("cd_steps", [1, 2])
 @pytest.mark.parametrize("rows", [BATCH, 7, 2])
 def test_shards_do_what_the_whole_step_does(shards, split, cd_steps, rows):
-    settings = RBMSettings(**(COMMON | {"cd_steps": cd_steps}))
+    settings = layer_settings(**(COMMON | {"cd_steps": cd_steps}))
     whole, cut = (Certain(2, VISIBLE, HIDDEN, settings) for _ in range(2))
     steps = WholeStep(whole), step_for(cut, shards, split)
     errors = [trained(training, rows=rows) for training in steps]
@@ -224,7 +225,7 @@ def test_a_restart_starts_the_memory_anew(changed, shards):
 
 
 def test_sparsity_in_shards_pulls_as_much_as_in_the_whole():
-    settings = RBMSettings(**(COMMON | {"sparsity_cost": 0.5, "sparsity_target": 0.3}))
+    settings = layer_settings(**(COMMON | {"sparsity_cost": 0.5, "sparsity_target": 0.3}))
     whole, cut = (Certain(2, VISIBLE, HIDDEN, settings) for _ in range(2))
     for training in (WholeStep(whole), step_for(cut, 2, "examples")):
         training.train_step(examples(), np.arange(BATCH), epoch=1, step=0)

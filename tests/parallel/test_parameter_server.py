@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 from asyncreplicas import SIZE, CountingReplica
@@ -17,7 +18,6 @@ from hypothesis import strategies as st
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import slices_of
 from syncpretrain.parallel.replicas.server import (
-    AsyncRules,
     DelayCompensation,
     ParameterServer,
     Push,
@@ -25,11 +25,16 @@ from syncpretrain.parallel.replicas.server import (
 )
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
+from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.replicas import replicas_in
 
-WHOLE = AsyncRules(rate="constant")
+WHOLE = AsyncFields(async_rate="constant")
 DATA = (np.ones((2, 3), np.float32),)
 STEPS = 40
+
+
+def late(changes: int) -> AsyncFields:
+    return msgspec.structs.replace(WHOLE, simulate_staleness=changes)
 
 
 def never() -> bool:
@@ -40,7 +45,7 @@ class Fleet:
     """Replicas that count, with what they reported."""
 
     def __init__(
-        self, runtime, *, rules=WHOLE, dies=None, fails=None, times=TIMEOUTS, servers=1, **others
+        self, runtime, *, rules=WHOLE, dies=None, fails=None, times=TIMEOUTS, servers=1, replicas=3
     ):
         self.parameters = np.zeros(SIZE, np.float32)
         self.server = ParameterServer(self.parameters, rules, servers)
@@ -53,7 +58,7 @@ class Fleet:
             DATA,
             report=self.told.append,
             times=times,
-            **{"replicas": 3, **others},
+            replicas=replicas,
         )
 
     def each(self, task, errors, staleness):
@@ -75,7 +80,7 @@ def total(steps: int) -> float:
     + [("processes", 2, 4)],
 )
 def test_whole_numbers_add_up_exactly(runtime, push, fetch):
-    rules = replace(WHOLE, push_every=push, fetch_every=fetch)
+    rules = msgspec.structs.replace(WHOLE, push_every=push, fetch_every=fetch)
     run = Fleet(runtime, rules=rules)
     done = run.train(push=push)
     assert done == len(tasks_of(1, 0, STEPS, push)) == run.server.clock
@@ -142,7 +147,7 @@ def test_an_error_of_a_replica_is_raised(runtime, tmp_path):
 @pytest.mark.parametrize("runtime", ["serial", "threads"])
 def test_a_stop_leaves_whole_tasks(runtime):
     asked = iter([False] * 7 + [True] * 100)
-    run = Fleet(runtime, replicas=1, delay=0)
+    run = Fleet(runtime, rules=late(0), replicas=1)
     done = run.train(stop=lambda: next(asked))
     assert 0 < done < STEPS
     assert len(run.trained) == done == run.server.clock
@@ -164,7 +169,7 @@ def test_turns_have_the_staleness_that_was_asked_for():
             found.append(push.staleness)
             return push
 
-    run = Fleet("serial", replicas=1, delay=4)
+    run = Fleet("serial", rules=late(4), replicas=1)
     run.fleet._server = Watched(run.parameters, WHOLE)
     run.train()
     assert found == [0, 1, 2, 3] + [4] * (STEPS - 4)
@@ -178,7 +183,7 @@ def test_by_default_turns_are_as_stale_as_equal_speeds_make_them():
 
 @pytest.mark.parametrize("runtime", ["serial", "threads"])
 def test_what_is_too_stale_is_made_anew(runtime):
-    run = Fleet(runtime, rules=replace(WHOLE, max_staleness=0), replicas=4)
+    run = Fleet(runtime, rules=msgspec.structs.replace(WHOLE, max_staleness=0), replicas=4)
     run.train()
     assert run.server.clock == STEPS
     np.testing.assert_array_equal(run.parameters, np.float32(total(STEPS)))
@@ -188,15 +193,15 @@ def test_what_is_too_stale_is_made_anew(runtime):
 
 @pytest.mark.parametrize("stop_after", [1, 6, 17])
 def test_turns_go_on_from_their_state_to_the_same_bits(stop_after):
-    rules = AsyncRules(compensation=0.5)
-    whole = Fleet("serial", rules=rules, delay=3)
+    rules = AsyncFields(delay_compensation=0.5, simulate_staleness=3)
+    whole = Fleet("serial", rules=rules)
     whole.train()
-    first = Fleet("serial", rules=rules, delay=3)
+    first = Fleet("serial", rules=rules)
     asked = iter([False] * stop_after + [True])
     tasks = tasks_of(1, 0, STEPS, 1)
     assert first.fleet.train(tasks, lambda: next(asked), first.each) == stop_after
     state = {name: array.copy() for name, array in first.fleet.state().items()}
-    second = Fleet("serial", rules=rules, delay=3)
+    second = Fleet("serial", rules=rules)
     np.copyto(second.parameters, first.parameters)
     second.fleet.load_state(state)
     second.fleet.train(tasks[stop_after:], never, second.each)
@@ -207,7 +212,7 @@ def test_turns_go_on_from_their_state_to_the_same_bits(stop_after):
 @pytest.mark.parametrize("bound", [None, 0])
 def test_a_run_may_go_on_in_another_runtime(runtime, other, bound):
     """Changes that waited for their turn are added, however stale."""
-    rules = replace(WHOLE, max_staleness=bound)
+    rules = msgspec.structs.replace(WHOLE, max_staleness=bound)
     asked = iter([False] * 7 + [True] * 100)
     first, second = Fleet(runtime, rules=rules), Fleet(other, rules=rules)
     tasks = tasks_of(1, 0, STEPS, 1)
@@ -251,7 +256,7 @@ def test_a_server_adds_up_whole_changes_and_counts_them(pushes):
 
 def test_a_change_is_divided_by_its_staleness():
     parameters = np.zeros(2, np.float32)
-    server = ParameterServer(parameters, AsyncRules())
+    server = ParameterServer(parameters, AsyncFields())
     for then, expected in [(0, 8), (0, 16), (0, 20), (2, 28), (0, 30)]:
         server.push(np.full(2, 8, np.float32), then, parameters)
         assert parameters[0] == expected
@@ -259,11 +264,11 @@ def test_a_change_is_divided_by_its_staleness():
 
 @given(st.integers(0, 1000), st.integers(0, 1000))
 def test_the_rules_by_their_definition(staleness, bound):
-    assert AsyncRules().share(staleness) == 1 / max(1, staleness)
-    assert AsyncRules(rate="constant").share(staleness) == 1
-    assert AsyncRules().takes(staleness)
-    assert AsyncRules(max_staleness=bound).takes(staleness) == (staleness <= bound)
-    fetches = [AsyncRules(push_every=2, fetch_every=6).fetches(n) for n in range(7)]
+    assert AsyncFields().share(staleness) == 1 / max(1, staleness)
+    assert AsyncFields(async_rate="constant").share(staleness) == 1
+    assert AsyncFields().takes(staleness)
+    assert AsyncFields(max_staleness=bound).takes(staleness) == (staleness <= bound)
+    fetches = [AsyncFields(push_every=2, fetch_every=6).fetches(n) for n in range(7)]
     assert fetches == [True, False, False] * 2 + [True]
 
 
@@ -300,7 +305,7 @@ class Toggled:
 
 
 def test_a_replica_that_rested_fetches_anew():
-    run = Fleet("threads", rules=replace(WHOLE, fetch_every=10_000), replicas=2)
+    run = Fleet("threads", rules=msgspec.structs.replace(WHOLE, fetch_every=10_000), replicas=2)
     usual, fetched = run.server.fetch, []
     run.server.fetch = lambda out: (fetched.append(run.server.clock), usual(out))[1]
     run.fleet._trial = Toggled(run.fleet)
@@ -313,7 +318,7 @@ def test_a_replica_that_rested_fetches_anew():
 
 
 def test_a_run_with_a_trial_adds_up():
-    run = Fleet("threads", replicas=4, trims=True)
+    run = Fleet("threads", rules=msgspec.structs.replace(WHOLE, trim_replicas=True), replicas=4)
     run.train(steps=300)
     np.testing.assert_array_equal(run.parameters, np.float32(total(300)))
     assert run.fleet._trial.useful[4] > 0
@@ -328,7 +333,7 @@ class TestSlices:
 
     @pytest.mark.parametrize("is_started", [False, True])
     def test_a_server_in_slices_has_the_bits_of_a_whole_one(self, is_started):
-        rules, draws = AsyncRules(compensation=2.0), np.random.default_rng(0)
+        rules, draws = AsyncFields(delay_compensation=2.0), np.random.default_rng(0)
         servers = [ParameterServer(np.zeros(50, np.float32), rules, n) for n in (1, 3, 60)]
         fetched = [np.empty(50, np.float32) for _ in servers]
         for server in servers if is_started else ():

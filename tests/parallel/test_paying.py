@@ -7,7 +7,7 @@ import random
 import pytest
 
 from syncpretrain.parallel.replicas.replica_count import ErrorFall, Trained, Trial
-from syncpretrain.parallel.replicas.server import AsyncRules
+from syncpretrain.settings.fields import AsyncFields
 
 
 def tried(replicas, speed, *, rate="constant", gain=None, error=lambda place: 1000.0 - place):
@@ -16,7 +16,7 @@ def tried(replicas, speed, *, rate="constant", gain=None, error=lambda place: 10
     ``speed`` and ``gain`` are tasks a second and how far the parameters get in a task, by the
     number of replicas, and ``error`` that of a place.
     """
-    trial, now, place, rules = Trial(replicas), 0.0, 0.0, AsyncRules(rate=rate)
+    trial, now, place, rules = Trial(replicas), 0.0, 0.0, AsyncFields(async_rate=rate)
     while not trial.is_over:
         n = trial.count
         now += 1 / speed(n)

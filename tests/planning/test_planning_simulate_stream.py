@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.planning.simulate_stream import MOST_MINIBATCHES, StreamCost, simulate_stream
-from syncpretrain.schedule.stream import plans
+from syncpretrain.schedule.stream import StreamEpochs
 
 
 def run(costs, *, epochs=10, delay=0.0, steps=10, workers=2, replicas=None, block=1) -> float:
     return simulate_stream(
-        plans((epochs,) * len(costs), delay=delay, steps=steps),
+        StreamEpochs((epochs,) * len(costs), delay).plans(steps),
         costs,
         steps=steps,
         ring=4,

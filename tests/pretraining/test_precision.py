@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from densechains import make_chain, make_examples
 from minibatches import gradient, place
+from onelayer import layer_settings
 from randomstacks import normal_stack
 from roundedgradients import ROUNDING, away, gradients
 from sparsematrices import csr
@@ -20,9 +21,9 @@ from syncpretrain.kernels import native
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.precision import multiply_bfloat16
 from syncpretrain.kernels.program import Program, in_turn
-from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
+from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.epoch import train_epoch
-from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.select import step_for
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.precision_choice import resolve_precision
@@ -62,12 +63,12 @@ def sums_of(X, wanted) -> set[str]:
 
 
 def autoencoder(precision: str, **changed) -> Autoencoder:
-    settings = AutoencoderSettings(**(COMMON | changed), precision=precision)
+    settings = layer_settings(**(COMMON | changed), precision=precision)
     return Autoencoder(2, 23, 17, settings)
 
 
 def rbm(precision: str, **changed) -> RBM:
-    return RBM(2, 23, 17, RBMSettings(**(COMMON | changed), precision=precision))
+    return RBM(2, 23, 17, layer_settings(**(COMMON | changed), precision=precision))
 
 
 LEARNERS = {  # what makes one, its settings, and its products one behind the other

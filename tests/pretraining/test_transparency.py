@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from onelayer import layer_settings
 from pretrainingkinds import KINDS, VARIANTS
 
 from syncpretrain import Stack, pretrain
@@ -21,7 +22,7 @@ from syncpretrain.events import (
     RunStarted,
 )
 from syncpretrain.learners.epoch import train_epoch
-from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.observers.history import History
@@ -166,7 +167,7 @@ def test_greedy_equals_training_layer_by_layer_by_hand(train, bits):
                 number,
                 visible,
                 hidden,
-                RBMSettings(
+                layer_settings(
                     batch_size=15,
                     learning_rate=0.1,
                     momentum=MomentumSchedule("0.5:5,0.9"),

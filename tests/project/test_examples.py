@@ -4,7 +4,7 @@ import json
 import runpy
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -127,8 +127,10 @@ class TestTheJudgeOfBits:
     )
     def test_its_rows_have_every_value_of_the_settings(self, section, options):
         rows = [getattr(row, options) or {} for row in self.judge.ROWS.values()]
+        plain = get_type_hints(section)
         for field in msgspec.structs.fields(section):
-            every = {v for part in (field.type, *get_args(field.type)) for v in get_args(part)}
+            kind = plain[field.name]
+            every = {v for part in (kind, *get_args(kind)) for v in get_args(part)}
             texts = {value for value in every if isinstance(value, str)}
             found = [row.get(field.name, field.default) for row in rows]
             each = {v for value in found for v in (value if isinstance(value, tuple) else [value])}

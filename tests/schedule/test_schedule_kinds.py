@@ -48,7 +48,7 @@ def keep(states: list[PretrainState], state, *, done, final) -> None:
 
 
 def test_the_settings_name_the_kinds_of_the_table():
-    hints = get_type_hints(PretrainFields, include_extras=True)
+    hints = get_type_hints(PretrainFields)
     assert set(get_args(hints["schedule"])) == {*SCHEDULES, ASYNC, UNTRAINED}
 
 

@@ -53,9 +53,9 @@ def test_every_layer_processes_its_part_of_the_stream_once_in_order(
     plans = plans_of(stack)
     schedule = StreamSchedule(plans, ring=ring, block=block)
     processed = play(schedule, plans, workers=workers, ring=ring, seed=seed)
-    ends = [max(plan.delay + plan.steps for plan in plans[i:]) for i in range(len(plans))]
+    ends = [max(plan.end for plan in plans[i:]) for i in range(len(plans))]
     assert processed == [
-        list(range(plan.delay + 1, end + 1)) for plan, end in zip(plans, ends, strict=True)
+        list(range(plan.skipped + 1, end + 1)) for plan, end in zip(plans, ends, strict=True)
     ]
 
 
@@ -90,9 +90,9 @@ def test_layers_that_stop_early_hold_nobody_up_and_lose_nothing(stack, ring, blo
                 unread = min(number, longest[i + 1]) - position[i + 1]
                 assert unread <= ring, "no minibatch that is waited for is overwritten"
         position[i] = taken.last
-        stopped = position[i] >= plans[i].delay + stops[i]
-        schedule.done(taken, StreamPlan(plans[i].delay, stops[i]) if stopped else plans[i])
-    needed = [plan.delay + stop for plan, stop in zip(plans, stops, strict=True)]
+        stopped = position[i] >= plans[i].skipped + stops[i]
+        schedule.done(taken, StreamPlan(plans[i].skipped, stops[i]) if stopped else plans[i])
+    needed = [plan.skipped + stop for plan, stop in zip(plans, stops, strict=True)]
     assert all(position[i] >= max(needed[i:]) for i in range(len(plans)))
 
 
@@ -134,7 +134,7 @@ def test_whole_blocks_end_where_they_are_to_whatever_the_timing(
     schedule.take = taking  # type: ignore[method-assign]
     play(schedule, plans, workers=workers, ring=ring, seed=seed)
     for i, plan in enumerate(plans):
-        wanted = cuts(plan.delay, schedule.ends[i], block=block, steps=steps)
+        wanted = cuts(plan.skipped, schedule.ends[i], block=block, steps=steps)
         assert [found.last for found in taken[i]] == wanted
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from syncpretrain.settings import (
     settings_from,
     write_settings,
 )
+from syncpretrain.settings.fields import LEARNING, Count, Fraction, Frozen, Setting, settings_of
 
 ASYNC_SETTINGS = {
     "push_every": 2,
@@ -87,6 +89,43 @@ class TestLayers:
     def test_numpys_numbers_will_do(self):
         found = settings_from(np.array(LAYERS), epochs=np.int64(3), learning_rate=np.float32(0.5))
         assert found == settings_from(LAYERS, epochs=3, learning_rate=0.5)
+
+
+class TestOneLayer:
+    def test_it_has_its_own_values_and_those_of_the_stack(self):
+        stack = settings_from(LAYERS, l1=[0.1, 0.2], momentum=["0.5", "0.3:2,0.9"], patience=7)
+        first, second = map(stack.pretrain.of_layer, (1, 2))
+        assert (first.l1, second.l1) == (0.1, 0.2)
+        assert [own.momentum.at(3) for own in (first, second)] == [0.5, 0.9]
+        assert first.patience == second.patience == 7
+
+    def test_only_the_input_is_sampled(self):
+        stack = settings_from(LAYERS, sample_visible=True).pretrain
+        assert [stack.of_layer(n).sample_visible for n in (1, 2)] == [True, False]
+
+    def test_noise_and_loss_suit_the_units_below(self):
+        options = {"model": "denoising", "visible_units": "gaussian", "corruption": "gaussian:0.5"}
+        layers = map(settings_from(LAYERS, **options).pretrain.of_layer, (1, 2))
+        found = [(own.corruption, own.visible_units, own.loss) for own in layers]
+        squared, entropy = ("gaussian", "squared"), ("bernoulli", "cross-entropy")
+        assert found == [(("gaussian", 0.5), *squared), (("gaussian", 0.5), *entropy)]
+
+    def test_a_name_that_is_no_setting(self):
+        with pytest.raises(AttributeError, match="weight_decoy"):
+            settings_from(LAYERS).pretrain.of_layer(1).weight_decoy  # noqa: B018 - it is read
+
+
+class Declared(Frozen, kw_only=True):
+    plain: Annotated[Count | None, LEARNING(metavar="K"), "Some units."] = None
+    layered: Annotated[tuple[Fraction, ...], LEARNING(each=0.5)]
+    derived: bool = False
+
+
+def test_an_annotation_says_all_of_a_setting():
+    assert settings_of(Declared) == {
+        "plain": Setting("Learning", metavar="K", text="Some units.", kind=int),
+        "layered": Setting("Learning", each=0.5, kind=float, default=0.5),
+    }
 
 
 class TestDefaults:

@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 from minibatches import gradient, loss_of
+from onelayer import layer_settings
 
 from syncpretrain import load, pretrain
 from syncpretrain.errors import DataError, ModelFileError, SettingsError
@@ -16,8 +17,8 @@ from syncpretrain.kernels.activations import activate, times_derivative
 from syncpretrain.kernels.conditions import as_documents, conditions_of, draw_words
 from syncpretrain.kernels.contrastive_divergence import draw_noise, sample
 from syncpretrain.kernels.losses import cross_entropy
-from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
-from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.autoencoder import Autoencoder
+from syncpretrain.learners.rbm import RBM
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.likelihood import free_energy, log_z, log_z_ais
 from syncpretrain.settings import MomentumSchedule, settings_from
@@ -295,7 +296,9 @@ class TestLearners:
     @pytest.mark.parametrize("text", TEXTS)
     @pytest.mark.parametrize("missing", [False, True])
     def test_the_gradient_of_contrastive_divergence(self, text, missing):
-        rbm = RBM(1, kind_of(text).blocks.width, 3, RBMSettings(**settings(text, missing=missing)))
+        rbm = RBM(
+            1, kind_of(text).blocks.width, 3, layer_settings(**settings(text, missing=missing))
+        )
         first = layer_of(text)
         rbm.weight[:], rbm.visible_bias[:] = first.weight, first.visible_bias
         rbm.hidden_bias[:] = first.hidden_bias if kind_of(text).blocks.has_bias else 0
@@ -324,7 +327,7 @@ class TestLearners:
         assert error == pytest.approx(distance, rel=1e-4)
 
     def test_persistent_documents_have_as_many_words_as_those_of_the_data(self):
-        rbm = RBM(1, WIDTH, 3, RBMSettings(**settings(MIXTURE, persistent=True)))
+        rbm = RBM(1, WIDTH, 3, layer_settings(**settings(MIXTURE, persistent=True)))
         X = mixed_rows(8)
         rbm.gradient(X, np.arange(8), epoch=1, step=0)
         chains = -rbm._v[8:16] * 8  # which the gradient divided
@@ -335,7 +338,7 @@ class TestLearners:
     @pytest.mark.parametrize("loss", ["cross-entropy", "squared"])
     def test_an_autoencoders_gradient_by_finite_differences(self, text, loss):
         width = kind_of(text).blocks.width
-        own = AutoencoderSettings(**settings(text, loss=loss))
+        own = layer_settings(**settings(text, loss=loss))
         learner = Autoencoder(1, width, 3, own)
         first = layer_of(text)
         learner.weight[:], learner.visible_bias[:] = first.weight, first.visible_bias

@@ -21,7 +21,7 @@ ADD_UP = """
 import numpy as np
 from functools import partial
 from asyncreplicas import SIZE, CountingReplica
-from syncpretrain.parallel.replicas.server import AsyncRules
+from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
@@ -30,7 +30,7 @@ from syncpretrain.workers.ranks.replicas import WindowReplicas
 from syncpretrain.workers.replicas import replicas_in
 
 def add_up(servers, bound):
-    rules = AsyncRules(rate="constant", max_staleness=bound)
+    rules = AsyncFields(async_rate="constant", max_staleness=bound)
     server = ParameterServer(np.zeros(SIZE, np.float32), rules, servers)
     build = partial(CountingReplica, None, None)
     own = {"replicas": 3, "exchange": "windows", "report": print, "times": TIMEOUTS}

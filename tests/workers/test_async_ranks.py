@@ -12,9 +12,10 @@ from localranks import local_ranks
 from syncpretrain import pretrain
 from syncpretrain.cluster.transport import last_beat
 from syncpretrain.errors import WorkerError
-from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
+from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
+from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.replicas import replicas_in
 
 STEPS = 40
@@ -29,7 +30,7 @@ def fleet_of(server, rules, *, replicas=3, fails=None):
 
 @pytest.mark.parametrize(("size", "push", "fetch"), [(2, 1, 1), (4, 1, 1), (3, 2, 4)])
 def test_whole_numbers_add_up_exactly(size, push, fetch):
-    rules = AsyncRules(rate="constant", push_every=push, fetch_every=fetch)
+    rules = AsyncFields(async_rate="constant", push_every=push, fetch_every=fetch)
     server, told = ParameterServer(np.zeros(SIZE, np.float32), rules), []
     with local_ranks(size), fleet_of(server, rules) as fleet:
         tasks = tasks_of(1, 0, STEPS, push)
@@ -44,7 +45,7 @@ def test_whole_numbers_add_up_exactly(size, push, fetch):
     ("size", "servers", "push", "fetch"), [(3, 2, 1, 1), (6, 3, 1, 1), (4, 4, 2, 4)]
 )
 def test_whole_numbers_add_up_exactly_in_slices_on_ranks(size, servers, push, fetch):
-    rules = AsyncRules(rate="constant", push_every=push, fetch_every=fetch, max_staleness=1)
+    rules = AsyncFields(async_rate="constant", push_every=push, fetch_every=fetch, max_staleness=1)
     server = ParameterServer(np.zeros(SIZE, np.float32), rules, servers)
     with local_ranks(size), fleet_of(server, rules) as fleet:
         for first in (0, STEPS):
@@ -56,7 +57,7 @@ def test_whole_numbers_add_up_exactly_in_slices_on_ranks(size, servers, push, fe
 
 
 def test_an_error_of_a_replica_is_raised(tmp_path):
-    rules = AsyncRules()
+    rules = AsyncFields()
     server = ParameterServer(np.zeros(SIZE, np.float32), rules)
     told = r"^replica \d failed on rank [12] on \S+: ArithmeticError: a step went wrong"
     fleet = fleet_of(server, rules, fails=str(tmp_path / "failed"))
@@ -91,7 +92,7 @@ def test_an_error_of_a_server_is_raised(monkeypatch, steps):
         raise ArithmeticError("a slice went wrong")
 
     monkeypatch.setattr("syncpretrain.parallel.replicas.server.ServerSlice.add", fail)
-    rules = AsyncRules()
+    rules = AsyncFields()
     server = ParameterServer(np.zeros(SIZE, np.float32), rules, 2)
     raised = r"a parameter server failed on rank [12] on \S+: ArithmeticError: a slice went wrong"
     with local_ranks(3), pytest.raises(WorkerError, match=raised), fleet_of(server, rules) as own:
@@ -99,7 +100,7 @@ def test_an_error_of_a_server_is_raised(monkeypatch, steps):
 
 
 def test_a_lost_rank_ends_the_run():
-    rules = AsyncRules()
+    rules = AsyncFields()
     server = ParameterServer(np.zeros(SIZE, np.float32), rules)
     with local_ranks(3) as ranks:
         peers = ranks.own.transport.peers

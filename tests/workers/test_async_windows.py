@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 from asyncreplicas import SIZE, CountingReplica
@@ -18,10 +19,11 @@ from syncpretrain.cluster.local import LocalEngine, local_engines
 from syncpretrain.cluster.mpi import MPIEngine
 from syncpretrain.cluster.transport import Transport, last_beat
 from syncpretrain.errors import SettingsError, StalledError, WorkerError
-from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer, Push
+from syncpretrain.parallel.replicas.server import ParameterServer, Push
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.settings import moved_elsewhere, settings_from
+from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.ranks.parameter_windows import (
     CLOCK_SIZE,
     ParameterWindows,
@@ -32,12 +34,13 @@ from syncpretrain.workers.replicas import replicas_in
 
 STEPS = 40
 DATA = (np.ones((2, 3), np.float32),)
-WHOLE = AsyncRules(rate="constant")
+WHOLE = AsyncFields(async_rate="constant")
 
 
 def fleet_of(server, rules, *, replicas=3, fails=None, trims=False, report=print):
     build = partial(CountingReplica, None, fails)
-    own = {"replicas": replicas, "report": report, "times": TIMEOUTS, "trims": trims}
+    own = {"replicas": replicas, "report": report, "times": TIMEOUTS}
+    rules = msgspec.structs.replace(rules, trim_replicas=trims)
     return replicas_in("mpi", server, rules, build, DATA, exchange="windows", **own)
 
 
@@ -50,7 +53,7 @@ def never():
     [(2, 1, 1, 1, None), (4, 1, 1, 1, None), (3, 1, 2, 4, None), (6, 3, 1, 1, 1), (4, 4, 2, 4, 0)],
 )
 def test_whole_numbers_add_up_exactly(size, servers, push, fetch, bound):
-    rules = replace(WHOLE, push_every=push, fetch_every=fetch, max_staleness=bound)
+    rules = msgspec.structs.replace(WHOLE, push_every=push, fetch_every=fetch, max_staleness=bound)
     server, told = ParameterServer(np.zeros(SIZE, np.float32), rules, servers), []
     with local_ranks(size), fleet_of(server, rules) as fleet:
         for first in (0, STEPS):
@@ -171,7 +174,7 @@ def parameters(memory, rules):
 
 @given(st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 5)), max_size=30))
 def test_changes_one_after_another_are_as_stale_as_a_server_says(pushes):
-    rules = AsyncRules(max_staleness=3)
+    rules = AsyncFields(max_staleness=3)
     server, out = ParameterServer(np.zeros(4, np.float32), rules), np.empty(4, np.float32)
     windows = parameters(Memory(), rules)
     windows.begin(server.parameters)
@@ -187,7 +190,7 @@ def test_changes_one_after_another_are_as_stale_as_a_server_says(pushes):
 
 def test_a_change_that_is_on_its_way_counts_as_not_fetched():
     memory, fetched = Memory(), []
-    windows = parameters(memory, AsyncRules(max_staleness=1))
+    windows = parameters(memory, AsyncFields(max_staleness=1))
     windows.begin(np.zeros(4, np.float32))
     memory.before_add.append(lambda: fetched.append(windows.fetch(np.empty(4, np.float32))))
     assert windows.push(np.ones(4, np.float32), 0) == Push(0, is_taken=True)
@@ -199,7 +202,7 @@ def test_a_change_that_is_on_its_way_counts_as_not_fetched():
 
 def test_of_two_changes_that_meet_at_the_bound_one_is_refused():
     memory, met = Memory(), []
-    windows = parameters(memory, AsyncRules(max_staleness=0))
+    windows = parameters(memory, AsyncFields(max_staleness=0))
     windows.begin(np.zeros(4, np.float32))
     usual = memory.fetch_and_add
 

@@ -66,7 +66,7 @@ def test_a_block_is_answered_before_its_last_minibatch(bits, wanted, monkeypatch
         assert own.run().parameters_sha256 == wanted
     assert {number for number, _, _ in left} == {0, 1}
     for number, layer, last in left:
-        ends_pass = (last - own.plans[layer - 1].delay) % 7 == 0
+        ends_pass = own.plans[layer - 1].at(last) % 7 == 0
         assert number == 0 or not ends_pass
     assert [layer.position for layer in own._layers] == list(own._schedule.ends)
 
@@ -119,7 +119,7 @@ class Ranks:
 
 
 def remote(ranks):
-    layer = RemoteLayer(2, StreamPlan(delay=0, steps=70), 7, None, Timeouts(stall=WAIT, tick=0.0))
+    layer = RemoteLayer(2, StreamPlan(skipped=0, steps=70), 7, None, Timeouts(stall=WAIT, tick=0.0))
     link = LayerRank(layer, ranks)
     layer.connect(link, Stopping(np.zeros(1), Timeouts()), np.zeros(1), lambda death: False)
     return layer, link

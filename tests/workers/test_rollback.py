@@ -7,15 +7,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from disturbedsteps import before_steps
+from onelayer import layer_settings
 from trialruns import notices_of
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import DivergedError
 from syncpretrain.events import Event
-from syncpretrain.learners.autoencoder import Autoencoder, AutoencoderSettings
+from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
-from syncpretrain.learners.rbm import RBM, RBMSettings
+from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.settings import MomentumSchedule
@@ -106,13 +107,16 @@ def test_a_layer_that_diverges_in_its_first_epoch_starts_anew(bits, monkeypatch,
 def rbm() -> Learner:
     momentum = MomentumSchedule("0.9")
     return RBM(
-        1, 16, 8, RBMSettings(batch_size=20, learning_rate=0.1, momentum=momentum, persistent=True)
+        1,
+        16,
+        8,
+        layer_settings(batch_size=20, learning_rate=0.1, momentum=momentum, persistent=True),
     )
 
 
 def autoencoder() -> Learner:
     momentum = MomentumSchedule("0.9")
-    settings = AutoencoderSettings(
+    settings = layer_settings(
         batch_size=20, learning_rate=0.1, momentum=momentum, tied=False, loss="cross-entropy"
     )
     return Autoencoder(1, 16, 8, settings)

@@ -381,7 +381,7 @@ class Dead:
 
 
 def test_the_cause_is_told_whoever_takes_the_last_answer():
-    layer = RemoteLayer(2, StreamPlan(delay=0, steps=4), 4, None, Timeouts())
+    layer = RemoteLayer(2, StreamPlan(skipped=0, steps=4), 4, None, Timeouts())
     stopping = Stopping(np.zeros(1), Timeouts())
     layer.connect(Dead(), stopping, np.zeros(1), lambda death: False)
     with pytest.raises(MemoryError):  # in a thread of the pool

@@ -34,7 +34,7 @@ from typing import Any, Protocol
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.replicas.replica_count import Trained, Trial
-from syncpretrain.parallel.replicas.server import SERVER_STATE, AsyncRules, ParameterServer, Server
+from syncpretrain.parallel.replicas.server import SERVER_STATE, ParameterServer, Server
 from syncpretrain.parallel.replicas.steps import (
     Each,
     Load,
@@ -49,6 +49,7 @@ from syncpretrain.parallel.replicas.steps import (
     part_of,
 )
 from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.settings.fields import AsyncFields
 
 __all__ = ["Channel", "Failed", "ReplicaPool", "ReplicaThread", "Started", "StartedReplicas"]
 
@@ -98,7 +99,7 @@ class ReplicaPool:
     ----------
     server : Server
         The calling thread is its owner.
-    rules : AsyncRules
+    rules : AsyncFields
     start : callable
         Starts the replicas; returns the channel of each, and the two vectors that it shares.
     end : callable
@@ -113,7 +114,7 @@ class ReplicaPool:
     def __init__(
         self,
         server: Server[Any],
-        rules: AsyncRules,
+        rules: AsyncFields,
         start: Callable[[], Sequence[tuple[Channel, Any, Any]]],
         end: Callable[[], None],
         report: Callable[[str], None],

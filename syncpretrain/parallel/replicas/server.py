@@ -2,7 +2,7 @@
 
 Replicas fetch parameters from a server, train on them for some steps, and push the change that they
 made. The *staleness* of a push is the number of pushes of others that the server took since the
-fetch. :class:`AsyncRules` says which share of a stale change is added.
+fetch. :class:`AsyncFields` says which share of a stale change is added.
 
 Guarantees:
 
@@ -22,7 +22,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -30,12 +29,12 @@ import numpy as np
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.settings.fields import AsyncFields
 
 __all__ = [
     "LATE_CHANGE",
     "MEAN_SQUARE",
     "SERVER_STATE",
-    "AsyncRules",
     "DelayCompensation",
     "ParameterServer",
     "Push",
@@ -52,49 +51,6 @@ MEAN_SQUARE = "mean_square"
 SERVER_STATE = "server."  # prefix of the server's names; replicas have prefixes of their own
 LATE_CHANGE = "waiting"  # prefix of the number of a change that is not applied yet
 VectorT = TypeVar("VectorT", contravariant=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AsyncRules:
-    """Rules of one asynchronous run.
-
-    Attributes
-    ----------
-    push_every, fetch_every : int
-        Local steps before a push, and before a fetch; the second is a multiple of the first.
-    rate : str
-        ``staleness`` divides a change by its staleness (Zhang, Gupta et al. 2016), which has the
-        effect of dividing the learning rate; ``constant`` takes it whole.
-    compensation : float
-        Strength of the delay's compensation, 0 for none; see :class:`DelayCompensation`.
-    max_staleness : int or None
-        The server refuses a change of a larger staleness; the replica then fetches anew and
-        trains the task again.
-    """
-
-    push_every: int = 1
-    fetch_every: int = 1
-    rate: str = "staleness"
-    compensation: float = 0.0
-    max_staleness: int | None = None
-
-    @property
-    def period(self) -> int:
-        """Number of pushes from a fetch to the next one."""
-        return self.fetch_every // self.push_every
-
-    def share(self, staleness: int) -> float:
-        """Return the share of a change that is added to the parameters."""
-        # A change that is not stale counts whole, like one that is one push late.
-        return 1.0 if self.rate == "constant" else 1 / max(1, staleness)
-
-    def takes(self, staleness: int) -> bool:
-        """Return whether a change is taken."""
-        return self.max_staleness is None or staleness <= self.max_staleness
-
-    def fetches(self, pushes: int) -> bool:
-        """Return whether a replica fetches after a number of pushes since its start."""
-        return pushes % self.period == 0
 
 
 class Push(NamedTuple):
@@ -147,7 +103,7 @@ class ParameterServer:
     ----------
     parameters : ndarray of shape (n,), float32
         Changed in place.
-    rules : AsyncRules
+    rules : AsyncFields
     servers : int
         Number of slices. Each has a thread of its own from :meth:`start` to :meth:`end`.
 
@@ -162,11 +118,11 @@ class ParameterServer:
         The mean squares of the changes so far, if they are compensated.
     """
 
-    def __init__(self, parameters: Array, rules: AsyncRules, servers: int = 1) -> None:
+    def __init__(self, parameters: Array, rules: AsyncFields, servers: int = 1) -> None:
         self.parameters, self.rules = parameters, rules
         self.clock = self.refused = 0
         self.slices = slices_of(len(parameters), servers)
-        size = len(parameters) if rules.compensation else 0
+        size = len(parameters) if rules.delay_compensation else 0
         self.mean_square = np.zeros(size, dtype=np.float32)
         self._parts = [
             (own, ServerSlice(parameters[own], self.mean_square[own], rules)) for own in self.slices
@@ -211,11 +167,11 @@ class ParameterServer:
 
     def state(self) -> dict[str, Array]:
         """Return the next push's inputs except the parameters, by name; live arrays."""
-        return {MEAN_SQUARE: self.mean_square} if self.rules.compensation else {}
+        return {MEAN_SQUARE: self.mean_square} if self.rules.delay_compensation else {}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Go back to what :meth:`state` held, which is a part of the state of replicas."""
-        if self.rules.compensation:
+        if self.rules.delay_compensation:
             np.copyto(self.mean_square, state[SERVER_STATE + MEAN_SQUARE])
 
     def add_late(self, state: Mapping[str, Array]) -> None:
@@ -249,14 +205,14 @@ class ServerSlice:
     ----------
     parameters, mean_square : ndarray of shape (n,), float32
         The second holds the mean squares of the changes, for the compensation.
-    rules : AsyncRules
+    rules : AsyncFields
     """
 
-    def __init__(self, parameters: Array, mean_square: Array, rules: AsyncRules) -> None:
+    def __init__(self, parameters: Array, mean_square: Array, rules: AsyncFields) -> None:
         self.parameters, self.mean_square = parameters, mean_square
         self._compensation: DelayCompensation | None = None
-        if rules.compensation:
-            self._compensation = DelayCompensation(rules.compensation, mean_square)
+        if rules.delay_compensation:
+            self._compensation = DelayCompensation(rules.delay_compensation, mean_square)
 
     def add(self, change: Array, share: float, fetched: Array) -> None:
         """Add a share of a change of the parameters ``fetched``, compensated; use it up."""

@@ -35,10 +35,10 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.replicas.server import (
     LATE_CHANGE,
     SERVER_STATE,
-    AsyncRules,
     ParameterServer,
 )
 from syncpretrain.parallel.replicas.steps import Each, LocalSteps, Replica, Task, part_of
+from syncpretrain.settings.fields import AsyncFields
 
 __all__ = ["ReplicaTurns"]
 
@@ -64,7 +64,7 @@ class ReplicaTurns:
     ----------
     server : ParameterServer
     replicas : sequence of Replica
-    rules : AsyncRules
+    rules : AsyncFields
     delay : int
         Turns between a change and its application.
     """
@@ -73,7 +73,7 @@ class ReplicaTurns:
         self,
         server: ParameterServer,
         replicas: Sequence[Replica],
-        rules: AsyncRules,
+        rules: AsyncFields,
         delay: int,
     ) -> None:
         self._server, self._rules, self._delay = server, rules, delay
@@ -102,7 +102,7 @@ class ReplicaTurns:
             each(task, errors, len(self._waiting))
             steps = self._steps[replica]
             # Only the compensation reads the fetched parameters again.
-            fetched = steps.fetched.copy() if self._rules.compensation else steps.fetched
+            fetched = steps.fetched.copy() if self._rules.delay_compensation else steps.fetched
             known, change = self._known[replica], steps.change.copy()
             self._waiting.append(_Waiting(replica, task, known, change, fetched))
             # Its own push is no news to it. Until that is applied, this may be ahead of the clock.
@@ -133,7 +133,7 @@ class ReplicaTurns:
             numbers = [item.replica, task.epoch, task.first, task.count, clock - item.then]
             found[f"{LATE_CHANGE}{number}.task"] = np.array(numbers, dtype=np.float32)
             found[f"{LATE_CHANGE}{number}.change"] = item.change
-            if self._rules.compensation:
+            if self._rules.delay_compensation:
                 found[f"{LATE_CHANGE}{number}.fetched"] = item.fetched
         return found
 
@@ -162,7 +162,7 @@ class ReplicaTurns:
             replica, epoch, first, count, behind = map(int, task)
             change = state[f"{name}.change"].copy()
             fetched = self._steps[replica].fetched
-            if self._rules.compensation:
+            if self._rules.delay_compensation:
                 fetched = state[f"{name}.fetched"].copy()
             # Saved as an age: at its turn it is as stale as it would have been.
             task_then = Task(epoch, first, count)

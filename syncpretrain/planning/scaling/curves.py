@@ -52,9 +52,9 @@ from syncpretrain.schedule.stream import (
     BLOCK_MINIBATCHES,
     RING_MINIBATCHES,
     StreamPlan,
-    plans,
 )
 from syncpretrain.settings import PretrainSettings, settings_from
+from syncpretrain.settings.fields import OF_SCHEDULES
 from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = [
@@ -166,17 +166,17 @@ def _by_versions(placed: Placed) -> _Played:
 def _streamed(placed: Placed) -> _Played:
     job, groups = placed.job, placed.groups()
     steps = -(-job.examples // job.settings.batch_size)
-    own = plans(job.settings.epochs, delay=job.settings.delay, steps=steps)
-    ends = [max(plan.delay + plan.steps for plan in own[i:]) for i in range(len(own))]
+    own = job.settings.stream.plans(steps)
+    ends = [max(plan.end for plan in own[i:]) for i in range(len(own))]
     stages: list[tuple[StreamPlan, StreamCost]] = []
     layer_of: list[int | None] = []  # of each stage; None for a link
     moved = 0.0
     for i, (work, group) in enumerate(zip(job.works, groups, strict=True)):
         if i and placed.used > 1:
             seconds, size = _link(placed, i)
-            moved += size * (ends[i] - own[i].delay)
+            passing = replace(own[i], steps=own[i].at(ends[i]))
+            moved += size * passing.steps
             if not job.network.is_free:
-                passing = StreamPlan(own[i].delay, ends[i] - own[i].delay)
                 stages.append((passing, StreamCost({1: seconds}, seconds)))
                 layer_of.append(None)
         end = work.end + _passes(job, group, min(job.held_out, PROBE_ROWS))
@@ -201,7 +201,7 @@ def _streamed(placed: Placed) -> _Played:
     for busy, layer in zip(run.busy, layer_of, strict=True):
         if layer is not None:
             group, plan = groups[layer], own[layer]
-            forwarded = ends[layer] - plan.delay - plan.steps
+            forwarded = ends[layer] - plan.end
             if job.settings.passes_up_again(layer + 1) and layer + 1 < len(groups):
                 forwarded += plan.steps
             waits = plan.steps * group.step_network + forwarded * group.forward_network
@@ -367,7 +367,6 @@ def _memory_by_server(job: Job, devices: int) -> float:
 
 ASYNCHRONOUS = "async"
 PLAYED_EPOCHS = 2_000  # of a layer; each is played, of every way and number of devices
-OF_SCHEDULES = ("delay", "finish", "group_size", "pace", "refresh_epochs")
 
 
 @dataclass(frozen=True, slots=True)

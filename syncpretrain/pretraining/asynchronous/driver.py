@@ -39,7 +39,7 @@ from syncpretrain.models.passes import up_through
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import Observed
 from syncpretrain.parallel.blas import blas_limit
-from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
+from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import ReplicaFactory, Task, part_of, tasks_of
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
@@ -170,22 +170,13 @@ class Stage:
         self._arrays = [array for learner in learners for array in learner.parameters]
         self._flat = np.concatenate([array.reshape(-1) for array in self._arrays])
         s = settings
-        rules = AsyncRules(
-            push_every=s.push_every,
-            fetch_every=s.fetch_every or s.push_every,
-            rate=s.async_rate,
-            compensation=s.delay_compensation,
-            max_staleness=s.max_staleness,
-        )
         self.fleet = replicas_in(
             s.runtime,
-            ParameterServer(self._flat, rules, s.servers),
-            rules,
+            ParameterServer(self._flat, s, s.servers),
+            s,
             build,
             (X,),
             replicas=s.replicas[self.layers[0] - 1],
-            delay=s.simulate_staleness,
-            trims=s.trim_replicas,
             exchange=s.exchange,
             report=report,
             times=times,

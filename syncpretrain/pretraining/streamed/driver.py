@@ -61,7 +61,7 @@ from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.pretraining.stall_watch import Watch
 from syncpretrain.pretraining.state import StreamState
 from syncpretrain.pretraining.streamed.sizes import StreamSize, passes_in_ring, stream_size
-from syncpretrain.schedule.stream import StreamPlan, StreamSchedule, delay_notice, plans
+from syncpretrain.schedule.stream import StreamPlan, StreamSchedule
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.shared_memory import check_runtime
@@ -131,7 +131,7 @@ def layer_places(
     plans: Sequence[StreamPlan], ends: Sequence[int], passes: Passes, sizes: Sequence[RingSize]
 ) -> list[LayerPlace]:
     """Return each layer's part in the stream."""
-    handed_up = [range(p.delay + 1, n + 1) for p, n in zip(plans[1:], ends[1:], strict=True)]
+    handed_up = [range(p.skipped + 1, n + 1) for p, n in zip(plans[1:], ends[1:], strict=True)]
     return [
         LayerPlace(i + 1, plan, passes, below, above, numbers)
         for i, (plan, below, above, numbers) in enumerate(
@@ -434,7 +434,7 @@ class StreamEvents:
         self._ended = {layer.number: layer.epochs_done for layer in self._layers}
         own = (s.layers, s.epochs, s.schedule, s.pace, s.runtime)
         self._emit(RunStarted(now, *own, slots, examples, past, s.handoff, s.batch_size))
-        notice = delay_notice(s.epochs, s.delay)
+        notice = s.stream.notice()
         if notice is not None and not self._layers[0].position:  # not at a resume
             self._emit(Notice(now, notice))
         for layer in self._layers:
@@ -473,7 +473,7 @@ class StreamEvents:
         running = {
             layer.number: layer.epoch
             for layer in self._layers
-            if layer.position > layer.plan.delay and not layer.is_trained
+            if layer.position > layer.plan.skipped and not layer.is_trained
         }
         for layer, epoch in running.items():
             # A thread may be in the next epoch before the driver has taken the end of the last:
@@ -529,7 +529,7 @@ class StreamedPretraining(Observed):
         self.slots = min(workers, sum(settings.replicas))
         self._source = source_of(settings, Split(data.train, held_out))
         steps = steps_per_epoch(len(data.train), settings.batch_size)
-        self.plans = plans(settings.epochs, delay=settings.delay, steps=steps)
+        self.plans = settings.stream.plans(steps)
         self.save, self._restarts = save, restarts
         self._examples = len(data.train)
         self._steps = steps

@@ -14,10 +14,11 @@ from syncpretrain.cluster.transport import Port
 from syncpretrain.data.blocks import ByteRows, in_bytes
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import Layer
-from syncpretrain.parallel.replicas.server import AsyncRules, Push
+from syncpretrain.parallel.replicas.server import Push
 from syncpretrain.parallel.replicas.steps import Load, ReplicaFactory, Save, Work
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.schedule import Train
+from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.ranks.parameter_windows import WindowPlaces
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.streamed.inputs import Passes, RingSize
@@ -162,7 +163,7 @@ class ServerRank:
 class ServerAssignment(Assignment):
     """A server of a slice of the parameters: its number, and the rank of each replica."""
 
-    rules: AsyncRules
+    rules: AsyncFields
     replicas: Mapping[int, int]
 
 

@@ -19,7 +19,8 @@ import numpy as np
 
 from syncpretrain.cluster.windows import Windows
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.replicas.server import AsyncRules, Push
+from syncpretrain.parallel.replicas.server import Push
+from syncpretrain.settings.fields import AsyncFields
 
 __all__ = ["CLOCK_RANK", "CLOCK_SIZE", "ParameterWindows", "WindowPlaces", "WindowSlice"]
 
@@ -47,7 +48,7 @@ class WindowPlaces:
     parameters: str
     clock: str
     slices: tuple[WindowSlice, ...]
-    rules: AsyncRules
+    rules: AsyncFields
 
 
 class ParameterWindows:

@@ -238,7 +238,7 @@ class StreamWorker(RankWorker[StreamAssignment]):
     def _ends_pass(self, layer: BaseStreamedLayer, number: int) -> bool:
         """Return whether an epoch of the layer may end with a minibatch, or the stream."""
         steps, last = self._assignment.passes.steps, self._assignment.handed_up.stop - 1
-        return (number - layer.plan.delay) % steps == 0 or number >= last > 0
+        return layer.plan.at(number) % steps == 0 or number >= last > 0
 
     def _minibatch(self, layer: BaseStreamedLayer, number: int) -> list[EpochResult]:
         if self._inlet is not None:

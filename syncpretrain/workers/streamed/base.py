@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol
 
@@ -76,7 +76,7 @@ class BaseStreamedLayer(ABC):
 
     def __init__(self, number: int, plan: StreamPlan, steps: int) -> None:
         self.number, self.plan, self._steps = number, plan, steps
-        self.progress = np.array([float(plan.delay)])
+        self.progress = np.array([float(plan.skipped)])
         self.busy_seconds = 0.0
 
     @property
@@ -88,24 +88,24 @@ class BaseStreamedLayer(ABC):
     def fraction(self) -> float:
         """How far the running epoch is, in [0, 1]."""
         # The pool's thread writes the position while others read: read once.
-        own = self.position - self.plan.delay
+        own = self.plan.at(self.position)
         return min(own, self.plan.steps) % self._steps / self._steps
 
     @property
     def epoch(self) -> int:
         """The running epoch, from 1; the last one when all are done."""
-        own = min(self.position - self.plan.delay, self.plan.steps - 1)
+        own = min(self.plan.at(self.position), self.plan.steps - 1)
         return own // self._steps + 1
 
     @property
     def epochs_done(self) -> int:
         """How many epochs the layer has finished."""
-        return max(0, min(self.position - self.plan.delay, self.plan.steps)) // self._steps
+        return max(0, min(self.plan.at(self.position), self.plan.steps)) // self._steps
 
     @property
     def is_trained(self) -> bool:
         """Whether the layer has finished all its epochs."""
-        return self.position >= self.plan.delay + self.plan.steps
+        return self.position >= self.plan.end
 
     @property
     def is_waiting(self) -> bool:
@@ -114,13 +114,13 @@ class BaseStreamedLayer(ABC):
 
     def shorten(self, epochs: int) -> None:
         """Train no more than some epochs."""
-        self.plan = StreamPlan(self.plan.delay, epochs * self._steps)
+        self.plan = replace(self.plan, steps=epochs * self._steps)
 
     def _take_steps(self, state: StreamedLayerState) -> None:
         """Go to the place in the stream that a state is of."""
         self.progress[0] = state.position
         if state.steps is not None:
-            self.plan = StreamPlan(self.plan.delay, state.steps)
+            self.plan = replace(self.plan, steps=state.steps)
 
     def sharing(self, times: Timeouts) -> Sharing:
         """Return what lets the pool's idle threads help with the steps."""

@@ -146,7 +146,7 @@ class KeptStream:
             layer.load_state(self._found.state)
         self._newest, self._is_final = layer.position, layer.is_trained
         # After its own steps a layer only hands up, and what it handed up is in the ring above.
-        last = min(position, layer.plan.delay + layer.plan.steps)
+        last = min(position, layer.plan.end)
         if last - self._newest > self._reread:
             raise WorkerError(
                 f"layer {layer.number} cannot go on: its newest state is of minibatch"

@@ -168,7 +168,7 @@ class DeviceStreamedLayer(LearningLayer):
         return results
 
     def _process(self, first: int, last: int) -> list[EpochResult]:
-        own, steps = first - self.plan.delay, self._passes.steps
+        own, steps = self.plan.at(first), self._passes.steps
         epoch, trains = (own - 1) // steps + 1, own <= self.plan.steps
         handed_up = self._handed_up(first, last)
         with self._source.run(first, last) as (X, rows):
@@ -185,7 +185,7 @@ class DeviceStreamedLayer(LearningLayer):
         if not trains:
             self._pass_validation(last)
             return []
-        ends = (last - self.plan.delay) % steps == 0
+        ends = self.plan.at(last) % steps == 0
         symptom = self._settle(0 if ends else self._backend.blocks_behind)
         if not symptom and ends:
             symptom = self._run_away()
@@ -281,7 +281,7 @@ class DeviceStreamedLayer(LearningLayer):
             if self._above is not None and number in self._above[1]:
                 hidden = _finite(layer.up(X))
                 self._above[0].validation.fill(count, count, hidden)
-            if number - self.plan.delay > self.plan.steps:
+            if number > self.plan.end:
                 return  # the error of a layer that was trained is not asked for
             error = self.learner.summed_error(X, hidden)
             self._validation = len(X), self._backend.later(error)

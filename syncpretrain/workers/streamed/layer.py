@@ -71,7 +71,7 @@ class LearningLayer(BaseStreamedLayer):
 
     def live_state(self) -> StreamedLayerState:
         """Return the state without the rings, in the arrays that the next minibatch changes."""
-        begun = (self.position - self.plan.delay) % self._passes.steps
+        begun = self.plan.at(self.position) % self._passes.steps
         return StreamedLayerState(
             position=self.position,
             state=LayerState(
@@ -265,7 +265,7 @@ class StreamedLayer(LearningLayer):
         self, number: int, X: Array, rows: NDArray[np.intp], run: PhaseRunner
     ) -> list[EpochResult]:
         out = self._hidden(number, len(rows))
-        own, steps = number - self.plan.delay, self._passes.steps
+        own, steps = self.plan.at(number), self._passes.steps
         if own > self.plan.steps:
             if out is not None:
                 self._forward(X, rows, out)
@@ -329,5 +329,5 @@ class StreamedLayer(LearningLayer):
             hidden = self._above[0].validation.array(number // self._passes.steps, len(X))
             self.learner.current().up(X, out=hidden)
         self._validation_error = self.learner.validation_error(X, hidden)
-        if self._stopping is not None and number - self.plan.delay <= self.plan.steps:
+        if self._stopping is not None and number <= self.plan.end:
             self._stopping.stops(self.learner.current(), X[:0], X)

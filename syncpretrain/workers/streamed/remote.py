@@ -173,7 +173,7 @@ class RemoteLayer(BaseStreamedLayer):
         self._newest: Layer | None = None
         self._is_newest_last = False  # it will not change any more
         self._error: BaseException | None = None  # the newest answer, or the death
-        self._answered = plan.delay  # the last minibatch of the newest block with an answer
+        self._answered = plan.skipped  # the last minibatch of the newest block with an answer
         self._former_seconds = 0.0  # of processes that died
         self._replaces: Callable[[WorkerError], bool] = lambda death: False
 
@@ -361,7 +361,7 @@ class RemoteLayer(BaseStreamedLayer):
         raise answer.error
 
     def _death(self, *, is_busy: bool) -> WorkerError:
-        own = self.position - self.plan.delay
+        own = self.plan.at(self.position)
         if own < self.plan.steps and (is_busy or own % self._steps):
             moment = f"in epoch {self.epoch}"
         else:
