@@ -15,19 +15,20 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.scaling import spread
-from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, WorkerError
+from syncpretrain.errors import DivergedError, RunInterrupted, WorkerError
 from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Observer, Progress
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.normalization import settled
 from syncpretrain.finetuning.optimizers import LEARNING_RATES
 from syncpretrain.finetuning.options import STEPPING, TuningOptions
-from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Examples, Reconstruction, Supervised
 from syncpretrain.finetuning.updates import Updates
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.learners.epoch import Cursor, ErrorSum
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorHistory, Observed
+from syncpretrain.parallel.replicas.steps import part_of
+from syncpretrain.workers.state import FinetuneState, Saver, refusing_others
 
 __all__ = ["Trainer"]
 
@@ -66,7 +67,7 @@ class Trainer(Observed):
         place: Callable[[Any], Any],
         observers: Sequence[Observer],
         history: ErrorHistory,
-        save: FinetuneSaver | None,
+        save: Saver | None,
     ) -> None:
         super().__init__(observers, history)
         self.task, self.updates, self.options = task, updates, options
@@ -194,19 +195,14 @@ class Trainer(Observed):
         CheckpointError
             If it is that of another network.
         """
-        prefix, asarray = "optimizer.", self.backend.asarray
-        try:
-            arrays = {
-                name: asarray(self.network.places.spread(x)) for name, x in state.arrays.items()
-            }
-            optimizer = {n.removeprefix(prefix): x for n, x in arrays.items() if prefix in n}
+        spread, asarray = self.network.places.spread, self.backend.asarray
+        with refusing_others("the state is of another network"):
+            arrays = {name: asarray(spread(x)) for name, x in state.arrays.items()}
             np.copyto(self.network.parameters, arrays["parameters"])
             np.copyto(self.good, arrays["good"])
             np.copyto(self.best, arrays["best"])
             steps = (state.epoch - 1) * self.updates.steps + state.cursor.minibatches
-            self.updates.load_state(optimizer, steps=steps)
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(f"resume: the state is of another network: {error}") from error
+            self.updates.load_state(part_of(arrays, "optimizer."), steps=steps)
         self.updates.first_error = math.nan if state.first_error is None else state.first_error
         self.best_error = math.inf if state.best_error is None else state.best_error
         self.best_epoch = state.best_epoch

@@ -57,17 +57,16 @@ from syncpretrain.pretraining.build import (
 from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.pretraining.runtimes import runtime_for, versions_for, workers_of
 from syncpretrain.pretraining.stall_watch import Watch
-from syncpretrain.pretraining.state import PretrainState
 from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, UNTRAINED
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.schedule.schedule import Command, Past, Release, Train
 from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.interface import Failed, Finished, Message, Runtime
-from syncpretrain.workers.layer_state import LayerState
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.shared_memory import check_runtime
 from syncpretrain.workers.split import Split
+from syncpretrain.workers.state import LayerState, PretrainState
 
 if TYPE_CHECKING:
     from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining

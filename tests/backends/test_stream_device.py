@@ -26,10 +26,10 @@ from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError, Wo
 from syncpretrain.events import EpochFinished
 from syncpretrain.learners.base import Learner
 from syncpretrain.pretraining.memory import VERSIONS, held_rows, pretraining_bytes, room_bytes
-from syncpretrain.pretraining.state import STREAM_STATE
 from syncpretrain.pretraining.streamed.sizes import stream_size
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
+from syncpretrain.workers.state import STREAM_STATE
 from syncpretrain.workers.streamed.device_inputs import DeviceRing, Events
 from syncpretrain.workers.streamed.device_layer import DeviceStreamedLayer
 

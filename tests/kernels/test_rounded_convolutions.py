@@ -28,9 +28,9 @@ from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.learners.autoencoder import AutoencoderSettings
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder, ConvolutionalRBM
 from syncpretrain.learners.rbm import RBMSettings
-from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.settings import MomentumSchedule
 from syncpretrain.shapes import ConvolutionShape
+from syncpretrain.workers.state import EPOCHS_STATE
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 PORTABLE = 2  # the number of the form without the instruction, in the place of True

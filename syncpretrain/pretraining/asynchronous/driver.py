@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from syncpretrain import __version__
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.order import minibatches, steps_per_epoch
-from syncpretrain.errors import CheckpointError, RunInterrupted, SettingsError, WorkerError
+from syncpretrain.errors import RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import (
     EpochFinished,
     EpochStarted,
@@ -45,11 +45,10 @@ from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import build_learner, build_learners
 from syncpretrain.pretraining.build_data import build_data
-from syncpretrain.pretraining.state import AsyncState
 from syncpretrain.settings.sections import PretrainSettings
-from syncpretrain.workers.layer_state import named
 from syncpretrain.workers.replicas import replicas_in
 from syncpretrain.workers.shared_memory import check_runtime
+from syncpretrain.workers.state import AsyncState, named, refusing_others
 from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = ["AsyncEvents", "AsyncPretraining", "LayerReplica", "Stage"]
@@ -204,12 +203,9 @@ class Stage:
 
     def load_state(self, state: AsyncState) -> None:
         """Load what the replicas remembered, if the state has any."""
-        own = part_of(state.arrays, FLEET)
-        try:
-            if own:
+        if own := part_of(state.arrays, FLEET):
+            with refusing_others("the replicas are of another run"):
                 self.fleet.load_state(own)
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(f"resume: the replicas are of another run: {error}") from error
 
 
 EVERY_SECONDS = 0.2
@@ -454,7 +450,7 @@ class AsyncPretraining(Observed):
         arrays = {
             name: array.copy()
             for learner in self._learners
-            for name, array in named(f"layer.{learner.layer}", learner.current())
+            for name, array in named(f"layer.{learner.layer}", learner.current()).items()
         }
         if self._stage is not None:
             arrays |= self._stage.state()
@@ -467,13 +463,9 @@ class AsyncPretraining(Observed):
             return
         self._done = list(self.resume.done)
         for learner in self._learners:
-            try:
-                for name, array in named(f"layer.{learner.layer}", learner.current()):
+            with refusing_others(f"the state of layer {learner.layer} is of another layer"):
+                for name, array in named(f"layer.{learner.layer}", learner.current()).items():
                     np.copyto(array, self.resume.arrays[name])
-            except (KeyError, ValueError) as error:
-                raise CheckpointError(
-                    f"resume: the state of layer {learner.layer} is of another layer: {error}"
-                ) from error
         self._good = [learner.snapshot() for learner in self._learners]
 
     def _diverged(self, stage: Stage, i: int, epoch: int, symptom: str) -> WorkerError:

@@ -22,13 +22,7 @@ from syncpretrain import __version__
 from syncpretrain.backends.base import Backend
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.order import steps_per_epoch
-from syncpretrain.errors import (
-    CheckpointError,
-    RunInterrupted,
-    SettingsError,
-    StalledError,
-    WorkerError,
-)
+from syncpretrain.errors import RunInterrupted, SettingsError, StalledError, WorkerError
 from syncpretrain.events import (
     EpochFinished,
     EpochStarted,
@@ -59,13 +53,13 @@ from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.pretraining.memory import held_rows, pretraining_bytes
 from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.pretraining.stall_watch import Watch
-from syncpretrain.pretraining.state import StreamState
 from syncpretrain.pretraining.streamed.sizes import StreamSize, passes_in_ring, stream_size
 from syncpretrain.schedule.stream import StreamPlan, StreamSchedule, delay_notice, plans
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.shared_memory import check_runtime
 from syncpretrain.workers.split import Split
+from syncpretrain.workers.state import StreamState, refusing_others
 from syncpretrain.workers.streamed.base import (
     BaseStreamedLayer,
     EpochResult,
@@ -646,12 +640,8 @@ class StreamedPretraining(Observed):
         if self.resume is None:
             return
         for layer, state in zip(self._layers, self.resume.layers, strict=True):
-            try:
+            with refusing_others(f"the state of layer {layer.number} is of another layer"):
                 layer.load_state(state)
-            except (KeyError, ValueError) as error:
-                raise CheckpointError(
-                    f"resume: the state of layer {layer.number} is of another layer: {error}"
-                ) from error
             self._schedule.shorten(layer.number, layer.plan)
         self._schedule.go_to([layer.position for layer in self._layers])
 
