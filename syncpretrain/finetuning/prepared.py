@@ -205,11 +205,8 @@ class Finetuning:
                     notices = self._idle_gpu, in_parts, unknown_classes(self._judged)
                     for notice in filter(None, notices):
                         tell(notice)
-                    try:
+                    with trainer.ending(request):
                         tuned = trainer.train(resume)
-                    except RunInterrupted as stopped:
-                        stopped.signum = request.signum or stopped.signum
-                        raise
             del trainer, updates  # and what they have on a device
             backend.free_unused()
             if request():  # in the last minibatch

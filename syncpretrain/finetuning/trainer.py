@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.scaling import spread
-from syncpretrain.errors import DivergedError, RunInterrupted, WorkerError
+from syncpretrain.errors import DivergedError
 from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Observer, Progress
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.normalization import settled
@@ -24,10 +24,11 @@ from syncpretrain.finetuning.options import STEPPING, TuningOptions
 from syncpretrain.finetuning.tasks import Examples, Reconstruction, Supervised
 from syncpretrain.finetuning.updates import Updates
 from syncpretrain.kernels.backprop import Pair
-from syncpretrain.learners.epoch import Cursor, ErrorSum
+from syncpretrain.learners.epoch import Cursor, ErrorSum, Stopped
 from syncpretrain.models.stack import Stack
-from syncpretrain.observers.errors import ErrorHistory, Observed
+from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.parallel.replicas.steps import part_of
+from syncpretrain.pretraining.training import Training
 from syncpretrain.workers.state import FinetuneState, Saver, refusing_others
 
 __all__ = ["Trainer"]
@@ -39,7 +40,7 @@ PROGRESS_SECONDS = 0.2  # five reports a second: smooth to the eye, and no cost 
 EXPLODED = 2.0  # times the error before the first update
 
 
-class Trainer(Observed):
+class Trainer(Training):
     """The training of one :class:`syncpretrain.finetuning.prepared.Finetuning`.
 
     Parameters
@@ -69,15 +70,16 @@ class Trainer(Observed):
         history: ErrorHistory,
         save: Saver | None,
     ) -> None:
-        super().__init__(observers, history)
+        super().__init__(observers, history, save=save)
         self.task, self.updates, self.options = task, updates, options
-        self.examples, self.save = examples, save
+        self.examples = examples
         self.network, self.backend = updates.network, updates.network.backend
         self.validation, self.unknown = self.judges(validation, place)
         self.rate = options.learning_rate or LEARNING_RATES[options.optimizer]
         self.good = np.empty_like(self.network.parameters)  # at the end of the last good epoch
         self.best = self.network.parameters.copy()  # where validation was best
         self.best_error, self.best_epoch = math.inf, 0
+        self.epoch, self.cursor = 1, Cursor()  # the running epoch, and where it was left
 
     def train(self, resume: FinetuneState | None = None) -> Stack:
         """Train and return the stack; ``resume`` is where to begin."""
@@ -89,12 +91,8 @@ class Trainer(Observed):
             self.load_state(resume)
         epoch = first - 1  # those done; a state may be behind the last one
         for epoch in range(first, epochs + 1):
-            started = time.monotonic()
-            try:
-                train_error = self.train_epoch(epoch, begin)
-            except WorkerError as error:
-                error.stack = error.stack or self.last_good(epoch)
-                raise
+            started, self.epoch = time.monotonic(), epoch
+            train_error = self.train_epoch(epoch, begin)
             begin = Cursor()
             self.check_epoch(epoch, train_error)
             np.copyto(self.good, self.network.parameters)
@@ -106,8 +104,9 @@ class Trainer(Observed):
             self.emit(FinetuneEpochFinished(now, epoch, epochs, now - started, *errors))
             if held_out is not None and self.stops_early(epoch, held_out):
                 break
-            if self.save is not None and epoch < epochs:
-                self.save(lambda: self.state(epoch + 1, Cursor()), done=epoch, final=False)  # noqa: B023
+            if epoch < epochs:
+                self.epoch = epoch + 1
+                self._save()
         if options.patience is None:
             return self.result(epochs=epoch)
         np.copyto(self.network.parameters, self.best)
@@ -146,14 +145,8 @@ class Trainer(Observed):
 
         done = self.updates.train(epoch, begin.minibatches, each)
         if done < steps:
-            if self.save is not None:
-                at = Cursor(done, errors.sum())
-                self.save(lambda: self.state(epoch, at), done=epoch - 1, final=True)
-            raise RunInterrupted(
-                f"fine-tuning was stopped in epoch {epoch} of {self.options.epochs}, after"
-                f" {done} of its minibatches",
-                stack=self.result(epochs=epoch - 1, minibatches_since=done),
-            )
+            self.cursor = Cursor(done, errors.sum())
+            raise Stopped
         return errors.sum() / self.updates.passes.counted
 
     def validation_error(self) -> float | None:
@@ -166,7 +159,22 @@ class Trainer(Observed):
             return error
         return (error * known + self.unknown) / (known + self.unknown)
 
-    def state(self, epoch: int, cursor: Cursor) -> FinetuneState:
+    @property
+    def done(self) -> int:
+        """The epochs that are finished."""
+        return self.epoch - 1
+
+    def stack(self) -> Stack:
+        """Return the stack in the middle of an epoch."""
+        return self.result(epochs=self.done, minibatches_since=self.cursor.minibatches)
+
+    def _how_far(self) -> str:
+        return (
+            f"fine-tuning was stopped in epoch {self.epoch} of {self.options.epochs}, after"
+            f" {self.cursor.minibatches} of its minibatches"
+        )
+
+    def state(self) -> FinetuneState:
         """Return a copy of all that the rest depends on."""
         arrays = {
             "parameters": self.network.parameters,
@@ -175,8 +183,8 @@ class Trainer(Observed):
             **{f"optimizer.{name}": array for name, array in self.updates.state().items()},
         }
         return FinetuneState(
-            epoch,
-            cursor,
+            self.epoch,
+            self.cursor,
             self.updates.first_error if math.isfinite(self.updates.first_error) else None,
             self.best_error if math.isfinite(self.best_error) else None,
             self.best_epoch,
@@ -243,15 +251,15 @@ class Trainer(Observed):
         return DivergedError(
             f"fine-tuning diverged in epoch {epoch}: {cause}; try {remedy}, and inputs scaled to"
             " [0, 1]",
-            stack=self.last_good(epoch),
+            stack=self._salvaged(),
         )
 
-    def last_good(self, epoch: int) -> Stack:
+    def _salvaged(self) -> Stack:
         """Return the stack of the epoch before."""
-        if epoch == 1:
+        if self.epoch == 1:
             return self.task.stack
         np.copyto(self.network.parameters, self.good)
-        return self.result(epochs=epoch - 1)
+        return self.result(epochs=self.done)
 
     def result(self, **done: int) -> Stack:
         """Return the parameters as a stack of their own; ``done`` says what they went through."""

@@ -38,8 +38,9 @@ from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.verbose import observing
-from syncpretrain.pretraining.driver import Driver, driver_for, rows_of
+from syncpretrain.pretraining.driver import driver_for, rows_of
 from syncpretrain.pretraining.settled import settled
+from syncpretrain.pretraining.training import Driver
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import ELSEWHERE, PretrainSettings
 from syncpretrain.settings.by_data import in_words
