@@ -28,8 +28,8 @@ from syncpretrain.learners.epoch import Cursor, ErrorSum, Stopped
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.parallel.replicas.steps import part_of
-from syncpretrain.pretraining.training import Training
 from syncpretrain.workers.state import FinetuneState, Saver, refusing_others
+from syncpretrain.workers.training import Training
 
 __all__ = ["Trainer"]
 

@@ -52,8 +52,7 @@ from syncpretrain.pretraining.build import (
     rank_shares,
 )
 from syncpretrain.pretraining.runtimes import runtime_for, versions_for, workers_of
-from syncpretrain.pretraining.stall_watch import Watch
-from syncpretrain.pretraining.training import Driver
+from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, UNTRAINED
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.schedule.schedule import Command, Past, Release, Train

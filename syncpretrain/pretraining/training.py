@@ -1,26 +1,24 @@
-"""The skeleton of a training: the parts that every kind of training has, done once.
+"""The skeleton of one pretraining, by epochs, streamed, asynchronous, or without any.
 
-:class:`Training` is the base of pretraining and of fine-tuning, :class:`Driver` that of the drivers
-of pretraining: by epochs, streamed, asynchronous, and without any.
+A driver is a body for it. :class:`Watch` looks at the epochs that run, for the drivers that wait.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
 from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
-from syncpretrain.errors import RunInterrupted, WorkerError
-from syncpretrain.events import Event, Notice, Observer, RunFinished, RunStarted
+from syncpretrain.errors import StalledError
+from syncpretrain.events import Event, Observer, Progress, RunFinished, RunStarted
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.models.stack import Stack
-from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
@@ -29,87 +27,72 @@ from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import Saver
+from syncpretrain.workers.training import Training
 
-__all__ = ["Driver", "Training"]
+__all__ = ["Driver", "Watch"]
 
 
-class Training:
-    """Base of a training: its observers, the errors of all its epochs, and how it ends early.
+LONGEST_TICK_SECONDS = 1.0
+
+
+class Watch:
+    """Looks at the running epochs ten times a second.
+
+    A minibatch that takes longer than the limit is a stall too, if no other layer trains one
+    meanwhile, unless it is trained by the caller's own thread (the serial runtime): that looks
+    between two minibatches only.
 
     Parameters
     ----------
-    observers : iterable of callable
-    history : ErrorHistory, optional
-        Errors of an earlier training that this one continues.
-    save : callable, optional
-        Called after each epoch, and at a stop with ``final=True``: given a function that returns
-        the state of the training, and how many epochs are done.
+    emit : callable
+        Given a Progress event of each running layer.
+    times : Timeouts
+        Only ``tick`` and ``stall`` are used: how long no layer may finish a minibatch.
     """
 
-    _is_settled = True  # False where a worker may be in the middle of a minibatch
+    def __init__(self, emit: Callable[[Event], None], times: Timeouts = TIMEOUTS) -> None:
+        self._emit, self._times = emit, times
+        self._last_tick = time.monotonic()
+        self._trained = -1.0  # epochs of all layers, by the last tick
+        self._silent_seconds = 0.0  # since a minibatch was trained
 
-    def __init__(
-        self,
-        observers: Iterable[Observer],
-        history: ErrorHistory | None = None,
-        *,
-        save: Saver | None = None,
+    def tick(
+        self, running: Mapping[int, int], finished: int, fraction: Callable[[int], float]
     ) -> None:
-        self.observers = tuple(observers)
-        self.history = history or ErrorHistory()
-        self.save = save
+        """Report the progress of the running epochs.
 
-    def emit(self, event: Event) -> None:
-        """Record an event, and pass it to the observers."""
-        self.history(event)
-        for observer in self.observers:
-            observer(event)
+        Parameters
+        ----------
+        running : mapping of int to int
+            The epoch of each layer that trains, both counted from 1.
+        finished : int
+            Epochs finished, of all layers together.
+        fraction : callable
+            Returns how far the running epoch of a layer is, in [0, 1].
 
-    def notify(self, message: str) -> None:
-        """Send the observers a message for the user."""
-        self.emit(Notice(time.monotonic(), message))
-
-    def stack(self) -> Stack:
-        """Return what was learned so far."""
-        raise NotImplementedError
-
-    def state(self) -> Any:
-        """Return all that the rest of the training depends on."""
-        raise NotImplementedError
-
-    @property
-    def done(self) -> Any:
-        """The epochs that are finished, of each layer or of fine-tuning."""
-        raise NotImplementedError
-
-    def _save(self, *, final: bool = False) -> None:
-        if self.save is not None:
-            self.save(self.state, done=self.done, final=final)
-
-    @contextmanager
-    def ending(self, request: StopRequest) -> Iterator[None]:
-        """Save the state at a stop, and give the error that ends the training the newest stack."""
-        try:
-            yield
-        except WorkerError as error:
-            error.stack = error.stack or self._salvaged()
-            raise
-        except Stopped:
-            if self._is_settled:
-                self._save(final=True)
-            signum = request.signum or 2
-            raise RunInterrupted(self._how_far(), stack=self.stack(), signum=signum) from None
-
-    def _salvaged(self) -> Stack | None:
-        """Return the newest stack, None if a device that has failed does not give it back."""
-        try:
-            return self.stack()
-        except RuntimeError:
-            return None
-
-    def _how_far(self) -> str:
-        """Return in words how far a training is that was stopped."""
-        raise NotImplementedError
+        Raises
+        ------
+        StalledError
+            If none of them has moved for long.
+        """
+        now = time.monotonic()
+        passed = now - self._last_tick
+        if passed < self._times.tick:
+            return
+        self._last_tick = now
+        trained = float(finished)
+        for layer, epoch in sorted(running.items()):
+            share = fraction(layer)
+            trained += share
+            self._emit(Progress(now, layer, epoch, share))
+        if trained != self._trained:
+            self._trained, self._silent_seconds = trained, 0.0
+            return
+        # A process that was suspended sees one long tick, during which no worker was stalled.
+        self._silent_seconds += min(passed, LONGEST_TICK_SECONDS)
+        if self._silent_seconds > self._times.stall:
+            layers = ", ".join(f"layer {layer}" for layer in sorted(running))
+            raise StalledError(f"no minibatch was trained for {self._times.stall:g} s, by {layers}")
 
 
 class Driver(Training):

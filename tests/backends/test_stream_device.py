@@ -25,8 +25,13 @@ from syncpretrain.data import blocks
 from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import EpochFinished
 from syncpretrain.learners.base import Learner
-from syncpretrain.pretraining.memory import VERSIONS, held_rows, pretraining_bytes, room_bytes
-from syncpretrain.pretraining.streamed.sizes import stream_size
+from syncpretrain.pretraining.memory import (
+    VERSIONS,
+    held_rows,
+    pretraining_bytes,
+    room_bytes,
+    stream_size,
+)
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.state import STREAM_STATE

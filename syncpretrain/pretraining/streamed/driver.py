@@ -41,11 +41,15 @@ from syncpretrain.pretraining.build import (
     rank_shares,
     step_on_ranks,
 )
-from syncpretrain.pretraining.memory import held_rows, pretraining_bytes
+from syncpretrain.pretraining.memory import (
+    StreamSize,
+    held_rows,
+    passes_in_ring,
+    pretraining_bytes,
+    stream_size,
+)
 from syncpretrain.pretraining.runtimes import workers_of
-from syncpretrain.pretraining.stall_watch import Watch
-from syncpretrain.pretraining.streamed.sizes import StreamSize, passes_in_ring, stream_size
-from syncpretrain.pretraining.training import Driver
+from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.schedule.stream import StreamPlan, StreamSchedule, delay_notice, plans
 from syncpretrain.settings.sections import PretrainSettings
