@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import why_no_fused_steps, why_no_gpu
 from syncpretrain.backends.host_rows import HostRows
-from syncpretrain.errors import SettingsError, StalledError, WorkerError
+from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.events import (
     DriftJudged,
     EpochFinished,
@@ -62,7 +62,7 @@ from syncpretrain.workers.interface import Failed, Finished, Message, Runtime
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.shared_memory import check_runtime
 from syncpretrain.workers.split import Split
-from syncpretrain.workers.state import LayerState, PretrainState, Saver
+from syncpretrain.workers.state import LayerState, PretrainState
 
 __all__ = [
     "Pretraining",
@@ -170,38 +170,9 @@ class TrainedLayers:
 
 
 class Pretraining(Driver):
-    """One run: everything checked at construction, trained by :meth:`run`.
+    """One run by epochs."""
 
-    Parameters
-    ----------
-    settings : PretrainSettings
-    X, validation, observers, replay
-        See :func:`syncpretrain.pretrain`.
-    save : callable, optional
-        Called after each epoch, and at a stop with ``final=True``: given a function that returns
-        the run's :class:`PretrainState`, and how many epochs each layer has done.
-    resume : PretrainState, optional
-        State of a run of the same settings and data to continue from.
-    times : Timeouts
-        How long the driver, the runtime and the workers wait for each other.
-    restarts : Restarts, optional
-        For processes that die.
-    """
-
-    def __init__(
-        self,
-        settings: PretrainSettings,
-        X: ArrayLike,
-        validation: ArrayLike | None = None,
-        *,
-        observers: Iterable[Observer] = (),
-        replay: Reads | None = None,
-        save: Saver | None = None,
-        resume: PretrainState | None = None,
-        times: Timeouts = TIMEOUTS,
-        restarts: Restarts | None = None,
-    ) -> None:
-        super().__init__(observers, save=save, resume=resume, times=times)
+    def _checked(self, settings: PretrainSettings) -> PretrainSettings:
         layers = range(1, len(settings.layers))
         if SCHEDULES[settings.schedule].one_at_a_time and max(map(settings.shards_of, layers)) == 1:
             # One layer trains at a time, so BLAS may have all cores. The last bits of a product
@@ -209,20 +180,21 @@ class Pretraining(Driver):
             self._blas_threads = blas_threads(settings.blas_threads)
             settings = msgspec.structs.replace(settings, blas_threads=self._blas_threads)
         check_runtime(settings.runtime)
-        data = self._build_data(settings, X, validation)
+        return settings
+
+    def _build(self, data: Split) -> None:
         settings = self.settings
         self._backend = backend_of_layers(settings)
         self._workers = workers_of(settings)
         self.slots = min(self._workers, len(settings.layers) - 1)
         self._workers_per_layer: dict[int, int] = {}
-        self._schedule = build_schedule(settings, slots=self.slots, replay=replay)
+        self._schedule = build_schedule(settings, slots=self.slots, replay=self._replay)
         self._versions = versions_for(settings, data, self._backend)
         self._trained = TrainedLayers(settings, self._backend, partial(build_learners, settings))
         self._running: dict[int, int] = {}  # the epoch of each layer whose message is awaited
         self._finished = 0  # epochs of all layers
         self._ended = self._judged = 0  # layers, and decisions, that the observers know of
-        self._restarts = restarts
-        self._watch = Watch(self.emit, times)
+        self._watch = Watch(self.emit, self._times)
 
     @property
     def inputs(self) -> Split:
@@ -403,28 +375,9 @@ class Untrained(Driver):
     """A run without pretraining.
 
     Its layers have trained 0 epochs; there is nothing to save before fine-tuning, nor to resume.
-
-    Parameters
-    ----------
-    settings, X, validation, observers, replay
-        As of :class:`Pretraining`.
     """
 
-    def __init__(
-        self,
-        settings: PretrainSettings,
-        X: ArrayLike,
-        validation: ArrayLike | None = None,
-        *,
-        observers: Iterable[Observer] = (),
-        replay: Reads | None = None,
-    ) -> None:
-        if replay is not None:
-            raise SettingsError(
-                "replay: got one with schedule none, where there is nothing to read"
-            )
-        super().__init__(observers)
-        self._build_data(settings, X, validation)
+    _no_replay = "schedule none, where there is nothing to read"
 
     def run(self) -> Stack:
         """Return the stack."""
@@ -465,7 +418,13 @@ def driver_for(
     SettingsError, DataError
         If the run is not possible.
     """
-    driver = _driver(settings, X, validation, tuple(observers), replay, times, restarts)
+    driver = _kind_of(settings)(
+        *(settings, X, validation),
+        observers=observers,
+        replay=replay,
+        times=times,
+        restarts=restarts,
+    )
     own = driver.settings
     idle = why_no_gpu(settings.backend, why_not_on_a_device(own))
     slow = why_no_fused_steps(own.backend, own.precision) if own.model == "rbm" else None
@@ -497,33 +456,16 @@ def _far_data(driver: Driver) -> str | None:
     return "the GPU has no room for the data: they stay on the host, and are copied block by block"
 
 
-def _driver(
-    settings: PretrainSettings,
-    X: ArrayLike,
-    validation: ArrayLike | None,
-    observers: tuple[Observer, ...],
-    replay: Reads | None,
-    times: Timeouts,
-    restarts: Restarts | None,
-) -> Driver:
-    own: dict[str, Any] = {"observers": observers, "times": times, "restarts": restarts}
+def _kind_of(settings: PretrainSettings) -> type[Driver]:
+    """Return the driver's class: by the schedule, then by the hand-over."""
     if settings.schedule == UNTRAINED:
-        return Untrained(settings, X, validation, observers=observers, replay=replay)
-    if settings.schedule == ASYNC and replay is None:
+        return Untrained
+    if settings.schedule == ASYNC:
         from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
 
-        return AsyncPretraining(settings, X, validation, observers=observers, times=times)
-    if settings.schedule == ASYNC:
-        raise SettingsError(
-            "replay: got one with schedule async, expected none; its layers read no versions"
-        )
+        return AsyncPretraining
     if settings.handoff == "epoch":
-        return Pretraining(settings, X, validation, replay=replay, **own)
-    if replay is not None:
-        raise SettingsError(
-            "replay: got one with handoff minibatch, expected none; a streamed run depends on its"
-            " seed alone"
-        )
+        return Pretraining
     from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 
-    return StreamedPretraining(settings, X, validation, **own)
+    return StreamedPretraining

@@ -14,7 +14,7 @@ import msgspec
 from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
-from syncpretrain.errors import StalledError
+from syncpretrain.errors import SettingsError, StalledError
 from syncpretrain.events import Event, Observer, Progress, RunFinished, RunStarted
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
@@ -25,6 +25,7 @@ from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import Saver
 from syncpretrain.workers.training import Training
@@ -100,28 +101,55 @@ class Driver(Training):
 
     Parameters
     ----------
-    observers, save
-        As of :class:`Training`.
+    settings : PretrainSettings
+    X, validation, observers, replay
+        See :func:`syncpretrain.pretrain`.
+    save : callable, optional
+        Called after each epoch, and at a stop with ``final=True``: given a function that returns
+        the run's state, and how many epochs each layer has done.
     resume : State, optional
         State of a run of the same settings and data to continue from.
     times : Timeouts
-        How long the parts of the run wait for each other.
+        How long the driver, the runtime and the workers wait for each other.
+    restarts : Restarts, optional
+        For processes that die.
+
+    Attributes
+    ----------
+    settings : PretrainSettings
+        With what followed from the data.
+    scaling : Scaling or None
+    slots : int
+        Layers that may train at a time.
     """
 
-    settings: PretrainSettings
     slots = 1
     _blas_threads = 1
+    _no_replay = ""  # why no recorded reads can be repeated
 
     def __init__(
         self,
-        observers: Iterable[Observer],
+        settings: PretrainSettings,
+        X: ArrayLike,
+        validation: ArrayLike | None = None,
         *,
+        observers: Iterable[Observer] = (),
+        replay: Reads | None = None,
         save: Saver | None = None,
         resume: Any = None,
         times: Timeouts = TIMEOUTS,
+        restarts: Restarts | None = None,
     ) -> None:
+        if replay is not None and self._no_replay:
+            raise SettingsError(f"replay: got one with {self._no_replay}")
         super().__init__(observers, save=save)
-        self.resume, self._times = resume, times
+        self.resume, self._replay = resume, replay
+        self._times, self._restarts = times, restarts
+        settings = self._checked(settings)
+        self.settings, data, self.scaling = build_data(settings, X, validation)
+        self._examples = len(data.train)
+        self._seconds = [0.0] * len(self.settings.epochs)  # that each layer trained
+        self._build(data)
 
     def run(self) -> Stack:
         """Train until all is trained; see :func:`syncpretrain.pretrain` for what it raises."""
@@ -149,15 +177,6 @@ class Driver(Training):
         }
         return Stack(tuple(self._newest()), info, self.scaling)
 
-    def _build_data(
-        self, settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None
-    ) -> Split:
-        """Set what follows from settings and data; return the data as the layers take them."""
-        self.settings, data, self.scaling = build_data(settings, X, validation)
-        self._examples = len(data.train)
-        self._seconds = [0.0] * len(self.settings.epochs)  # that each layer trained
-        return data
-
     def _emit_start(self, now: float) -> None:
         s = self.settings
         own = (s.layers, s.epochs, s.schedule, s.pace, s.runtime, self.slots, self._examples)
@@ -168,6 +187,13 @@ class Driver(Training):
     def _how_far(self) -> str:
         done = ", ".join(f"layer {i}: {n}" for i, n in enumerate(self.done, start=1))
         return f"pretraining was stopped; epochs finished: {done}"
+
+    def _checked(self, settings: PretrainSettings) -> PretrainSettings:
+        """Return the settings to train by; raise SettingsError where that is impossible."""
+        return settings
+
+    def _build(self, data: Split) -> None:
+        """Build what trains the layers."""
 
     def _opened(self) -> AbstractContextManager[Any]:
         """Return the context that holds all that the run needs."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike
 
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.order import minibatches, steps_per_epoch
@@ -23,7 +22,6 @@ from syncpretrain.events import (
     EpochFinished,
     EpochStarted,
     LayerFinished,
-    Observer,
     Progress,
 )
 from syncpretrain.kernels.arrays import Array
@@ -35,13 +33,14 @@ from syncpretrain.models.passes import up_through
 from syncpretrain.parallel.replicas.server import AsyncRules, ParameterServer
 from syncpretrain.parallel.replicas.steps import ReplicaFactory, Task, part_of, tasks_of
 from syncpretrain.parallel.signals import StopRequest
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import build_learner, build_learners
 from syncpretrain.pretraining.training import Driver
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.replicas import replicas_in
 from syncpretrain.workers.shared_memory import check_runtime
+from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import AsyncState, named, refusing_others
 from syncpretrain.workers.worker import PROBE_ROWS
 
@@ -206,31 +205,11 @@ EVERY_SECONDS = 0.2
 
 
 class AsyncPretraining(Driver):
-    """One asynchronous run: everything checked at construction, trained by :meth:`run`.
+    """One asynchronous run."""
 
-    Parameters
-    ----------
-    settings : PretrainSettings
-    X, validation, observers
-        See :func:`syncpretrain.pretrain`.
-    times : Timeouts
+    _no_replay = "schedule async, expected none; its layers read no versions"
 
-    Attributes
-    ----------
-    save, resume
-        As of :class:`syncpretrain.pretraining.streamed.driver.StreamedPretraining`, of the state
-        :class:`AsyncState`.
-    """
-
-    def __init__(
-        self,
-        settings: PretrainSettings,
-        X: ArrayLike,
-        validation: ArrayLike | None = None,
-        *,
-        observers: Iterable[Observer] = (),
-        times: Timeouts = TIMEOUTS,
-    ) -> None:
+    def _checked(self, settings: PretrainSettings) -> PretrainSettings:
         settings = msgspec.structs.replace(settings, backend="numpy")
         check_runtime(settings.runtime)
         if settings.runtime == "mpi":
@@ -238,8 +217,10 @@ class AsyncPretraining(Driver):
 
             check_ranks(settings.runtime, settings.precision)
             check_windows(settings.exchange)
-        super().__init__(observers, times=times)
-        data = self._build_data(settings, X, validation)
+        return settings
+
+    def _build(self, data: Split) -> None:
+        settings = self.settings
         if not isinstance(data.train, (np.ndarray, FileRows)):
             raise SettingsError(
                 "schedule: got async with sparse rows or an iterable, expected an array of dense"

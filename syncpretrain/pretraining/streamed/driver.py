@@ -7,7 +7,7 @@ process the blocks; the driver's thread waits, emits the events of what was done
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.data.blocks import StoredRows
@@ -26,7 +25,6 @@ from syncpretrain.events import (
     EpochStarted,
     LayerFinished,
     Notice,
-    Observer,
 )
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.learners.epoch import Stopped
@@ -56,7 +54,7 @@ from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.shared_memory import check_runtime
 from syncpretrain.workers.split import Split
-from syncpretrain.workers.state import Saver, StreamState, refusing_others
+from syncpretrain.workers.state import StreamState, refusing_others
 from syncpretrain.workers.streamed.base import (
     EpochResult,
     StreamRuntime,
@@ -390,37 +388,11 @@ def _untrained(settings: PretrainSettings, layer: int) -> Layer:
 
 
 class StreamedPretraining(Driver):
-    """One streamed run: everything checked at construction, trained by :meth:`run`.
+    """One streamed run."""
 
-    Parameters
-    ----------
-    settings : PretrainSettings
-    X, validation, observers
-        See :func:`syncpretrain.pretrain`.
-    save : callable, optional
-        Called after each epoch, and at a stop with ``final=True``: given a function that returns
-        the run's :class:`StreamState`, and how many epochs each layer has done.
-    resume : StreamState, optional
-        State of a run of the same settings and data to continue from.
-    times : Timeouts
-    restarts : Restarts, optional
-        For processes that die.
-    """
+    _no_replay = "handoff minibatch, expected none; a streamed run depends on its seed alone"
 
-    def __init__(
-        self,
-        settings: PretrainSettings,
-        X: ArrayLike,
-        validation: ArrayLike | None = None,
-        *,
-        observers: Iterable[Observer] = (),
-        save: Saver | None = None,
-        resume: StreamState | None = None,
-        times: Timeouts = TIMEOUTS,
-        restarts: Restarts | None = None,
-    ) -> None:
-        super().__init__(observers, save=save, resume=resume, times=times)
-        data = self._build_data(settings, X, validation)
+    def _build(self, data: Split) -> None:
         settings = self.settings
         self._backend = backend_of_layers(settings)
         held_out = data.validation[:PROBE_ROWS]
@@ -429,15 +401,15 @@ class StreamedPretraining(Driver):
         self._source = source_of(settings, Split(data.train, held_out))
         steps = steps_per_epoch(len(data.train), settings.batch_size)
         self.plans = plans(settings.epochs, delay=settings.delay, steps=steps)
-        self._restarts, self._steps = restarts, steps
-        self._build(stream_size(settings, self._backend, steps))
+        self._steps = steps
+        self._build_layers(stream_size(settings, self._backend, steps))
         self._pool: StreamPool | None = None
-        self._watch = Watch(self.emit, times)
+        self._watch = Watch(self.emit, self._times)
         # The newest epochs that the observers know of, by layer.
         self._begun: dict[int, int] = {}
         self._ended: dict[int, int] = {}
 
-    def _build(self, size: StreamSize) -> None:
+    def _build_layers(self, size: StreamSize) -> None:
         """Build all that depends on how many minibatches may wait between two layers."""
         self._size = size
         self._schedule = StreamSchedule(self.plans, **size._asdict(), epoch=self._steps)
@@ -458,7 +430,7 @@ class StreamedPretraining(Driver):
         if waiting > self._size.ring:
             del self._runtime, self._layers  # a device has no room for both
             self._backend.free_unused()
-            self._build(self._size._replace(ring=waiting))
+            self._build_layers(self._size._replace(ring=waiting))
         return self._runtime
 
     @property
