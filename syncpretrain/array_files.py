@@ -2,19 +2,16 @@
 
 Model files and checkpoints share :func:`write_tensors` and :func:`read_tensors`. A checkpoint
 (:func:`write_arrays`) holds numbered arrays, a JSON header that says what each of them is, and the
-SHA-256 over header and arrays; an array that has several names is stored once. The state of a run
-(:class:`StateFile`) is a checkpoint with a header of a type of its own. Nothing in a file is ever
-executed, and no size it claims is believed.
+SHA-256 over header and arrays; an array that has several names is stored once. Nothing in a file is
+ever executed, and no size it claims is believed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,19 +22,9 @@ from numpy.typing import NDArray
 from syncpretrain.errors import CheckpointError, SyncpretrainError
 from syncpretrain.storage import write_atomically
 
-__all__ = ["StateFile", "read_arrays", "read_tensors", "write_arrays", "write_tensors"]
+__all__ = ["read_arrays", "read_tensors", "write_arrays", "write_tensors"]
 
 CHECKPOINT_FORMAT = "syncpretrain checkpoint 1"
-
-
-class StateHeader(Protocol):
-    """Header of the state of a run: a :class:`msgspec.Struct` that has the run's identity."""
-
-    run: dict[str, Any]
-
-
-HeaderT = TypeVar("HeaderT", bound=StateHeader)
-StateT = TypeVar("StateT")
 
 
 def write_arrays(
@@ -87,59 +74,6 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.float3
         return table.header, {name: tensors[key] for name, key in table.arrays.items()}
     except (msgspec.DecodeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read as a checkpoint: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class StateFile(Generic[HeaderT, StateT]):
-    """Format of one kind of state in a file: its header's type, and the way to it and back.
-
-    Attributes
-    ----------
-    header : type
-        A :class:`msgspec.Struct` with the run's identity and the state without its arrays.
-    pack : callable
-        Return the header and the named arrays of a state, given the state and the run's identity.
-    unpack : callable
-        Return the state, given its header and its arrays.
-    """
-
-    header: type[HeaderT]
-    pack: Callable[[StateT, dict[str, Any]], tuple[HeaderT, Mapping[str, NDArray[np.float32]]]]
-    unpack: Callable[[HeaderT, dict[str, NDArray[np.float32]]], StateT]
-
-    def write(self, path: Path, state: StateT, run: Mapping[str, Any]) -> None:
-        """Write a state and the identity of its run (JSON values); an old file stays until then.
-
-        Raises
-        ------
-        OSError
-            If the file cannot be written.
-        """
-        header, arrays = self.pack(state, dict(run))
-        write_arrays(path, _finite(msgspec.to_builtins(header)), arrays)
-
-    def read(self, path: Path, check: Callable[[dict[str, Any]], Any] | None = None) -> StateT:
-        """Return the state in a file.
-
-        ``check`` is called first, with the run that the header names, and raises CheckpointError
-        on another run; by default the state of any run is accepted.
-
-        Raises
-        ------
-        CheckpointError
-            If the file is missing, damaged, of another format, or of another run.
-        """
-        values, arrays = read_arrays(path)
-        try:
-            own = {name: x if name == "run" else _infinite(x) for name, x in values.items()}
-            header = msgspec.convert(own, self.header)
-            if check is not None:
-                check(header.run)
-            return self.unpack(header, arrays)
-        except CheckpointError as error:
-            raise CheckpointError(f"{path}: {error}") from error
-        except (msgspec.ValidationError, KeyError, IndexError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path}: is damaged: {error}") from error
 
 
 def write_tensors(
@@ -194,24 +128,6 @@ def read_tensors(
             " syncpretrain wrote"
         )
     return metadata, tensors
-
-
-def _finite(value: Any) -> Any:
-    """Write a number that JSON lacks as text: an early stopping's best begins with infinity."""
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _infinite(value: Any) -> Any:
-    """Read what :func:`_finite` wrote."""
-    if isinstance(value, dict):
-        return {name: _infinite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_infinite(item) for item in value]
-    return float(value) if value in ("inf", "-inf", "nan") else value
 
 
 def _digest(text: str, tensors: Mapping[str, NDArray[np.float32]]) -> str:

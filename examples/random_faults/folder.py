@@ -12,7 +12,7 @@ from random_faults.surprise import Surprise, check
 from syncpretrain import load
 from syncpretrain.array_files import read_arrays
 from syncpretrain.errors import SyncpretrainError
-from syncpretrain.pretraining.state import EPOCHS_STATE, STREAM_STATE
+from syncpretrain.workers.state import EPOCHS_STATE, STREAM_STATE
 
 __all__ = ["Progress", "RunFolder"]
 

@@ -23,7 +23,6 @@ from syncpretrain.errors import PoorResultWarning
 from syncpretrain.events import Notice, Observer
 from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tuning_options
 from syncpretrain.finetuning.prepared import Finetuning
-from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Form, Part
 from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.stack import Stack
@@ -31,6 +30,7 @@ from syncpretrain.observers.verbose import observing
 from syncpretrain.settings.by_data import in_words
 from syncpretrain.settings.convert import check_names
 from syncpretrain.settings.fields import names_of
+from syncpretrain.workers.state import FinetuneState, Saver
 
 __all__ = ["finetune"]
 
@@ -47,7 +47,7 @@ def finetune(
     warn: bool = True,
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] | None = None,
-    save: FinetuneSaver | None = None,
+    save: Saver | None = None,
     resume: FinetuneState | None = None,
     stall_seconds: float | None = None,
     **settings: Any,

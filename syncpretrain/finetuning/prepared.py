@@ -37,7 +37,6 @@ from syncpretrain.finetuning.options import (
     resolve_options,
     why_on_the_cpu,
 )
-from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.targets import Standard
 from syncpretrain.finetuning.tasks import (
     Examples,
@@ -76,6 +75,7 @@ from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings.by_data import Facts, finetune_by_data
 from syncpretrain.shapes import ConvolutionShape
+from syncpretrain.workers.state import FinetuneState, Saver
 
 __all__ = ["Finetuning"]
 
@@ -176,7 +176,7 @@ class Finetuning:
         *,
         observers: Sequence[Observer] = (),
         stop: Callable[[], bool] | None = None,
-        save: FinetuneSaver | None = None,
+        save: Saver | None = None,
         resume: FinetuneState | None = None,
         stall_seconds: float | None = None,
     ) -> Stack:
@@ -205,11 +205,8 @@ class Finetuning:
                     notices = self._idle_gpu, in_parts, unknown_classes(self._judged)
                     for notice in filter(None, notices):
                         tell(notice)
-                    try:
+                    with trainer.ending(request):
                         tuned = trainer.train(resume)
-                    except RunInterrupted as stopped:
-                        stopped.signum = request.signum or stopped.signum
-                        raise
             del trainer, updates  # and what they have on a device
             backend.free_unused()
             if request():  # in the last minibatch

@@ -15,19 +15,21 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.scaling import spread
-from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, WorkerError
+from syncpretrain.errors import DivergedError
 from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Observer, Progress
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.normalization import settled
 from syncpretrain.finetuning.optimizers import LEARNING_RATES
 from syncpretrain.finetuning.options import STEPPING, TuningOptions
-from syncpretrain.finetuning.state import FinetuneSaver, FinetuneState
 from syncpretrain.finetuning.tasks import Examples, Reconstruction, Supervised
 from syncpretrain.finetuning.updates import Updates
 from syncpretrain.kernels.backprop import Pair
-from syncpretrain.learners.epoch import Cursor, ErrorSum
+from syncpretrain.learners.epoch import Cursor, ErrorSum, Stopped
 from syncpretrain.models.stack import Stack
-from syncpretrain.observers.errors import ErrorHistory, Observed
+from syncpretrain.observers.errors import ErrorHistory
+from syncpretrain.parallel.replicas.steps import part_of
+from syncpretrain.workers.state import FinetuneState, Saver, refusing_others
+from syncpretrain.workers.training import Training
 
 __all__ = ["Trainer"]
 
@@ -38,7 +40,7 @@ PROGRESS_SECONDS = 0.2  # five reports a second: smooth to the eye, and no cost 
 EXPLODED = 2.0  # times the error before the first update
 
 
-class Trainer(Observed):
+class Trainer(Training):
     """The training of one :class:`syncpretrain.finetuning.prepared.Finetuning`.
 
     Parameters
@@ -66,17 +68,18 @@ class Trainer(Observed):
         place: Callable[[Any], Any],
         observers: Sequence[Observer],
         history: ErrorHistory,
-        save: FinetuneSaver | None,
+        save: Saver | None,
     ) -> None:
-        super().__init__(observers, history)
+        super().__init__(observers, history, save=save)
         self.task, self.updates, self.options = task, updates, options
-        self.examples, self.save = examples, save
+        self.examples = examples
         self.network, self.backend = updates.network, updates.network.backend
         self.validation, self.unknown = self.judges(validation, place)
         self.rate = options.learning_rate or LEARNING_RATES[options.optimizer]
         self.good = np.empty_like(self.network.parameters)  # at the end of the last good epoch
         self.best = self.network.parameters.copy()  # where validation was best
         self.best_error, self.best_epoch = math.inf, 0
+        self.epoch, self.cursor = 1, Cursor()  # the running epoch, and where it was left
 
     def train(self, resume: FinetuneState | None = None) -> Stack:
         """Train and return the stack; ``resume`` is where to begin."""
@@ -88,12 +91,8 @@ class Trainer(Observed):
             self.load_state(resume)
         epoch = first - 1  # those done; a state may be behind the last one
         for epoch in range(first, epochs + 1):
-            started = time.monotonic()
-            try:
-                train_error = self.train_epoch(epoch, begin)
-            except WorkerError as error:
-                error.stack = error.stack or self.last_good(epoch)
-                raise
+            started, self.epoch = time.monotonic(), epoch
+            train_error = self.train_epoch(epoch, begin)
             begin = Cursor()
             self.check_epoch(epoch, train_error)
             np.copyto(self.good, self.network.parameters)
@@ -105,8 +104,9 @@ class Trainer(Observed):
             self.emit(FinetuneEpochFinished(now, epoch, epochs, now - started, *errors))
             if held_out is not None and self.stops_early(epoch, held_out):
                 break
-            if self.save is not None and epoch < epochs:
-                self.save(lambda: self.state(epoch + 1, Cursor()), done=epoch, final=False)  # noqa: B023
+            if epoch < epochs:
+                self.epoch = epoch + 1
+                self._save()
         if options.patience is None:
             return self.result(epochs=epoch)
         np.copyto(self.network.parameters, self.best)
@@ -145,14 +145,8 @@ class Trainer(Observed):
 
         done = self.updates.train(epoch, begin.minibatches, each)
         if done < steps:
-            if self.save is not None:
-                at = Cursor(done, errors.sum())
-                self.save(lambda: self.state(epoch, at), done=epoch - 1, final=True)
-            raise RunInterrupted(
-                f"fine-tuning was stopped in epoch {epoch} of {self.options.epochs}, after"
-                f" {done} of its minibatches",
-                stack=self.result(epochs=epoch - 1, minibatches_since=done),
-            )
+            self.cursor = Cursor(done, errors.sum())
+            raise Stopped
         return errors.sum() / self.updates.passes.counted
 
     def validation_error(self) -> float | None:
@@ -165,7 +159,22 @@ class Trainer(Observed):
             return error
         return (error * known + self.unknown) / (known + self.unknown)
 
-    def state(self, epoch: int, cursor: Cursor) -> FinetuneState:
+    @property
+    def done(self) -> int:
+        """The epochs that are finished."""
+        return self.epoch - 1
+
+    def stack(self) -> Stack:
+        """Return the stack in the middle of an epoch."""
+        return self.result(epochs=self.done, minibatches_since=self.cursor.minibatches)
+
+    def _how_far(self) -> str:
+        return (
+            f"fine-tuning was stopped in epoch {self.epoch} of {self.options.epochs}, after"
+            f" {self.cursor.minibatches} of its minibatches"
+        )
+
+    def state(self) -> FinetuneState:
         """Return a copy of all that the rest depends on."""
         arrays = {
             "parameters": self.network.parameters,
@@ -174,8 +183,8 @@ class Trainer(Observed):
             **{f"optimizer.{name}": array for name, array in self.updates.state().items()},
         }
         return FinetuneState(
-            epoch,
-            cursor,
+            self.epoch,
+            self.cursor,
             self.updates.first_error if math.isfinite(self.updates.first_error) else None,
             self.best_error if math.isfinite(self.best_error) else None,
             self.best_epoch,
@@ -194,19 +203,14 @@ class Trainer(Observed):
         CheckpointError
             If it is that of another network.
         """
-        prefix, asarray = "optimizer.", self.backend.asarray
-        try:
-            arrays = {
-                name: asarray(self.network.places.spread(x)) for name, x in state.arrays.items()
-            }
-            optimizer = {n.removeprefix(prefix): x for n, x in arrays.items() if prefix in n}
+        spread, asarray = self.network.places.spread, self.backend.asarray
+        with refusing_others("the state is of another network"):
+            arrays = {name: asarray(spread(x)) for name, x in state.arrays.items()}
             np.copyto(self.network.parameters, arrays["parameters"])
             np.copyto(self.good, arrays["good"])
             np.copyto(self.best, arrays["best"])
             steps = (state.epoch - 1) * self.updates.steps + state.cursor.minibatches
-            self.updates.load_state(optimizer, steps=steps)
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(f"resume: the state is of another network: {error}") from error
+            self.updates.load_state(part_of(arrays, "optimizer."), steps=steps)
         self.updates.first_error = math.nan if state.first_error is None else state.first_error
         self.best_error = math.inf if state.best_error is None else state.best_error
         self.best_epoch = state.best_epoch
@@ -247,15 +251,15 @@ class Trainer(Observed):
         return DivergedError(
             f"fine-tuning diverged in epoch {epoch}: {cause}; try {remedy}, and inputs scaled to"
             " [0, 1]",
-            stack=self.last_good(epoch),
+            stack=self._salvaged(),
         )
 
-    def last_good(self, epoch: int) -> Stack:
+    def _salvaged(self) -> Stack:
         """Return the stack of the epoch before."""
-        if epoch == 1:
+        if self.epoch == 1:
             return self.task.stack
         np.copyto(self.network.parameters, self.good)
-        return self.result(epochs=epoch - 1)
+        return self.result(epochs=self.done)
 
     def result(self, **done: int) -> Stack:
         """Return the parameters as a stack of their own; ``done`` says what they went through."""

@@ -1,4 +1,4 @@
-"""Errors of a run by layer and epoch, and the base of a training, which collects them."""
+"""Errors of a run by layer and epoch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from syncpretrain.events import (
     EpochFinished,
     Event,
     FinetuneEpochFinished,
-    Observer,
     RunStarted,
 )
 
-__all__ = ["ErrorCurve", "ErrorHistory", "Observed"]
+__all__ = ["ErrorCurve", "ErrorHistory"]
 
 
 @dataclass(slots=True)
@@ -80,24 +79,3 @@ class ErrorHistory:
     def resume(self, curves: Iterable[ErrorCurve]) -> None:
         """Begin with the layers' curves up to a checkpoint; the oldest checkpoints have none."""
         self.layers = [curve.copy() for curve in curves] or self.layers
-
-
-class Observed:
-    """Base of a training: its observers, and the errors of all its epochs.
-
-    Parameters
-    ----------
-    observers : iterable of callable
-    history : ErrorHistory, optional
-        Errors of an earlier training that this one continues.
-    """
-
-    def __init__(self, observers: Iterable[Observer], history: ErrorHistory | None = None) -> None:
-        self.observers = tuple(observers)
-        self.history = history or ErrorHistory()
-
-    def emit(self, event: Event) -> None:
-        """Record an event, and pass it to the observers."""
-        self.history(event)
-        for observer in self.observers:
-            observer(event)

@@ -15,8 +15,7 @@ from syncpretrain.planning.simulate import EpochCost, Simulated, simulate
 from syncpretrain.planning.simulate_stream import StreamCost, simulate_stream
 from syncpretrain.planning.timings import GPU, LayerTimings, Timings, sizes
 from syncpretrain.pretraining.build import build_schedule
-from syncpretrain.pretraining.memory import pretraining_bytes
-from syncpretrain.pretraining.streamed.sizes import stream_size
+from syncpretrain.pretraining.memory import pretraining_bytes, stream_size
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.checks import ALWAYS

@@ -27,7 +27,7 @@ from syncpretrain.planning.exchange import exchanges, handover_seconds
 from syncpretrain.planning.measure import is_on_gpus, measure, timings_of
 from syncpretrain.planning.timings import CORE
 from syncpretrain.planning.tuning import async_stage, minibatch_seconds
-from syncpretrain.pretraining.driver import Driver, Pretraining, placement_of
+from syncpretrain.pretraining.driver import Pretraining, placement_of
 from syncpretrain.pretraining.memory import (
     held_rows,
     pretraining_bytes,
@@ -36,6 +36,7 @@ from syncpretrain.pretraining.memory import (
 )
 from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.pretraining.training import Driver
 from syncpretrain.schedule.kinds import ASYNC, UNTRAINED
 from syncpretrain.settings import PretrainSettings, Settings
 from syncpretrain.workers.worker import PROBE_ROWS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import backend_for
-from syncpretrain.errors import CheckpointError, SettingsError
+from syncpretrain.errors import SettingsError
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples
@@ -28,8 +28,8 @@ from syncpretrain.schedule.schedule import Schedule
 from syncpretrain.settings.checks import parsed_waking
 from syncpretrain.settings.fields import LayerSettings, MomentumSchedule
 from syncpretrain.settings.sections import PretrainSettings
-from syncpretrain.workers.layer_state import LayerState
 from syncpretrain.workers.ranks.placement import RankShares
+from syncpretrain.workers.state import LayerState, refusing_others
 from syncpretrain.workers.worker import Inputs, LayerWorker, WorkerFactory
 
 if TYPE_CHECKING:
@@ -210,12 +210,8 @@ def build_worker(
         times=times,
     )
     if state is not None:
-        try:
+        with refusing_others(f"the state of layer {layer} is of another layer"):
             worker.load_state(state)
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"resume: the state of layer {layer} is of another layer: {error}"
-            ) from error
     return worker
 
 

@@ -38,9 +38,9 @@ from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.verbose import observing
-from syncpretrain.pretraining.driver import Driver, driver_for, rows_of
+from syncpretrain.pretraining.driver import driver_for, rows_of
 from syncpretrain.pretraining.settled import settled
-from syncpretrain.pretraining.state import State, state_file_of
+from syncpretrain.pretraining.training import Driver
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import ELSEWHERE, PretrainSettings
 from syncpretrain.settings.by_data import in_words
@@ -49,6 +49,7 @@ from syncpretrain.settings.convert import check_names
 from syncpretrain.settings.fields import names_of
 from syncpretrain.units.blocks import visible_kind
 from syncpretrain.units.kinds import kind_of
+from syncpretrain.workers.state import State, state_file_of
 
 __all__ = ["SavedCall", "pretrain"]
 

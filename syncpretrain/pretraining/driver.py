@@ -13,26 +13,23 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import msgspec
 from numpy.typing import ArrayLike
 
-from syncpretrain import __version__
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import why_no_fused_steps, why_no_gpu
 from syncpretrain.backends.host_rows import HostRows
-from syncpretrain.data.scaling import Scaling
-from syncpretrain.errors import RunInterrupted, SettingsError, StalledError, WorkerError
+from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.events import (
     DriftJudged,
     EpochFinished,
     EpochStarted,
     LayerFinished,
-    Notice,
     Observer,
     RunFinished,
     RunStarted,
@@ -42,9 +39,9 @@ from syncpretrain.learners.epoch import Stopped
 from syncpretrain.learners.first_layers import untrained_stack
 from syncpretrain.models.layer import Layer
 from syncpretrain.models.stack import Stack
-from syncpretrain.observers.errors import ErrorCurve, Observed
-from syncpretrain.parallel.blas import blas_limit, blas_threads
-from syncpretrain.parallel.signals import StopRequest, stop_on_signals
+from syncpretrain.observers.errors import ErrorCurve
+from syncpretrain.parallel.blas import blas_threads
+from syncpretrain.parallel.signals import StopRequest
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import (
     backend_of_layers,
@@ -54,27 +51,20 @@ from syncpretrain.pretraining.build import (
     placement_text,
     rank_shares,
 )
-from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.pretraining.runtimes import runtime_for, versions_for, workers_of
-from syncpretrain.pretraining.stall_watch import Watch
-from syncpretrain.pretraining.state import PretrainState
+from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, UNTRAINED
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.schedule.schedule import Command, Past, Release, Train
 from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.interface import Failed, Finished, Message, Runtime
-from syncpretrain.workers.layer_state import LayerState
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.shared_memory import check_runtime
 from syncpretrain.workers.split import Split
-
-if TYPE_CHECKING:
-    from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
-    from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.workers.state import LayerState, PretrainState
 
 __all__ = [
-    "Driver",
     "Pretraining",
     "TrainedLayers",
     "Untrained",
@@ -154,29 +144,13 @@ class TrainedLayers:
             del self._kept[key]
             key = kept.below
 
-    def stack(self, epochs: Sequence[int], scaling: Scaling | None) -> Stack:
-        """Return the newest layers; ``epochs`` is how many each has trained."""
+    def layers(self) -> list[Layer]:
+        """Return the newest layers, on the host."""
         fresh = self._learners() if None in self._layers else []
-        layers = [
+        return [
             fresh[i].snapshot() if layer is None else layer.to(self._host(i + 1))
             for i, layer in enumerate(self._layers)
         ]
-        return Stack(
-            tuple(layers),
-            {
-                "syncpretrain": __version__,
-                "epochs": list(epochs),
-                "pretrain": msgspec.json.decode(msgspec.json.encode(self._settings)),
-            },
-            scaling,
-        )
-
-    def salvaged(self, epochs: Sequence[int], scaling: Scaling | None) -> Stack | None:
-        """Return the newest layers, None if a device that has failed does not give them back."""
-        try:
-            return self.stack(epochs, scaling)
-        except RuntimeError:
-            return None
 
     def state(
         self, past: Past, computed: list[tuple[int, int]], curves: tuple[ErrorCurve, ...] = ()
@@ -195,43 +169,10 @@ class TrainedLayers:
         return self._backend.for_layer(layer).tohost
 
 
-Saver = Callable[..., None]
+class Pretraining(Driver):
+    """One run by epochs."""
 
-
-class Pretraining(Observed):
-    """One run: everything checked at construction, trained by :meth:`run`.
-
-    Parameters
-    ----------
-    settings : PretrainSettings
-    X, validation, observers, replay
-        See :func:`syncpretrain.pretrain`.
-    save : callable, optional
-        Called after each epoch, and at a stop with ``final=True``: given a function that returns
-        the run's :class:`PretrainState`, and how many epochs each layer has done.
-    resume : PretrainState, optional
-        State of a run of the same settings and data to continue from.
-    times : Timeouts
-        How long the driver, the runtime and the workers wait for each other.
-    restarts : Restarts, optional
-        For processes that die.
-    """
-
-    def __init__(
-        self,
-        settings: PretrainSettings,
-        X: ArrayLike,
-        validation: ArrayLike | None = None,
-        *,
-        observers: Iterable[Observer] = (),
-        replay: Reads | None = None,
-        save: Saver | None = None,
-        resume: PretrainState | None = None,
-        times: Timeouts = TIMEOUTS,
-        restarts: Restarts | None = None,
-    ) -> None:
-        super().__init__(observers)
-        self._blas_threads = 1
+    def _checked(self, settings: PretrainSettings) -> PretrainSettings:
         layers = range(1, len(settings.layers))
         if SCHEDULES[settings.schedule].one_at_a_time and max(map(settings.shards_of, layers)) == 1:
             # One layer trains at a time, so BLAS may have all cores. The last bits of a product
@@ -239,60 +180,48 @@ class Pretraining(Observed):
             self._blas_threads = blas_threads(settings.blas_threads)
             settings = msgspec.structs.replace(settings, blas_threads=self._blas_threads)
         check_runtime(settings.runtime)
-        settings, data, self.scaling = build_data(settings, X, validation)
+        return settings
+
+    def _build(self, data: Split) -> None:
+        settings = self.settings
         self._backend = backend_of_layers(settings)
         self._workers = workers_of(settings)
         self.slots = min(self._workers, len(settings.layers) - 1)
         self._workers_per_layer: dict[int, int] = {}
-        self._schedule = build_schedule(settings, slots=self.slots, replay=replay)
-        self.settings, self._data = settings, data
+        self._schedule = build_schedule(settings, slots=self.slots, replay=self._replay)
         self._versions = versions_for(settings, data, self._backend)
         self._trained = TrainedLayers(settings, self._backend, partial(build_learners, settings))
-        self.save, self.resume = save, resume
         self._running: dict[int, int] = {}  # the epoch of each layer whose message is awaited
         self._finished = 0  # epochs of all layers
-        self._busy = [0.0] * len(layers)
         self._ended = self._judged = 0  # layers, and decisions, that the observers know of
-        self._times, self._restarts = times, restarts
-        self._watch = Watch(self.emit, times)
-
-    def run(self) -> Stack:
-        """Train until the schedule ends; see :func:`pretrain` for what it raises."""
-        # The signals are outermost: an interrupt leaves no BLAS limit behind.
-        with stop_on_signals() as request, closing(self._versions):
-            started = time.monotonic()
-            try:
-                with blas_limit(self._blas_threads):
-                    self._emit_start(started)
-                    self._train(request)
-                # A signal that came while the workers were joined: the run is complete, but its
-                # caller asked to stop, and must not go on with it.
-                if request():
-                    raise Stopped
-            except WorkerError as error:
-                error.stack = self._trained.salvaged(self._schedule.done, self.scaling)
-                raise
-            except Stopped:
-                if self.save is not None:
-                    self.save(self.state, done=self._schedule.done, final=True)
-                raise self._interrupted(request) from None
-        now = time.monotonic()
-        self.emit(RunFinished(now, now - started, tuple(self._busy)))
-        return self.stack()
+        self._watch = Watch(self.emit, self._times)
 
     @property
     def inputs(self) -> Split:
         """The data where the first layer is trained."""
         return self._versions.inputs
 
-    def stack(self) -> Stack:
-        """Return the newest layers."""
-        return self._trained.stack(self._schedule.done, self.scaling)
+    @property
+    def done(self) -> tuple[int, ...]:
+        """The epochs that each layer has finished."""
+        return self._schedule.done
 
     def state(self) -> PretrainState:
         """Return all that the rest of the run depends on."""
         past, computed = self._schedule.past, self._versions.computed()
         return self._trained.state(past, computed, self.history.curves())
+
+    def _opened(self) -> AbstractContextManager[Any]:
+        return closing(self._versions)
+
+    def _newest(self) -> list[Layer]:
+        return self._trained.layers()
+
+    def _past_reads(self) -> Reads:
+        if self.resume is None:
+            return ((),) * len(self.settings.epochs)
+        had = self.resume.past
+        return tuple(r[:done] for r, done in zip(had.reads, had.done, strict=True))
 
     def _train(self, request: StopRequest) -> None:
         with self._runtime(request) as runtime:
@@ -318,8 +247,8 @@ class Pretraining(Observed):
                     raise message.failure()
                 # First the commands, then the checkpoint: the workers train while it is written.
                 self._execute(commands, runtime)
-                if self.save is not None and not self._schedule.is_finished:
-                    self.save(self.state, done=self._schedule.done, final=False)
+                if not self._schedule.is_finished:
+                    self._save()
             self._watch.tick(self._running, self._finished, runtime.fraction)
             if request():
                 raise Stopped
@@ -343,7 +272,7 @@ class Pretraining(Observed):
         layer, version = message.command.layer, message.command.epoch
         self._running.pop(layer, None)
         for warning in message.warnings:
-            self.emit(Notice(time.monotonic(), f"warning: {warning}"))
+            self.notify(f"warning: {warning}")
         if message.state is not None:
             self._trained.record_state(layer, message.state)
         if isinstance(message, Failed):
@@ -394,7 +323,7 @@ class Pretraining(Observed):
 
     def _record(self, message: Finished) -> None:
         command = message.command
-        self._busy[command.layer - 1] += message.ended - message.started
+        self._seconds[command.layer - 1] += message.ended - message.started
         self.emit(
             EpochFinished(
                 time=message.ended,
@@ -432,22 +361,6 @@ class Pretraining(Observed):
         )
         return runtime
 
-    def _interrupted(self, request: StopRequest) -> RunInterrupted:
-        done = ", ".join(f"layer {i}: {n}" for i, n in enumerate(self._schedule.done, start=1))
-        message = f"pretraining was stopped; epochs finished: {done}"
-        return RunInterrupted(message, stack=self.stack(), signum=request.signum or 2)
-
-    def _emit_start(self, now: float) -> None:
-        s, n = self.settings, len(self._data.train)
-        past: Reads = ((),) * len(s.epochs)
-        if self.resume is not None:
-            had = self.resume.past
-            past = tuple(r[:done] for r, done in zip(had.reads, had.done, strict=True))
-        own = (s.layers, s.epochs, s.schedule, s.pace, s.runtime)
-        self.emit(RunStarted(now, *own, self.slots, n, past, batch_size=s.batch_size))
-        if self.resume is not None:
-            self.history.resume(self.resume.curves)
-
     def _emit_decisions(self) -> None:
         for j in self._schedule.judged_since(self._judged):
             self._judged += 1
@@ -458,77 +371,32 @@ class Pretraining(Observed):
             self.emit(LayerFinished(time.monotonic(), layer))
 
 
-class Untrained(Observed):
-    """A run without pretraining, by the interface of ``Pretraining``.
+class Untrained(Driver):
+    """A run without pretraining.
 
     Its layers have trained 0 epochs; there is nothing to save before fine-tuning, nor to resume.
-
-    Parameters
-    ----------
-    settings, X, validation, observers, replay
-        As of :class:`Pretraining`.
     """
 
-    slots = 1
-
-    def __init__(
-        self,
-        settings: PretrainSettings,
-        X: ArrayLike,
-        validation: ArrayLike | None = None,
-        *,
-        observers: Iterable[Observer] = (),
-        replay: Reads | None = None,
-    ) -> None:
-        if replay is not None:
-            raise SettingsError(
-                "replay: got one with schedule none, where there is nothing to read"
-            )
-        super().__init__(observers)
-        self.save: Callable[..., None] | None = None
-        self.resume: Any = None
-        self.settings, data, self.scaling = build_data(settings, X, validation)
-        self._examples = len(data.train)
+    _no_replay = "schedule none, where there is nothing to read"
 
     def run(self) -> Stack:
         """Return the stack."""
-        s, now = self.settings, time.monotonic()
-        depth = len(s.epochs)
-        self.emit(
-            RunStarted(
-                now,
-                s.layers,
-                (0,) * depth,
-                s.schedule,
-                s.pace,
-                s.runtime,
-                self.slots,
-                self._examples,
-                ((),) * depth,
-            )
-        )
+        s, none = self.settings, self.done
+        own = (s.layers, none, s.schedule, s.pace, s.runtime, self.slots, self._examples)
+        self.emit(RunStarted(time.monotonic(), *own, ((),) * len(none)))
         stack = self.stack()
-        now = time.monotonic()
-        self.emit(RunFinished(now, 0.0, (0.0,) * depth))
+        self.emit(RunFinished(time.monotonic(), 0.0, self._busy()))
         return stack
 
-    def stack(self) -> Stack:
-        """Return the stack of random weights; the same seed gives the same."""
+    @property
+    def done(self) -> tuple[int, ...]:
+        """The epochs that each layer has finished."""
+        return (0,) * len(self.settings.epochs)
+
+    def _newest(self) -> tuple[Layer, ...]:
+        """Return layers of random weights; the same seed gives the same."""
         s = self.settings
-        stack = untrained_stack(
-            s.shapes, s.hidden_units, s.visible_units, seed=s.seed, scaling=self.scaling
-        )
-        stack.info.update(
-            {
-                "syncpretrain": __version__,
-                "epochs": [0] * len(s.epochs),
-                "pretrain": msgspec.json.decode(msgspec.json.encode(s)),
-            }
-        )
-        return stack
-
-
-Driver: TypeAlias = "Pretraining | StreamedPretraining | AsyncPretraining | Untrained"
+        return untrained_stack(s.shapes, s.hidden_units, s.visible_units, seed=s.seed).layers
 
 
 def driver_for(
@@ -550,14 +418,19 @@ def driver_for(
     SettingsError, DataError
         If the run is not possible.
     """
-    driver = _driver(settings, X, validation, tuple(observers), replay, times, restarts)
+    driver = _kind_of(settings)(
+        *(settings, X, validation),
+        observers=observers,
+        replay=replay,
+        times=times,
+        restarts=restarts,
+    )
     own = driver.settings
     idle = why_no_gpu(settings.backend, why_not_on_a_device(own))
     slow = why_no_fused_steps(own.backend, own.precision) if own.model == "rbm" else None
     missing = "missing values (NaN) are left out of gradients and errors" if own.missing else None
     for message in filter(None, (idle, slow, missing, _far_data(driver), placement_of(driver))):
-        for observer in driver.observers:
-            observer(Notice(time.monotonic(), message))
+        driver.notify(message)
     return driver
 
 
@@ -583,33 +456,16 @@ def _far_data(driver: Driver) -> str | None:
     return "the GPU has no room for the data: they stay on the host, and are copied block by block"
 
 
-def _driver(
-    settings: PretrainSettings,
-    X: ArrayLike,
-    validation: ArrayLike | None,
-    observers: tuple[Observer, ...],
-    replay: Reads | None,
-    times: Timeouts,
-    restarts: Restarts | None,
-) -> Driver:
-    own: dict[str, Any] = {"observers": observers, "times": times, "restarts": restarts}
+def _kind_of(settings: PretrainSettings) -> type[Driver]:
+    """Return the driver's class: by the schedule, then by the hand-over."""
     if settings.schedule == UNTRAINED:
-        return Untrained(settings, X, validation, observers=observers, replay=replay)
-    if settings.schedule == ASYNC and replay is None:
+        return Untrained
+    if settings.schedule == ASYNC:
         from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
 
-        return AsyncPretraining(settings, X, validation, observers=observers, times=times)
-    if settings.schedule == ASYNC:
-        raise SettingsError(
-            "replay: got one with schedule async, expected none; its layers read no versions"
-        )
+        return AsyncPretraining
     if settings.handoff == "epoch":
-        return Pretraining(settings, X, validation, replay=replay, **own)
-    if replay is not None:
-        raise SettingsError(
-            "replay: got one with handoff minibatch, expected none; a streamed run depends on its"
-            " seed alone"
-        )
+        return Pretraining
     from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 
-    return StreamedPretraining(settings, X, validation, **own)
+    return StreamedPretraining

@@ -1,9 +1,9 @@
-"""Estimate the memory that pretraining needs, and refuse what does not fit."""
+"""Estimate the memory that pretraining needs, refuse what does not fit, and size streams by it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,19 +12,27 @@ from syncpretrain.backends.host_rows import buffer_bytes
 from syncpretrain.data.blocks import bytes_of, in_bytes
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.parallel.available_memory import check_available
-from syncpretrain.pretraining.streamed.sizes import passes_in_ring, stream_size
+from syncpretrain.schedule.stream import (
+    BLOCK_MINIBATCHES,
+    RANK_RING_MINIBATCHES,
+    RING_MINIBATCHES,
+)
 from syncpretrain.settings.architecture import text_of
+from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.shapes import LayerShape
 
 __all__ = [
+    "StreamSize",
     "check_device_memory",
     "check_memory",
     "held_rows",
+    "passes_in_ring",
     "pretraining_bytes",
     "replica_bytes",
     "room_bytes",
     "shard_bytes",
+    "stream_size",
 ]
 
 # Copies of a layer's parameters, in units of their size.
@@ -33,8 +41,40 @@ DEVICE_COPIES = 3  # on another device: parameters, gradient, velocity
 REPLICA_COPIES = 6  # of a replica: the three above, what it fetched, began with, and changed
 
 VERSIONS = 3  # of a layer's activations at a time, at most: see schedule/schedule.py
+RING_BYTES = 1 << 28  # of a device, between two layers of a stream
 PROCESS_BYTES = 60_000_000  # an interpreter with NumPy
 OUTPUTS = 8  # kept by a layer and in its state, and two of them compared in float64
+
+
+class StreamSize(NamedTuple):
+    """Minibatches that may wait between two layers, of a block, and of a pass.
+
+    The last are 0 where a block may end anywhere.
+    """
+
+    ring: int
+    block: int
+    steps: int = 0
+
+
+def passes_in_ring(ring: int, steps: int) -> int:
+    """Return from how many passes, of some steps each, the minibatches of a ring may be."""
+    # R minibatches touch at most R // S + 1 passes, and one more if they begin within a pass.
+    return ring // steps + 2
+
+
+def stream_size(settings: PretrainFields, backend: Backend, steps: int) -> StreamSize:
+    """Return the sizes of a run with ``steps`` minibatches a pass over the data.
+
+    On a device a ring has two blocks, one that is read and one that is filled.
+    """
+    if backend.steps_at_once == 1:
+        ring = RANK_RING_MINIBATCHES if settings.runtime == "mpi" else RING_MINIBATCHES
+        return StreamSize(ring, BLOCK_MINIBATCHES)
+    # A device works whole blocks: as long ones as may be recorded at once, and as fit twice.
+    fitting = RING_BYTES // (FLOAT_BYTES * settings.batch_size * max(settings.layers[:-1]))
+    block = max(1, min(backend.steps_at_once, steps, fitting) // 2)
+    return StreamSize(2 * block, block, steps)
 
 
 def pretraining_bytes(shapes: Sequence[LayerShape], *, examples: int, batch_size: int) -> int:

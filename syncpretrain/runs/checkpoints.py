@@ -15,13 +15,12 @@ import msgspec
 from syncpretrain.array_files import read_arrays
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import CheckpointError, ModelFileError
-from syncpretrain.finetuning.state import FINETUNE_STATE, FinetuneState
 from syncpretrain.models.stack import Stack, load
 from syncpretrain.observers.errors import ErrorCurve, ErrorHistory
-from syncpretrain.pretraining.state import State, state_file_of
 from syncpretrain.runs.identity import RunIdentity, check_header, identity_from
 from syncpretrain.settings import Settings
 from syncpretrain.storage import remove_temporaries
+from syncpretrain.workers.state import FINETUNE_STATE, FinetuneState, State, state_file_of
 
 __all__ = [
     "CHECKPOINTS_NAME",

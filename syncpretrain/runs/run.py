@@ -43,7 +43,8 @@ from syncpretrain.observers.loggers import check_loggers, flat_settings, logging
 from syncpretrain.observers.trace import write_trace
 from syncpretrain.parallel.signals import interrupted_by_sigterm
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.driver import Driver, driver_for
+from syncpretrain.pretraining.driver import driver_for
+from syncpretrain.pretraining.training import Driver
 from syncpretrain.runs.card import card_of
 from syncpretrain.runs.checkpoints import Checkpoints, checkpointed_identity, has_pretrained
 from syncpretrain.runs.folder import (

@@ -19,13 +19,13 @@ from syncpretrain.workers.activations import ActivationSource, activations_from
 from syncpretrain.workers.child_start import sendable, serve
 from syncpretrain.workers.interface import Failed, Finished, Message
 from syncpretrain.workers.kept_state import Keeping, KeptStates
-from syncpretrain.workers.layer_state import LayerState
 from syncpretrain.workers.shared_memory import (
     SharedNumbers,
     SharedSparse,
     SharedSplits,
 )
 from syncpretrain.workers.split import Split
+from syncpretrain.workers.state import LayerState
 from syncpretrain.workers.worker import LayerWorker
 
 __all__ = ["Job", "KeptEpochs", "Order", "Report", "main"]

@@ -11,7 +11,7 @@ from syncpretrain.errors import DivergedError, IterableError, StalledError, Work
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.schedule.schedule import Train
-from syncpretrain.workers.layer_state import LayerState
+from syncpretrain.workers.state import LayerState
 
 __all__ = ["STDERR", "Failed", "Finished", "Message", "Runtime", "failure_of"]
 

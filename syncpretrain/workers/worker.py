@@ -22,8 +22,8 @@ from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.interface import Failed, Finished, Message
-from syncpretrain.workers.layer_state import LayerState, StateKeeper
 from syncpretrain.workers.split import Split
+from syncpretrain.workers.state import LayerState, StateKeeper
 
 __all__ = ["Inputs", "LayerWorker", "WorkerFactory"]
 

@@ -17,12 +17,11 @@ from syncpretrain import finetune, pretrain
 from syncpretrain.backends import cupy_backend
 from syncpretrain.errors import DivergedError, RunInterrupted
 from syncpretrain.events import EpochFinished, FinetuneEpochFinished
-from syncpretrain.finetuning.state import FINETUNE_STATE
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.runs.folder import CONFIG_NAME, METRICS_NAME
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import read_settings, settings_from
+from syncpretrain.workers.state import EPOCHS_STATE, FINETUNE_STATE
 
 LAYERS = (16, 12, 8, 5)
 BASE = {"layers": LAYERS, "batch_size": 15, "epochs": 3}

@@ -15,9 +15,9 @@ from syncpretrain.cluster.transport import last_beat
 from syncpretrain.errors import DataError, DivergedError, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import FinetuneEpochFinished
 from syncpretrain.finetuning.options import tuning_options
-from syncpretrain.finetuning.state import FINETUNE_STATE
 from syncpretrain.learners.on_ranks import ExamplesOnRanks
 from syncpretrain.settings import Settings, moved_elsewhere, off_ranks, replaced, settings_from
+from syncpretrain.workers.state import FINETUNE_STATE
 
 USUAL = {"epochs": 2, "batch_size": 30, "seed": 3, "warn": False}
 VARIANTS = {

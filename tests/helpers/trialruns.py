@@ -70,7 +70,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, minibatches: int) -> None:
         yield request
 
     after_steps(monkeypatch, count)
-    monkeypatch.setattr("syncpretrain.pretraining.driver.stop_on_signals", on_signals)
+    monkeypatch.setattr("syncpretrain.pretraining.training.stop_on_signals", on_signals)
 
 
 def pretrain_within(

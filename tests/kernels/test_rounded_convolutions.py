@@ -27,9 +27,9 @@ from syncpretrain.kernels.convolution import convolve, convolve_back, convolve_g
 from syncpretrain.kernels.precision import rounded
 from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder, ConvolutionalRBM
-from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.settings import MomentumSchedule
 from syncpretrain.shapes import ConvolutionShape
+from syncpretrain.workers.state import EPOCHS_STATE
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 PORTABLE = 2  # the number of the form without the instruction, in the place of True

@@ -21,9 +21,9 @@ from syncpretrain.finetuning.updates import TunedReplica
 from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.memory import replica_bytes
-from syncpretrain.pretraining.state import ASYNC_STATE
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
+from syncpretrain.workers.state import ASYNC_STATE
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 10, 6)

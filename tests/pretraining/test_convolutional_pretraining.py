@@ -16,8 +16,8 @@ from syncpretrain.events import EpochFinished
 from syncpretrain.observers.history import History
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.state import EPOCHS_STATE, STREAM_STATE
 from syncpretrain.settings import settings_from
+from syncpretrain.workers.state import EPOCHS_STATE, STREAM_STATE
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 SCHEDULES = {

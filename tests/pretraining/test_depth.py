@@ -100,7 +100,8 @@ def test_a_deep_run_takes_no_more_steps_an_epoch_beside_the_training(name, tmp_p
                 *("schedule", "observers"),
                 *(
                     "workers/versions.py",
-                    "pretraining/stall_watch.py",
+                    "pretraining/training.py",
+                    "workers/training.py",
                     "workers/serial.py",
                 ),
             )

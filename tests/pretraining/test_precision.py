@@ -29,9 +29,9 @@ from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.state import EPOCHS_STATE, STREAM_STATE
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import FinetuneSettings, MomentumSchedule, settings_from
+from syncpretrain.workers.state import EPOCHS_STATE, STREAM_STATE
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 5)

@@ -29,9 +29,9 @@ from syncpretrain.errors import (
 )
 from syncpretrain.events import EpochFinished, LayerFinished, RunFinished
 from syncpretrain.pretraining.build import build_learners
-from syncpretrain.pretraining.state import STREAM_STATE
 from syncpretrain.settings import read_settings, settings_from
 from syncpretrain.workers.mailbox import Mailbox
+from syncpretrain.workers.state import STREAM_STATE
 
 DELAYS = (0.0, 0.4, 1.0, 2.5)
 # Who hands minibatches on, and when, does not know of what learns: each variant, and each delay.

@@ -11,9 +11,9 @@ from scheduleplay import free, greedy, layer_plans, lockstep, rounds
 
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.pretraining.driver import TrainedLayers
-from syncpretrain.pretraining.state import PretrainState
 from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
 from syncpretrain.settings import settings_from
+from syncpretrain.workers.state import PretrainState
 
 
 class Snapshot:

@@ -246,7 +246,7 @@ def test_only_the_validation_rows_that_are_looked_at_go_through_the_layers(bits)
             validation,
             observers=[history],
         )
-        assert len(run._data.validation) == 1000
+        assert len(run.inputs.validation) == 1000
         run.run()
         finished = [event for event in history.events if isinstance(event, EpochFinished)]
         runs.append(sorted((e.layer, e.epoch, e.validation_error) for e in finished))

@@ -32,15 +32,14 @@ from syncpretrain.events import (
     RunFinished,
 )
 from syncpretrain.finetuning.prepared import Finetuning
-from syncpretrain.finetuning.state import FINETUNE_STATE, FinetuneState
 from syncpretrain.learners.base import Learner
 from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.plot.learning import curves_of
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.runs.checkpoints import CHECKPOINTS_NAME
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import Settings, settings_from
+from syncpretrain.workers.state import EPOCHS_STATE, FINETUNE_STATE, FinetuneState
 
 LAYERS = (16, 10, 6, 4)
 BASE = {"epochs": 3, "batch_size": 40, "seed": 3}
@@ -435,7 +434,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(tmp_path, bits)
 
 
 def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path, bits, monkeypatch):
-    monkeypatch.setattr("syncpretrain.array_files.write_arrays", full)
+    monkeypatch.setattr("syncpretrain.workers.state.write_arrays", full)
     reported = []
     train_run(settings(tmp_path, bits), out=tmp_path / "run", observers=[reported.append])
     messages = notices_of(reported)

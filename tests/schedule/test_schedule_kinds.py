@@ -19,11 +19,11 @@ from syncpretrain.events import EpochStarted
 from syncpretrain.planning.candidates import Task, candidates
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.state import PretrainState
 from syncpretrain.runs.compare import STARTS
 from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, UNTRAINED
 from syncpretrain.settings import settings_from
 from syncpretrain.settings.fields import PretrainFields
+from syncpretrain.workers.state import PretrainState
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 6, 4)

@@ -35,7 +35,7 @@ from syncpretrain.learners.rbm import RBM
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining import driver
-from syncpretrain.pretraining import stall_watch as watch
+from syncpretrain.pretraining import training as watch
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.settings import settings_from
 from syncpretrain.workers import threads

@@ -19,11 +19,11 @@ from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining import on_ranks
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.state import EPOCHS_STATE, STREAM_STATE
 from syncpretrain.pretraining.streamed import driver as streaming
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.ranks.runtime import RanksRuntime
+from syncpretrain.workers.state import EPOCHS_STATE, STREAM_STATE
 
 LAYERS = (16, 12, 8, 5)
 HANDOFFS = ("epoch", "minibatch")

@@ -15,7 +15,7 @@ from localranks import local_ranks
 from syncpretrain.errors import RunInterrupted, WorkerError
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.streamed import sizes
+from syncpretrain.pretraining import memory
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.schedule.stream import StreamPlan
 from syncpretrain.settings import settings_from
@@ -186,10 +186,10 @@ def test_a_run_stopped_anywhere_is_resumed_to_the_same_bits(bits, monkeypatch):
 def test_a_state_with_more_between_two_layers_than_a_ring_has_room_for(bits, wanted, monkeypatch):
     states = []
     with monkeypatch.context() as patched:
-        patched.setattr(sizes, "RING_MINIBATCHES", 17)
+        patched.setattr(memory, "RING_MINIBATCHES", 17)
         run(bits, "serial", save=lambda state, *, done, final: states.append(state())).run()
     state = max(states, key=lambda state: len(state.layers[0].ring))
-    assert len(state.layers[0].ring) > sizes.RING_MINIBATCHES
+    assert len(state.layers[0].ring) > memory.RING_MINIBATCHES
     for runtime in ("serial", "threads"):
         assert run(bits, runtime, resume=state).run().parameters_sha256 == wanted
 

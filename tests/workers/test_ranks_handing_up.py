@@ -13,13 +13,13 @@ from syncpretrain.errors import ScheduleError, WorkerError
 from syncpretrain.events import EpochFinished
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.state import EPOCHS_STATE
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.ranks import epoch_worker as rank_epochs
 from syncpretrain.workers.ranks import runtime as rank_runtime
 from syncpretrain.workers.ranks.epoch_worker import KeptVersions, layers_sent_activations
 from syncpretrain.workers.ranks.messages import RankOrder
 from syncpretrain.workers.split import Split
+from syncpretrain.workers.state import EPOCHS_STATE
 
 LAYERS = (16, 12, 8, 5)
 VARIANTS = {

@@ -26,12 +26,12 @@ from syncpretrain.observers.history import History
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.state import PretrainState
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.settings import settings_from
 from syncpretrain.workers import layer_process
 from syncpretrain.workers.processes import ProcessesRuntime
 from syncpretrain.workers.split import Split
+from syncpretrain.workers.state import PretrainState
 from syncpretrain.workers.versions import Versions
 
 pytestmark = pytest.mark.usefixtures("forked_layers")

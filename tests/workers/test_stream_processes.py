@@ -30,12 +30,12 @@ from syncpretrain.errors import (
 )
 from syncpretrain.events import EpochFinished, EpochStarted, Event
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.state import STREAM_STATE
 from syncpretrain.pretraining.streamed import driver as building
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.schedule.stream import Block, StreamPlan
 from syncpretrain.settings import settings_from
 from syncpretrain.workers import layer_process
+from syncpretrain.workers.state import STREAM_STATE
 from syncpretrain.workers.streamed.child import Answer
 from syncpretrain.workers.streamed.remote import LentThreads, RemoteLayer, Stopping
 

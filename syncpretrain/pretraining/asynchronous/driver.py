@@ -8,51 +8,43 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike
 
-from syncpretrain import __version__
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.order import minibatches, steps_per_epoch
-from syncpretrain.errors import CheckpointError, RunInterrupted, SettingsError, WorkerError
+from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.events import (
     EpochFinished,
     EpochStarted,
-    Event,
     LayerFinished,
-    Notice,
-    Observer,
     Progress,
-    RunFinished,
-    RunStarted,
 )
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import LARGEST_WEIGHT, Stopped, diverged
 from syncpretrain.learners.select import step_for
+from syncpretrain.models.layer import Layer
 from syncpretrain.models.passes import up_through
-from syncpretrain.models.stack import Stack
-from syncpretrain.observers.errors import Observed
-from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import ReplicaFactory, Task, part_of, tasks_of
-from syncpretrain.parallel.signals import StopRequest, stop_on_signals
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.signals import StopRequest
+from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import build_learner, build_learners
-from syncpretrain.pretraining.build_data import build_data
-from syncpretrain.pretraining.state import AsyncState
+from syncpretrain.pretraining.training import Driver
+from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings.sections import PretrainSettings
-from syncpretrain.workers.layer_state import named
 from syncpretrain.workers.replicas import replicas_in
 from syncpretrain.workers.shared_memory import check_runtime
+from syncpretrain.workers.split import Split
+from syncpretrain.workers.state import AsyncState, named, refusing_others
 from syncpretrain.workers.worker import PROBE_ROWS
 
-__all__ = ["AsyncEvents", "AsyncPretraining", "LayerReplica", "Stage"]
+__all__ = ["AsyncPretraining", "LayerReplica", "Stage"]
 
 
 class LayerReplica:
@@ -195,108 +187,20 @@ class Stage:
 
     def load_state(self, state: AsyncState) -> None:
         """Load what the replicas remembered, if the state has any."""
-        own = part_of(state.arrays, FLEET)
-        try:
-            if own:
+        if own := part_of(state.arrays, FLEET):
+            with refusing_others("the replicas are of another run"):
                 self.fleet.load_state(own)
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(f"resume: the replicas are of another run: {error}") from error
 
 
 EVERY_SECONDS = 0.2
 
 
-class AsyncEvents:
-    """Events of an asynchronous run for its observers.
+class AsyncPretraining(Driver):
+    """One asynchronous run."""
 
-    Parameters
-    ----------
-    settings : PretrainSettings
-    emit : callable
-        Given each event.
-    """
+    _no_replay = "schedule async, expected none; its layers read no versions"
 
-    def __init__(self, settings: PretrainSettings, emit: Callable[[Event], None]) -> None:
-        self._settings, self._emit = settings, emit
-        self._began: dict[int, float] = {}
-        self._reported = time.monotonic()
-
-    def start(self, now: float, slots: int, examples: int, done: Sequence[int]) -> None:
-        """Report that the run starts, and what was done before a checkpoint."""
-        s = self._settings
-        past = tuple((self._reads(layer),) * n for layer, n in enumerate(done, start=1))
-        own = (s.layers, s.epochs, s.schedule, s.pace, s.runtime)
-        self._emit(RunStarted(now, *own, slots, examples, past, s.handoff, s.batch_size))
-        for layer, (n, limit) in enumerate(zip(done, s.epochs, strict=True), start=1):
-            if n == limit:
-                self._emit(LayerFinished(now, layer))
-
-    def begin(self, layers: Sequence[int], epoch: int) -> None:
-        """Report that layers begin an epoch."""
-        for layer in layers:
-            self._began[layer] = now = time.monotonic()
-            self._emit(EpochStarted(now, layer, epoch, self._reads(layer)))
-
-    def progress(self, layers: Sequence[int], epoch: int, share: float) -> None:
-        """Report how far an epoch is, a few times a second."""
-        now = time.monotonic()
-        if now - self._reported >= EVERY_SECONDS:
-            self._reported = now
-            for layer in layers:
-                self._emit(Progress(now, layer, epoch, share))
-
-    def end(
-        self, layer: int, epoch: int, error: float, held_out: float | None, *, is_last: bool
-    ) -> None:
-        """Report the end of an epoch of a layer."""
-        now = time.monotonic()
-        self._emit(
-            EpochFinished(
-                time=now,
-                layer=layer,
-                epoch=epoch,
-                reads=self._reads(layer),
-                started=self._began[layer],
-                transform_seconds=0.0,
-                train_error=error,
-                validation_error=held_out,
-            )
-        )
-        if is_last:
-            self._emit(LayerFinished(now, layer))
-
-    def _reads(self, layer: int) -> int:
-        """Return the version below that a layer reads: the last one, or with minibatches none."""
-        s = self._settings
-        return 0 if layer == 1 or s.handoff == "minibatch" else s.epochs[layer - 2]
-
-
-class AsyncPretraining(Observed):
-    """One asynchronous run: everything checked at construction, trained by :meth:`run`.
-
-    Parameters
-    ----------
-    settings : PretrainSettings
-    X, validation, observers
-        See :func:`syncpretrain.pretrain`.
-    times : Timeouts
-
-    Attributes
-    ----------
-    save, resume
-        As of :class:`syncpretrain.pretraining.streamed.driver.StreamedPretraining`, of the state
-        :class:`AsyncState`.
-    """
-
-    def __init__(
-        self,
-        settings: PretrainSettings,
-        X: ArrayLike,
-        validation: ArrayLike | None = None,
-        *,
-        observers: Iterable[Observer] = (),
-        times: Timeouts = TIMEOUTS,
-    ) -> None:
+    def _checked(self, settings: PretrainSettings) -> PretrainSettings:
         settings = msgspec.structs.replace(settings, backend="numpy")
         check_runtime(settings.runtime)
         if settings.runtime == "mpi":
@@ -304,65 +208,56 @@ class AsyncPretraining(Observed):
 
             check_ranks(settings.runtime, settings.precision)
             check_windows(settings.exchange)
-        super().__init__(observers)
-        self._times = times
-        self.settings, data, self.scaling = build_data(settings, X, validation)
+        return settings
+
+    def _build(self, data: Split) -> None:
+        settings = self.settings
         if not isinstance(data.train, (np.ndarray, FileRows)):
             raise SettingsError(
                 "schedule: got async with sparse rows or an iterable, expected an array of dense"
                 " rows; or take schedule greedy"
             )
-        self._train, self._held_out = np.asarray(data.train), data.validation[:PROBE_ROWS]
+        self._X, self._held_out = np.asarray(data.train), data.validation[:PROBE_ROWS]
         self.slots = 1 if settings.runtime == "serial" else max(settings.replicas)
-        self.save: Callable[..., None] | None = None
-        self.resume: AsyncState | None = None
         self._learners = build_learners(self.settings)
         self._done = [0] * len(self._learners)
-        self._events = AsyncEvents(self.settings, self.emit)
+        self._began: dict[int, float] = {}  # each layer's running epoch
+        self._reported = time.monotonic()
         self._steps = steps_per_epoch(len(data.train), settings.batch_size)
         self._good: list[Any] = [learner.snapshot() for learner in self._learners]
         self._stage: Stage | None = None
+        self._left: AsyncState | None = None  # in the middle of an epoch
 
-    def run(self) -> Stack:
-        """Train layer after layer, or all at once; see :func:`syncpretrain.pretrain`."""
-        depth = len(self._learners)
-        numbers = range(1, depth + 1)
+    @property
+    def done(self) -> tuple[int, ...]:
+        """The epochs that each layer has finished."""
+        return tuple(self._done)
+
+    def state(self) -> AsyncState:
+        """Return all that the rest of the run depends on."""
+        return self._left or self._state(0, ())
+
+    def _newest(self) -> list[Layer]:
+        return [learner.snapshot() for learner in self._learners]
+
+    def _past_reads(self) -> Reads:
+        return tuple((self._reads(i),) * n for i, n in enumerate(self._done, start=1))
+
+    def _emit_start(self, now: float) -> None:
+        super()._emit_start(now)
+        for layer, (n, limit) in enumerate(zip(self._done, self.settings.epochs, strict=True), 1):
+            if n == limit:  # before the checkpoint
+                self.emit(LayerFinished(now, layer))
+
+    def _train(self, request: StopRequest) -> None:
+        """Train layer after layer, or all at once."""
+        numbers = range(1, len(self._learners) + 1)
         stages = [[n] for n in numbers] if self.settings.handoff == "epoch" else [list(numbers)]
-        started = time.monotonic()
-        busy = [0.0] * depth
-        with stop_on_signals() as request, blas_limit(1):
-            try:
-                self._go_on()
-                self._events.start(started, self.slots, len(self._train), self._done)
-                if self.resume is not None:
-                    self.history.resume(self.resume.curves)
-                for layers in stages:
-                    began = time.monotonic()
-                    self._train_stage(layers, request)
-                    for layer in layers:
-                        busy[layer - 1] = time.monotonic() - began
-                if request():
-                    raise Stopped
-            except WorkerError as error:
-                error.stack = error.stack or self.stack()
-                raise
-            except Stopped:
-                raise self._interrupted(request) from None
-        now = time.monotonic()
-        self.emit(RunFinished(now, now - started, tuple(busy)))
-        return self.stack()
-
-    def stack(self) -> Stack:
-        """Return the newest layers."""
-        return Stack(
-            tuple(learner.snapshot() for learner in self._learners),
-            {
-                "syncpretrain": __version__,
-                "epochs": list(self._done),
-                "pretrain": msgspec.json.decode(msgspec.json.encode(self.settings)),
-            },
-            self.scaling,
-        )
+        for layers in stages:
+            began = time.monotonic()
+            self._train_stage(layers, request)
+            for layer in layers:
+                self._seconds[layer - 1] = time.monotonic() - began
 
     def _train_stage(self, layers: Sequence[int], request: StopRequest) -> None:
         """Train layers together until each has done its epochs."""
@@ -372,12 +267,12 @@ class AsyncPretraining(Observed):
             return
         learners = [self._learners[n - 1] for n in layers]
         below = [learner.current() for learner in self._learners[: layers[0] - 1]]
-        X, V = (up_through(below, x) if below else x for x in (self._train, self._held_out))
+        X, V = (up_through(below, x) if below else x for x in (self._X, self._held_out))
         # Only before the very first minibatch: biases are set from the data.
         if first == 1 and not (self.resume and self.resume.minibatches):
             learners[0].start(X)
         build = partial(LayerReplica, self.settings, layers)
-        stage = self._stage = Stage(self.settings, learners, X, build, self._report, self._times)
+        stage = self._stage = Stage(self.settings, learners, X, build, self.notify, self._times)
         begin, errors = 0, [0.0] * len(layers)
         if self.resume is not None:
             stage.load_state(self.resume)
@@ -398,7 +293,9 @@ class AsyncPretraining(Observed):
         request: StopRequest,
     ) -> None:
         running = [n for n in stage.layers if epoch <= self.settings.epochs[n - 1]]
-        self._events.begin(running, epoch)
+        for layer in running:
+            self._began[layer] = now = time.monotonic()
+            self.emit(EpochStarted(now, layer, epoch, self._reads(layer)))
         trained = begin
 
         def each(task: Task, own: Sequence[float], staleness: int) -> None:
@@ -408,16 +305,18 @@ class AsyncPretraining(Observed):
                 errors[i] += error
                 if not math.isfinite(errors[i]):
                     raise self._diverged(stage, i, epoch, f"the error is {errors[i]}")
-            self._events.progress(running, epoch, trained / self._steps)
+            if (now := time.monotonic()) - self._reported >= EVERY_SECONDS:
+                self._reported = now
+                for layer in running:
+                    self.emit(Progress(now, layer, epoch, trained / self._steps))
 
         tasks = tasks_of(epoch, begin, self._steps, self.settings.push_every)
         if stage.fleet.train(tasks, request, each) < len(tasks):
             stage.update()
-            if self.save is not None:
-                state = self._state(trained, tuple(errors))
-                self.save(lambda: state, done=tuple(self._done), final=True)
+            if self.save is not None:  # while the replicas are there
+                self._left = self._state(trained, tuple(errors))
             raise Stopped
-        stage.errors = [error / len(self._train) for error in errors]
+        stage.errors = [error / self._examples for error in errors]
 
     def _end_epoch(self, stage: Stage, epoch: int, V: Array) -> None:
         """Judge the layers that trained an epoch, report it, and save what is due."""
@@ -433,38 +332,32 @@ class AsyncPretraining(Observed):
                 held_out = learner.validation_error(V) if len(V) else None
                 self._done[number - 1] = epoch
                 self._good[number - 1] = learner.snapshot()
-                is_last = epoch == limit
-                self._events.end(number, epoch, stage.errors[i], held_out, is_last=is_last)
+                self._emit_end(number, epoch, stage.errors[i], held_out)
             if len(V) and learner is not stage.learners[-1]:
                 V = learner.current().up(V)
-        if self.save is not None and tuple(self._done) != self.settings.epochs:
-            self.save(lambda: self._state(0, ()), done=tuple(self._done), final=False)
+        if self.done != self.settings.epochs:
+            self._save()
 
     def _state(self, minibatches: int, errors: tuple[float, ...]) -> AsyncState:
         """Return a copy of all that the rest depends on."""
         arrays = {
             name: array.copy()
             for learner in self._learners
-            for name, array in named(f"layer.{learner.layer}", learner.current())
+            for name, array in named(f"layer.{learner.layer}", learner.current()).items()
         }
         if self._stage is not None:
             arrays |= self._stage.state()
         curves = self.history.curves()
-        return AsyncState(tuple(self._done), minibatches, errors, arrays, curves)
+        return AsyncState(self.done, minibatches, errors, arrays, curves)
 
     def _go_on(self) -> None:
-        """Load the layers of the state to resume from, if there is one."""
         if self.resume is None:
             return
         self._done = list(self.resume.done)
         for learner in self._learners:
-            try:
-                for name, array in named(f"layer.{learner.layer}", learner.current()):
+            with refusing_others(f"the state of layer {learner.layer} is of another layer"):
+                for name, array in named(f"layer.{learner.layer}", learner.current()).items():
                     np.copyto(array, self.resume.arrays[name])
-            except (KeyError, ValueError) as error:
-                raise CheckpointError(
-                    f"resume: the state of layer {learner.layer} is of another layer: {error}"
-                ) from error
         self._good = [learner.snapshot() for learner in self._learners]
 
     def _diverged(self, stage: Stage, i: int, epoch: int, symptom: str) -> WorkerError:
@@ -474,10 +367,24 @@ class AsyncPretraining(Observed):
         failure.stack = self.stack()
         return failure
 
-    def _interrupted(self, request: StopRequest) -> RunInterrupted:
-        done = ", ".join(f"layer {i}: {n}" for i, n in enumerate(self._done, start=1))
-        message = f"pretraining was stopped; epochs finished: {done}"
-        return RunInterrupted(message, stack=self.stack(), signum=request.signum or 2)
+    def _emit_end(self, layer: int, epoch: int, error: float, held_out: float | None) -> None:
+        now = time.monotonic()
+        self.emit(
+            EpochFinished(
+                time=now,
+                layer=layer,
+                epoch=epoch,
+                reads=self._reads(layer),
+                started=self._began[layer],
+                transform_seconds=0.0,
+                train_error=error,
+                validation_error=held_out,
+            )
+        )
+        if epoch == self.settings.epochs[layer - 1]:
+            self.emit(LayerFinished(now, layer))
 
-    def _report(self, message: str) -> None:
-        self.emit(Notice(time.monotonic(), message))
+    def _reads(self, layer: int) -> int:
+        """Return the version below that a layer reads: the last one, or with minibatches none."""
+        s = self.settings
+        return 0 if layer == 1 or s.handoff == "minibatch" else s.epochs[layer - 2]

@@ -7,46 +7,30 @@ process the blocks; the driver's thread waits, emits the events of what was done
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
-from numpy.typing import ArrayLike
 
-from syncpretrain import __version__
 from syncpretrain.backends.base import Backend
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.order import steps_per_epoch
-from syncpretrain.errors import (
-    CheckpointError,
-    RunInterrupted,
-    SettingsError,
-    StalledError,
-    WorkerError,
-)
+from syncpretrain.errors import SettingsError, StalledError
 from syncpretrain.events import (
     EpochFinished,
     EpochStarted,
-    Event,
     LayerFinished,
     Notice,
-    Observer,
-    RunFinished,
-    RunStarted,
 )
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.learners.select import step_for
 from syncpretrain.models.layer import Layer
-from syncpretrain.models.stack import Stack
-from syncpretrain.observers.errors import Observed
-from syncpretrain.parallel.blas import blas_limit
-from syncpretrain.parallel.signals import StopRequest, stop_on_signals
+from syncpretrain.parallel.signals import StopRequest
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import (
     backend_of_layers,
@@ -55,19 +39,23 @@ from syncpretrain.pretraining.build import (
     rank_shares,
     step_on_ranks,
 )
-from syncpretrain.pretraining.build_data import build_data
-from syncpretrain.pretraining.memory import held_rows, pretraining_bytes
+from syncpretrain.pretraining.memory import (
+    StreamSize,
+    held_rows,
+    passes_in_ring,
+    pretraining_bytes,
+    stream_size,
+)
 from syncpretrain.pretraining.runtimes import workers_of
-from syncpretrain.pretraining.stall_watch import Watch
-from syncpretrain.pretraining.state import StreamState
-from syncpretrain.pretraining.streamed.sizes import StreamSize, passes_in_ring, stream_size
+from syncpretrain.pretraining.training import Driver, Watch
+from syncpretrain.schedule.reads import Reads
 from syncpretrain.schedule.stream import StreamPlan, StreamSchedule
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.shared_memory import check_runtime
 from syncpretrain.workers.split import Split
+from syncpretrain.workers.state import StreamState, refusing_others
 from syncpretrain.workers.streamed.base import (
-    BaseStreamedLayer,
     EpochResult,
     StreamRuntime,
 )
@@ -103,7 +91,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DeviceStream",
     "LayerPlace",
-    "StreamEvents",
     "StreamedPretraining",
     "build_streamed_layer",
     "device_stream",
@@ -400,128 +387,12 @@ def _untrained(settings: PretrainSettings, layer: int) -> Layer:
     return build_learner(settings, layer).snapshot()
 
 
-class StreamEvents:
-    """Events of a streamed run for its observers.
+class StreamedPretraining(Driver):
+    """One streamed run."""
 
-    Parameters
-    ----------
-    settings : PretrainSettings
-    layers : sequence of BaseStreamedLayer
-        From the lowest up.
-    emit : callable
-        Given each event.
-    times : Timeouts
-        Only ``tick`` and ``stall`` are used.
-    """
+    _no_replay = "handoff minibatch, expected none; a streamed run depends on its seed alone"
 
-    def __init__(
-        self,
-        settings: PretrainSettings,
-        layers: Sequence[BaseStreamedLayer],
-        emit: Callable[[Event], None],
-        times: Timeouts = TIMEOUTS,
-    ) -> None:
-        self._settings, self._layers, self._emit = settings, layers, emit
-        self._watch = Watch(emit, times)
-        # The newest epochs that the observers know of, by layer.
-        self._begun: dict[int, int] = {}
-        self._ended: dict[int, int] = {}
-
-    def start(self, now: float, slots: int, examples: int) -> None:
-        """Report that the run starts, and where its layers are."""
-        s = self._settings
-        past = tuple((0,) * layer.epochs_done for layer in self._layers)
-        self._ended = {layer.number: layer.epochs_done for layer in self._layers}
-        own = (s.layers, s.epochs, s.schedule, s.pace, s.runtime)
-        self._emit(RunStarted(now, *own, slots, examples, past, s.handoff, s.batch_size))
-        notice = s.stream.notice()
-        if notice is not None and not self._layers[0].position:  # not at a resume
-            self._emit(Notice(now, notice))
-        for layer in self._layers:
-            if layer.is_trained:  # before the checkpoint
-                self._emit(LayerFinished(now, layer.number))
-
-    def finish(self, result: EpochResult) -> None:
-        """Report an epoch that a layer finished."""
-        self._begin(result.layer, result.epoch, result.started)
-        for warning in result.warnings:
-            self._emit(Notice(time.monotonic(), f"warning: {warning}"))
-        self._emit(
-            EpochFinished(
-                time=result.ended,
-                layer=result.layer,
-                epoch=result.epoch,
-                reads=0,
-                started=result.started,
-                transform_seconds=0.0,
-                train_error=result.train_error,
-                validation_error=result.validation_error,
-            )
-        )
-        self._ended[result.layer] = result.epoch
-        if result.is_last:
-            self._emit(LayerFinished(time.monotonic(), result.layer))
-
-    def tick(self) -> None:
-        """Report how far the running epochs are, a few times a second.
-
-        Raises
-        ------
-        StalledError
-            If none of them has moved for long.
-        """
-        running = {
-            layer.number: layer.epoch
-            for layer in self._layers
-            if layer.position > layer.plan.skipped and not layer.is_trained
-        }
-        for layer, epoch in running.items():
-            # A thread may be in the next epoch before the driver has taken the end of the last:
-            # observers get that end first.
-            if epoch == self._ended[layer] + 1:
-                self._begin(layer, epoch, time.monotonic())
-        finished = sum(layer.epochs_done for layer in self._layers)
-        self._watch.tick(running, finished, lambda layer: self._layers[layer - 1].fraction)
-
-    def _begin(self, layer: int, epoch: int, started: float) -> None:
-        if self._begun.get(layer, 0) < epoch:
-            self._begun[layer] = epoch
-            self._emit(EpochStarted(started, layer, epoch, 0))
-
-
-class StreamedPretraining(Observed):
-    """One streamed run: everything checked at construction, trained by :meth:`run`.
-
-    Parameters
-    ----------
-    settings : PretrainSettings
-    X, validation, observers
-        See :func:`syncpretrain.pretrain`.
-    save : callable, optional
-        Called after each epoch, and at a stop with ``final=True``: given a function that returns
-        the run's :class:`StreamState`, and how many epochs each layer has done.
-    resume : StreamState, optional
-        State of a run of the same settings and data to continue from.
-    times : Timeouts
-    restarts : Restarts, optional
-        For processes that die.
-    """
-
-    def __init__(
-        self,
-        settings: PretrainSettings,
-        X: ArrayLike,
-        validation: ArrayLike | None = None,
-        *,
-        observers: Iterable[Observer] = (),
-        save: Callable[..., None] | None = None,
-        resume: StreamState | None = None,
-        times: Timeouts = TIMEOUTS,
-        restarts: Restarts | None = None,
-    ) -> None:
-        super().__init__(observers)
-        self._times = times
-        self.settings, data, self.scaling = build_data(settings, X, validation)
+    def _build(self, data: Split) -> None:
         settings = self.settings
         self._backend = backend_of_layers(settings)
         held_out = data.validation[:PROBE_ROWS]
@@ -530,21 +401,20 @@ class StreamedPretraining(Observed):
         self._source = source_of(settings, Split(data.train, held_out))
         steps = steps_per_epoch(len(data.train), settings.batch_size)
         self.plans = settings.stream.plans(steps)
-        self.save, self._restarts = save, restarts
-        self._examples = len(data.train)
         self._steps = steps
-        self._build(stream_size(settings, self._backend, steps))
-        self.resume = resume
+        self._build_layers(stream_size(settings, self._backend, steps))
         self._pool: StreamPool | None = None
-        self._is_settled = True  # no thread is in the middle of a minibatch
+        self._watch = Watch(self.emit, self._times)
+        # The newest epochs that the observers know of, by layer.
+        self._begun: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
 
-    def _build(self, size: StreamSize) -> None:
+    def _build_layers(self, size: StreamSize) -> None:
         """Build all that depends on how many minibatches may wait between two layers."""
         self._size = size
         self._schedule = StreamSchedule(self.plans, **size._asdict(), epoch=self._steps)
         self._runtime = self._built(size)
         self._layers = self._runtime.layers
-        self._events = StreamEvents(self.settings, self._layers, self.emit, self._times)
 
     def _built(self, size: StreamSize) -> StreamRuntime:
         own = self.settings, self._source, self.plans, self._schedule.ends
@@ -552,75 +422,22 @@ class StreamedPretraining(Observed):
             return device_stream(*own, size=size, backend=self._backend)
         return stream_runtime(*own, size=size, times=self._times, restarts=self._restarts)
 
-    @property
-    def resume(self) -> StreamState | None:
-        """The state to continue from."""
-        return self._resume
-
-    @resume.setter
-    def resume(self, state: StreamState | None) -> None:
-        self._resume = state
-        waiting = max((len(layer.ring) for layer in state.layers), default=0) if state else 0
+    def _opened(self) -> StreamRuntime:
+        states = () if self.resume is None else self.resume.layers
+        waiting = max((len(layer.ring) for layer in states), default=0)
         # The state may be from a runtime or a device with longer rings, with more minibatches in
         # them than the rings here could take.
         if waiting > self._size.ring:
-            del self._runtime, self._layers, self._events  # a device has no room for both
+            del self._runtime, self._layers  # a device has no room for both
             self._backend.free_unused()
-            self._build(self._size._replace(ring=waiting))
-
-    def run(self) -> Stack:
-        """Train until the stream ends; see :func:`syncpretrain.pretrain` for what it raises."""
-        # The signals are outermost: an interrupt leaves no BLAS limit behind.
-        with stop_on_signals() as request, self._runtime:
-            started = time.monotonic()
-            if self.settings.runtime == "serial":  # where this thread waits for an iterable
-                request.interrupts = lambda: any(layer.is_waiting for layer in self._layers)
-            try:
-                with blas_limit(1):
-                    self._go_on()
-                    self._events.start(started, self.slots, self._examples)
-                    if self.resume is not None:
-                        self.history.resume(self.resume.curves)
-                    self._train(request)
-                if request():
-                    raise Stopped
-            except WorkerError as error:
-                error.stack = self._salvaged()
-                raise
-            except Stopped:
-                if self.save is not None and self._is_settled:
-                    self.save(self.state, done=self._done(), final=True)
-                raise self._interrupted(request) from None
-        now = time.monotonic()
-        busy = tuple(layer.busy_seconds for layer in self._layers)
-        self.emit(RunFinished(now, now - started, busy))
-        return self.stack()
-
-    def stack(self) -> Stack:
-        """Return the newest layers."""
-        epochs = list(self._done())
-        return Stack(
-            tuple(layer.current() for layer in self._layers),
-            {
-                "syncpretrain": __version__,
-                "epochs": epochs,
-                "pretrain": msgspec.json.decode(msgspec.json.encode(self.settings)),
-            },
-            self.scaling,
-        )
+            self._build_layers(self._size._replace(ring=waiting))
+        return self._runtime
 
     @property
     def inputs(self) -> Split:
         """The data where the first layer is trained."""
         own = self._runtime
         return own.inputs if isinstance(own, DeviceStream) else self._source.data
-
-    def _salvaged(self) -> Stack | None:
-        """Return the newest layers, None if a device that has failed does not give them back."""
-        try:
-            return self.stack()
-        except RuntimeError:
-            return None
 
     def state(self) -> StreamState:
         """Return all that the rest of the run depends on."""
@@ -635,31 +452,47 @@ class StreamedPretraining(Observed):
                 + [None]
             )
             states = [x.state(position) for x, position in zip(self._layers, above, strict=True)]
-            return StreamState(tuple(states), self._done(), self.history.curves())
+            return StreamState(tuple(states), self.done, self.history.curves())
 
-    def _done(self) -> tuple[int, ...]:
-        """Return the epochs that each layer has finished."""
+    @property
+    def done(self) -> tuple[int, ...]:
+        """The epochs that each layer has finished."""
         return tuple(layer.epochs_done for layer in self._layers)
 
+    def _newest(self) -> list[Layer]:
+        return [layer.current() for layer in self._layers]
+
+    def _past_reads(self) -> Reads:
+        return tuple((0,) * n for n in self.done)
+
+    def _busy(self) -> tuple[float, ...]:
+        return tuple(layer.busy_seconds for layer in self._layers)
+
+    def _emit_start(self, now: float) -> None:
+        super()._emit_start(now)
+        self._ended = {layer.number: layer.epochs_done for layer in self._layers}
+        notice = self.settings.stream.notice()
+        if notice is not None and not self._layers[0].position:  # not at a resume
+            self.emit(Notice(now, notice))
+        for layer in self._layers:
+            if layer.is_trained:  # before the checkpoint
+                self.emit(LayerFinished(now, layer.number))
+
     def _go_on(self) -> None:
-        """Load the state to resume from, if there is one."""
         if self.resume is None:
             return
         for layer, state in zip(self._layers, self.resume.layers, strict=True):
-            try:
+            with refusing_others(f"the state of layer {layer.number} is of another layer"):
                 layer.load_state(state)
-            except (KeyError, ValueError) as error:
-                raise CheckpointError(
-                    f"resume: the state of layer {layer.number} is of another layer: {error}"
-                ) from error
             self._schedule.shorten(layer.number, layer.plan)
         self._schedule.go_to([layer.position for layer in self._layers])
 
     def _train(self, request: StopRequest) -> None:
-        if self.settings.runtime == "serial":
+        if self.settings.runtime == "serial":  # where this thread waits for an iterable
+            request.interrupts = lambda: any(layer.is_waiting for layer in self._layers)
             for result in self._processed(request):
                 self._take(result)
-                self._save()
+                self._save_epoch()
             return
         replicas = self.settings.replicas
         with StreamPool(
@@ -687,9 +520,9 @@ class StreamedPretraining(Observed):
             if item is not None and self.save is not None:
                 with pool.paused():
                     self._take_all(pool)  # a state has no epoch that was not reported
-                    self._save()
+                    self._save_epoch()
             self._runtime.check()
-            self._events.tick()
+            self._tick()
             if request():
                 raise Stopped
         self._take_all(pool)
@@ -703,9 +536,9 @@ class StreamedPretraining(Observed):
                 if not is_stopped:
                     raise
 
-    def _save(self) -> None:
-        if self.save is not None and not all(layer.is_trained for layer in self._layers):
-            self.save(self.state, done=self._done(), final=False)
+    def _save_epoch(self) -> None:
+        if not all(layer.is_trained for layer in self._layers):
+            self._save()
 
     def _processed(self, request: StopRequest) -> Iterator[EpochResult]:
         """Process the blocks in turn; yield the epochs that ended."""
@@ -722,14 +555,46 @@ class StreamedPretraining(Observed):
                 raise failure from failure.__cause__
             self._schedule.done(block, layer.plan)
             yield from results
-            self._events.tick()
+            self._tick()
 
     def _take(self, item: EpochResult | BlockFailed) -> None:
+        """Report an epoch that a layer finished, or raise the error that ended it."""
         if isinstance(item, BlockFailed):
             raise item.failure()
-        self._events.finish(item)
+        self._begin(item.layer, item.epoch, item.started)
+        for warning in item.warnings:
+            self.notify(f"warning: {warning}")
+        self.emit(
+            EpochFinished(
+                time=item.ended,
+                layer=item.layer,
+                epoch=item.epoch,
+                reads=0,
+                started=item.started,
+                transform_seconds=0.0,
+                train_error=item.train_error,
+                validation_error=item.validation_error,
+            )
+        )
+        self._ended[item.layer] = item.epoch
+        if item.is_last:
+            self.emit(LayerFinished(time.monotonic(), item.layer))
 
-    def _interrupted(self, request: StopRequest) -> RunInterrupted:
-        done = ", ".join(f"layer {i}: {n}" for i, n in enumerate(self._done(), start=1))
-        message = f"pretraining was stopped; epochs finished: {done}"
-        return RunInterrupted(message, stack=self.stack(), signum=request.signum or 2)
+    def _tick(self) -> None:
+        """Report how far the running epochs are, a few times a second."""
+        running = {
+            layer.number: layer.epoch
+            for layer in self._layers
+            if layer.position > layer.plan.skipped and not layer.is_trained
+        }
+        for layer, epoch in running.items():
+            # A thread may be in the next epoch before the driver has taken the end of the last:
+            # observers get that end first.
+            if epoch == self._ended[layer] + 1:
+                self._begin(layer, epoch, time.monotonic())
+        self._watch.tick(running, sum(self.done), lambda layer: self._layers[layer - 1].fraction)
+
+    def _begin(self, layer: int, epoch: int, started: float) -> None:
+        if self._begun.get(layer, 0) < epoch:
+            self._begun[layer] = epoch
+            self.emit(EpochStarted(started, layer, epoch, 0))

@@ -15,7 +15,7 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.step_sharing import StepSharing
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.stream import Block, StreamPlan
-from syncpretrain.workers.layer_state import StreamedLayerState
+from syncpretrain.workers.state import StreamedLayerState
 
 __all__ = ["BaseStreamedLayer", "EpochResult", "Sharing", "StreamRuntime"]
 

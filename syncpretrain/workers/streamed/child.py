@@ -22,8 +22,8 @@ from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.stream import BLOCK_MINIBATCHES, Block
 from syncpretrain.workers.child_start import sendable, serve
 from syncpretrain.workers.kept_state import Keeping, KeptStates
-from syncpretrain.workers.layer_state import StreamedLayerState
 from syncpretrain.workers.shared_memory import SharedNumbers, SharedSplits
+from syncpretrain.workers.state import StreamedLayerState
 from syncpretrain.workers.streamed.layer import StreamedLayer
 
 __all__ = [

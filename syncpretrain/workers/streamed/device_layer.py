@@ -31,7 +31,7 @@ from syncpretrain.learners.epoch import Cursor, Stopped
 from syncpretrain.learners.steps import Step
 from syncpretrain.models.layer import Layer
 from syncpretrain.schedule.stream import Block, StreamPlan
-from syncpretrain.workers.layer_state import StreamedLayerState
+from syncpretrain.workers.state import StreamedLayerState
 from syncpretrain.workers.streamed.base import EpochResult
 from syncpretrain.workers.streamed.device_inputs import DeviceRings, DeviceSource
 from syncpretrain.workers.streamed.inputs import Passes

@@ -24,7 +24,7 @@ from syncpretrain.learners.epoch import LARGEST_WEIGHT, MAX_ROLLBACKS, Cursor, S
 from syncpretrain.learners.steps import Step, load_state
 from syncpretrain.models.layer import Layer
 from syncpretrain.schedule.stream import Block, StreamPlan
-from syncpretrain.workers.layer_state import LayerState, StreamedLayerState
+from syncpretrain.workers.state import LayerState, StreamedLayerState
 from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult
 from syncpretrain.workers.streamed.inputs import Passes, Rings, Source
 

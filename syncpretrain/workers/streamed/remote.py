@@ -27,7 +27,7 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.stream import Block, StreamPlan
 from syncpretrain.workers.interface import failure_of
 from syncpretrain.workers.layer_process import RemoteTraceback
-from syncpretrain.workers.layer_state import StreamedLayerState
+from syncpretrain.workers.state import StreamedLayerState
 from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult, Sharing
 from syncpretrain.workers.streamed.child import (
     Answer,

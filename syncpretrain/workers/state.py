@@ -1,0 +1,501 @@
+"""States of a training: all that is needed to resume it, and their form in a checkpoint.
+
+A run has one of four states: of the schedule of whole epochs, of a stream of minibatches, of an
+asynchronous run, or of fine-tuning. A :class:`StateFile` writes each of them as a checkpoint: the
+fields that hold arrays become arrays with names, and all other fields make up the header. Names
+and keys are those of the first version, so that every version resumes what an earlier one wrote.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar, get_type_hints
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from syncpretrain.array_files import read_arrays, write_arrays
+from syncpretrain.errors import CheckpointError
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.learners.epoch import Cursor
+from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Layer
+from syncpretrain.observers.errors import ErrorCurve
+from syncpretrain.parallel.replicas.steps import part_of
+from syncpretrain.schedule.kinds import ASYNC
+from syncpretrain.schedule.schedule import Past
+from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.shapes import ConvolutionShape
+
+__all__ = [
+    "ASYNC_STATE",
+    "EPOCHS_STATE",
+    "FINETUNE_STATE",
+    "STREAM_STATE",
+    "AsyncState",
+    "FinetuneState",
+    "LayerState",
+    "PretrainState",
+    "Saver",
+    "State",
+    "StateFile",
+    "StateKeeper",
+    "StreamState",
+    "StreamedLayerState",
+    "named",
+    "refusing_others",
+    "state_file_of",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerState:
+    """Everything that a layer's next minibatch depends on: what a checkpoint keeps of it.
+
+    ``step_state`` is the state of its :class:`~syncpretrain.learners.steps.Step`. ``last_good`` is
+    the layer at the end of its last epoch, to which a roll-back returns. ``cursor`` is its place in
+    the epoch after that. ``stopping`` is the state of early stopping. ``outputs``, on the host, has
+    the outputs of the versions by which its drift is measured.
+    """
+
+    layer: Layer
+    step_state: dict[str, NDArray[np.float32]]
+    last_good: Layer
+    cursor: Cursor
+    learning_rate: float
+    rollbacks: int
+    stopping: tuple[float, int] | None
+    outputs: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
+
+    def to(self, device: Callable[[Any], Any]) -> LayerState:
+        """Return the state with every array moved by ``device``."""
+        return replace(
+            self,
+            layer=self.layer.to(device),
+            step_state={name: device(array) for name, array in self.step_state.items()},
+            last_good=self.last_good.to(device),
+        )
+
+
+class StateKeeper(Protocol):
+    """Keeps states in the middle of an epoch, for another process to go on from."""
+
+    @property
+    def is_due(self) -> bool:
+        """True if a state is due to be kept."""
+        ...
+
+    def keep(self, state: LayerState, warnings: tuple[str, ...]) -> None:
+        """Keep a copy of a state, and the warnings of the epoch so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedLayerState:
+    """One layer between two minibatches.
+
+    ``position`` is the last minibatch that it processed. ``examples`` is the number of examples
+    of the running epoch over which its errors are summed. ``steps`` is the number of minibatches on
+    which it trains: fewer than planned after an early stop, None for all. ``ring`` and ``passes``
+    hold, by number, the minibatches and the validation examples that it handed up and that the
+    layer above has not processed.
+    """
+
+    position: int
+    state: LayerState
+    examples: int
+    validation_error: float | None
+    warnings: tuple[str, ...]
+    ring: dict[int, NDArray[np.float32]]
+    passes: dict[int, NDArray[np.float32]]
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainState:
+    """The schedule's past, the versions it may still read, and every layer's state.
+
+    ``snapshots`` are those held and those that their activations were computed through, by layer
+    and version; ``computed`` are the held ones that have activations, which are computed again from
+    them. The state of a layer that has not trained yet is None. What a layer did in an epoch that
+    it had not finished is in its state only if it was stopped; else that epoch begins again.
+    ``curves`` are the layers' errors so far; the oldest files have none.
+    """
+
+    past: Past
+    snapshots: dict[tuple[int, int], Layer]
+    computed: list[tuple[int, int]]
+    states: tuple[LayerState | None, ...]
+    curves: tuple[ErrorCurve, ...] = ()
+
+    @property
+    def done(self) -> tuple[int, ...]:
+        """The epochs that each layer has finished."""
+        return self.past.done
+
+    def ancestry(self, layer: int, version: int) -> list[Layer]:
+        """Return the snapshots, from layer 1 up, through which a version's activations go."""
+        chain = []
+        while layer >= 1:
+            chain.append(self.snapshots[layer, version])
+            version = self.past.reads[layer - 1][version - 1]
+            layer -= 1
+        return chain[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """All layers, from the lowest up, the epochs that each has finished, and their errors."""
+
+    layers: tuple[StreamedLayerState, ...]
+    done: tuple[int, ...]
+    curves: tuple[ErrorCurve, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncState:
+    """All that an asynchronous run depends on.
+
+    ``done`` are the epochs that each layer has finished. ``minibatches`` is how many minibatches
+    of the running epoch are trained, and ``errors`` the sums of their errors, one a layer in
+    training.
+    ``arrays`` are the parameters of all layers, and what the replicas remember; ``curves`` the
+    errors of the epochs that each layer has finished.
+    """
+
+    done: tuple[int, ...]
+    minibatches: int
+    errors: tuple[float, ...]
+    arrays: dict[str, Array]
+    curves: tuple[ErrorCurve, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneState:
+    """The epoch that is next or was left at ``cursor``, and what was learned by then.
+
+    ``arrays`` holds the parameters, the parameters after the last good epoch and after the best
+    one, and the optimizer's memory. ``best_error`` and ``first_error`` are None before there is
+    one; ``curve`` holds the errors of the epochs before, None in the oldest files.
+    """
+
+    epoch: int
+    cursor: Cursor
+    first_error: float | None
+    best_error: float | None
+    best_epoch: int
+    arrays: dict[str, Array]
+    curve: ErrorCurve | None = None
+
+
+State = PretrainState | StreamState | AsyncState
+
+
+class Saver(Protocol):
+    """Writes the state of a training where it is due."""
+
+    def __call__(self, state: Callable[[], Any], *, done: Any, final: bool) -> None:
+        """Take a function that returns the state, the epochs done, and whether it is the last."""
+        ...
+
+
+@contextmanager
+def refusing_others(what: str) -> Iterator[None]:
+    """Refuse a state that does not fit; ``what`` says which part is of what else.
+
+    Raises
+    ------
+    CheckpointError
+        Where an array is missing, or has another shape.
+    """
+    try:
+        yield
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"resume: {what}: {error}") from error
+
+
+StateT = TypeVar("StateT")
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile(Generic[StateT]):
+    """Format of one kind of state in a file.
+
+    Attributes
+    ----------
+    header : type
+        A :class:`msgspec.Struct` of the fields in the file's header, but for the run's identity.
+    pack : callable
+        Return the fields of the header, given a state and a table that takes the named arrays.
+    unpack : callable
+        Return the state, given its header and its arrays.
+    """
+
+    header: Any
+    pack: Callable[[StateT, dict[str, Array]], dict[str, Any]]
+    unpack: Callable[[Any, dict[str, Array]], StateT]
+
+    def write(self, path: Path, state: StateT, run: Mapping[str, Any]) -> None:
+        """Write a state and the identity of its run (JSON values); an old file stays until then.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
+        """
+        arrays: dict[str, Array] = {}
+        header = {"run": dict(run), **self.pack(state, arrays)}
+        write_arrays(path, _finite(msgspec.to_builtins(header)), arrays)
+
+    def read(self, path: Path, check: Callable[[dict[str, Any]], Any] | None = None) -> StateT:
+        """Return the state in a file.
+
+        ``check`` is called first, with the run that the header names, and raises CheckpointError
+        on another run; by default the state of any run is accepted.
+
+        Raises
+        ------
+        CheckpointError
+            If the file is missing, damaged, of another format, or of another run.
+        """
+        values, arrays = read_arrays(path)
+        try:
+            run = msgspec.convert(values, _OfRun).run
+            own = {name: _infinite(x) for name, x in values.items() if name != "run"}
+            header = msgspec.convert(own, self.header)
+            if check is not None:
+                check(run)
+            return self.unpack(header, arrays)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+        except (msgspec.ValidationError, KeyError, IndexError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path}: is damaged: {error}") from error
+
+
+class _OfRun(msgspec.Struct):
+    run: dict[str, Any]
+
+
+def _finite(value: Any) -> Any:
+    """Write a number that JSON lacks as text: an early stopping's best begins with infinity."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _infinite(value: Any) -> Any:
+    """Read what :func:`_finite` wrote."""
+    if isinstance(value, dict):
+        return {name: _infinite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_infinite(item) for item in value]
+    return float(value) if value in ("inf", "-inf", "nan") else value
+
+
+# layers
+
+LAYER_KINDS = ("hidden_units", "visible_units", "model")
+ARRAYS = ("weight", "hidden_bias", "visible_bias", "decoder_weight")
+
+
+class _LayerScalars(msgspec.Struct):
+    cursor: Cursor
+    learning_rate: float
+    rollbacks: int
+    stopping: tuple[float, int] | None
+
+
+def named(prefix: str, layer: Layer) -> dict[str, Array]:
+    """Return the parameters of a layer under names with a prefix."""
+    return {f"{prefix}.{name}": array for name, array in layer.parameters()}
+
+
+def _kinds_of(layer: Layer) -> dict[str, Any]:
+    """Return what a layer is apart from its arrays; a dense layer's shape is seen from those."""
+    kinds = {name: getattr(layer, name) for name in LAYER_KINDS}
+    if isinstance(layer, ConvolutionalLayer):
+        kinds["shape"] = msgspec.to_builtins(layer.shape)
+    if isinstance(layer, DenseLayer) and layer.precision != "float32":
+        kinds["precision"] = layer.precision
+    return kinds
+
+
+def _read_layer(prefix: str, kinds: Mapping[str, Any], arrays: Mapping[str, Array]) -> Layer:
+    """Return the layer that :func:`named` named."""
+    parameters = {name: arrays.get(f"{prefix}.{name}") for name in ARRAYS}
+    if any(parameters[name] is None for name in ARRAYS[:3]):
+        raise ValueError(f"{prefix} lacks an array")
+    own: Any = parameters | {name: kinds[name] for name in LAYER_KINDS}
+    if "shape" not in kinds:
+        return DenseLayer(**own, precision=kinds.get("precision", "float32"))
+    return ConvolutionalLayer(**own, shape=msgspec.convert(kinds["shape"], ConvolutionShape))
+
+
+def _pack_layer(number: int, state: LayerState, arrays: dict[str, Array]) -> dict[str, Any]:
+    """Add the arrays of the state of a layer, counted from 1; return its scalars."""
+    arrays |= named(f"layer.{number}", state.layer)
+    arrays |= named(f"good.{number}", state.last_good)
+    arrays |= {f"outputs.{number}.{version}": array for version, array in state.outputs.items()}
+    arrays |= {f"memory.{number}.{name}": array for name, array in state.step_state.items()}
+    return {name: getattr(state, name) for name in _LayerScalars.__struct_fields__}
+
+
+def _unpack_layer(
+    number: int, scalars: _LayerScalars, kinds: dict[str, Any], arrays: dict[str, Array]
+) -> LayerState:
+    """Return the state that :func:`_pack_layer` took apart."""
+    outputs = part_of(arrays, f"outputs.{number}.")
+    return LayerState(
+        layer=_read_layer(f"layer.{number}", kinds, arrays),
+        step_state=part_of(arrays, f"memory.{number}."),
+        last_good=_read_layer(f"good.{number}", kinds, arrays),
+        outputs={int(version): array for version, array in outputs.items()},
+        **msgspec.structs.asdict(scalars),
+    )
+
+
+# whole epochs
+
+
+class _EpochsHeader(msgspec.Struct):
+    past: Past
+    made: list[tuple[int, int]]  # those computed
+    snapshots: list[tuple[int, int]]
+    states: list[_LayerScalars | None]
+    kinds: list[dict[str, Any]]
+    curves: tuple[ErrorCurve, ...] = ()
+
+
+def _pack_epochs(state: PretrainState, arrays: dict[str, Array]) -> dict[str, Any]:
+    kinds: list[dict[str, Any]] = [{} for _ in state.states]
+    for (number, version), layer in state.snapshots.items():
+        arrays |= named(f"snapshot.{number}.{version}", layer)
+        kinds[number - 1] = _kinds_of(layer)
+    states: list[dict[str, Any] | None] = [None] * len(kinds)
+    for number, own in enumerate(state.states, start=1):
+        if own is not None:
+            states[number - 1] = _pack_layer(number, own, arrays)
+            kinds[number - 1] = _kinds_of(own.layer)
+    return {
+        "past": state.past,
+        "made": state.computed,
+        "snapshots": list(state.snapshots),
+        "states": states,
+        "kinds": kinds,
+        "curves": state.curves,
+    }
+
+
+def _unpack_epochs(header: _EpochsHeader, arrays: dict[str, Array]) -> PretrainState:
+    states = [
+        None if own is None else _unpack_layer(number, own, header.kinds[number - 1], arrays)
+        for number, own in enumerate(header.states, start=1)
+    ]
+    snapshots = {
+        (number, version): _read_layer(
+            f"snapshot.{number}.{version}", header.kinds[number - 1], arrays
+        )
+        for number, version in header.snapshots
+    }
+    state = PretrainState(header.past, snapshots, header.made, tuple(states), header.curves)
+    # A damaged file is found now, not in the middle of the resumed run.
+    held = {(i, version) for i, row in enumerate(header.past.held, start=1) for version in row}
+    if not held <= snapshots.keys() or not held >= set(header.made):
+        raise ValueError("versions are held without their parameters, or computed but not held")
+    for number, version in header.made:
+        state.ancestry(number, version)
+    return state
+
+
+EPOCHS_STATE = StateFile(_EpochsHeader, _pack_epochs, _unpack_epochs)
+
+
+# streams
+
+RINGS = ("ring", "passes")
+
+
+class _StreamedLayer(msgspec.Struct):
+    position: int
+    scalars: _LayerScalars
+    kinds: dict[str, Any]
+    examples: int
+    validation_error: float | None
+    warnings: tuple[str, ...]
+    ring: list[int]
+    passes: list[int]
+    steps: int | None = None
+
+
+class _StreamHeader(msgspec.Struct):
+    stream: list[_StreamedLayer]
+    done: tuple[int, ...]
+    curves: tuple[ErrorCurve, ...] = ()
+
+
+def _pack_stream(state: StreamState, arrays: dict[str, Array]) -> dict[str, Any]:
+    layers = []
+    for number, layer in enumerate(state.layers, start=1):
+        own: dict[str, Any] = {
+            name: getattr(layer, name, None) for name in _StreamedLayer.__struct_fields__
+        }
+        own["scalars"] = _pack_layer(number, layer.state, arrays)
+        own["kinds"] = _kinds_of(layer.state.layer)
+        for name in RINGS:
+            arrays |= {f"{name}.{number}.{n}": array for n, array in own[name].items()}
+            own[name] = list(own[name])
+        layers.append(own)
+    return {"stream": layers, "done": state.done, "curves": state.curves}
+
+
+def _unpack_stream(header: _StreamHeader, arrays: dict[str, Array]) -> StreamState:
+    layers = []
+    for number, layer in enumerate(header.stream, start=1):
+        own = msgspec.structs.asdict(layer)
+        own["state"] = _unpack_layer(number, own.pop("scalars"), own.pop("kinds"), arrays)
+        for name in RINGS:
+            own[name] = {n: arrays[f"{name}.{number}.{n}"] for n in own[name]}
+        layers.append(StreamedLayerState(**own))
+    return StreamState(tuple(layers), header.done, header.curves)
+
+
+STREAM_STATE = StateFile(_StreamHeader, _pack_stream, _unpack_stream)
+
+
+# asynchronous runs and fine-tuning, whose arrays have their names already
+
+
+def _flat(kind: Any) -> StateFile[Any]:
+    """Return the format of a kind of state: its ``arrays``, and a header of all other fields."""
+    types = get_type_hints(kind)
+    others = [x for x in fields(kind) if x.name != "arrays"]
+    header = msgspec.defstruct(
+        kind.__name__,
+        [(x.name, types[x.name], *(() if x.default is MISSING else (x.default,))) for x in others],
+    )
+
+    def pack(state: Any, arrays: dict[str, Array]) -> dict[str, Any]:
+        arrays |= state.arrays
+        return {x.name: getattr(state, x.name) for x in others}
+
+    def unpack(header: msgspec.Struct, arrays: dict[str, Array]) -> Any:
+        return kind(arrays=arrays, **msgspec.structs.asdict(header))
+
+    return StateFile(header, pack, unpack)
+
+
+ASYNC_STATE: StateFile[AsyncState] = _flat(AsyncState)
+FINETUNE_STATE: StateFile[FinetuneState] = _flat(FinetuneState)
+
+
+def state_file_of(settings: PretrainSettings) -> StateFile[Any]:
+    """Return the format of a run's state: by its schedule, then by its hand-over."""
+    if settings.schedule == ASYNC:
+        return ASYNC_STATE
+    return EPOCHS_STATE if settings.handoff == "epoch" else STREAM_STATE

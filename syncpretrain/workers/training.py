@@ -1,0 +1,97 @@
+"""The skeleton of every training, pretraining or fine-tuning: observers, and an early end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from syncpretrain.errors import RunInterrupted, WorkerError
+from syncpretrain.events import Event, Notice, Observer
+from syncpretrain.learners.epoch import Stopped
+from syncpretrain.models.stack import Stack
+from syncpretrain.observers.errors import ErrorHistory
+from syncpretrain.parallel.signals import StopRequest
+from syncpretrain.workers.state import Saver
+
+__all__ = ["Training"]
+
+
+class Training:
+    """Base of a training: its observers, the errors of all its epochs, and how it ends early.
+
+    Parameters
+    ----------
+    observers : iterable of callable
+    history : ErrorHistory, optional
+        Errors of an earlier training that this one continues.
+    save : callable, optional
+        Called after each epoch, and at a stop with ``final=True``: given a function that returns
+        the state of the training, and how many epochs are done.
+    """
+
+    _is_settled = True  # False where a worker may be in the middle of a minibatch
+
+    def __init__(
+        self,
+        observers: Iterable[Observer],
+        history: ErrorHistory | None = None,
+        *,
+        save: Saver | None = None,
+    ) -> None:
+        self.observers = tuple(observers)
+        self.history = history or ErrorHistory()
+        self.save = save
+
+    def emit(self, event: Event) -> None:
+        """Record an event, and pass it to the observers."""
+        self.history(event)
+        for observer in self.observers:
+            observer(event)
+
+    def notify(self, message: str) -> None:
+        """Send the observers a message for the user."""
+        self.emit(Notice(time.monotonic(), message))
+
+    def stack(self) -> Stack:
+        """Return what was learned so far."""
+        raise NotImplementedError
+
+    def state(self) -> Any:
+        """Return all that the rest of the training depends on."""
+        raise NotImplementedError
+
+    @property
+    def done(self) -> Any:
+        """The epochs that are finished, of each layer or of fine-tuning."""
+        raise NotImplementedError
+
+    def _save(self, *, final: bool = False) -> None:
+        if self.save is not None:
+            self.save(self.state, done=self.done, final=final)
+
+    @contextmanager
+    def ending(self, request: StopRequest) -> Iterator[None]:
+        """Save the state at a stop, and give the error that ends the training the newest stack."""
+        try:
+            yield
+        except WorkerError as error:
+            error.stack = error.stack or self._salvaged()
+            raise
+        except Stopped:
+            if self._is_settled:
+                self._save(final=True)
+            signum = request.signum or 2
+            raise RunInterrupted(self._how_far(), stack=self.stack(), signum=signum) from None
+
+    def _salvaged(self) -> Stack | None:
+        """Return the newest stack, None if a device that has failed does not give it back."""
+        try:
+            return self.stack()
+        except RuntimeError:
+            return None
+
+    def _how_far(self) -> str:
+        """Return in words how far a training is that was stopped."""
+        raise NotImplementedError
