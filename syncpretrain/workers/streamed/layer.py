@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,10 @@ from syncpretrain.workers.worker import LayerInTraining
 __all__ = ["DeviceStreamedLayer", "LearningLayer", "StreamedLayer"]
 
 
-class LearningLayer(BaseStreamedLayer):
+RingsT = TypeVar("RingsT", Rings, DeviceRings)
+
+
+class LearningLayer(BaseStreamedLayer, Generic[RingsT]):
     """One layer of a stream with its learner, wherever its minibatches come from.
 
     Parameters
@@ -57,6 +60,7 @@ class LearningLayer(BaseStreamedLayer):
         self._error, self._examples = 0.0, 0  # of the running epoch
         self._started = 0.0
         self._validation_error: float | None = None
+        self._above: tuple[RingsT, range] | None = None
 
     def live_state(self) -> StreamedLayerState:
         """Return the state without the rings, in the arrays that the next minibatch changes."""
@@ -72,14 +76,48 @@ class LearningLayer(BaseStreamedLayer):
             passes={},
         )
 
-    def _load(self, state: StreamedLayerState) -> None:
-        """Continue from a state, but for its rings."""
+    def _with_rings(self, live: StreamedLayerState, above: int | None) -> StreamedLayerState:
+        """Add to a state a copy of what was handed up, and is not processed above yet."""
+        if self._above is None or above is None:
+            return live
+        (minibatches, validation), _ = self._above
+        handed = self._handed_up(above + 1, self.position)
+        ring = {n: minibatches.on_host(n, self._passes.size(n)) for n in handed}
+        counts = [n // self._passes.steps for n in handed if n % self._passes.steps == 0]
+        passes = {n: validation.on_host(n, self._passes.held_out) for n in counts}
+        return replace(live, ring=ring, passes=passes if self._passes.held_out else {})
+
+    def load_state(self, state: StreamedLayerState) -> None:
+        """Continue from a state; the result is bit-identical.
+
+        Raises
+        ------
+        KeyError, ValueError
+            If it is the state of another layer.
+        """
         self.layer.load_state(state.state)
         self.layer.warnings[:] = state.warnings
         self._take_steps(state)
         self._started = time.monotonic()
         self._error, self._examples = state.state.cursor.error, state.examples
         self._validation_error = state.validation_error
+        with self.learner.stream:
+            if self._above is not None:
+                for ring, arrays in zip(self._above[0], (state.ring, state.passes), strict=True):
+                    for number, array in sorted(arrays.items()):
+                        ring.put(number, self.learner.backend.asarray(array))
+            self.learner.stream.synchronize()
+
+    def connect(self, rings: RingsT, numbers: range) -> None:
+        """Hand up the hidden means of some minibatches."""
+        self._above = rings, numbers
+
+    def _handed_up(self, first: int, last: int) -> range:
+        """Return which of some successive minibatches the layer above reads."""
+        if self._above is None:
+            return range(0)
+        numbers = self._above[1]
+        return range(max(first, numbers.start), min(last + 1, numbers.stop))
 
     def _begin_epoch(self) -> None:
         self._started = time.monotonic()
@@ -135,7 +173,7 @@ class LearningLayer(BaseStreamedLayer):
         )
 
 
-class StreamedLayer(LearningLayer):
+class StreamedLayer(LearningLayer[Rings]):
     """One layer of a stream: it trains, and hands up what it computes.
 
     Parameters
@@ -151,16 +189,11 @@ class StreamedLayer(LearningLayer):
     ) -> None:
         super().__init__(layer, plan, passes)
         self._source = source
-        self._above: tuple[Rings, range] | None = None
 
     @property
     def is_waiting(self) -> bool:
         """Whether it waits for an iterable, and looks whether to stop before it trains on."""
         return self._source.is_waiting
-
-    def connect(self, rings: Rings, numbers: range) -> None:
-        """Hand up the hidden means of some minibatches."""
-        self._above = rings, numbers
 
     def current(self) -> Layer:
         """Return the layer as it was at the end of its last minibatch; if finite, else epoch."""
@@ -171,35 +204,8 @@ class StreamedLayer(LearningLayer):
 
         ``above`` is the position of the layer above, None at the top.
         """
-        ring: dict[int, Array] = {}
-        passes: dict[int, Array] = {}
-        if self._above is not None and above is not None:
-            (minibatches, validation), numbers = self._above
-            for number in range(max(above + 1, numbers.start), self.position + 1):
-                if number not in numbers:
-                    break
-                ring[number] = minibatches.array(number, self._passes.size(number)).copy()
-                if number % self._passes.steps == 0 and self._passes.held_out:
-                    count = number // self._passes.steps
-                    passes[count] = validation.array(count, self._passes.held_out).copy()
         live = self.live_state()
-        return replace(live, state=live.state.to(np.copy), ring=ring, passes=passes)
-
-    def load_state(self, state: StreamedLayerState) -> None:
-        """Continue from a state; the result is bit-identical.
-
-        Raises
-        ------
-        KeyError, ValueError
-            If it is the state of another layer.
-        """
-        self._load(state)
-        if self._above is not None:
-            minibatches, validation = self._above[0]
-            for number, array in state.ring.items():
-                np.copyto(minibatches.array(number, len(array)), array)
-            for number, array in state.passes.items():
-                np.copyto(validation.array(number, len(array)), array)
+        return self._with_rings(replace(live, state=live.state.to(np.copy)), above)
 
     def process_again(self, last: int, run: PhaseRunner = in_turn) -> None:
         """Go on to a minibatch; all up to it were handed up before, and are not touched."""
@@ -299,7 +305,7 @@ class StreamedLayer(LearningLayer):
             self.layer.stopping.stops(self.learner.current(), X[:0], X)
 
 
-class DeviceStreamedLayer(LearningLayer):
+class DeviceStreamedLayer(LearningLayer[DeviceRings]):
     """One layer of a stream, with its learner on a device, on a stream of its own there.
 
     A block of minibatches is queued as a whole: the host goes on to the next block, of this layer
@@ -332,7 +338,6 @@ class DeviceStreamedLayer(LearningLayer):
     ) -> None:
         super().__init__(layer, plan, passes)
         self._backend, self._source, self._most = self.learner.backend, source, most
-        self._above: tuple[DeviceRings, range] | None = None
         self._staged: Any = None  # what a block hands up
         with self.learner.stream:
             self._no_error = self._backend.zeros((), np.float64)
@@ -347,7 +352,7 @@ class DeviceStreamedLayer(LearningLayer):
 
     def connect(self, rings: DeviceRings, numbers: range) -> None:
         """Hand up the hidden means of some minibatches."""
-        self._above = rings, numbers
+        super().connect(rings, numbers)
         width = self.learner.current().shape.hidden
         self._staged = self._backend.empty((self._most * self._passes.batch_size, width))
 
@@ -381,31 +386,7 @@ class DeviceStreamedLayer(LearningLayer):
         error = ordered_sum((error for _, error in pending), self._error)
         own = replace(own, cursor=Cursor(own.cursor.minibatches, error))
         live = replace(live, state=own, examples=live.examples + sum(n for n, _ in pending))
-        if self._above is None or above is None:
-            return live
-        (minibatches, validation), numbers = self._above
-        handed = range(max(above + 1, numbers.start), min(self.position + 1, numbers.stop))
-        ring = {n: minibatches.on_host(n, self._passes.size(n)) for n in handed}
-        counts = [n // self._passes.steps for n in handed if n % self._passes.steps == 0]
-        passes = {n: validation.on_host(n, self._passes.held_out) for n in counts}
-        return replace(live, ring=ring, passes=passes if self._passes.held_out else {})
-
-    def load_state(self, state: StreamedLayerState) -> None:
-        """Continue from a state; the result is bit-identical.
-
-        Raises
-        ------
-        KeyError, ValueError
-            If it is the state of another layer.
-        """
-        self._load(state)
-        asarray = self._backend.asarray
-        with self.learner.stream:
-            if self._above is not None:
-                for ring, arrays in zip(self._above[0], (state.ring, state.passes), strict=True):
-                    for number, array in sorted(arrays.items()):
-                        ring.fill(number, number, asarray(array))
-            self.learner.stream.synchronize()
+        return self._with_rings(live, above)
 
     def process(
         self, block: Block, stop: Callable[[], bool], run: PhaseRunner = in_turn
@@ -495,13 +476,6 @@ class DeviceStreamedLayer(LearningLayer):
         start = number * self._passes.batch_size
         return self._staged[start : start + rows]
 
-    def _handed_up(self, first: int, last: int) -> range:
-        """Return which of some successive minibatches the layer above reads."""
-        if self._above is None:
-            return range(0)
-        numbers = self._above[1]
-        return range(max(first, numbers.start), min(last + 1, numbers.stop))
-
     def _hand_up(self, first: int, numbers: range) -> None:
         """Copy what was staged of some minibatches of a run into the ring."""
         assert self._above is not None
@@ -534,7 +508,7 @@ class DeviceStreamedLayer(LearningLayer):
             hidden = None
             if self._above is not None and number in self._above[1]:
                 hidden = _finite(layer.up(X))
-                self._above[0].validation.fill(count, count, hidden)
+                self._above[0].validation.put(count, hidden)
             if number > self.plan.end:
                 return  # the error of a layer that was trained is not asked for
             error = self.learner.summed_error(X, hidden)
