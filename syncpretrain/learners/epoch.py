@@ -25,18 +25,16 @@ from syncpretrain.learners.steps import Step
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
-    "LARGEST_WEIGHT",
-    "MAX_ROLLBACKS",
     "Cursor",
     "ErrorSum",
     "Stopped",
     "diverged",
+    "run_away",
     "train_epoch",
 ]
 
 # A weight of 1000 makes a step function of a unit: learning has stopped, finite or not.
 LARGEST_WEIGHT = 1e3
-MAX_ROLLBACKS = 3  # of one layer in one run
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +165,15 @@ def train_epoch(
             progress(done / steps)
             if keep is not None:
                 keep(done, errors.sum())
-    largest = learner.largest_weight()
-    if not largest <= LARGEST_WEIGHT:
-        raise diverged(learner, epoch, f"a weight has grown to {largest:.3g}")
+    if symptom := run_away(learner):
+        raise diverged(learner, epoch, symptom)
     return errors.sum() / len(X)
+
+
+def run_away(learner: Learner) -> str:
+    """Return that a weight has grown too large, or nothing."""
+    largest = learner.largest_weight()
+    return "" if largest <= LARGEST_WEIGHT else f"a weight has grown to {largest:.3g}"
 
 
 def diverged(learner: Learner, epoch: int, symptom: str) -> DivergedError:

@@ -15,8 +15,7 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder, convolutional_rbm
-from syncpretrain.learners.drift import Outputs
-from syncpretrain.learners.early_stopping import EarlyStopping
+from syncpretrain.learners.early_stopping import EarlyStopping, Outputs
 from syncpretrain.learners.rbm import RBM, SparseRBM
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import Step
@@ -30,7 +29,7 @@ from syncpretrain.settings.fields import LayerSettings, MomentumSchedule
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.ranks.placement import RankShares
 from syncpretrain.workers.state import LayerState, refusing_others
-from syncpretrain.workers.worker import Inputs, LayerWorker, WorkerFactory
+from syncpretrain.workers.worker import Inputs, LayerInTraining, LayerWorker, WorkerFactory
 
 if TYPE_CHECKING:
     from syncpretrain.cluster.group import AgreedStop
@@ -195,24 +194,42 @@ def build_worker(
     ``backend`` is where the layers are trained, None NumPy; ``shared`` is of the ranks that make
     its steps together.
     """
-    learner = build_learner(settings, layer, backend)
-    workers = settings.replicas[layer - 1]
-    step = step_for(learner, settings.shards_of(layer), settings.split_of(layer), workers)
-    stopping = build_stopping(settings)[layer - 1]
+    own = build_layer(settings, layer, backend, shared)
+    on_host = own.learner.backend.name == "numpy"
     worker = LayerWorker(
-        learner,
-        step if shared is None else step_on_ranks(step, shared),
+        own,
         inputs,
-        stopping,
-        build_outputs(settings, layer),
         keep_states=keep_states,
-        replicas=workers if learner.backend.name == "numpy" else 1,  # else one thread queues all
+        replicas=settings.replicas[layer - 1] if on_host else 1,  # else one thread queues all
         times=times,
     )
     if state is not None:
         with refusing_others(f"the state of layer {layer} is of another layer"):
             worker.load_state(state)
     return worker
+
+
+def build_layer(
+    settings: PretrainSettings,
+    layer: int,
+    backend: Backend | None = None,
+    shared: AgreedStop | None = None,
+    *,
+    hands_up: bool = False,
+    shards: int | None = None,
+) -> LayerInTraining:
+    """Return one layer, ready to be trained.
+
+    ``shared`` is of the ranks that make its steps together, and ``hands_up`` whether hidden means
+    are copied from these; ``shards`` are of a minibatch, None as the settings say.
+    """
+    learner, workers = build_learner(settings, layer, backend), settings.replicas[layer - 1]
+    shards = shards or settings.shards_of(layer)
+    step = step_for(learner, shards, settings.split_of(layer), workers)
+    if shared is not None:
+        step = step_on_ranks(step, shared, hands_up=hands_up)
+    stopping = build_stopping(settings)[layer - 1]
+    return LayerInTraining(learner, step, stopping, build_outputs(settings, layer))
 
 
 def step_on_ranks(step: Step, stop: AgreedStop, *, hands_up: bool = False) -> Step:

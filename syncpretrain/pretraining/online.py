@@ -5,7 +5,7 @@ A layer trains on a minibatch and hands its activations to the layer above, as i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from syncpretrain.data.visible import check_columns, has_missing
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import diverged
+from syncpretrain.learners.steps import WholeStep, load_state
 from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import in_columns
 from syncpretrain.models.stack import Stack
@@ -107,7 +108,7 @@ class OnlineStack:
         if missing:
             check_missing(self.settings)
         learners = build_learners(msgspec.structs.replace(self.settings, missing=missing))
-        first = self.stack is None
+        steps, first = list(map(WholeStep, learners)), self.stack is None
         if self.stack is None:
             self.stack = _stack_of(learners, Scaling.for_units(X, self.settings.visible_units))
         else:
@@ -115,8 +116,8 @@ class OnlineStack:
             self._let_vary(X)
             for learner, layer in zip(learners, self.stack.layers, strict=True):
                 learner.restore(layer)
-        for learner, state in zip(learners, self._states, strict=False):
-            _restore(learner, state)
+        for own, layer, state in zip(steps, self.stack.layers, self._states, strict=False):
+            load_state(own.learner, own, layer, state)
         seen, size = self.stack.prepared(X, missing=True), self.settings.batch_size
         on_columns = [] if first else self._later.compared(seen, names)
         self.parts += 1
@@ -124,12 +125,11 @@ class OnlineStack:
             for step, start in enumerate(range(0, len(seen), size)):
                 below = seen[start : start + size]
                 self.updates += 1
-                for learner in learners:
+                for own in steps:
                     if first and step == 0:
-                        learner.start(below)
-                    learner.gradient(below, np.arange(len(below)), epoch=self.parts, step=step)
-                    learner.update(epoch=self.parts)
-                    below = learner.current().up(below)
+                        own.learner.start(below)
+                    own.train_step(below, np.arange(len(below)), epoch=self.parts, step=step)
+                    below = own.learner.current().up(below)
         for learner in learners:
             _check_finite(learner, self.parts, on_columns)
         self._states = [{n: a.copy() for n, a in learner.state().items()} for learner in learners]
@@ -207,11 +207,6 @@ class _LaterRows:
 
 def _stack_of(learners: list[Learner], scaling: Scaling | None) -> Stack:
     return Stack(tuple(learner.snapshot() for learner in learners), {}, scaling)
-
-
-def _restore(learner: Learner, state: Mapping[str, Any]) -> None:
-    for name, array in learner.state().items():
-        np.copyto(array, state[name])
 
 
 def _check_finite(learner: Learner, part: int, causes: Sequence[str]) -> None:

@@ -124,7 +124,7 @@ class KeptEpochs:
             report, message=replace(message, warnings=(*self._before, *message.warnings))
         )
         if isinstance(message, Finished):
-            state = message.state or self._worker.live_state(Cursor())
+            state = message.state or self._worker.layer.state(Cursor())
             # Before the report is sent: what the parent knows must never be newer than the state.
             self._keeping.keep(_Kept(self._epoch, state, report=report))
         return report

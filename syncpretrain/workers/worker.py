@@ -1,4 +1,4 @@
-"""A layer's worker: it executes one command, in any runtime."""
+"""One layer in training, and its worker: it executes one command, in any runtime."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import DivergedError
 from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.drift import Outputs
-from syncpretrain.learners.early_stopping import EarlyStopping
-from syncpretrain.learners.epoch import MAX_ROLLBACKS, Cursor, Stopped, train_epoch
+from syncpretrain.learners.early_stopping import EarlyStopping, Outputs
+from syncpretrain.learners.epoch import Cursor, Stopped, train_epoch
 from syncpretrain.learners.steps import Step, load_state
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
@@ -25,8 +24,9 @@ from syncpretrain.workers.interface import Failed, Finished, Message
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import LayerState, StateKeeper
 
-__all__ = ["Inputs", "LayerWorker", "WorkerFactory"]
+__all__ = ["Inputs", "LayerInTraining", "LayerWorker", "WorkerFactory"]
 
+MAX_ROLLBACKS = 3  # of one layer in one run
 PROBE_ROWS = 1000  # rows looked at after each epoch; more would cost over 1 %
 
 
@@ -45,20 +45,115 @@ class Inputs(Protocol):
         ...
 
 
-class LayerWorker:
-    """Trains one layer, epoch by epoch, on the versions that its commands name.
+class LayerInTraining:
+    """One layer with all that it needs to train, in whole epochs or in a stream.
 
     Parameters
     ----------
     learner : Learner
     step : Step
         How the learner trains on a minibatch.
-    inputs : Inputs
-        The versions of the layer below.
     stopping : EarlyStopping, optional
         Asked after each epoch whether the layer has learned enough.
     outputs : Outputs, optional
         Measures the layer's drift after each epoch; asked too whether the layer has settled.
+
+    Attributes
+    ----------
+    last_good : Layer
+        The layer at the end of its last epoch, to which a roll-back returns.
+    warnings : list of str
+        Warnings of the running epoch.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        step: Step,
+        stopping: EarlyStopping | None = None,
+        outputs: Outputs | None = None,
+    ) -> None:
+        self.learner, self.step = learner, step
+        self.stopping, self.outputs = stopping, outputs
+        with learner.stream:
+            self.last_good = learner.snapshot()
+        self.warnings: list[str] = []
+        self._rollbacks = 0
+
+    def end_epoch(self) -> None:
+        """Keep the layer as it is for a roll-back, and add what its device has to say."""
+        if (notice := self.learner.recorder.take_notice()) is not None:
+            self.warnings.append(f"layer {self.learner.layer} is {notice}")
+        self.last_good = self.learner.snapshot()
+
+    def restore(self) -> None:
+        """Take the layer back to the end of its last epoch."""
+        self.learner.restore(self.last_good)
+        self.step.restart()
+
+    def roll_back(self, failure: DivergedError, epoch: int) -> None:
+        """Take a layer that diverged back to its last epoch, with half the learning rate.
+
+        Raises
+        ------
+        DivergedError
+            If that was done :data:`MAX_ROLLBACKS` times.
+        """
+        if self._rollbacks == MAX_ROLLBACKS:
+            raise failure
+        # Half the rate for all the rest of the run: the old one would diverge again.
+        self._rollbacks += 1
+        self.restore()
+        self.learner.learning_rate /= 2
+        self.warnings.append(
+            f"{failure}. Back to the end of epoch {epoch - 1}, with half the learning rate,"
+            f" {self.learner.learning_rate:g}"
+        )
+
+    def state(self, cursor: Cursor) -> LayerState:
+        """Return the state at a place in an epoch, in the arrays that the next minibatch changes.
+
+        Without a minibatch behind it, it is that of the last epoch's end.
+        """
+        return LayerState(
+            # At the end of an epoch both are equal, and the snapshot is there already.
+            layer=self.learner.current() if cursor.minibatches else self.last_good,
+            step_state=self.step.state(),
+            last_good=self.last_good,
+            cursor=cursor,
+            learning_rate=self.learner.learning_rate,
+            rollbacks=self._rollbacks,
+            stopping=self.stopping.state if self.stopping else None,
+            outputs=self.outputs.kept if self.outputs else {},
+        )
+
+    def load_state(self, state: LayerState) -> None:
+        """Continue from a state; the result is bit-identical.
+
+        Raises
+        ------
+        KeyError, ValueError
+            If it is the state of another layer.
+        """
+        with self.learner.stream:
+            state = state.to(self.learner.backend.asarray)
+            load_state(self.learner, self.step, state.layer, state.step_state)
+        self.learner.learning_rate = state.learning_rate
+        self.last_good, self._rollbacks = state.last_good, state.rollbacks
+        if self.stopping is not None and state.stopping is not None:
+            self.stopping.state = state.stopping
+        if self.outputs is not None:
+            self.outputs.kept = dict(state.outputs)
+
+
+class LayerWorker:
+    """Trains one layer, epoch by epoch, on the versions that its commands name.
+
+    Parameters
+    ----------
+    layer : LayerInTraining
+    inputs : Inputs
+        The versions of the layer below.
     keep_states : bool
         Whether each epoch ends with a copy of the whole state, for checkpoints.
     replicas : int
@@ -80,28 +175,20 @@ class LayerWorker:
 
     def __init__(
         self,
-        learner: Learner,
-        step: Step,
+        layer: LayerInTraining,
         inputs: Inputs,
-        stopping: EarlyStopping | None = None,
-        outputs: Outputs | None = None,
         *,
         keep_states: bool = False,
         replicas: int = 1,
         times: Timeouts = TIMEOUTS,
     ) -> None:
-        self.learner, self.step = learner, step
+        self.layer, self.learner = layer, layer.learner
         self.progress = np.zeros(1)
         self.worker_count = np.ones(1)
-        self._pool = WorkerPool(replicas, f"syncpretrain-layer-{learner.layer}", times)
-        self._inputs = inputs
-        self._stopping, self._outputs = stopping, outputs
-        self._keep_states = keep_states
-        with learner.stream:
-            self._last_good = learner.snapshot()
-        self._cursor, self._rollbacks = Cursor(), 0
+        self._pool = WorkerPool(replicas, f"syncpretrain-layer-{self.learner.layer}", times)
+        self._inputs, self._keep_states = inputs, keep_states
+        self._cursor = Cursor()
         self.keeper: StateKeeper | None = None
-        self._warnings: list[str] = []  # of the running epoch
 
     @property
     def fraction(self) -> float:
@@ -118,7 +205,7 @@ class LayerWorker:
         A stop keeps what the learner has, as long as that is finite; any other failure takes it
         back to its last epoch. The arrays in the message are where the layer is trained, and ready.
         """
-        self._warnings.clear()
+        self.layer.warnings.clear()
         message: Message | None = None
         try:
             with self.learner.stream:
@@ -128,7 +215,7 @@ class LayerWorker:
                 return message
         except BaseException as error:  # of the device itself: there is nothing to go back to
             first = message.error if isinstance(message, Failed) else error
-            return Failed(command, first, tuple(self._warnings))
+            return Failed(command, first, tuple(self.layer.warnings))
 
     def _execute(self, command: Train, stop: Callable[[], bool]) -> Message:
         try:
@@ -138,7 +225,7 @@ class LayerWorker:
             # Divergence is noticed a minibatch late: without this look a checkpoint could hold NaN.
             if not self.learner.is_finite():
                 self._roll_back()
-            return Failed(command, stopped, tuple(self._warnings), self.state())
+            return Failed(command, stopped, tuple(self.layer.warnings), self.state())
         # BaseException, also KeyboardInterrupt: nothing may leave the thread of a layer but through
         # its message, or the driver would wait for that message until its deadline.
         except BaseException as error:
@@ -147,46 +234,21 @@ class LayerWorker:
                 state = self.state()
             except (RuntimeError, MemoryError):  # of a device that has failed, where all fails then
                 state = None
-            return Failed(command, error, tuple(self._warnings), state)
+            return Failed(command, error, tuple(self.layer.warnings), state)
 
     def state(self) -> LayerState:
         """Return a copy of everything that the next minibatch depends on."""
-        state = self.live_state(self._cursor)
+        state = self.layer.state(self._cursor)
         return replace(
             state,
-            layer=self.learner.snapshot() if self._cursor.minibatches else self._last_good,
+            layer=self.learner.snapshot() if self._cursor.minibatches else state.layer,
             step_state={name: array.copy() for name, array in state.step_state.items()},
-        )
-
-    def live_state(self, cursor: Cursor) -> LayerState:
-        """Return the state at a place in an epoch, in the arrays that the next minibatch changes.
-
-        Without a minibatch behind it, it is that of the last epoch's end.
-        """
-        return LayerState(
-            # At the end of an epoch both are equal, and the snapshot is there already.
-            layer=self.learner.current() if cursor.minibatches else self._last_good,
-            step_state=self.step.state(),
-            last_good=self._last_good,
-            cursor=cursor,
-            learning_rate=self.learner.learning_rate,
-            rollbacks=self._rollbacks,
-            stopping=self._stopping.state if self._stopping else None,
-            outputs=self._outputs.kept if self._outputs else {},
         )
 
     def load_state(self, state: LayerState) -> None:
         """Continue from a state; the result is bit-identical."""
-        with self.learner.stream:
-            state = state.to(self.learner.backend.asarray)
-            load_state(self.learner, self.step, state.layer, state.step_state)
-        self.learner.learning_rate = state.learning_rate
-        self._last_good, self._cursor = state.last_good, state.cursor
-        self._rollbacks = state.rollbacks
-        if self._stopping is not None and state.stopping is not None:
-            self._stopping.state = state.stopping
-        if self._outputs is not None:
-            self._outputs.kept = dict(state.outputs)
+        self.layer.load_state(state)
+        self._cursor = state.cursor
 
     def close(self) -> list[str]:
         """Stop the helper threads; return the names of those still alive."""
@@ -197,8 +259,7 @@ class LayerWorker:
         self._pool.run(phases, shards, int(self.worker_count[0]))
 
     def _roll_back(self) -> None:
-        self.learner.restore(self._last_good)
-        self.step.restart()
+        self.layer.restore()
         self._cursor = Cursor()
 
     def _train(self, command: Train, stop: Callable[[], bool]) -> Finished:
@@ -212,14 +273,14 @@ class LayerWorker:
         if command.epoch == 1:
             self._record_outputs(X.train, 0)
         train_error = self._epoch(X.train, command.epoch, stop)
-        if (notice := self.learner.recorder.take_notice()) is not None:
-            self._warnings.append(f"layer {self.learner.layer} is {notice}")
-        self._last_good, self._cursor = self.learner.snapshot(), Cursor()
+        self.layer.end_epoch()
+        self._cursor = Cursor()
         held_out = self._probe(X.validation)
         held_out_error = self.learner.validation_error(held_out) if len(held_out) else None
         stops = self._stops(X.train, held_out)
         drifts = self._record_outputs(X.train, command.epoch, command.against)
-        stops = stops or (self._outputs is not None and self._outputs.is_settled)
+        outputs = self.layer.outputs
+        stops = stops or (outputs is not None and outputs.is_settled)
         return Finished(
             command=command,
             started=started,
@@ -227,8 +288,8 @@ class LayerWorker:
             ended=time.monotonic(),
             train_error=train_error,
             validation_error=held_out_error,
-            layer=self._last_good,
-            warnings=tuple(self._warnings),
+            layer=self.layer.last_good,
+            warnings=tuple(self.layer.warnings),
             stops=stops,
             drifts=drifts,
             state=self.state() if self._keep_states else None,
@@ -246,7 +307,7 @@ class LayerWorker:
             try:
                 return train_epoch(
                     self.learner,
-                    self.step,
+                    self.layer.step,
                     X,
                     epoch=epoch,
                     stop=stop,
@@ -256,21 +317,13 @@ class LayerWorker:
                     keep=None if self.keeper is None else self._keep,
                 )
             except DivergedError as diverged:
-                if self._rollbacks == MAX_ROLLBACKS:
-                    raise
-                # Half the rate for all the rest of the run: the old one would diverge again.
-                self._rollbacks += 1
-                self._roll_back()
-                self.learner.learning_rate /= 2
-                self._warnings.append(
-                    f"{diverged}. Back to the end of epoch {epoch - 1}, with half the learning"
-                    f" rate, {self.learner.learning_rate:g}"
-                )
+                self.layer.roll_back(diverged, epoch)
+                self._cursor = Cursor()
 
     def _keep(self, minibatches: int, error: float) -> None:
         if self.keeper is not None and self.keeper.is_due:
             cursor = Cursor(minibatches, float(error))
-            self.keeper.keep(self.live_state(cursor), tuple(self._warnings))
+            self.keeper.keep(self.layer.state(cursor), tuple(self.layer.warnings))
 
     def _probe(self, X: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return some rows of X, evenly spaced; of sparse ones an array."""
@@ -283,20 +336,20 @@ class LayerWorker:
         return probe
 
     def _stops(self, train: NDArray[np.float32], held_out: NDArray[np.float32]) -> bool:
-        if self._stopping is None or not len(held_out):
+        if self.layer.stopping is None or not len(held_out):
             return False
         host = self.learner.backend.tohost  # where likelihoods are computed, in float64
-        last, samples = self._last_good.to(host), map(host, (self._probe(train), held_out))
-        return self._stopping.stops(last, *samples)
+        last, samples = self.layer.last_good.to(host), map(host, (self._probe(train), held_out))
+        return self.layer.stopping.stops(last, *samples)
 
     def _record_outputs(
         self, train: NDArray[np.float32], version: int, against: Sequence[int] = ()
     ) -> dict[int, float]:
         """Return the distance of a version from older ones; empty if drift is not measured."""
-        if self._outputs is None:
+        if self.layer.outputs is None:
             return {}
-        outputs = self.learner.backend.tohost(self._last_good.up(self._probe(train)))
-        return self._outputs.record(version, outputs, against)
+        outputs = self.learner.backend.tohost(self.layer.last_good.up(self._probe(train)))
+        return self.layer.outputs.record(version, outputs, against)
 
     def _report_progress(self, fraction: float) -> None:
         self.fraction = fraction

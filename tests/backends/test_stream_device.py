@@ -36,7 +36,7 @@ from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.state import STREAM_STATE
 from syncpretrain.workers.streamed.device_inputs import DeviceRing, Events
-from syncpretrain.workers.streamed.device_layer import DeviceStreamedLayer
+from syncpretrain.workers.streamed.layer import DeviceStreamedLayer
 
 ON_DEVICES = [v for v in VARIANTS if not {"shards"} & VARIANTS[v].keys()]
 # A delay moves minibatches, whatever learns of them: each learner with one, and each delay.

@@ -27,7 +27,7 @@ def killed_worker(
     """Return a layer's worker; ``pause`` are the seconds between two states that are kept."""
     at = arranged(folder, kills, pause, layer)
     worker = original_worker(settings, layer, *rest)
-    kill_after_steps(worker.step, at("step"))
+    kill_after_steps(worker.layer.step, at("step"))
     return worker
 
 
@@ -37,7 +37,7 @@ def killed_streamed_layer(
     """Return a streamed layer; see above."""
     at = arranged(folder, kills, pause, place.layer)
     layer = original_streamed_layer(settings, place, *rest)
-    kill_after_steps(layer.step, at("step"))
+    kill_after_steps(layer.layer.step, at("step"))
     return layer
 
 

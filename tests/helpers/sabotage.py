@@ -65,7 +65,8 @@ def build_worker(kind, failing, settings, layer, state, keep_states, backend, ti
         raise MemoryError("out of luck")
     learner = building.build_learner(settings, layer)
     training = building.step_for(learner, settings.shards_of(layer), settings.split)
-    worker = building.LayerWorker(learner, training, inputs, replicas=2, times=times)
+    own = building.LayerInTraining(learner, training)
+    worker = building.LayerWorker(own, inputs, replicas=2, times=times)
     if kind == "alone":
         worker._pool._wake = lambda rank: None
     if layer == failing:
@@ -81,7 +82,7 @@ def build_streamed_layer(kind, failing, settings, place, data, below, above):
         raise MemoryError("out of luck")
     layer = original_streamed_layer(settings, place, data, below, above)
     if place.layer == failing:
-        (tell_of_helpers if kind == "helped" else sabotaged)(layer.step, kind)
+        (tell_of_helpers if kind == "helped" else sabotaged)(layer.layer.step, kind)
     return layer
 
 

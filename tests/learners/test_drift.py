@@ -16,7 +16,7 @@ from trialruns import died, settings_on
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import DriftJudged, EpochFinished, Event
-from syncpretrain.learners.drift import Outputs, drift
+from syncpretrain.learners.early_stopping import Outputs, drift
 from syncpretrain.observers.event_log import read_reads
 from syncpretrain.planning.candidates import Task, candidates
 from syncpretrain.planning.choice import plan_for

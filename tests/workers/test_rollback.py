@@ -23,7 +23,7 @@ from syncpretrain.settings import MomentumSchedule
 from syncpretrain.workers.interface import Failed, Finished
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.versions import Versions
-from syncpretrain.workers.worker import LayerWorker
+from syncpretrain.workers.worker import LayerInTraining, LayerWorker
 
 LAYERS = (16, 12, 8)
 RUNTIMES = ["serial", "threads"]
@@ -129,7 +129,8 @@ def epoch(learner: Learner, X: np.ndarray, number: int) -> float:
 
 
 def layer_worker(learner: Learner, X: np.ndarray) -> LayerWorker:
-    return LayerWorker(learner, WholeStep(learner), Versions(Split(X, X[:0]), (8,)))
+    own = LayerInTraining(learner, WholeStep(learner))
+    return LayerWorker(own, Versions(Split(X, X[:0]), (8,)))
 
 
 @pytest.mark.parametrize("make", [rbm, autoencoder])

@@ -26,7 +26,7 @@ from syncpretrain.events import (
 )
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.epoch import LARGEST_WEIGHT, Stopped, diverged
+from syncpretrain.learners.epoch import Stopped, diverged, run_away
 from syncpretrain.learners.select import step_for
 from syncpretrain.models.layer import Layer
 from syncpretrain.models.passes import up_through
@@ -326,9 +326,8 @@ class AsyncPretraining(Driver):
         for i, learner in enumerate(stage.learners):
             number, limit = learner.layer, self.settings.epochs[learner.layer - 1]
             if epoch <= limit:
-                largest = learner.largest_weight()
-                if not largest <= LARGEST_WEIGHT:
-                    raise self._diverged(stage, i, epoch, f"a weight has grown to {largest:.3g}")
+                if symptom := run_away(learner):
+                    raise self._diverged(stage, i, epoch, symptom)
                 held_out = learner.validation_error(V) if len(V) else None
                 self._done[number - 1] = epoch
                 self._good[number - 1] = learner.snapshot()

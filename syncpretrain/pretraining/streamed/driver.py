@@ -28,16 +28,14 @@ from syncpretrain.events import (
 )
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.learners.epoch import Stopped
-from syncpretrain.learners.select import step_for
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.signals import StopRequest
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import (
     backend_of_layers,
+    build_layer,
     build_learner,
-    build_stopping,
     rank_shares,
-    step_on_ranks,
 )
 from syncpretrain.pretraining.memory import (
     StreamSize,
@@ -65,7 +63,6 @@ from syncpretrain.workers.streamed.device_inputs import (
     RingRuns,
     data_runs,
 )
-from syncpretrain.workers.streamed.device_layer import DeviceStreamedLayer
 from syncpretrain.workers.streamed.inputs import (
     DataSource,
     Passes,
@@ -75,7 +72,7 @@ from syncpretrain.workers.streamed.inputs import (
     Source,
     source_of,
 )
-from syncpretrain.workers.streamed.layer import StreamedLayer
+from syncpretrain.workers.streamed.layer import DeviceStreamedLayer, StreamedLayer
 from syncpretrain.workers.streamed.local import (
     LocalStream,
     StreamedLayerFactory,
@@ -203,19 +200,14 @@ def device_stream(
     rows = held_rows(settings, backend, steps=passes.steps, held_out=passes.held_out)
     beside = pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
     runs = data_runs(data, backend.for_layer(1), most=size.block, beside=beside)
-    stopping = build_stopping(settings)
     source: DeviceSource = runs
     layers = []
     for place in places:
-        learner = build_learner(settings, place.layer, backend)
-        layer = DeviceStreamedLayer(
-            *(learner, step_for(learner, 1, "examples"), place.plan, source, passes),
-            stopping[place.layer - 1],
-            most=size.block,
-        )
+        own = build_layer(settings, place.layer, backend, shards=1)
+        layer = DeviceStreamedLayer(own, place.plan, source, passes, most=size.block)
         if place.above is not None:
             reader = backend.for_layer(place.layer + 1)
-            rings = DeviceRings.of(place.above, reader, learner.backend)
+            rings = DeviceRings.of(place.above, reader, own.learner.backend)
             layer.connect(rings, place.handed_up)
             source = RingRuns(rings, passes)
             reader.synchronize()
@@ -344,12 +336,8 @@ def build_streamed_layer(
         source = source_of(settings, below) if data is None else data
     else:
         source = RingSource(place.below.rings(below), place.passes)
-    learner = build_learner(settings, place.layer)
-    step = step_for(learner, settings.shards_of(place.layer), settings.split_of(place.layer))
-    if shared is not None:
-        step = step_on_ranks(step, shared, hands_up=place.above is not None)
-    stopping = build_stopping(settings)[place.layer - 1]
-    layer = StreamedLayer(learner, step, place.plan, source, place.passes, stopping)
+    own = build_layer(settings, place.layer, shared=shared, hands_up=place.above is not None)
+    layer = StreamedLayer(own, place.plan, source, place.passes)
     if place.above is not None and above is not None:
         layer.connect(place.above.rings(above), place.handed_up)
     return layer

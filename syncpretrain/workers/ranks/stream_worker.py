@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels.program import Phases
@@ -68,11 +66,9 @@ class Inlet:
 
     def put(self, source: int, handed: HandedUp) -> None:
         """Take in a minibatch."""
-        own = handed.minibatch
-        np.copyto(self._rings.minibatches.array(handed.number, len(own)), own)
+        self._rings.minibatches.put(handed.number, handed.minibatch)
         if handed.validation is not None:
-            count, rows = handed.number // self._passes.steps, len(handed.validation)
-            np.copyto(self._rings.validation.array(count, rows), handed.validation)
+            self._rings.validation.put(handed.number // self._passes.steps, handed.validation)
         # The data first, then the number: a layer that sees the number finds the minibatch whole.
         with self._changed:
             self._newest = handed.number

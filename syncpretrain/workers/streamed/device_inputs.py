@@ -135,6 +135,10 @@ class DeviceRing:
                 self._backend.send(part, out=self._arrays[at : at + len(part)])
         self._filled.record(last)
 
+    def put(self, number: int, array: Any) -> None:
+        """Copy one array, on the current stream of the writer."""
+        self.fill(number, number, array)
+
     def on_host(self, number: int, rows: int) -> Array:
         """Return a copy of an array; the caller has waited for its writer."""
         return self._backend.tohost(self.slot(number, rows))

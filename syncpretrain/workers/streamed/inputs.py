@@ -78,6 +78,14 @@ class Ring:
         array: Array = self._arrays[number % len(self._arrays), :rows]
         return array
 
+    def put(self, number: int, array: Array) -> None:
+        """Copy an array into the ring."""
+        np.copyto(self.array(number, len(array)), array)
+
+    def on_host(self, number: int, rows: int) -> Array:
+        """Return a copy of an array."""
+        return np.array(self.array(number, rows))
+
     def aside(self) -> Ring:
         """Return a ring of one array of its own, for what is not to be handed on."""
         return Ring(np.empty_like(self._arrays[:1]))
