@@ -70,6 +70,7 @@ __all__ = [
     "are_curved",
     "are_few",
     "are_measurements",
+    "are_told_apart",
     "chooses_decay",
     "chosen_decay",
     "few_labels_settings",
@@ -401,7 +402,7 @@ def likeliest(
     """
     rows, y, weights = targets
     first, second = ways
-    if np.bincount(y, minlength=classes).min() < FOLDS:
+    if not are_told_apart(y, classes):
         return first
     most = GUESS_STEPS * GUESS_BATCH  # more rows are not seen in so few steps
     others = np.setdiff1d(np.arange(X.shape[0]), rows)
@@ -422,6 +423,11 @@ def likeliest(
             found[name][held_out] = _times_weights(likely, weights, held_out)
     apart = found[second] - found[first]
     return second if apart.sum() > margin * math.sqrt(np.square(apart).sum()) else first
+
+
+def are_told_apart(y: NDArray[Any], classes: int) -> bool:
+    """Return whether each class has labels enough to leave some out in each part of a trial."""
+    return int(np.bincount(y, minlength=classes).min()) >= FOLDS
 
 
 def _log_likelihoods(outputs: Matrix, y: NDArray[Any]) -> NDArray[np.float64]:

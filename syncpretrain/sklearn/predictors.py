@@ -37,6 +37,7 @@ from syncpretrain.sklearn.fit_choices import (
     are_curved,
     are_few,
     are_measurements,
+    are_told_apart,
     chooses_decay,
     chosen_decay,
     few_labels_settings,
@@ -348,13 +349,12 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         counted = targets.weighted()
         way = likeliest(ways, finetuned, X, counted, seed, classes=classes, margin=margin)
         if way != "guesses":
-            notice = Notice(
-                time.monotonic(),
-                "classes of rows without a label are not guessed: trained for guesses, the network"
-                " took labels that were left out for less likely",
-            )
+            why = "a class has fewer than three labels, too few for a trial"
+            if are_told_apart(counted.y, classes):
+                why = "labels that were left out were not more likely with guesses, in a trial"
+            text = f"classes of rows without a label are not guessed: {why}"
             for observer in self._observers():
-                observer(notice)
+                observer(Notice(time.monotonic(), text))
         return ways[way](X, targets, UNLABELLED_STEPS)
 
     def predict_proba(self, X: Any) -> Matrix:

@@ -211,6 +211,19 @@ class TestGuesses:
         assert model.stack_.units[1:] == (("relu",) if guesses else ("bernoulli",))
         assert np.isfinite(model.predict_proba(X)).all()
 
+    @pytest.mark.parametrize(
+        ("labels", "told"), [(2, "fewer than three labels"), (3, "left out were not more likely")]
+    )
+    def test_the_notice_says_why_classes_are_not_guessed(self, monkeypatch, capsys, labels, told):
+        if labels > 2:
+            monkeypatch.setattr(predictors, "likeliest", lambda ways, *_, **__: "codes")
+        y = np.full(60, -1)
+        for kind in (0, 1):
+            y[np.flatnonzero(KINDS[:60] == kind)[:labels]] = kind
+        model = DBNClassifier(hidden=(4,), workers=1, random_state=0, verbose=1)
+        assert not model.fit(BITS[:60], y).pseudo_labels_
+        assert told in capsys.readouterr().out
+
     def test_the_result_does_not_depend_on_the_number_of_workers(self):
         X, _, labels = stripes()
         one, two = (
