@@ -60,9 +60,6 @@ from syncpretrain.sklearn.passes import Matrix, codes_of, outputs_of
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
-    "FEWEST_COLUMNS",
-    "FOLDS",
-    "MOST_ITERATIONS",
     "Start",
     "Targets",
     "Way",
@@ -70,9 +67,9 @@ __all__ = [
     "are_curved",
     "are_few",
     "are_measurements",
-    "are_told_apart",
     "chooses_decay",
     "chosen_decay",
+    "enough_to_try",
     "few_labels_settings",
     "head_first",
     "in_shared_range",
@@ -402,7 +399,7 @@ def likeliest(
     """
     rows, y, weights = targets
     first, second = ways
-    if not are_told_apart(y, classes):
+    if not enough_to_try(y, classes):
         return first
     most = GUESS_STEPS * GUESS_BATCH  # more rows are not seen in so few steps
     others = np.setdiff1d(np.arange(X.shape[0]), rows)
@@ -425,7 +422,7 @@ def likeliest(
     return second if apart.sum() > margin * math.sqrt(np.square(apart).sum()) else first
 
 
-def are_told_apart(y: NDArray[Any], classes: int) -> bool:
+def enough_to_try(y: NDArray[Any], classes: int) -> bool:
     """Return whether each class has labels enough to leave some out in each part of a trial."""
     return int(np.bincount(y, minlength=classes).min()) >= FOLDS
 

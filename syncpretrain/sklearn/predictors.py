@@ -37,9 +37,9 @@ from syncpretrain.sklearn.fit_choices import (
     are_curved,
     are_few,
     are_measurements,
-    are_told_apart,
     chooses_decay,
     chosen_decay,
+    enough_to_try,
     few_labels_settings,
     head_first,
     in_shared_range,
@@ -350,7 +350,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         way = likeliest(ways, finetuned, X, counted, seed, classes=classes, margin=margin)
         if way != "guesses":
             why = "a class has fewer than three labels, too few for a trial"
-            if are_told_apart(counted.y, classes):
+            if enough_to_try(counted.y, classes):
                 why = "labels that were left out were not more likely with guesses, in a trial"
             text = f"classes of rows without a label are not guessed: {why}"
             for observer in self._observers():
