@@ -589,7 +589,7 @@ def test_layers_that_are_given_stay():
     assert list(fitted(21, 2, hidden=(7, 5)).stack_.widths) == [3, 7, 5]
 
 
-def test_many_classes_of_few_rows_enough_to_try():
+def test_many_classes_of_few_rows_are_told_apart():
     X, y = make_blobs(60 * 11, 20, centers=60, cluster_std=4.5, random_state=3)
     seen = np.zeros(len(y), dtype=bool)
     for label in range(60):
