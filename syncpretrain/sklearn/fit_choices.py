@@ -69,15 +69,16 @@ __all__ = [
     "are_measurements",
     "chooses_decay",
     "chosen_decay",
+    "codes_are_better",
     "enough_to_try",
     "few_labels_settings",
-    "head_first",
     "in_shared_range",
     "likeliest",
     "rectified_settings",
     "settings_for_bits",
     "shared_range",
     "trial_epochs",
+    "with_head",
 ]
 
 
@@ -248,13 +249,12 @@ def settings_for_bits(layers: int) -> dict[str, list[Any]]:
     return {name: [value] + [PER_LAYER[name]] * (layers - 1) for name, value in OF_BITS.items()}
 
 
-def head_first(stack: Stack, X: Any, targets: Targets, seed: int) -> Start:
-    """Return a stack with a head for its codes, and settings of a short fine-tuning.
+def codes_are_better(stack: Stack, X: Any, targets: Targets, seed: int) -> bool:
+    """Return whether codes predict labels that are left out better than the columns do.
 
-    The stack gets the head if it has none, its visible units are in [0, 1] (the codes of others
-    need the usual fine-tuning), and a logistic regression on the codes predicts more labels left
-    out than one on the columns, by more than a standard error. Otherwise the stack is returned as
-    it is, without settings.
+    A logistic regression on either predicts the labels that are left out in turn; codes are better
+    if they are by more than a standard error. A stack with a head keeps the head, and codes of
+    visible units beyond [0, 1] need the usual fine-tuning: of these codes the answer is no.
 
     Parameters
     ----------
@@ -266,22 +266,38 @@ def head_first(stack: Stack, X: Any, targets: Targets, seed: int) -> Start:
         Seed of the cross-validation.
     """
     if stack.head is not None or not kind_of(stack.units[0]).is_unit_interval:
-        return stack, {}
+        return False
     rows, y, weights = targets
-    columns = X[rows].astype(np.float32, copy=False)  # float64 examples choose as float32 ones do
+    columns = _columns_of(X, rows)
     codes = codes_of(stack, columns).astype(np.float64)
     if stack.scaling is not None:
         columns = in_shared_range(columns, stack.scaling)
     if has_missing(columns):
         columns = np.nan_to_num(columns)
     apart = _share_right(codes, y, weights, seed) - _share_right(columns, y, weights, seed)
-    if apart.sum() <= math.sqrt((apart**2).sum()):  # a standard error
-        return stack, {}
-    own = _regression(codes, y, weights)
+    return bool(apart.sum() > math.sqrt((apart**2).sum()))  # a standard error
+
+
+def with_head(stack: Stack, X: Any, targets: Targets) -> Start:
+    """Return a stack with a logistic regression on its codes as its head, and short settings.
+
+    Parameters
+    ----------
+    stack : Stack
+    X : array or sparse matrix of shape (n_examples, n_features)
+    targets : Targets
+        Classes, and weights above 0.
+    """
+    rows, y, weights = targets
+    own = _regression(codes_of(stack, _columns_of(X, rows)).astype(np.float64), y, weights)
     steps = max(min(len(y) // SMALLEST_MINIBATCH, BATCH_SHARE), 1)
     epochs = min(math.ceil(UPDATES_WITH_A_HEAD / steps), EPOCHS_WITH_A_HEAD)
     settings = {**OF_FEW_ROWS, **OF_FEW_LABELS, "learning_rate": SLOW, "epochs": epochs}
     return replace(stack, head=_head_of_regression(own)), settings
+
+
+def _columns_of(X: Any, rows: NDArray[np.intp]) -> Any:
+    return X[rows].astype(np.float32, copy=False)  # float64 examples choose as float32 ones do
 
 
 def _regression(inputs: Any, y: NDArray[Any], weights: Matrix | None) -> LogisticRegression:

@@ -39,14 +39,15 @@ from syncpretrain.sklearn.fit_choices import (
     are_measurements,
     chooses_decay,
     chosen_decay,
+    codes_are_better,
     enough_to_try,
     few_labels_settings,
-    head_first,
     in_shared_range,
     likeliest,
     rectified_settings,
     settings_for_bits,
     shared_range,
+    with_head,
 )
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 from syncpretrain.sklearn.targets import (
@@ -321,32 +322,37 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         is_trained = self.pretrained is not None or self._trains(self.epochs)
         if self._given_tuning() or not is_trained or not are_few(X.shape[0], len(targets.rows)):
             return stack, {}
-        return self._with_head(stack, X, targets.weighted(), seed)
+        counted = targets.weighted()
+        if self._takes_head(stack, X, counted, seed):
+            return with_head(stack, X, counted)
+        return stack, {}
 
-    def _with_head(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
-        if len(np.unique(targets.y)) < len(self.classes_):  # all rows of a class have weight 0
-            return stack, {}
-        return head_first(stack, X, targets, seed)
+    def _takes_head(self, stack: Stack, X: Matrix, counted: Targets, seed: int) -> bool:
+        """Return whether a head for the codes comes first; it needs a label of each class."""
+        has_all = len(np.unique(counted.y)) == len(self.classes_)
+        return has_all and codes_are_better(stack, X, counted, seed)
 
     def _tried(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
         """Return the stack to fine-tune, and settings, after a trial on labels left out."""
         plain = stack if self._starts_random else self._rectified(X, seed)
+        counted, classes = targets.weighted(), len(self.classes_)
+        # Decided once: in each part of the trial it would take as long as the training.
+        headed = not self._starts_random and self._takes_head(stack, X, counted, seed)
 
         def network(X: Matrix, some: Targets, steps: int, *, guess: bool) -> Start:
             labels = len(some.rows)
             return plain, few_labels_settings(X.shape, labels, self.batch_size, steps, guess=guess)
 
         def codes(X: Matrix, some: Targets, steps: int) -> Start:
-            return self._with_head(stack, X, some.weighted(), seed)
+            return with_head(stack, X, some.weighted()) if headed else (stack, {})
 
-        guesses, classes = partial(network, guess=True), len(self.classes_)
+        guesses = partial(network, guess=True)
         # As for the head, codes of zeros and ones stay unless the other way is clearly better.
         ways: dict[str, Way] = {"codes": codes, "guesses": guesses}
         if self._starts_random:
             ways = {"guesses": guesses, "labels": partial(network, guess=False)}
         margin = 0.0 if self._starts_random else 1.0
         finetuned = partial(self._finetuned, seed=seed, objective="classification")
-        counted = targets.weighted()
         way = likeliest(ways, finetuned, X, counted, seed, classes=classes, margin=margin)
         if way != "guesses":
             why = "a class has fewer than three labels, too few for a trial"

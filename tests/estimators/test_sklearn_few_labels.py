@@ -21,12 +21,13 @@ from syncpretrain.sklearn.fit_choices import (
     _inner_ends,
     are_bits,
     are_few,
+    codes_are_better,
     few_labels_settings,
-    head_first,
     in_shared_range,
     likeliest,
     settings_for_bits,
     shared_range,
+    with_head,
 )
 from syncpretrain.sklearn.passes import codes_of, outputs_of
 
@@ -434,7 +435,7 @@ class TestClassifier:
     def test_the_head_begins_as_a_logistic_regression(self, better_codes):
         stack = StackedRBM(**SMALL, epochs=20).fit(BITS).stack_
         rows = np.flatnonzero(some(KINDS) >= 0)
-        headed, settings = head_first(stack, BITS, Targets(rows, KINDS[rows]), 0)
+        headed, settings = with_head(stack, BITS, Targets(rows, KINDS[rows]))
         codes = codes_of(stack, BITS)
         own = LogisticRegression().fit(codes[rows], KINDS[rows])
         outputs = outputs_of(headed, BITS)
@@ -448,12 +449,13 @@ class TestClassifier:
         stack = DBNClassifier(**SMALL, epochs=0, finetune_epochs=1).fit(BITS, KINDS).stack_
         layer = stack.layers[0]
         blind = type(stack)((layer.to(np.zeros_like), *stack.layers[1:]))
-        assert head_first(blind, BITS, ALL, 0) == (blind, {})
+        assert not codes_are_better(blind, BITS, ALL, 0)
 
     def test_a_head_that_is_there_stays(self, better_codes):
         stack = StackedRBM(**SMALL, epochs=1).fit(BITS).stack_
-        headed, _ = head_first(stack, BITS, ALL, 0)
-        assert head_first(headed, BITS, ALL, 0) == (headed, {})
+        assert codes_are_better(stack, BITS, ALL, 0)
+        headed, _ = with_head(stack, BITS, ALL)
+        assert not codes_are_better(headed, BITS, ALL, 0)
 
     @pytest.mark.parametrize("weights", [None, np.full(200, 0.5)])
     def test_labels_left_out_are_predicted(self, weights):
