@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     CORRUPTION = 9
     IMPUTATION = 10
     NOISE = 11
+    ADVERSARY = 12
 
 
 class Address(NamedTuple):

@@ -29,12 +29,13 @@ from syncpretrain.finetuning.program import (
     Mover,
     Section,
     forward_phases,
+    input_gradient_phases,
     sections_of,
     shard_gradients,
     step_phases,
 )
 from syncpretrain.finetuning.tasks import Examples
-from syncpretrain.finetuning.unlabelled import Passes, guess
+from syncpretrain.finetuning.unlabelled import PROBE, Passes, guess, scaled_rows
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.losses import count_errors, loss_of, squared_error
@@ -61,6 +62,9 @@ class Network:
         The units that are left out do not depend on shards or split.
     noise : float
         Standard deviation of the noise added to the inputs.
+    adversarial_noise : float
+        Distance by which rows with a guessed class are moved; see
+        :mod:`syncpretrain.finetuning.unlabelled`.
     epochs : int
         Of the whole training: the weight of rows without a label rises through them.
     shards : int
@@ -98,6 +102,7 @@ class Network:
         batch_size: int,
         dropout: Dropout | None = None,
         noise: float = 0.0,
+        adversarial_noise: float = 0.0,
         epochs: int = 1,
         shards: int = 1,
         split: str = "units",
@@ -107,7 +112,7 @@ class Network:
         chain = [link.in_precision(precision) if precision else link for link in chain]
         self.backend: Backend = backend or NumpyBackend()
         self.loss, self.shards, self._dropout = loss, shards, dropout or Dropout()
-        self._noise, self._epochs = noise, epochs
+        self._noise, self._adversarial_noise, self._epochs = noise, adversarial_noise, epochs
         kind = chain[0].weight.dtype
         self.places = places_of(chain, self.backend)
         self.parameters, self.gradients = (
@@ -124,6 +129,7 @@ class Network:
         self.minibatch = Minibatch(self._x[:0], self._target[:0])
         self._forward: dict[tuple[Any, ...], Program] = {}
         self._gradient: dict[tuple[int, ...], Program] = {}
+        self._moves: dict[int, tuple[Program, Array]] = {}  # by the number of rows
         for mine, given in zip(self.chain, chain, strict=True):
             np.copyto(mine[0], self.backend.asarray(given.weight))
             np.copyto(mine[1], self.backend.asarray(given.bias))
@@ -336,10 +342,31 @@ class Network:
             phases = forward_phases(self._buffers, x[known:], drops=False, in_shards=shards > 1)
             self._forward["guess", others] = Program(phases, 1, self._results(1))
         run(self._forward["guess", others], shards)
-        sure = guess(self._buffers.activations[-1][:others], target[known:])
+        y = self._buffers.activations[-1][:others].copy()
+        if self._adversarial_noise:
+            np.copyto(target[known:], y)
+            moves = self._adversarial_moves(x[known:], target[known:], (epoch, step), run, shards)
+            gather(examples.inputs, examples.numbers[rows[known:]], out=x[known:])  # type: ignore[index]
+            x[known:] += moves
+        sure = guess(y, target[known:])
         own[known:, 0] = sure * (passes.rise(epoch, step) * n / others)
         np.copyto(weights, own)
         return Minibatch(x, target, weights, known)
+
+    def _adversarial_moves(
+        self, x: Array, y: Array, at: tuple[int, int], run: PhaseRunner, shards: int
+    ) -> Array:
+        """Return moves of rows x away from where the network's outputs are y; x is used up."""
+        draws: Any = Address(self._dropout.seed, Purpose.ADVERSARY, 0, *at).generator()
+        probes = draws.standard_normal(x.shape, dtype=np.float32).astype(x.dtype, copy=False)
+        x += scaled_rows(probes, PROBE)
+        if len(x) not in self._moves:
+            moves, minibatch = self.backend.empty(x.shape, x.dtype), Minibatch(x, y, known=0)
+            phases = input_gradient_phases(self._buffers, minibatch, moves, in_shards=shards > 1)
+            self._moves[len(x)] = Program(phases, 2 * self.shards), moves
+        program, moves = self._moves[len(x)]
+        run(program, shards)
+        return scaled_rows(moves, self._adversarial_noise)
 
     def _add_noise(self, epoch: int, step: int) -> None:
         """Add noise to the inputs of the minibatch."""

@@ -117,6 +117,7 @@ def network_options(options: TuningOptions) -> dict[str, Any]:
         "batch_size": options.batch_size,
         "dropout": Dropout(options.input_dropout, options.dropout, options.seed),
         "noise": options.input_noise,
+        "adversarial_noise": options.adversarial_noise,
         "epochs": options.epochs,
         "shards": options.shards or 1,
         "precision": options.precision,

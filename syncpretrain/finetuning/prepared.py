@@ -138,7 +138,7 @@ class Finetuning:
         if given is not None:
             options, self.by_data = finetune_by_data(options, given, self.facts, form.shapes)
         if not others:  # then there is nothing but labels to learn from
-            options = msgspec.structs.replace(options, unlabelled="none")
+            options = msgspec.structs.replace(options, unlabelled="none", adversarial_noise=0.0)
         parts = [part.X for part in (train, validation) if part is not None]
         is_sparse = any(isinstance(X, SparseRows) for X in parts)
         self._idle_gpu = why_no_gpu(
@@ -341,6 +341,8 @@ class Finetuning:
         drops = options.dropout or options.input_dropout
         # For an example, each link's output and its delta; with dropout its factors and input too.
         buffers = 2 * sum(chain[1:]) + (2 * sum(chain[:-1]) if drops else 0)
+        if options.adversarial_noise:  # probes, moves, and their squares
+            buffers += 3 * chain[0]
         parameters = (TUNED_COPIES + VECTORS[options.optimizer] + 1) * network + copies * stack
         parameters += 2 * shards * min(BLOCK, network)  # scratch of the optimizer
         local = sum(halves * x.weights + sum(x.biases[-halves:]) for x in convolutions)

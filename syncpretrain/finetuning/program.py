@@ -41,6 +41,7 @@ __all__ = [
     "Mover",
     "Section",
     "forward_phases",
+    "input_gradient_phases",
     "sections_of",
     "shard_gradients",
     "step_phases",
@@ -164,12 +165,28 @@ def forward_phases(
     buffers: Buffers, x: Array, *, drops: bool, in_shards: bool = False
 ) -> list[Dealt]:
     """Return what takes rows up through all links, in one shard or in as many as a step has."""
-    if not in_shards:
-        section = Section(range(len(buffers.links)), 1)
-        buffers = replace(buffers, sections=[section], scratch=buffers.scratch[:1])
-    step = _Step(buffers, Minibatch(x, x), drops=drops, has_target=False)
-    phases = (phase for section in buffers.sections for phase in step.rise(section))
+    step = _Step(_whole(buffers, in_shards), Minibatch(x, x), drops=drops, has_target=False)
+    phases = (phase for section in step.buffers.sections for phase in step.rise(section))
     return [phase for phase in phases if any(phase)]
+
+
+def _whole(buffers: Buffers, in_shards: bool) -> Buffers:
+    """Return the buffers for one shard, which has all rows of all links, or for all shards."""
+    if in_shards:
+        return buffers
+    section = Section(range(len(buffers.links)), 1)
+    return replace(buffers, sections=[section], scratch=buffers.scratch[:1])
+
+
+def input_gradient_phases(
+    buffers: Buffers, minibatch: Minibatch, out: Array, *, in_shards: bool = False
+) -> list[Dealt]:
+    """Return what fills ``out`` with the derivative of the loss by the inputs; no unit is left out.
+
+    Slots of the results are the same as in :func:`step_phases`.
+    """
+    step = _Step(_whole(buffers, in_shards), minibatch, drops=False, by_inputs=out)
+    return [phase for phase in step.gradient() if any(phase)]
 
 
 def step_phases(buffers: Buffers, minibatch: Minibatch, mover: Mover | None) -> list[Dealt]:
@@ -195,7 +212,11 @@ def shard_gradients(buffers: Buffers, minibatch: Minibatch) -> Dealt:
 
 
 class _Step:
-    """The operations of one step on a minibatch in given arrays; without a target, up alone."""
+    """The operations of one step on a minibatch in given arrays.
+
+    Without a target they go up alone; with ``by_inputs`` an array takes the derivative by the
+    inputs, and there are no gradients of parameters.
+    """
 
     def __init__(
         self,
@@ -205,7 +226,9 @@ class _Step:
         *,
         drops: bool = True,
         has_target: bool = True,
+        by_inputs: Array | None = None,
     ) -> None:
+        self.by_inputs = by_inputs
         self.x, self.target, self.weights, known = minibatch
         self.known = len(self.x) if known is None else known
         self.buffers, self.mover, self.drops, self.has_target = buffers, mover, drops, has_target
@@ -353,14 +376,18 @@ class _Step:
             return []
         buffers, this = self.buffers, self.buffers.links[link]
         site = buffers.site(link, self.x, rows, shard)
-        operations = this.gradient(site, reads, slice(0, 0) if self.sums_bias(link) else own)
+        operations: list[Operation] = []
+        if self.by_inputs is None:
+            operations += this.gradient(site, reads, slice(0, 0) if self.sums_bias(link) else own)
+        elif not link and reads.start < reads.stop:
+            operations += this.down(site, self.by_inputs[rows], reads)
         if not link or reads.start == reads.stop:
             return operations
         below, means = buffers.deltas[link - 1][rows], buffers.activations[link - 1][rows]
         delta, a = (this.reads.of(x, reads) for x in (below, means))
         operations += this.down(site, below, reads)
         mask, lower = buffers.masks[link], buffers.links[link - 1]
-        if mask is not None:
+        if mask is not None and self.drops:
             operations += [("multiply", delta, this.reads.of(mask[rows], reads), delta)]
         if lower.is_normalized:  # and dense: the units that it makes are those that are read
             below_site = buffers.site(link - 1, self.x, rows, shard)

@@ -11,6 +11,11 @@ with the cross-entropy L, the network's probabilities p of the row without noise
 from 0 to 1 over the first two thirds of all steps: a network that knows nothing yet is sure of the
 wrong things.
 
+With adversarial noise, a row without a label is also moved, by a fixed distance, to where the
+network's output is most unlike what it is (Miyato et al. 2018): with the network's probabilities p
+of the row x, and a random direction u of length 0.1, along the gradient by x of L(x + u, p). So the
+class of a row has to hold in its whole neighbourhood, and classes part where there are few rows.
+
 An epoch is a pass over the rows without a label, or over the others if that is longer. The fewer
 ones come again and again: those with a label in another order each time. Which rows a step has is a
 function of the seed, the epoch and the step.
@@ -29,10 +34,11 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.settings.finetuning import labelled_of, steps_with_unlabelled
 
-__all__ = ["Passes", "guess"]
+__all__ = ["PROBE", "Passes", "guess", "scaled_rows"]
 
 SURE = 0.95  # probability of a class, from which on it is a target
 RISE = 2 / 3  # share of all steps in which the weight of such targets rises
+PROBE = 0.1  # length of the random direction: at the row itself the gradient is 0
 OF_LABELLED = 1  # step of the address that the order of rows with a label is drawn at
 
 
@@ -109,3 +115,11 @@ def guess(y: Array, target: Array) -> NDArray[np.bool_]:
     np.equal(np.arange(y.shape[1]), y.argmax(axis=1)[:, None], out=target)
     sure: NDArray[np.bool_] = y.max(axis=1) >= SURE
     return sure
+
+
+def scaled_rows(x: Array, length: float) -> Array:
+    """Scale rows to a length, in place; rows of zeros stay."""
+    lengths = np.sqrt(np.square(x).sum(axis=1, keepdims=True))
+    lengths[lengths == 0] = 1
+    x *= length / lengths
+    return x

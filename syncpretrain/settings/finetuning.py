@@ -96,6 +96,9 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
         ``pseudo``: in classification, rows without a label are trained on too, for the class that
         the network is sure of (Lee 2013). A minibatch then has a fifth of rows with a label, and an
         epoch is a pass over the rows without, or over the others if that is longer.
+    adversarial_noise : float
+        Distance by which ``pseudo`` moves rows without a label, as the lowest layer sees them, to
+        where the network's output changes most (Miyato et al. 2018).
     patience : int or None
         Stop after this number of epochs without a better validation error; keep the best weights.
     """
@@ -134,6 +137,9 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
     unlabelled: Annotated[
         Literal["none", "pseudo"], TUNING, "pseudo: guessed classes train too."
     ] = "none"
+    adversarial_noise: Annotated[
+        NonNegativeFloat, TUNING_REGULARIZATION, "Distance that pseudo moves rows by."
+    ] = 0.0
     patience: Annotated[
         Count | None, TUNING_REGULARIZATION, "End N epochs after the best; keep its weights."
     ] = None
@@ -212,6 +218,11 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
             raise SettingsError(
                 f"finetune_unlabelled: got {self.unlabelled} with objective {self.objective},"
                 " expected none, or objective classification and labels of some rows"
+            )
+        if self.adversarial_noise and self.unlabelled == "none":
+            raise SettingsError(
+                f"finetune_adversarial_noise: got {self.adversarial_noise} with unlabelled none,"
+                " expected 0; or take unlabelled pseudo and labels of some rows"
             )
         if self.unlabelled != "none" and self.batch_size < 2:
             raise SettingsError(

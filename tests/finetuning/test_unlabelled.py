@@ -14,9 +14,12 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.normalization import normalized, settled
+from syncpretrain.finetuning.program import input_gradient_phases
 from syncpretrain.finetuning.tasks import Examples
-from syncpretrain.finetuning.unlabelled import Passes, guess
+from syncpretrain.finetuning.unlabelled import PROBE, Passes, guess, scaled_rows
 from syncpretrain.kernels.losses import cross_entropy
+from syncpretrain.kernels.program import Program, in_turn
+from syncpretrain.rng import Purpose, generator
 from syncpretrain.settings.by_data import Facts, finetune_by_data
 from syncpretrain.settings.finetuning import FinetuneSettings, labelled_of
 from syncpretrain.shapes import DenseShape
@@ -179,6 +182,68 @@ def test_the_loss_is_that_of_the_equation(shards, split, weighted):
     assert np.isfinite(cross_entropy(labels, seen[:known], "softmax"))
 
 
+SPLITS = [(1, "units"), (2, "units"), (3, "units"), (2, "examples")]
+
+
+@pytest.mark.parametrize(("shards", "split"), SPLITS)
+@pytest.mark.parametrize("is_normalized", [False, True])
+def test_the_derivative_by_the_inputs_is_that_of_the_loss(shards, split, is_normalized):
+    x, target = make_examples("softmax", rows=12)
+    chain = normalized(make_chain(RELU), x) if is_normalized else make_chain(RELU)
+    network = Network(chain, "cross-entropy", batch_size=12, shards=shards, split=split)
+    network.begin(Examples(x, target), np.arange(12))
+    found, minibatch, whole = np.empty_like(x), network.minibatch, split == "units"
+    phases = input_gradient_phases(network._buffers, minibatch, found, in_shards=whole)
+    in_turn(Program(phases, 2 * shards), shards if whole else 1)
+
+    def loss(place, by):
+        moved = x.copy()
+        moved[place] += by
+        network.begin(Examples(moved, target), np.arange(12))
+        return network.loss_of_minibatch()
+
+    near = [(loss(at, 1e-6) - loss(at, -1e-6)) / 2e-6 for at in np.ndindex(*x.shape)]
+    np.testing.assert_allclose(found.ravel(), near, atol=1e-8)
+    assert np.abs(found).max() > 0.01
+
+
+@pytest.mark.parametrize(("shards", "split"), SPLITS)
+def test_rows_without_a_label_move_along_that_derivative(shards, split):
+    x, target = make_examples("softmax", rows=20)
+    known, others = 2, np.arange(8, 16)
+    given = Examples(x, target[:8], None, np.arange(20))
+    made = {"batch_size": 10, "epochs": 4, "shards": shards, "split": split}
+    rows = np.r_[0, 5, others]
+    network = Network(make_chain(RELU), "cross-entropy", adversarial_noise=0.5, **made)
+    network.begin(given, rows, epoch=2, step=1)
+    moves = network.minibatch.x - x[rows]
+    assert (moves[:known] == 0).all()
+    np.testing.assert_allclose(np.sqrt((moves[known:] ** 2).sum(axis=1)), 0.5, rtol=1e-9)
+
+    plain = Network(make_chain(RELU), "cross-entropy", **made)
+    probes = generator(0, Purpose.ADVERSARY, epoch=2, step=1).standard_normal(
+        (8, x.shape[1]), dtype=np.float32
+    )
+    at = x[others] + scaled_rows(probes.astype(float), PROBE)
+    clean = outputs(pairs_of(make_chain(RELU)), x[others])
+
+    def loss(by):
+        y = outputs(pairs_of(make_chain(RELU)), at + by)
+        return -(clean * np.log(y)).sum(axis=1)
+
+    steps = 1e-6 * np.eye(x.shape[1])
+    slopes = np.stack([(loss(step) - loss(-step)) / 2e-6 for step in steps], axis=1)
+    np.testing.assert_allclose(moves[known:], scaled_rows(slopes, 0.5), atol=1e-5)
+    plain.begin(given, rows, epoch=2, step=1)
+    np.testing.assert_array_equal(network.minibatch.target, plain.minibatch.target)
+    np.testing.assert_array_equal(network.minibatch.weights, plain.minibatch.weights)
+
+
+def test_rows_of_zeros_have_no_direction():
+    x = np.float32([[0, 0], [3, 4]])
+    np.testing.assert_allclose(scaled_rows(x, 10), [[0, 0], [6, 8]])
+
+
 def stripes(rows=600, seed=0):
     """Return two long clusters side by side, their classes, and labels of four rows."""
     draws = np.random.default_rng(seed)
@@ -206,10 +271,24 @@ class TestFinetune:
         (record,) = learned.info["finetune"]
         assert (record["unlabelled"], record["examples"]) == ("pseudo", 4)
 
+    def test_adversarial_noise_makes_classes_part_far_from_rows(self):
+        X, classes, y = stripes()
+        learned = tuned(X, y, unlabelled="pseudo", epochs=150, adversarial_noise=0.5)
+        assert (np.asarray(learned.predict(X)) == classes).mean() > 0.99
+        assert learned.info["finetune"][0]["adversarial_noise"] == 0.5
+
+    @pytest.mark.parametrize("split", ["units", "examples"])
+    def test_workers_give_the_same_bits(self, split):
+        X, _, y = stripes()
+        own = {"unlabelled": "pseudo", "adversarial_noise": 0.5, "epochs": 3, "batch_size": 50}
+        one, two = (tuned(X, y, split=split, shards=2, replicas=n, **own) for n in (1, 2))
+        assert one.parameters_sha256 == two.parameters_sha256
+
     def test_without_rows_to_guess_it_is_supervised(self):
         X, classes, _ = stripes(100)
         given = {"epochs": 3, "batch_size": 20}
-        one, other = (tuned(X, classes, unlabelled=u, **given) for u in ("pseudo", "none"))
+        ways = ({"unlabelled": "pseudo", "adversarial_noise": 0.5}, {})
+        one, other = (tuned(X, classes, **way, **given) for way in ways)
         assert one.parameters_sha256 == other.parameters_sha256
         assert one.info["finetune"][0]["unlabelled"] == "none"
 
@@ -229,6 +308,7 @@ class TestFinetune:
             ({"input_noise": 0.1, "objective": "reconstruction"}, "input_noise: got 0.1"),
             ({"input_noise": float("inf"), "objective": "regression"}, "input_noise: got inf"),
             ({"unlabelled": "pseudo", "batch_size": 1}, "batch_size: got 1"),
+            ({"adversarial_noise": 0.5}, "adversarial_noise: got 0.5 with unlabelled none"),
         ],
     )
     def test_what_does_not_go_together_is_refused(self, settings, named):
