@@ -248,9 +248,9 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         rows = self._rows(X, reset=True)
         classes = classes_of(y, rows)
         self.classes_ = classes.labels
-        self._tries_guesses = self._is_to_try(rows, len(classes.rows))
-        # RBMs learn what zeros and ones have in common, and little of a few measurements.
         seen, _ = self._seen(rows)
+        self._tries_guesses = self._is_to_try(seen, len(classes.rows))
+        # RBMs learn what zeros and ones have in common, and little of a few measurements.
         known = np.nan_to_num(seen) if has_missing(seen) else seen
         self._starts_random = self._tries_guesses and not are_bits(known)
         weights = weights_of(sample_weight, rows, classes.rows)
@@ -268,7 +268,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         """Return whether to try a training on rows without a label, for classes that are guessed.
 
         It is tried where labels are few, unless the user has asked for a training of another kind
-        or X has counts of words, which RBMs alone read.
+        or X, as it is scaled, has counts of words, which RBMs alone read.
         """
         asked = (self.pretrained, self.epochs, self.learning_rate, self.finetune_epochs)
         is_free = not self.settings and all(value is None for value in asked)

@@ -200,8 +200,13 @@ class TestGuesses:
     @pytest.mark.parametrize("way", ["codes", "guesses"])
     @pytest.mark.parametrize(
         "X",
-        [BITS, 255 * BITS, np.where(RNG.random(BITS.shape) < 0.1, np.nan, BITS)],
-        ids=["bits", "black or white", "some missing"],
+        [
+            BITS,
+            255 * BITS,
+            np.where(RNG.random(BITS.shape) < 0.1, np.nan, BITS),
+            sparse.csr_matrix(255 * BITS),
+        ],
+        ids=["bits", "black or white", "some missing", "sparse black or white"],
     )
     def test_zeros_and_ones_may_stay_with_rbms(self, monkeypatch, X, way):
         monkeypatch.setattr(predictors, "likeliest", lambda ways, *_, **__: way)
