@@ -43,8 +43,6 @@ def select(name: str = "auto") -> Backend:
     named = re.fullmatch(r"cupy(?::(\d+))?", wanted)
     if named is None and wanted != "auto":
         raise SettingsError(f"{source}: got {wanted!r}, expected auto, numpy, cupy or cupy:NUMBER")
-    # Imported on use: a run on NumPy loads none of the CUDA modules.
-    from syncpretrain.backends.cupy_backend import CupyBackend
     from syncpretrain.backends.gpu_check import import_cupy, missing
 
     device = int(named[1]) if named and named[1] else None
@@ -54,6 +52,9 @@ def select(name: str = "auto") -> Backend:
             # Without a notice: several callers select a backend, and why_no_gpu gives the reason.
             return NumpyBackend()
         raise SettingsError(f"{source}: got {wanted}, but {lacks}. Or take --backend numpy")
+    # Imported on use: a run on NumPy loads none of the CUDA modules.
+    from syncpretrain.backends.cupy_backend import CupyBackend
+
     return CupyBackend(import_cupy(), device or 0, None if device is None else (device,))
 
 

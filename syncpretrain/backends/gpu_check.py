@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.cuda_kernels import kernels_of
-
 __all__ = ["has_gpu", "import_cupy", "missing"]
 
 INSUFFICIENT_DRIVER = 35  # cudaErrorInsufficientDriver: also where there is no driver at all
@@ -96,6 +94,8 @@ def _without_libraries(cupy: Any, device: int) -> str | None:
 
     This needs cuBLAS, NVRTC and some memory.
     """
+    from syncpretrain.backends.cuda_kernels import kernels_of  # spared where there is no GPU
+
     # In CuPy a failed compilation is no RuntimeError, and a full GPU raises a MemoryError: either
     # must end in a sentence, and in NumPy where the backend is auto.
     failures = (

@@ -20,7 +20,6 @@ from syncpretrain.errors import DataError
 from syncpretrain.kernels.activations import activate, affine
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
-from syncpretrain.models.export.describe import Trained, describe
 from syncpretrain.models.export.formats import check_installed, format_for, write_export
 from syncpretrain.models.gibbs import imputed, sampled
 from syncpretrain.models.inputs import checked_codes, is_bounded, prepared_examples
@@ -38,12 +37,21 @@ from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.rng import Purpose, generator
 
 if TYPE_CHECKING:
+    from syncpretrain.models.export.describe import Trained
     from syncpretrain.models.export.foreign import Dense
+    from syncpretrain.models.export.steps import Network
 
 __all__ = ["ConvolutionalLayer", "DenseLayer", "Described", "Exports", "Head", "Stack", "load"]
 
 
 S = TypeVar("S", bound="Exports")
+
+
+def _described(stack: Trained, part: str | None) -> Network:
+    # Imported on use: a training would begin 5 % later.
+    from syncpretrain.models.export.describe import describe
+
+    return describe(stack, part)
 
 
 class Exports:
@@ -79,7 +87,7 @@ class Exports:
         """
         chosen = format_for(file_format, Path(path))
         check_installed(chosen)
-        return write_export(Path(path), chosen, describe(self, part))
+        return write_export(Path(path), chosen, _described(self, part))
 
     def to_torch(self: Trained, part: str | None = None) -> Any:
         """Return a part as an ``nn.Sequential`` of PyTorch, float32, on the CPU.
@@ -94,7 +102,7 @@ class Exports:
         """
         from syncpretrain.models.export.torch_model import build
 
-        return build(describe(self, part))
+        return build(_described(self, part))
 
     def to_onnx(self: Trained, part: str | None = None) -> Any:
         """Return a part as an ``onnx.ModelProto``, of operator set 17.
@@ -109,7 +117,7 @@ class Exports:
         """
         from syncpretrain.models.export.onnx_model import build
 
-        return build(describe(self, part))
+        return build(_described(self, part))
 
     def to_keras(self: Trained, part: str | None = None) -> Any:
         """Return a part as a ``keras.Model`` of Keras 3; rows are as for :meth:`to_torch`.
@@ -121,7 +129,7 @@ class Exports:
         """
         from syncpretrain.models.export.keras_model import build
 
-        return build(describe(self, part))
+        return build(_described(self, part))
 
     def to_sklearn(self: Trained, part: str | None = None) -> Any:
         """Return a part as a fitted ``MLPClassifier`` or ``MLPRegressor`` of scikit-learn.
@@ -137,7 +145,7 @@ class Exports:
         """
         from syncpretrain.models.export.sklearn_model import build
 
-        return build(describe(self, part))
+        return build(_described(self, part))
 
     @classmethod
     def from_torch(cls: type[S], network: Any, decoder: Any = None, **options: Any) -> S:
