@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ def write_atomically(
         the file system does not support it.
     """
     # Not tempfile's, which only its owner may read, whatever the umask says.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(RANDOM_BYTES)}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(RANDOM_BYTES).hex()}")
     written = path if check is None and not path.exists() else temporary
     try:
         if not _written_nameless(written, content):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -251,7 +250,9 @@ def _with_unit(texts: Sequence[str]) -> tuple[str, str] | None:
 
 def nearest(wanted: str, names: Sequence[str]) -> str:
     """Return advice on an unknown name: the nearest of ``names``, or a list of them."""
-    close = difflib.get_close_matches(wanted, names, n=1) or [
+    from difflib import get_close_matches  # for a wrong name alone
+
+    close = get_close_matches(wanted, names, n=1) or [
         name for name in names if name.lower() == wanted.lower()
     ]
     if close:

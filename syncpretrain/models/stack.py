@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -517,6 +516,8 @@ def html_table(
     caption: str, rows: Sequence[Sequence[str]], history: ErrorHistory | None = None
 ) -> str:
     """Return a table with a caption, for notebooks, with the last errors if they are known."""
+    from html import escape  # for notebooks alone
+
     curves = [] if history is None else history.layers
     errors = [_error_text("error", curve.last) for curve in curves]
     if history is not None and history.finetune.last is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from functools import cache
-from statistics import median
 
 import numpy as np
 
@@ -65,7 +64,8 @@ def _gain() -> float:
     both = PRECISIONS["float32"], PRECISIONS["bfloat16"]
     # Both of a pair lie next to each other in time, so that a slow moment slows both.
     pairs = [tuple(_seconds(own, v, W, out) for own in both) for _ in range(PAIRS + 1)]
-    return median(exact / rough for exact, rough in pairs[1:])  # the first warms the caches
+    ratios = [exact / rough for exact, rough in pairs[1:]]  # the first warms the caches
+    return float(np.median(ratios))
 
 
 def _seconds(precision: Precision, v: Array, W: Array, out: Array) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -118,6 +117,8 @@ def check_names(names: Iterable[str], known: Sequence[str]) -> None:
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """Return advice on a wrong name: the most similar known name, or a list of all."""
+    from difflib import get_close_matches  # for a wrong name alone
+
     usual = [USUAL_ELSEWHERE[name]] if USUAL_ELSEWHERE.get(name) in known else []
     like = usual or get_close_matches(name, known, n=1)
     return f"; did you mean {like[0]}?" if like else f", expected one of {', '.join(known)}"
