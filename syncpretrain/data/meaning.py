@@ -31,6 +31,7 @@ from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError
 
 __all__ = [
+    "ALL_ONES",
     "NUMBERS",
     "SHARES",
     "Meaning",
@@ -43,6 +44,10 @@ __all__ = [
 LARGEST_LOSS = 1e-3
 SAMPLED_ROWS = 10_000  # evenly spaced, to find the origin
 FAR_SHARE = 2.0  # a larger fraction is no byte divided by 255, even with noise added
+ALL_ONES = (  # format with a name of the data
+    "{}: its bytes are all 0 or 1, and like all bytes of a stream they were scaled by 1/255, so"
+    " that no value is above 0.004; where 1 means on, save the array as bool or float32"
+)
 
 
 class Meaning(msgspec.Struct, frozen=True):

@@ -22,9 +22,8 @@ from syncpretrain.data.dataset import UNLABELLED, Dataset, hold_out
 from syncpretrain.data.examples import as_examples, checked_rows, scale_examples, watched_rows
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.images import check_image_shape
-from syncpretrain.data.meaning import Meaning, check_precision
+from syncpretrain.data.meaning import ALL_ONES, Meaning, check_precision
 from syncpretrain.data.readers import (
-    ALL_ONES,
     Rows,
     Wanted,
     check_file,

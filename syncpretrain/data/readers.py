@@ -51,7 +51,6 @@ from syncpretrain.shapes import ImageShape
 from syncpretrain.storage import expanded
 
 __all__ = [
-    "ALL_ONES",
     "FORMATS",
     "Rows",
     "Wanted",
@@ -83,10 +82,6 @@ AS_BITS = "{}: its bytes are all 0 or 1, and were not divided by 255"
 AS_BYTES = (
     "{}: its bytes are all 0 or 1, and were divided by 255, as the training data was, so that no"
     " value is above 0.004; where 1 is white, multiply by 255"
-)
-ALL_ONES = (  # format with a path
-    "{}: its bytes are all 0 or 1, and like all bytes of a stream they were scaled by 1/255, so"
-    " that no value is above 0.004; where 1 means on, save the array as bool or float32"
 )
 
 

@@ -22,9 +22,8 @@ from syncpretrain.data.examples import as_examples, check_values, evenly_spaced
 from syncpretrain.data.facts import Look, look_at, units_of_array
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.frames import check_bernoulli, encoded, is_frame
-from syncpretrain.data.meaning import Meaning, check_precision
+from syncpretrain.data.meaning import ALL_ONES, Meaning, check_precision
 from syncpretrain.data.minibatches import Minibatches, is_iterable_of_arrays
-from syncpretrain.data.readers import ALL_ONES
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import (
     CheckpointError,
