@@ -29,12 +29,14 @@ from syncpretrain.settings.by_data import (
     ENOUGH_EPOCHS,
     ENOUGH_UPDATES,
     MOST_WORK,
+    OF_UNLABELLED,
     Facts,
     Given,
     finetune_by_data,
     in_words,
     pretrain_by_data,
 )
+from syncpretrain.settings.files import preset_path
 
 MNIST = (784, 1000, 500, 250, 30)
 
@@ -168,6 +170,17 @@ class TestSettled:
             "; fine-tuning: settings for 8 rows of 4 numbers: batch size 8, 500 epochs, learning"
             " rate 0.003, falling as a cosine, weight decay 0.1, dropout 0.5, input dropout 0.2"
         )
+
+    def test_digits_without_a_label_count_where_their_classes_are_guessed(self):
+        labels = np.where(np.arange(60) < 8, np.arange(60) % 2, -1)
+        own = {"objective": "classification", "unlabelled": "pseudo"}
+        settings = settings_from([4, 3], finetune=own, data={"name": "mnist", "labels": 8})
+        after, _ = settings_for_data(settings, Given(), data_of(table(), labels, name="mnist"))
+        assert (after.finetune.batch_size, after.finetune.epochs) == (60, 1500)
+
+    def test_the_preset_of_few_labels_has_what_follows_for_guesses(self):
+        found = read_settings(preset_path("few-labels")).finetune
+        assert {name: getattr(found, name) for name in OF_UNLABELLED} == OF_UNLABELLED
 
     def test_a_run_keeps_them_as_numbers(self, tmp_path):
         X = table(12, 3, low=-2, high=2)
