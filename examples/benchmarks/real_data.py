@@ -10,8 +10,10 @@ Every method has its defaults. DBNClassifier, DBNRegressor and the trees get the
 others standardized columns. DBN, label spreading and self-training see the rows without labels too.
 ``--peers features`` has scikit-learn's own pretraining instead: logistic regression, or ridge
 regression for numbers, on principal components with 95 % of the variance and on the codes of
-BernoulliRBM, whose columns are in [0, 1]. Figures are accuracies, or R2 of numbers, in per cent,
-each the mean of the draws with its standard error.
+BernoulliRBM, whose columns are in [0, 1]. ``--peers starts`` has the network of few labels, as
+``docs/estimators.rst`` describes it, from three starts, with labels alone and with guessed classes:
+random weights, denoising autoencoders, and RBMs. Figures are accuracies, or R2 of numbers, in per
+cent, each the mean of the draws with its standard error.
 """
 
 from __future__ import annotations
@@ -40,16 +42,56 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from sklearn.svm import SVC, SVR
 
+from syncpretrain import finetune, pretrain
 from syncpretrain.sklearn import DBNClassifier, DBNRegressor
+from syncpretrain.sklearn.fit_choices import few_labels_settings
 
 HELD_OUT = 0.3
 FEWEST_OF_A_CLASS = 3
 KEPT_VARIANCE = 0.95
 OURS = "DBN"
+STARTS: dict[str, dict[str, Any]] = {
+    "random": {"schedule": "none"},
+    "DAE": {"model": "denoising", "corruption": "gaussian:0.3"},
+    "RBM": {},
+}
+
+
+class Started:
+    """The network of few labels, from a start, with labels alone or with guessed classes."""
+
+    def __init__(self, start: str, seed: int, *, guess: bool) -> None:
+        self._start, self._seed, self._guess = start, seed, guess
+
+    def fit(self, X: Array, y: Array) -> Started:
+        """Train on rows and the numbers of their classes, -1 where there is no label."""
+        units = {"hidden_units": "relu", "visible_units": "gaussian"}
+        layers = [X.shape[1], 128, 128]
+        how: dict[str, Any] = {"seed": self._seed, "warn": False}
+        stack = pretrain(X, layers=layers, **units, **STARTS[self._start], **how)
+        labels = int((y >= 0).sum())
+        guess = self._guess and labels < len(y)
+        settings = few_labels_settings(X.shape, labels, None, guess=guess)
+        self._stack = finetune(stack, X, y, objective="classification", **settings, **how)
+        return self
+
+    def predict(self, X: Array) -> Array:
+        """Return the number of the class of each row."""
+        return np.asarray(self._stack.predict(X))
+
+
+SEE_ALL_ROWS = (LabelSpreading, SelfTrainingClassifier, Started)
 
 
 def peers(seed: int, kind: str, *, is_classes: bool) -> dict[str, tuple[Any, Any]]:
     """Return for each method what sees all rows, or None, and what learns from labels."""
+    if kind == "starts":
+        ways = {"labels": False, "guesses": True}
+        return {
+            f"{start} {way}": (None, Started(start, seed, guess=guess))
+            for start in STARTS
+            for way, guess in ways.items()
+        }
     linear = LogisticRegression(max_iter=1000) if is_classes else Ridge()
     if kind == "features":
         rbm = make_pipeline(MinMaxScaler(clip=True), BernoulliRBM(random_state=seed))
@@ -77,7 +119,7 @@ def peers(seed: int, kind: str, *, is_classes: bool) -> dict[str, tuple[Any, Any
 
 def learned(predictor: Any, train: Array, y: Array, kept: Array) -> Any:
     """Train on the labels that are kept; semi-supervised methods get the other rows too."""
-    if not isinstance(predictor, (LabelSpreading, SelfTrainingClassifier)):
+    if not isinstance(predictor, SEE_ALL_ROWS):
         return predictor.fit(train[kept], y[kept])
     places = np.unique(y, return_inverse=True)[1]
     return predictor.fit(train, np.where(kept, places, -1))
@@ -126,7 +168,7 @@ def with_labels(table: Table, share: float, draws: int, kind: str) -> Figures:
             if transformer is not None:
                 train, test = transformer.fit_transform(X), transformer.transform(X_test)
             predicted = learned(predictor, train, y, kept).predict(test)
-            if isinstance(predictor, (LabelSpreading, SelfTrainingClassifier)):
+            if isinstance(predictor, SEE_ALL_ROWS):
                 predicted = np.unique(y)[predicted]
             figures.add(name, score(predicted), perf_counter() - started)
     return figures
@@ -136,10 +178,12 @@ def main() -> None:
     """Run what the command line asks for."""
     parser = parser_of(__doc__, draws=3)
     parser.add_argument("--share", type=float, default=1.0, help="of the labels that are kept")
-    parser.add_argument("--peers", choices=("methods", "features"), default="methods")
+    parser.add_argument("--peers", choices=("methods", "features", "starts"), default="methods")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of peers with their defaults
     tables = tables_asked(options)
+    if options.peers == "starts":
+        tables = [table for table in tables if table.is_classes]
 
     def rows() -> Iterator[tuple[str, Figures]]:
         for table in tables:
