@@ -65,7 +65,7 @@ class Started:
 
     def fit(self, X: Array, y: Array) -> Started:
         """Train on rows and the numbers of their classes, -1 where there is no label."""
-        units = {"hidden_units": "relu", "visible_units": "gaussian"}
+        units: dict[str, Any] = {"hidden_units": "relu", "visible_units": "gaussian"}
         layers = [X.shape[1], 128, 128]
         how: dict[str, Any] = {"seed": self._seed, "warn": False}
         stack = pretrain(X, layers=layers, **units, **STARTS[self._start], **how)
