@@ -1,0 +1,391 @@
+"""What every runtime keeps, with every hand-over and learner: the oracle is the serial runtime."""
+
+from __future__ import annotations
+
+import signal
+import time
+import traceback
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+import sabotage
+from contractruns import EPOCH, LEARNERS, STATES, STREAM, Runtime, driver, runs_of
+from layerprocesses import workers
+from trialruns import notices_of
+
+from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, WorkerError
+from syncpretrain.events import (
+    EpochFinished,
+    EpochStarted,
+    Event,
+    LayerFinished,
+    Progress,
+    RunFinished,
+    RunStarted,
+)
+from syncpretrain.models.stack import Stack
+from syncpretrain.observers.history import History
+from syncpretrain.pretraining import build
+from syncpretrain.pretraining.streamed import driver as streaming
+from syncpretrain.workers import layer_process
+from syncpretrain.workers.restarts import Restarts
+
+pytestmark = pytest.mark.usefixtures("forked_layers")
+SERIAL = Runtime("serial")
+LAYERS = (16, 12, 8, 5)
+LONG = {"epochs": (30, 24, 27), "batch_size": 100}  # still under way as a signal arrives
+DEATH_SECONDS = 8.0  # below what the end waits for processes that still run
+
+
+@dataclass(frozen=True)
+class Ended:
+    """All that a run ends in, but for times."""
+
+    parameters: str
+    epochs: list[int]
+    curves: Any
+    notices: list[str]
+
+
+def ended(bits, runtime: Runtime, handoff: str, *, resume: Any = None, **options: Any) -> Ended:
+    events: list[Event] = []
+    with runtime.around():
+        run = driver(bits, runtime, handoff, observers=[events.append], **options)
+        run.resume = resume
+        stack = run.run()
+    told = sorted(x for x in notices_of(events) if x.startswith("warning"))
+    return Ended(stack.parameters_sha256, stack.info["epochs"], run.history, told)
+
+
+@pytest.fixture(scope="module")
+def alone(bits):
+    """Return a function that trains in turns, once for all runtimes with the same options."""
+
+    @cache
+    def once(handoff, given):
+        return ended(bits, SERIAL, handoff, **dict(given))
+
+    def train(runtime, handoff, **options):
+        given = {**runtime.options, **options}
+        return once(handoff, tuple(sorted(given.items())))
+
+    return train
+
+
+def check_sound(stack: Stack | None) -> Stack:
+    assert stack is not None
+    assert stack.widths == LAYERS
+    for layer in stack.layers:
+        assert all(np.isfinite(array).all() for _, array in layer.parameters())
+    return stack
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+@runs_of()
+def test_the_bits_are_those_of_one_thread(bits, alone, runtime, handoff, learner):
+    options = LEARNERS[learner]
+    assert ended(bits, runtime, handoff, **options) == alone(runtime, handoff, **options)
+
+
+UNITS = {"hidden_units": ("relu", "gaussian", "bernoulli"), "learning_rate": 0.005}
+BOTH: dict[str, dict[str, Any]] = {
+    "chains": {"persistent": True, "cd_steps": (1, 2, 1), "sparsity_cost": 0.1},
+    "kinds of units": {"visible_units": "gaussian", "visible_bias": "log-odds", **UNITS},
+    "dropout": {"hidden_dropout": (0.5, 0.0, 0.2), "l1": 0.001},
+}
+PLANS = {
+    "epoch": BOTH
+    | {
+        "refreshes": {"epochs": (2, 5, 3), "refresh_epochs": (0, 2, 3)},
+        "first-layer": {"epochs": (4, 2, 1), "refresh_epochs": 2, "finish": "first-layer"},
+        "greedy": {"schedule": "greedy", "blas_threads": 1},
+        "rounds": {"schedule": "rounds"},
+        "drift": {
+            "epochs": (5, 1, 1),
+            "refresh_epochs": (0, 2, 1),
+            "refresh_when": "drift:0.05",
+        },
+    },
+    "minibatch": BOTH
+    | {
+        "no delay": {"epochs": (3, 1, 2), "delay": 0},
+        "a long delay": {"epochs": (1, 2, 1), "delay": 1.5},
+    },
+}
+
+
+@runs_of(*STREAM, shared=False)
+def test_every_kind_of_run_ends_in_the_bits_of_one_thread(bits, alone, runtime, handoff):
+    for name, plan in PLANS[handoff].items():
+        assert ended(bits, runtime, handoff, **plan) == alone(runtime, handoff, **plan), name
+
+
+def of_one_layer(runtime: Runtime, epochs: int) -> dict[str, Any]:
+    own = {name: each[0] for name, each in runtime.options.items() if name != "workers"}
+    return {"layers": (16, 9), "epochs": epochs, **own}
+
+
+@runs_of()
+def test_one_layer_is_a_stack_too(bits, runtime, handoff):
+    options = of_one_layer(runtime, 2)
+    wanted = ended(bits, SERIAL, handoff, **options)
+    assert ended(bits, runtime, handoff, **options) == wanted
+
+
+@runs_of(*STREAM, shared=False)
+def test_inputs_of_many_chunks_of_rows(runtime, handoff):
+    X = np.random.default_rng(0).random((2300, 64)).astype(np.float32)
+    options = {"layers": (64, 96, 40, 10), "epochs": 1, "batch_size": 100}
+    wanted = ended(X, SERIAL, handoff, **runtime.options, **options)
+    assert ended(X, runtime, handoff, **options) == wanted
+
+
+@runs_of(*EPOCH)
+def test_a_free_run_is_replayed_by_any(bits, runtime, handoff):
+    history, options = History(), {"epochs": (6, 3, 2), "pace": "free"}
+    with runtime.around():
+        run = driver(bits, runtime, handoff, observers=[history], **options)
+        free = run.run().parameters_sha256
+    assert len(history.reads[0]) == 6
+    for other in (SERIAL, runtime):
+        again = ended(bits, other, handoff, **runtime.options, replay=history.reads, **options)
+        assert again.parameters == free
+
+
+@runs_of(serial=True, shared=False)
+def test_events_come_in_order(bits, runtime, handoff):
+    events: list[Event] = []
+    with runtime.around():
+        run = driver(bits, runtime, handoff, epochs=(5, 3, 4), observers=[events.append])
+        stack = run.run()
+    assert isinstance(events[0], RunStarted)
+    assert isinstance(events[-1], RunFinished)
+    assert all(events[0].time <= event.time <= events[-1].time for event in events)
+    for layer, epochs in enumerate(stack.info["epochs"], start=1):
+        own = [event for event in events if getattr(event, "layer", None) == layer]
+        assert all(0 <= event.fraction <= 1 for event in own if isinstance(event, Progress))
+        told = [event for event in own if isinstance(event, EpochStarted | EpochFinished)]
+        assert [(type(e), e.epoch) for e in told] == [
+            (kind, epoch)
+            for epoch in range(1, epochs + 1)
+            for kind in (EpochStarted, EpochFinished)
+        ]
+        assert [e for e in own if not isinstance(e, Progress)][-1:] == [
+            e for e in own if isinstance(e, LayerFinished)
+        ]
+
+
+STOPPING = {"epochs": 12, "patience": 1, "learning_rate": 0.5}
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        {"early_stopping": "pseudo-likelihood"},
+        {"early_stopping": "validation-error", "model": "denoising"},
+    ],
+)
+@runs_of(*STREAM, shared=False)
+def test_a_layer_that_learns_no_more_stops_at_the_same_epoch(
+    bits, alone, runtime, handoff, learner
+):
+    found = ended(bits, runtime, handoff, **STOPPING, **learner)
+    assert found == alone(runtime, handoff, **STOPPING, **learner)
+    assert min(found.epochs) < 12
+
+
+@runs_of(*STREAM, shared=False)
+def test_a_layer_that_diverges_goes_back_with_half_its_rate(bits, alone, runtime, handoff):
+    options = {"visible_units": "gaussian", "learning_rate": (3.0, 0.01, 0.01), "epochs": 3}
+    found = ended(bits, runtime, handoff, **options)
+    assert found == alone(runtime, handoff, **options)
+    assert found.notices
+    for told in found.notices:
+        assert told.startswith("warning: layer 1 diverged in epoch ")
+        assert "Back to the end of epoch" in told
+
+
+@runs_of(serial=True)
+def test_a_layer_that_diverges_for_good_is_named(bits, runtime, handoff):
+    place = runtime.place.strip() if handoff in STREAM else ""
+    told = rf"^layer 2 diverged in epoch \d.*{place}"
+    with runtime.around(), pytest.raises(DivergedError, match=told) as caught:
+        driver(bits, runtime, handoff, learning_rate=(0.1, 1e6, 0.1), epochs=8).run()
+    check_sound(caught.value.stack)
+
+
+class At:
+    """An observer that acts once, at the first event of a kind, layer and epoch."""
+
+    def __init__(self, kind, layer, epoch, act):
+        self.moment, self.act, self.seen = (kind, layer, epoch), act, []
+
+    def __call__(self, event):
+        kind, *place = self.moment
+        if isinstance(event, kind) and [event.layer, event.epoch] == place and not self.seen:
+            self.seen.append(time.monotonic())
+            self.act()
+
+
+@runs_of(serial=True)
+def test_a_signal_keeps_what_was_learned_and_any_runtime_goes_on_to_the_same_bits(
+    bits, alone, tmp_path, runtime, handoff
+):
+    """A terminal sends it to all processes; the caller's alone says what to do."""
+    signum = signal.SIGTERM if runtime.options else signal.SIGINT
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+    def act() -> None:
+        for child in workers().values():
+            child.send_signal(signum)
+        signal.raise_signal(signum)
+
+    states, events = [], []
+    with runtime.around():
+        observers = [At(EpochFinished, 1, 3, act), events.append]
+        run = driver(bits, runtime, handoff, observers=observers, **LONG)
+        run.save = lambda state, *, done, final: states.append(state()) if final else None
+        with pytest.raises(RunInterrupted, match="epochs finished: layer 1: ") as caught:
+            run.run()
+    assert caught.value.signum == signum
+    assert check_sound(caught.value.stack).info["epochs"][0] >= 3
+    assert not any(isinstance(event, RunFinished) for event in events)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    (state,) = states
+    wanted = alone(runtime, handoff, **LONG)
+    for other in {SERIAL.name: SERIAL, runtime.name: runtime}.values():
+        STATES[handoff].write(tmp_path / "state", state, {})
+        resume = STATES[handoff].read(tmp_path / "state")
+        given = runtime.options | LONG
+        assert ended(bits, other, handoff, resume=resume, **given) == wanted
+
+
+@runs_of(*STREAM, serial=True, shared=False)
+def test_a_state_between_epochs_is_one_to_go_on_from(bits, alone, tmp_path, runtime, handoff):
+    states: list[Any] = []
+    with runtime.around():
+        run = driver(bits, runtime, handoff, **LONG)
+        run.save = lambda state, *, done, final: states.append(state())
+        whole = run.run().parameters_sha256
+    wanted = alone(runtime, handoff, **LONG)
+    assert whole == wanted.parameters
+    STATES[handoff].write(tmp_path / "state", states[len(states) // 2], {})
+    resume = STATES[handoff].read(tmp_path / "state")
+    assert ended(bits, runtime, handoff, resume=resume, **LONG) == wanted
+
+
+@runs_of()
+def test_the_state_of_another_stack_is_refused(bits, runtime, handoff):
+    states: list[Any] = []
+    run = driver(bits, SERIAL, handoff, epochs=3)
+    run.save = lambda state, *, done, final: states.append(state())
+    run.run()
+    told = "the state of layer [23] is of another layer"
+    with runtime.around():
+        other = driver(bits, runtime, handoff, layers=(16, 12, 9, 5), epochs=3)
+        other.resume = states[-1]
+        with pytest.raises((CheckpointError, WorkerError), match=told):
+            other.run()
+
+
+WAYS = {
+    "error": "ValueError: out of luck",
+    "memory": "MemoryError: out of luck",
+    "no way back": "OneWay: .*out of luck",
+    "exit": "SystemExit: 3",
+}
+
+
+@pytest.fixture
+def arrange(monkeypatch):
+    """Have a layer fail, wherever it is trained."""
+
+    def fail(kind: str, layer: int) -> None:
+        epochs = partial(sabotage.build_worker, kind, layer)
+        streamed = partial(sabotage.build_streamed_layer, kind, layer)
+        monkeypatch.setattr(build, "build_worker", epochs)
+        monkeypatch.setattr(streaming, "build_streamed_layer", streamed)
+
+    return fail
+
+
+@pytest.mark.parametrize(("kind", "layer"), list(zip(WAYS, (1, 2, 3, 1), strict=True)))
+@runs_of(*STREAM, serial=True, shared=False)
+def test_a_failure_names_layer_epoch_and_cause(bits, arrange, runtime, handoff, kind, layer):
+    arrange(kind, layer)
+    told = rf"^layer {layer} failed in epoch 2{runtime.place}: {WAYS[kind]}"
+    with runtime.around(), pytest.raises(WorkerError, match=told) as caught:
+        driver(bits, runtime, handoff, epochs=3).run()
+    check_sound(caught.value.stack)
+    trace = "".join(traceback.format_exception(caught.value))
+    assert "sabotage.py" in trace, "where it was raised"
+
+
+@runs_of(*STREAM, serial=True, shared=False)
+def test_a_layer_that_fails_is_taken_back_to_its_last_epoch(bits, arrange, runtime, handoff):
+    wanted = ended(bits, SERIAL, handoff, **of_one_layer(runtime, 1))
+    arrange("broken", 1)
+    with runtime.around(), pytest.raises(WorkerError, match="layer 1 failed in epoch 2") as caught:
+        driver(bits, runtime, handoff, **of_one_layer(runtime, 3)).run()
+    assert caught.value.stack.parameters_sha256 == wanted.parameters
+
+
+@pytest.mark.parametrize("kind", [EpochFinished, RunFinished])
+@runs_of(serial=True, shared=False)
+def test_an_error_of_an_observer_ends_the_run_as_it_is(bits, runtime, handoff, kind):
+    def observe(event: Event) -> None:
+        if isinstance(event, kind):
+            raise ZeroDivisionError("the observer's own")
+
+    with runtime.around(), pytest.raises(ZeroDivisionError, match="the observer's own"):
+        driver(bits, runtime, handoff, observers=[observe]).run()
+
+
+@runs_of(*STREAM, mortal=True)
+def test_a_worker_that_is_killed_is_told_at_once_and_the_run_resumed(bits, alone, runtime, handoff):
+    states: list[Any] = []
+    with runtime.around() as around:
+        kill = At(EpochFinished, 2, 3, partial(runtime.kill, around, 1))
+        run = driver(bits, runtime, handoff, observers=[kill], **LONG)
+        run.save = lambda state, *, done, final: states.append(state())
+        told = rf"^layer [1-3, ]+ failed (in|after) .*{runtime.death}$"
+        with pytest.raises(WorkerError, match=told) as caught:
+            run.run()
+        assert time.monotonic() - kill.seen[0] < DEATH_SECONDS
+    check_sound(caught.value.stack)
+    resume = states[-1] if states else None
+    given = runtime.options | LONG
+    wanted = alone(runtime, handoff, **LONG)
+    assert ended(bits, SERIAL, handoff, resume=resume, **given) == wanted
+
+
+@runs_of(*STREAM, replaced=True)
+def test_a_worker_that_is_killed_is_replaced_to_the_same_bits(bits, alone, runtime, handoff):
+    told: list[str] = []
+    kill = At(EpochFinished, 2, 3, partial(runtime.kill, None, 1))
+    restarts = Restarts(3, told.append)
+    run = driver(bits, runtime, handoff, observers=[kill], restarts=restarts, **LONG)
+    assert run.run().parameters_sha256 == alone(runtime, handoff, **LONG).parameters
+    (message,) = told
+    assert "a new process goes on from its last state (restart 1 of 3)" in message
+
+
+@runs_of(*STREAM, replaced=True)
+def test_a_start_that_fails_half_way_leaves_nothing(bits, monkeypatch, runtime, handoff):
+    started = []
+    original = layer_process.subprocess.Popen
+
+    def popen(*args, **named):
+        if len(started) == 2:
+            raise BlockingIOError("no more processes")
+        started.append(original(*args, **named))
+        return started[-1]
+
+    monkeypatch.setattr(layer_process.subprocess, "Popen", popen)
+    with pytest.raises(BlockingIOError, match="no more processes"):
+        driver(bits, runtime, handoff).run()
+    assert len(started) == 2
+    assert None not in [process.returncode for process in started], "each has ended"
