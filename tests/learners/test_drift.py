@@ -115,14 +115,6 @@ class TestMeasure:
         assert later.is_settled
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_every_runtime_and_number_of_workers_decides_the_same(bits, name):
-    found = [run(bits, **RUNS[name], **place) for place in PLACES]
-    assert len({stack.parameters_sha256 for stack, _ in found}) == 1
-    assert len({reads(events) for _, events in found}) == 1
-    assert len({str(judged(events)) for _, events in found}) == 1
-
-
 def test_the_drift_of_a_run_is_that_of_its_versions(bits):
     """Layer 1 alone, trained again for so many epochs, gives the outputs to compare."""
     _, events = run(bits, **WAKING)

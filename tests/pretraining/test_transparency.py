@@ -8,7 +8,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from onelayer import layer_settings
-from pretrainingkinds import KINDS, VARIANTS
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import SettingsError
@@ -45,87 +44,8 @@ def train(bits) -> Train:
     return run
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("seed", [0, 1, 2**40])
-def test_every_runtime_and_number_of_workers_equals_the_oracle(train, variant, seed):
-    settings = VARIANTS[variant] | {"seed": seed}
-    oracle = train(**settings, runtime="serial", workers=1)
-    sums = {
-        (runtime, workers): train(**settings, runtime=runtime, workers=workers).parameters_sha256
-        for runtime in ("serial", "threads")
-        for workers in (1, 2, 4)
-    }
-    assert set(sums.values()) == {oracle.parameters_sha256}, sums
-
-
-def everywhere(train: Train, **settings) -> list[Stack]:
-    return [
-        train(**settings, runtime=runtime, workers=workers)
-        for runtime in ("serial", "threads")
-        for workers in (1, 2, 4)
-    ]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_model_and_kind_of_units_ends_in_the_same_bits(train, kind):
-    stacks = everywhere(train, **KINDS[kind])
-    assert len({stack.parameters_sha256 for stack in stacks}) == 1
-    assert stacks[0].parameters_sha256 != train().parameters_sha256, "the settings matter"
-
-
-@pytest.mark.parametrize(
-    "stopping",
-    [
-        {"early_stopping": "pseudo-likelihood"},
-        {"early_stopping": "validation-error", "model": "denoising"},
-    ],
-)
-def test_early_stopping_stops_the_same_epochs_everywhere(train, bits, stopping):
-    wanted = {"epochs": 12, "patience": 1, "validation": 1 - bits[:50]} | stopping
-    stacks = everywhere(train, **wanted)
-    assert len({stack.parameters_sha256 for stack in stacks}) == 1
-    epochs = [stack.info["epochs"] for stack in stacks]
-    assert all(have == epochs[0] for have in epochs)
-    assert min(epochs[0]) < 12, "it did stop"
-
-
-def test_layers_wide_enough_for_many_products_and_chunks_of_rows():
-    X = np.random.default_rng(0).random((2300, 64)).astype(np.float32)
-    sums = {
-        pretrain(
-            X, layers=(64, 96, 40, 10), epochs=2, seed=3, runtime=runtime, workers=workers
-        ).parameters_sha256
-        for runtime, workers in (("serial", 1), ("threads", 2), ("threads", 3))
-    }
-    assert len(sums) == 1
-
-
 def test_another_seed_makes_another_stack(train):
     assert train(seed=0).parameters_sha256 != train(seed=1).parameters_sha256
-
-
-def test_one_layer_is_a_stack_too(train):
-    sums = {
-        train(layers=(16, 9), runtime=runtime, workers=2, pace=pace).parameters_sha256
-        for runtime in ("serial", "threads")
-        for pace in ("lockstep", "free")
-    }
-    assert len(sums) == 1
-
-
-@pytest.mark.parametrize("finish", ["drain", "first-layer"])
-def test_a_free_run_repeats_under_replay_anywhere(train, finish):
-    history = History()
-    settings = {"epochs": (6, 3, 2), "refresh_epochs": 1, "pace": "free", "finish": finish}
-    free = train(**settings, workers=3, observers=[history])
-    assert len(history.reads[0]) == 6
-    for runtime, workers in (("serial", 1), ("serial", 3), ("threads", 1), ("threads", 2)):
-        again = History()
-        replayed = train(
-            **settings, runtime=runtime, workers=workers, replay=history.reads, observers=[again]
-        )
-        assert again.reads == history.reads
-        assert replayed.parameters_sha256 == free.parameters_sha256
 
 
 @pytest.mark.parametrize(

@@ -65,17 +65,6 @@ def test_an_error_of_a_replica_is_raised(tmp_path):
         fleet.train(tasks_of(1, 0, STEPS, 1), lambda: False, lambda *of: None)
 
 
-@pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
-def test_one_replica_is_the_same_as_in_one_thread(bits, handoff):
-    own = {"layers": (16, 10, 6), "schedule": "async", "handoff": handoff, "epochs": 2, "seed": 3}
-    alone = pretrain(bits, runtime="serial", warn=False, **own)
-    with local_ranks(3) as ranks:
-        stack = pretrain(bits, runtime="mpi", warn=False, **own)
-        pretrain(bits, runtime="mpi", warn=False, replicas=3, **own)
-    assert stack.parameters_sha256 == alone.parameters_sha256
-    assert [len(told) for told in ranks.told] == [2, 2]
-
-
 @pytest.mark.parametrize("compensation", [0.0, 0.5])
 def test_servers_on_ranks_have_the_bits_of_one(bits, compensation):
     own = {"layers": (16, 10, 6), "schedule": "async", "epochs": 2, "seed": 3, "momentum": "0"}
