@@ -98,7 +98,7 @@ def test_a_run_stopped_in_any_minibatch_goes_on_to_the_same_bits(
     """By turns it is stopped in the one runtime of this process and goes on in the other."""
     plan, number = PLANS[handoff][name], list(PLANS[handoff]).index(name)
     wanted, places = alone(SERIAL, handoff, **plan), (SERIAL, RUNTIMES["threads"])
-    for stops, minibatches in enumerate(itertools.count(1 + number % 13, 13)):
+    for stops, minibatches in enumerate(itertools.count(1 + number % 17, 17)):
         first, second = places[stops % 2], places[(stops + number) % 2]
         state = state_after(bits, minibatches, monkeypatch, first, handoff, plan)
         if state is None:

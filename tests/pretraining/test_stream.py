@@ -262,8 +262,9 @@ class TestSettings:
 def test_what_a_file_says_of_its_hand_over_goes_with_it(
     call, tmp_path, monkeypatch, own, options, expected
 ):
-    layers = ("--data", "digits", "--layers", "64,4,3", "--epochs", 1, "--quiet")
+    layers = ("--data", "x.npy", "--layers", "6,4,3", "--epochs", 1, "--quiet")
     monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.random.default_rng(0).random((200, 6), dtype=np.float32))
     call("train", *layers, *own, "--out", "own")
     call("train", "--config", "own/config.toml", *options, "--quiet", "--out", "other")
     found = read_settings(Path("other/config.toml")).pretrain
