@@ -47,24 +47,46 @@ def check_sound(stack: Stack | None) -> Stack:
 @runs_of(serial=True, shared=False)
 def test_events_come_in_order(bits, runtime, handoff):
     events: list[Event] = []
+    options = {"epochs": (5, 3, 4)} | ({"pace": "free"} if handoff == "epoch" else {})
     with runtime.around():
-        run = driver(bits, runtime, handoff, epochs=(5, 3, 4), observers=[events.append])
+        run = driver(bits, runtime, handoff, observers=[events.append], **options)
         stack = run.run()
     assert isinstance(events[0], RunStarted)
+    assert events[0].layers == LAYERS
     assert isinstance(events[-1], RunFinished)
-    assert all(events[0].time <= event.time <= events[-1].time for event in events)
-    for layer, epochs in enumerate(stack.info["epochs"], start=1):
-        own = [event for event in events if getattr(event, "layer", None) == layer]
-        assert all(0 <= event.fraction <= 1 for event in own if isinstance(event, Progress))
-        told = [event for event in own if isinstance(event, EpochStarted | EpochFinished)]
-        assert [(type(e), e.epoch) for e in told] == [
-            (kind, epoch)
-            for epoch in range(1, epochs + 1)
-            for kind in (EpochStarted, EpochFinished)
-        ]
-        assert [e for e in own if not isinstance(e, Progress)][-1:] == [
-            e for e in own if isinstance(e, LayerFinished)
-        ]
+    running: dict[int, EpochStarted] = {}
+    done, ended, busy = [0, 0, 0], [], [0.0, 0.0, 0.0]
+    for event in events[1:-1]:
+        assert events[0].time <= event.time <= events[-1].time
+        match event:
+            case EpochStarted(layer=layer):
+                assert layer not in running
+                assert layer not in ended
+                assert event.epoch == done[layer - 1] + 1
+                assert event.reads <= (done[layer - 2] if layer > 1 else 0)
+                running[layer] = event
+                assert len(running) <= 3
+            case EpochFinished(layer=layer):
+                begun = running.pop(layer)
+                assert (event.epoch, event.reads) == (begun.epoch, begun.reads)
+                assert event.started <= event.time
+                assert handoff != "epoch" or begun.time <= event.started
+                assert 0 <= event.transform_seconds <= event.time - event.started
+                done[layer - 1] = event.epoch
+                busy[layer - 1] += event.time - event.started
+            case LayerFinished(layer=layer):
+                assert layer not in running
+                ended.append(layer)
+            case Progress(layer=layer):
+                assert event.epoch == running[layer].epoch
+                assert 0 <= event.fraction <= 1
+            case _:
+                assert "GPU" in event.message, event
+    assert not running
+    assert sorted(ended) == [1, 2, 3]
+    assert done == stack.info["epochs"]
+    assert handoff != "epoch" or events[-1].busy_seconds == pytest.approx(busy)
+    assert all(seconds <= events[-1].seconds for seconds in events[-1].busy_seconds)
 
 
 STOPPING = {"epochs": 12, "patience": 1, "learning_rate": 0.5}

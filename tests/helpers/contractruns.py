@@ -95,6 +95,7 @@ PLANS: dict[str, dict[str, dict[str, Any]]] = {
         "waking, rounds": WAKING | {"schedule": "rounds"},
         "waking, to the end of layer 1": WAKING | {"finish": "first-layer"},
         "settling": SETTLING,
+        "settling convolutions": SETTLING | {"layers": POOLED.format(""), "model": "denoising"},
         "settling, greedy": SETTLING | {"schedule": "greedy", "blas_threads": 1},
         "both": SETTLING | {"refresh_epochs": 1, "refresh_when": "drift:0.05"},
     },

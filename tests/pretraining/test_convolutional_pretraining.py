@@ -63,16 +63,6 @@ def test_the_state_of_another_convolution_is_refused(images):
             Pretraining(settings, images[:100], resume=states[0]).run()
 
 
-@pytest.mark.parametrize("runtime", ["serial", "threads"])
-@pytest.mark.parametrize("model", ["rbm", "denoising"])
-def test_settled_layers_end_the_same_everywhere(images, model, runtime):
-    options = {"epochs": "auto:12", "settle": 0.05, "model": model, "momentum": "0.5"}
-    stack = train(images, runtime=runtime, **options)
-    assert min(stack.info["epochs"]) < 12
-    planned = train(images, model=model, momentum="0.5", epochs=stack.info["epochs"])
-    assert len(planned.layers) == 3
-
-
 @pytest.mark.parametrize("model", ["rbm", "denoising"])
 @pytest.mark.parametrize("schedule", ["rounds", "stream"])
 def test_a_layer_that_diverges_goes_on_from_its_last_epoch_with_half_the_rate(

@@ -13,12 +13,7 @@ from syncpretrain import Stack, pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import (
     EpochFinished,
-    EpochStarted,
     Event,
-    LayerFinished,
-    Progress,
-    RunFinished,
-    RunStarted,
 )
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM
@@ -110,48 +105,6 @@ def test_the_data_is_not_written_to(train, bits):
     copy = bits.copy()
     pretrain(copy, layers=LAYERS, epochs=2, batch_size=15)
     np.testing.assert_array_equal(copy, bits)
-
-
-@pytest.mark.parametrize("runtime", ["serial", "threads"])
-@pytest.mark.parametrize("pace", ["lockstep", "free"])
-def test_events_come_in_order(train, runtime, pace):
-    events: list[Event] = []
-    stack = train(runtime=runtime, pace=pace, workers=2, observers=[events.append])
-    assert isinstance(events[0], RunStarted)
-    assert events[0].layers == LAYERS
-    assert isinstance(events[-1], RunFinished)
-    running: dict[int, EpochStarted] = {}
-    done, ended, busy = [0, 0, 0], [], [0.0, 0.0, 0.0]
-    for event in events[1:-1]:
-        assert events[0].time <= event.time <= events[-1].time
-        match event:
-            case EpochStarted(layer=layer):
-                assert layer not in running
-                assert layer not in ended
-                assert event.epoch == done[layer - 1] + 1
-                assert event.reads <= (done[layer - 2] if layer > 1 else 0)
-                running[layer] = event
-                assert len(running) <= 2
-            case EpochFinished(layer=layer):
-                begun = running.pop(layer)
-                assert (event.epoch, event.reads) == (begun.epoch, begun.reads)
-                assert begun.time <= event.started <= event.time
-                assert 0 <= event.transform_seconds <= event.time - event.started
-                done[layer - 1] = event.epoch
-                busy[layer - 1] += event.time - event.started
-            case LayerFinished(layer=layer):
-                assert layer not in running
-                ended.append(layer)
-            case Progress(layer=layer):
-                assert event.epoch == running[layer].epoch
-                assert 0 <= event.fraction <= 1
-            case _:
-                pytest.fail(f"unexpected {event}")
-    assert not running
-    assert sorted(ended) == [1, 2, 3]
-    assert done == stack.info["epochs"]
-    assert events[-1].busy_seconds == pytest.approx(busy)
-    assert all(seconds <= events[-1].seconds for seconds in busy)
 
 
 def test_only_the_validation_rows_that_are_looked_at_go_through_the_layers(bits):

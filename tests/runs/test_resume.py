@@ -45,18 +45,9 @@ LAYERS = (16, 10, 6, 4)
 BASE = {"epochs": 3, "batch_size": 40, "seed": 3}
 VARIANTS = {
     "lockstep": {},
-    "greedy": {"schedule": "greedy", "blas_threads": 1},
     "refreshes": {"epochs": (3, 1, 1), "refresh_epochs": (0, 2, 1)},
     "persistent": {"persistent": True, "sparsity_cost": 0.1, "hidden_dropout": 0.2},
-    "gaussian": {"visible_units": "gaussian", "hidden_units": ("relu", "bernoulli", "gaussian")},
-    "autoencoder": {"model": "denoising", "tied": False},
     "drift": {"epochs": (6, 1, 1), "refresh_epochs": (0, 2, 1), "refresh_when": "drift:0.05"},
-    "settling": {
-        "epochs": "auto:6",
-        "settle": (0.15, 0.03, 0.02),
-        "learning_rate": 0.4,
-        "momentum": "0.5",
-    },
     "stopping": {"early_stopping": "pseudo-likelihood", "patience": 1, "epochs": 6},
 }
 
@@ -84,7 +75,7 @@ def stopped_after(bits: np.ndarray, variant: str, minibatches: int, monkeypatch,
     return None
 
 
-@pytest.mark.parametrize("variant", ["lockstep", "refreshes", "drift", "stopping"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_every_state_between_epochs_goes_on_to_the_same_bits(bits, variant):
     states = []
 
