@@ -179,13 +179,16 @@ def test_a_state_between_epochs_is_one_to_go_on_from(bits, alone, tmp_path, runt
     states: list[Any] = []
     with runtime.around():
         run = driver(bits, runtime, handoff, **LONG)
-        run.save = lambda state, *, done, final: states.append(state())
+        run.save = lambda state, *, done, final: states.append((state(), done))
         whole = run.run().parameters_sha256
     wanted = alone(runtime, handoff, **LONG)
     assert whole == wanted.parameters
-    STATES[handoff].write(tmp_path / "state", states[len(states) // 2], {})
+    state, done = states[len(states) // 2]
+    STATES[handoff].write(tmp_path / "state", state, {})
     resume = STATES[handoff].read(tmp_path / "state")
-    assert ended(bits, runtime, handoff, resume=resume, **LONG).outcome == wanted.outcome
+    again = ended(bits, runtime, handoff, resume=resume, **LONG)
+    assert again.outcome == wanted.outcome
+    assert len(again.decisions) == len(wanted.decisions) - sum(done), "no epoch twice"
 
 
 @runs_of()

@@ -115,25 +115,6 @@ def test_an_epoch_is_reported_before_its_block_is_done(bits, monkeypatch):
     assert running == [True] * 6
 
 
-@pytest.mark.parametrize("runtime", ["serial", "threads"])
-def test_every_state_after_an_epoch_is_resumed_to_the_same_bits(bits, runtime):
-    states, epochs = [], (3, 1, 2) if runtime == "serial" else (80, 40, 60)
-    run = streamed(bits, "rbm", runtime=runtime, workers=3, epochs=epochs)
-    run.save = lambda state, *, done, final: states.append((state(), done))
-    whole = run.run().parameters_sha256
-    assert len(states) >= 5
-    states = states[:: -(-len(states) // 6)]
-    for state, done in states:
-        assert state.done == done
-        events = []
-        again = streamed(bits, "rbm", workers=2, epochs=epochs, observers=[events.append])
-        again.resume = state
-        assert again.run().parameters_sha256 == whole
-        assert again.history == run.history
-        finished = [e for e in events if isinstance(e, EpochFinished)]
-        assert len(finished) == sum(epochs) - sum(done), "no epoch twice"
-
-
 def test_layers_that_were_complete_are_told_when_a_run_is_resumed(bits):
     states = []
     run = streamed(bits, "uneven", runtime="serial")  # 3, 1 and 2 epochs
