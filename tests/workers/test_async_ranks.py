@@ -82,39 +82,6 @@ def test_a_run_with_a_trial_adds_up():
     np.testing.assert_array_equal(server.parameters, np.float32(300 * 301 / 2))
 
 
-def test_a_stop_leaves_whole_changes_and_a_run_goes_on_from_them():
-    asked = iter([False] * 7 + [True] * 100)
-    tasks, first = tasks_of(1, 0, STEPS, 1), ParameterServer(np.zeros(SIZE, np.float32), WHOLE)
-    with local_ranks(3):
-        with fleet_of(first, WHOLE) as fleet:
-            done = fleet.train(tasks, lambda: next(asked), lambda *of: None)
-            state = fleet.state()
-        assert 0 < done < STEPS
-        np.testing.assert_array_equal(first.parameters, np.float32(done * (done + 1) / 2))
-        second = ParameterServer(first.parameters.copy(), WHOLE)
-        fleet = fleet_of(second, WHOLE)
-        fleet.load_state(state)
-        with fleet:
-            fleet.train(tasks[done:], never, lambda *of: None)
-    np.testing.assert_array_equal(second.parameters, np.float32(STEPS * (STEPS + 1) / 2))
-
-
-def test_changes_that_waited_for_their_turn_are_added():
-    asked = iter([False] * 7 + [True] * 100)
-    tasks, first = tasks_of(1, 0, STEPS, 1), ParameterServer(np.zeros(SIZE, np.float32), WHOLE)
-    build = partial(CountingReplica, None, None)
-    own = {"replicas": 3, "report": print, "times": TIMEOUTS}
-    turns = replicas_in("serial", first, WHOLE, build, DATA, **own)
-    with turns:
-        done = turns.train(tasks, lambda: next(asked), lambda *of: None)
-        state = {name: array.copy() for name, array in turns.state().items()}
-    second = ParameterServer(first.parameters.copy(), WHOLE)
-    with local_ranks(3), fleet_of(second, WHOLE) as fleet:
-        fleet.load_state(state)
-        fleet.train(tasks[done:], never, lambda *of: None)
-    np.testing.assert_array_equal(second.parameters, np.float32(STEPS * (STEPS + 1) / 2))
-
-
 @pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
 @pytest.mark.parametrize("servers", [1, 2])
 def test_one_replica_is_the_same_as_in_one_thread(bits, handoff, servers):
