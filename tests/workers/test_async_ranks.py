@@ -324,7 +324,7 @@ def test_intel_mpi_has_windows_where_ranks_share_memory(
 
 def test_windows_that_cannot_be_relied_on_are_refused(bits, monkeypatch):
     monkeypatch.setattr(LocalEngine, "windows_unreliable_on", lambda self: "a library")
-    own = {"layers": (16, 8), "schedule": "async", "runtime": "mpi", "warn": False}
+    own = {"layers": (16, 8), "schedule": "async", "runtime": "mpi", "epochs": 1, "warn": False}
     told = "^exchange: got windows with a library, whose one-sided calls crash there, expected mess"
     with local_ranks(2):
         with pytest.raises(SettingsError, match=told):

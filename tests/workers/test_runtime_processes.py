@@ -58,7 +58,7 @@ def test_progress_is_told_across_processes(bits):
         if isinstance(event, Progress):
             shares.append(event.fraction)
 
-    X = np.random.default_rng(0).random((40_000, 200), dtype=np.float32)
+    X = np.random.default_rng(0).random((16_000, 200), dtype=np.float32)
     run(X, layers=(200, 300), epochs=1, batch_size=10, observers=[observe])
     assert any(0 < share < 1 for share in shares)
 
