@@ -78,7 +78,8 @@ def test_events_come_in_order(bits, runtime, handoff):
                 assert layer not in running
                 ended.append(layer)
             case Progress(layer=layer):
-                assert event.epoch == running[layer].epoch
+                # In a stream the driver may have the end of the epoch before still to take.
+                assert handoff == "minibatch" or event.epoch == running[layer].epoch
                 assert 0 <= event.fraction <= 1
             case _:
                 assert "GPU" in event.message, event

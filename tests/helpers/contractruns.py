@@ -231,7 +231,7 @@ RUNTIMES = {
     "layers that share ranks": Runtime(
         "mpi", partial(local_ranks, 3), handoffs=STREAM, plans=(1, 2), **ON_RANK
     ),
-    "futures": Runtime("futures", futures, handoffs=EPOCH),
+    "futures": Runtime("futures", futures, handoffs=EPOCH, plans=(0, 4)),
 }
 
 
