@@ -86,20 +86,21 @@ def running(folder, *options):
         process.stderr.close()
 
 
-SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+INTERRUPT, END = (signal.SIGINT, 130), (signal.SIGTERM, 143)
 PRETRAIN = ("--epochs", LONG)
 FINETUNE = ("--epochs", 1, "--finetune", "reconstruction", "--finetune-epochs", LONG)
 RUNS = [
-    pytest.param(PRETRAIN, "layer 1", "Pretraining was stopped", id="threads"),
-    pytest.param((*PRETRAIN, "--pace", "free"), "layer 2", "Pretraining was stopped", id="free"),
-    pytest.param((*PRETRAIN, "--runtime", "serial"), "layer 1", "Pretraining was", id="serial"),
-    pytest.param(FINETUNE, "fine-tuning", "Fine-tuning was stopped in epoch", id="fine-tuning"),
+    (INTERRUPT, PRETRAIN, "layer 1", "Pretraining was stopped"),
+    (END, (*PRETRAIN, "--pace", "free"), "layer 2", "Pretraining was stopped"),
+    (END, (*PRETRAIN, "--runtime", "serial"), "layer 1", "Pretraining was stopped"),
+    (INTERRUPT, FINETUNE, "fine-tuning", "Fine-tuning was stopped in epoch"),
+    (END, FINETUNE, "fine-tuning", "Fine-tuning was stopped in epoch"),
 ]
 
 
-@pytest.mark.parametrize(("signum", "expected"), SIGNALS, ids=["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize(("options", "line", "message"), RUNS)
-def test_a_signal_ends_a_run_with_its_model(tmp_path, signum, expected, options, line, message):
+@pytest.mark.parametrize(("sent", "options", "line", "message"), RUNS)
+def test_a_signal_ends_a_run_with_its_model(tmp_path, sent, options, line, message):
+    signum, expected = sent
     with running(tmp_path, *options) as run:
         run.wait_for(line)
         status, seconds, last = run.stop(signum)

@@ -88,33 +88,6 @@ def test_units_that_are_missing_are_as_if_they_were_not_there(model, units, more
         np.testing.assert_allclose(have[: len(want)], want, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("units", "model", "handoff"),
-    [
-        ("gaussian", "rbm", "epoch"),
-        ("bernoulli", "rbm", "minibatch"),
-        ("gaussian", "denoising", "epoch"),
-    ],
-)
-def test_every_runtime_gives_the_same_bits(units, model, handoff):
-    X = with_holes(rows())
-    kept = {
-        pretrain(
-            X,
-            layers=[6, 4, 2],
-            visible_units=units,
-            model=model,
-            handoff=handoff,
-            epochs=2,
-            batch_size=8,
-            runtime=runtime,
-            validation=X[:9],
-        ).parameters_sha256
-        for runtime in ("serial", "threads", "processes")
-    }
-    assert len(kept) == 1
-
-
 def test_biases_start_from_the_known_values():
     X = with_holes(rows())
     stack = pretrain(

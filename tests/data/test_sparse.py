@@ -336,14 +336,6 @@ class TestTraining:
         sparse = pretrain(csr(DENSE), validation=csr(DENSE[:9]), **options)
         assert sparse.info["epochs"] == dense.info["epochs"]
 
-    @pytest.mark.parametrize("more", [{}, {"sample_visible": True}, {"shards": [3, 1]}])
-    @pytest.mark.parametrize(("units", "X"), [(COUNTS, DENSE), ("gaussian", DENSE)])
-    def test_runtimes_give_the_same_bits(self, units, X, more):
-        options = {**OPTIONS, "visible_units": units, **more}
-        serial = pretrain(csr(X), runtime="serial", **options)
-        assert same(serial, pretrain(csr(X), runtime="threads", **options))
-        assert same(serial, pretrain(csr(X), runtime="processes", **options))
-
     def test_streams_give_the_same_bits(self):
         options = {**OPTIONS, "visible_units": COUNTS, "handoff": "minibatch"}
         serial = pretrain(csr(DENSE), runtime="serial", **options)

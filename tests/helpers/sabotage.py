@@ -28,7 +28,7 @@ class OneWay(Exception):  # noqa: N818
 
 def fail(kind: str) -> None:
     match kind:
-        case "error":
+        case "error" | "broken":
             raise ValueError("out of luck")
         case "memory":
             raise MemoryError("out of luck")
@@ -53,6 +53,8 @@ def sabotaged(training, kind: str):
 
     def step(X, rows, *, epoch, step, **how):
         if (epoch, step) == PLACE:
+            if kind == "broken":
+                training.learner.weight.fill(float("nan"))
             fail(kind)
         return train_step(X, rows, epoch=epoch, step=step, **how)
 
@@ -60,27 +62,25 @@ def sabotaged(training, kind: str):
     return training
 
 
-def build_worker(kind, failing, settings, layer, state, keep_states, backend, times, inputs):
-    if kind == "worker_factory" and layer == failing:
-        raise MemoryError("out of luck")
-    learner = building.build_learner(settings, layer)
-    training = building.step_for(learner, settings.shards_of(layer), settings.split)
-    own = building.LayerInTraining(learner, training)
-    worker = building.LayerWorker(own, inputs, replicas=2, times=times)
-    if kind == "alone":
-        worker._pool._wake = lambda rank: None
-    if layer == failing:
-        sabotaged(training, kind)
-    return worker
-
-
+original_worker = building.build_worker
 original_streamed_layer = streaming.build_streamed_layer
 
 
-def build_streamed_layer(kind, failing, settings, place, data, below, above):
+def build_worker(kind, failing, settings, layer, *rest):
+    if kind == "worker_factory" and layer == failing:
+        raise MemoryError("out of luck")
+    worker = original_worker(settings, layer, *rest)
+    if kind == "alone":
+        worker._pool._wake = lambda rank: None
+    if layer == failing:
+        sabotaged(worker.layer.step, kind)
+    return worker
+
+
+def build_streamed_layer(kind, failing, settings, place, *rest):
     if kind == "worker_factory" and place.layer == failing:
         raise MemoryError("out of luck")
-    layer = original_streamed_layer(settings, place, data, below, above)
+    layer = original_streamed_layer(settings, place, *rest)
     if place.layer == failing:
         (tell_of_helpers if kind == "helped" else sabotaged)(layer.layer.step, kind)
     return layer

@@ -114,11 +114,3 @@ def sparse_rows():
 def test_layers_are_those_of_dense_rows(rows):
     sparse = trained(rows, runtime="serial")
     np.testing.assert_allclose(sparse, trained(COUNTS, runtime="serial"), rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("more", [{}, {"replicas": 2}])
-def test_the_bits_are_those_of_every_runtime_and_number_of_workers(rows, more):
-    first = trained(rows, runtime="serial", **more)
-    for options in ({"workers": 1}, {"workers": 4}, {"runtime": "processes", "workers": 2}):
-        found = trained(rows, **options, **more)
-        np.testing.assert_array_equal(found, first)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.learners.by_filters import by_filters
 from syncpretrain.learners.select import step_for
@@ -141,20 +140,6 @@ def test_it_goes_on_from_a_snapshot_in_the_same_bits():
     errors = [x.train_step(X, np.arange(6), epoch=2, step=3) for x in (step, again)]
     assert errors[0] == errors[1]
     np.testing.assert_array_equal(one.weight, other.weight)
-
-
-@pytest.mark.parametrize("model", ["rbm", "denoising"])
-@pytest.mark.parametrize("split", ["filters", "hybrid"])
-def test_runtimes_and_replicas_give_the_same_bits(model, split):
-    X = np.random.default_rng(0).random((30, 72), dtype=np.float32)
-    options = {"layers": POOLED + ",4", "model": model, "split": split}
-    options |= {"epochs": 2, "batch_size": 8, "shards": (2, 2, 1), "verbose": False}
-    kinds = (("serial", 1), ("threads", 2), ("processes", 2))
-    found = {
-        pretrain(X, runtime=runtime, replicas=(n, n, 1), **options).parameters_sha256
-        for runtime, n in kinds
-    }
-    assert len(found) == 1
 
 
 @pytest.mark.parametrize(

@@ -30,20 +30,6 @@ pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 6)
 WAKING = {"epochs": (9, 2, 2), "refresh_epochs": (0, 2, 1), "refresh_when": "drift:0.2"}
 SETTLING = {"epochs": "auto:20", "settle": (0.15, 0.2, 0.02), "refresh_epochs": 0}
-RUNS = {
-    "waking": WAKING,
-    "waking, rounds": WAKING | {"schedule": "rounds"},
-    "waking, to the end of layer 1": WAKING | {"finish": "first-layer"},
-    "settling": SETTLING,
-    "settling, greedy": SETTLING | {"schedule": "greedy", "blas_threads": 1},
-    "both": SETTLING | {"refresh_epochs": 1, "refresh_when": "drift:0.05"},
-}
-PLACES = [
-    {"runtime": "serial"},
-    {"runtime": "threads", "workers": 1},
-    {"runtime": "threads", "workers": 3},
-    {"runtime": "processes", "workers": 2},
-]
 
 
 def run(X: np.ndarray, **settings: Any) -> tuple[Stack, list[Event]]:
@@ -113,14 +99,6 @@ class TestMeasure:
             assert not later.is_settled
         later.record(7, ones * np.float32(3.1))
         assert later.is_settled
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_every_runtime_and_number_of_workers_decides_the_same(bits, name):
-    found = [run(bits, **RUNS[name], **place) for place in PLACES]
-    assert len({stack.parameters_sha256 for stack, _ in found}) == 1
-    assert len({reads(events) for _, events in found}) == 1
-    assert len({str(judged(events)) for _, events in found}) == 1
 
 
 def test_the_drift_of_a_run_is_that_of_its_versions(bits):

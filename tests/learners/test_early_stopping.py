@@ -118,24 +118,6 @@ def check_ended(events: list[Event]) -> None:
     assert isinstance(events[-1], RunFinished)
 
 
-STOPPING = [
-    ("rbm", "pseudo-likelihood"),
-    ("rbm", "free-energy-gap"),
-    ("autoencoder", "validation-error"),
-]
-
-
-@pytest.mark.parametrize(("model", "metric"), STOPPING)
-def test_a_layer_that_stops_trains_fewer_epochs(bits, model, metric):
-    settings = {"model": model, "early_stopping": metric, "patience": 1, "learning_rate": 0.5}
-    found = [run(bits, runtime=runtime, **settings) for runtime in RUNTIMES]
-    for stack, events in found:
-        check_ended(events)
-        assert stack.info["epochs"] == epochs(events)
-        assert min(epochs(events)) < 40
-    assert len({stack.parameters_sha256 for stack, _ in found}) == 1, "serial and threads agree"
-
-
 @pytest.mark.parametrize("arguments", [{"schedule": "greedy"}, {"pace": "free"}])
 def test_other_schedules_end_too(bits, arguments):
     _, events = run(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 from asyncreplicas import SIZE, CountingReplica
 from hypothesis import given
 from hypothesis import strategies as st
+from localranks import local_ranks
 
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import slices_of
@@ -31,6 +34,7 @@ from syncpretrain.workers.replicas import replicas_in
 WHOLE = AsyncFields(async_rate="constant")
 DATA = (np.ones((2, 3), np.float32),)
 STEPS = 40
+EXCHANGES = ("messages", "windows")
 
 
 def late(changes: int) -> AsyncFields:
@@ -39,6 +43,11 @@ def late(changes: int) -> AsyncFields:
 
 def never() -> bool:
     return False
+
+
+def place_of(name: str) -> AbstractContextManager[Any]:
+    """Return what surrounds a fleet: the ranks where it exchanges by "messages" or "windows"."""
+    return local_ranks(3) if name in EXCHANGES else nullcontext()
 
 
 class Fleet:
@@ -50,8 +59,9 @@ class Fleet:
         self.parameters = np.zeros(SIZE, np.float32)
         self.server = ParameterServer(self.parameters, rules, servers)
         self.told, self.trained, self.errors = [], [], 0.0
+        on_ranks = runtime in EXCHANGES
         self.fleet = replicas_in(
-            runtime,
+            "mpi" if on_ranks else runtime,
             self.server,
             rules,
             partial(CountingReplica, dies and str(dies), fails and str(fails)),
@@ -59,6 +69,7 @@ class Fleet:
             report=self.told.append,
             times=times,
             replicas=replicas,
+            **({"exchange": runtime} if on_ranks else {}),
         )
 
     def each(self, task, errors, staleness):
@@ -208,20 +219,30 @@ def test_turns_go_on_from_their_state_to_the_same_bits(stop_after):
     np.testing.assert_array_equal(second.parameters, whole.parameters)
 
 
-@pytest.mark.parametrize(("runtime", "other"), [("serial", "threads"), ("threads", "serial")])
+@pytest.mark.parametrize(
+    ("runtime", "other"),
+    [
+        *(("serial", name) for name in ("threads", *EXCHANGES)),
+        *((name, "serial") for name in ("threads", *EXCHANGES)),
+        ("windows", "windows"),
+    ],
+)
 @pytest.mark.parametrize("bound", [None, 0])
 def test_a_run_may_go_on_in_another_runtime(runtime, other, bound):
-    """Changes that waited for their turn are added, however stale."""
+    """It leaves whole changes; those that waited for their turn are added, however stale."""
     rules = msgspec.structs.replace(WHOLE, max_staleness=bound)
     asked = iter([False] * 7 + [True] * 100)
     first, second = Fleet(runtime, rules=rules), Fleet(other, rules=rules)
     tasks = tasks_of(1, 0, STEPS, 1)
-    with first.fleet:
+    with place_of(runtime), first.fleet:
         done = first.fleet.train(tasks, lambda: next(asked), first.each)
         state = {name: array.copy() for name, array in first.fleet.state().items()}
+    if runtime != "serial":
+        assert 0 < done < STEPS
+        np.testing.assert_array_equal(first.parameters, np.float32(total(done)))
     np.copyto(second.parameters, first.parameters)
     second.fleet.load_state(state)
-    with second.fleet:
+    with place_of(other), second.fleet:
         second.fleet.train(tasks[done:], never, second.each)
     np.testing.assert_array_equal(second.parameters, np.float32(total(STEPS)))
 

@@ -29,7 +29,7 @@ def work():
     import numpy as np
     from syncpretrain import pretrain
     X = np.eye(16, dtype=np.float32).repeat(3, axis=0)
-    layers = [16, 8, 6, 4]
+    layers = [16, 8, 4]
     return pretrain(X, layers=layers, epochs=2, batch_size=8, runtime="processes").parameters_sha256
 """
 
@@ -69,7 +69,7 @@ def reported(closed: list[int], code: str, tmp_path) -> str:
 @CLOSED
 def test_processes_train_though_streams_are_closed(closed, tmp_path):
     X = np.eye(16, dtype=np.float32).repeat(3, axis=0)
-    expected = pretrain(X, layers=[16, 8, 6, 4], epochs=2, batch_size=8).parameters_sha256
+    expected = pretrain(X, layers=[16, 8, 4], epochs=2, batch_size=8).parameters_sha256
     assert reported(closed, PRETRAIN, tmp_path) == expected
 
 

@@ -35,7 +35,7 @@ def test_every_shard_of_every_phase_is_worked_once_and_in_order(most, shards):
 
     phases = [phase(number) for number in range(4)]
     with closing(WorkerPool(most, "test-pool")) as pool:
-        for step in range(100):
+        for step in range(50):
             pool.run(phases, shards, most)
             assert (done == step + 1).all()
     assert not early, "a phase began before the one below it was done"

@@ -82,12 +82,6 @@ def _stopping(run, stop):
 
 
 class TestPretraining:
-    @pytest.mark.parametrize(("handoff", "push"), [("epoch", 1), ("minibatch", 4)])
-    def test_one_replica_is_the_same_in_every_runtime(self, bits, handoff, push):
-        same = {"handoff": handoff, "push_every": push}
-        stacks = [trained(bits, runtime=runtime, **same) for runtime in RUNTIMES]
-        assert len({stack.parameters_sha256 for stack in stacks}) == 1
-
     def test_one_replica_is_greedy_training(self, bits):
         usual = pretrain(bits[:160], layers=LAYERS, schedule="greedy", blas_threads=1, **PLAIN)
         close(trained(bits), usual)

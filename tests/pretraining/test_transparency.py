@@ -8,18 +8,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from onelayer import layer_settings
-from pretrainingkinds import KINDS, VARIANTS
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import (
     EpochFinished,
-    EpochStarted,
     Event,
-    LayerFinished,
-    Progress,
-    RunFinished,
-    RunStarted,
 )
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM
@@ -45,87 +39,8 @@ def train(bits) -> Train:
     return run
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("seed", [0, 1, 2**40])
-def test_every_runtime_and_number_of_workers_equals_the_oracle(train, variant, seed):
-    settings = VARIANTS[variant] | {"seed": seed}
-    oracle = train(**settings, runtime="serial", workers=1)
-    sums = {
-        (runtime, workers): train(**settings, runtime=runtime, workers=workers).parameters_sha256
-        for runtime in ("serial", "threads")
-        for workers in (1, 2, 4)
-    }
-    assert set(sums.values()) == {oracle.parameters_sha256}, sums
-
-
-def everywhere(train: Train, **settings) -> list[Stack]:
-    return [
-        train(**settings, runtime=runtime, workers=workers)
-        for runtime in ("serial", "threads")
-        for workers in (1, 2, 4)
-    ]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_model_and_kind_of_units_ends_in_the_same_bits(train, kind):
-    stacks = everywhere(train, **KINDS[kind])
-    assert len({stack.parameters_sha256 for stack in stacks}) == 1
-    assert stacks[0].parameters_sha256 != train().parameters_sha256, "the settings matter"
-
-
-@pytest.mark.parametrize(
-    "stopping",
-    [
-        {"early_stopping": "pseudo-likelihood"},
-        {"early_stopping": "validation-error", "model": "denoising"},
-    ],
-)
-def test_early_stopping_stops_the_same_epochs_everywhere(train, bits, stopping):
-    wanted = {"epochs": 12, "patience": 1, "validation": 1 - bits[:50]} | stopping
-    stacks = everywhere(train, **wanted)
-    assert len({stack.parameters_sha256 for stack in stacks}) == 1
-    epochs = [stack.info["epochs"] for stack in stacks]
-    assert all(have == epochs[0] for have in epochs)
-    assert min(epochs[0]) < 12, "it did stop"
-
-
-def test_layers_wide_enough_for_many_products_and_chunks_of_rows():
-    X = np.random.default_rng(0).random((2300, 64)).astype(np.float32)
-    sums = {
-        pretrain(
-            X, layers=(64, 96, 40, 10), epochs=2, seed=3, runtime=runtime, workers=workers
-        ).parameters_sha256
-        for runtime, workers in (("serial", 1), ("threads", 2), ("threads", 3))
-    }
-    assert len(sums) == 1
-
-
 def test_another_seed_makes_another_stack(train):
     assert train(seed=0).parameters_sha256 != train(seed=1).parameters_sha256
-
-
-def test_one_layer_is_a_stack_too(train):
-    sums = {
-        train(layers=(16, 9), runtime=runtime, workers=2, pace=pace).parameters_sha256
-        for runtime in ("serial", "threads")
-        for pace in ("lockstep", "free")
-    }
-    assert len(sums) == 1
-
-
-@pytest.mark.parametrize("finish", ["drain", "first-layer"])
-def test_a_free_run_repeats_under_replay_anywhere(train, finish):
-    history = History()
-    settings = {"epochs": (6, 3, 2), "refresh_epochs": 1, "pace": "free", "finish": finish}
-    free = train(**settings, workers=3, observers=[history])
-    assert len(history.reads[0]) == 6
-    for runtime, workers in (("serial", 1), ("serial", 3), ("threads", 1), ("threads", 2)):
-        again = History()
-        replayed = train(
-            **settings, runtime=runtime, workers=workers, replay=history.reads, observers=[again]
-        )
-        assert again.reads == history.reads
-        assert replayed.parameters_sha256 == free.parameters_sha256
 
 
 @pytest.mark.parametrize(
@@ -190,48 +105,6 @@ def test_the_data_is_not_written_to(train, bits):
     copy = bits.copy()
     pretrain(copy, layers=LAYERS, epochs=2, batch_size=15)
     np.testing.assert_array_equal(copy, bits)
-
-
-@pytest.mark.parametrize("runtime", ["serial", "threads"])
-@pytest.mark.parametrize("pace", ["lockstep", "free"])
-def test_events_come_in_order(train, runtime, pace):
-    events: list[Event] = []
-    stack = train(runtime=runtime, pace=pace, workers=2, observers=[events.append])
-    assert isinstance(events[0], RunStarted)
-    assert events[0].layers == LAYERS
-    assert isinstance(events[-1], RunFinished)
-    running: dict[int, EpochStarted] = {}
-    done, ended, busy = [0, 0, 0], [], [0.0, 0.0, 0.0]
-    for event in events[1:-1]:
-        assert events[0].time <= event.time <= events[-1].time
-        match event:
-            case EpochStarted(layer=layer):
-                assert layer not in running
-                assert layer not in ended
-                assert event.epoch == done[layer - 1] + 1
-                assert event.reads <= (done[layer - 2] if layer > 1 else 0)
-                running[layer] = event
-                assert len(running) <= 2
-            case EpochFinished(layer=layer):
-                begun = running.pop(layer)
-                assert (event.epoch, event.reads) == (begun.epoch, begun.reads)
-                assert begun.time <= event.started <= event.time
-                assert 0 <= event.transform_seconds <= event.time - event.started
-                done[layer - 1] = event.epoch
-                busy[layer - 1] += event.time - event.started
-            case LayerFinished(layer=layer):
-                assert layer not in running
-                ended.append(layer)
-            case Progress(layer=layer):
-                assert event.epoch == running[layer].epoch
-                assert 0 <= event.fraction <= 1
-            case _:
-                pytest.fail(f"unexpected {event}")
-    assert not running
-    assert sorted(ended) == [1, 2, 3]
-    assert done == stack.info["epochs"]
-    assert events[-1].busy_seconds == pytest.approx(busy)
-    assert all(seconds <= events[-1].seconds for seconds in busy)
 
 
 def test_only_the_validation_rows_that_are_looked_at_go_through_the_layers(bits):

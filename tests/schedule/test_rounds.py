@@ -158,14 +158,6 @@ def sums(bits, variants: Sequence[dict], **common) -> list[str]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 class TestBits:
-    def test_every_runtime_and_number_of_workers_ends_in_the_same(self, bits, variant):
-        everywhere = [
-            {"runtime": runtime, "workers": workers}
-            for runtime, workers in (("serial", 1), ("threads", 1), ("threads", 2), ("threads", 4))
-        ]
-        common = VARIANTS[variant] | {"schedule": "rounds"}
-        assert len(set(sums(bits, everywhere, **common))) == 1
-
     def test_groups_of_one_layer_end_like_greedy(self, bits, variant):
         one, pairs, greedy = sums(
             bits,

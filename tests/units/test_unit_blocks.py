@@ -387,25 +387,6 @@ class TestLearners:
 
 
 class TestStacks:
-    @pytest.mark.parametrize("model", ["rbm", "autoencoder"])
-    def test_every_runtime_gives_the_same_bits(self, model):
-        X = mixed_rows(40)
-        X[:9, 0] = X[3:12, 4:7] = np.nan
-        found = {
-            pretrain(
-                X,
-                layers=[WIDTH, 4, 2],
-                visible_units=MIXTURE,
-                model=model,
-                epochs=2,
-                batch_size=8,
-                validation=X[:10],
-                runtime=runtime,
-            ).parameters_sha256
-            for runtime in ("serial", "threads", "processes")
-        }
-        assert len(found) == 1
-
     def test_only_gaussian_columns_are_standardized(self):
         X = mixed_rows(40)
         X[:, 2] = 5 * X[:, 2] + 100

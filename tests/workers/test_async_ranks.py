@@ -1,79 +1,122 @@
-"""Asynchronous training on ranks that are threads: nothing torn or lost, every failure told."""
+"""Asynchronous training on ranks that are threads, by messages and through windows.
+
+Nothing is torn or lost, and every failure is told.
+"""
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 from asyncreplicas import SIZE, CountingReplica
-from localranks import local_ranks
+from hypothesis import given
+from hypothesis import strategies as st
+from localranks import WAIT, local_ranks
 
 from syncpretrain import pretrain
-from syncpretrain.cluster.transport import last_beat
-from syncpretrain.errors import WorkerError
-from syncpretrain.parallel.replicas.server import ParameterServer
+from syncpretrain.cluster.local import LocalEngine, local_engines
+from syncpretrain.cluster.mpi import MPIEngine
+from syncpretrain.cluster.transport import Transport, last_beat
+from syncpretrain.errors import SettingsError, StalledError, WorkerError
+from syncpretrain.parallel.replicas.server import ParameterServer, Push
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
+from syncpretrain.settings import moved_elsewhere, settings_from
 from syncpretrain.settings.fields import AsyncFields
+from syncpretrain.workers.ranks.parameter_windows import (
+    CLOCK_SIZE,
+    ParameterWindows,
+    WindowPlaces,
+    WindowSlice,
+)
 from syncpretrain.workers.replicas import replicas_in
 
 STEPS = 40
+BOTH = pytest.mark.parametrize("exchange", ["messages", "windows"])
 DATA = (np.ones((2, 3), np.float32),)
+WHOLE = AsyncFields(async_rate="constant")
 
 
-def fleet_of(server, rules, *, replicas=3, fails=None):
+def fleet_of(server, rules, *, exchange="windows", fails=None, trims=False, report=print):
     build = partial(CountingReplica, None, fails)
-    own = {"replicas": replicas, "report": print, "times": TIMEOUTS}
-    return replicas_in("mpi", server, rules, build, DATA, **own)
+    own = {"replicas": 3, "report": report, "times": TIMEOUTS}
+    rules = msgspec.structs.replace(rules, trim_replicas=trims)
+    return replicas_in("mpi", server, rules, build, DATA, exchange=exchange, **own)
 
 
-@pytest.mark.parametrize(("size", "push", "fetch"), [(2, 1, 1), (4, 1, 1), (3, 2, 4)])
-def test_whole_numbers_add_up_exactly(size, push, fetch):
-    rules = AsyncFields(async_rate="constant", push_every=push, fetch_every=fetch)
-    server, told = ParameterServer(np.zeros(SIZE, np.float32), rules), []
-    with local_ranks(size), fleet_of(server, rules) as fleet:
-        tasks = tasks_of(1, 0, STEPS, push)
-        assert fleet.train(tasks, lambda: False, lambda *of: told.append(of)) == len(tasks)
-        states = fleet.state()
-    np.testing.assert_array_equal(server.parameters, np.float32(STEPS * (STEPS + 1) / 2))
-    assert sorted(task.first for task, _, _ in told) == list(range(0, STEPS, push))
-    assert sum(float(array[0]) for array in states.values()) == STEPS
+def never():
+    return False
 
 
+@BOTH
 @pytest.mark.parametrize(
-    ("size", "servers", "push", "fetch"), [(3, 2, 1, 1), (6, 3, 1, 1), (4, 4, 2, 4)]
+    ("size", "servers", "push", "fetch", "bound"),
+    [(2, 1, 1, 1, None), (4, 1, 1, 1, None), (3, 1, 2, 4, None), (6, 3, 1, 1, 1), (4, 4, 2, 4, 0)],
 )
-def test_whole_numbers_add_up_exactly_in_slices_on_ranks(size, servers, push, fetch):
-    rules = AsyncFields(async_rate="constant", push_every=push, fetch_every=fetch, max_staleness=1)
-    server = ParameterServer(np.zeros(SIZE, np.float32), rules, servers)
-    with local_ranks(size), fleet_of(server, rules) as fleet:
+def test_whole_numbers_add_up_exactly(exchange, size, servers, push, fetch, bound):
+    rules = msgspec.structs.replace(WHOLE, push_every=push, fetch_every=fetch, max_staleness=bound)
+    server, told = ParameterServer(np.zeros(SIZE, np.float32), rules, servers), []
+    with local_ranks(size), fleet_of(server, rules, exchange=exchange) as fleet:
         for first in (0, STEPS):
             tasks = tasks_of(1, first, first + STEPS, push)
-            assert fleet.train(tasks, lambda: False, lambda *of: None) == len(tasks)
+            assert fleet.train(tasks, never, lambda *of: told.append(of)) == len(tasks)
             done = first + STEPS
             np.testing.assert_array_equal(server.parameters, np.float32(done * (done + 1) / 2))
-    assert server.clock == 2 * len(tasks)
+        states = fleet.state()
+    assert server.clock == len(told) == 2 * len(tasks)
+    assert sorted(task.first for task, _, _ in told) == list(range(0, 2 * STEPS, push))
+    made = sum(float(array[0]) for array in states.values())
+    assert made == 2 * STEPS + push * server.refused
+    assert bound is None or max(staleness for _, _, staleness in told) <= bound
 
 
-def test_an_error_of_a_replica_is_raised(tmp_path):
-    rules = AsyncFields()
-    server = ParameterServer(np.zeros(SIZE, np.float32), rules)
-    told = r"^replica \d failed on rank [12] on \S+: ArithmeticError: a step went wrong"
-    fleet = fleet_of(server, rules, fails=str(tmp_path / "failed"))
-    with local_ranks(3), pytest.raises(WorkerError, match=told), fleet:
-        fleet.train(tasks_of(1, 0, STEPS, 1), lambda: False, lambda *of: None)
+def test_a_run_with_a_trial_adds_up():
+    server, told = ParameterServer(np.zeros(SIZE, np.float32), WHOLE), []
+    with local_ranks(4), fleet_of(server, WHOLE, trims=True, report=told.append) as fleet:
+        assert fleet.train(tasks_of(1, 0, 300, 1), never, lambda *of: None) == 300
+        assert fleet._trial.useful[3] > 0
+    np.testing.assert_array_equal(server.parameters, np.float32(300 * 301 / 2))
 
 
 @pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
-def test_one_replica_is_the_same_as_in_one_thread(bits, handoff):
+@pytest.mark.parametrize("servers", [1, 2])
+def test_one_replica_is_the_same_as_in_one_thread(bits, handoff, servers):
     own = {"layers": (16, 10, 6), "schedule": "async", "handoff": handoff, "epochs": 2, "seed": 3}
     alone = pretrain(bits, runtime="serial", warn=False, **own)
-    with local_ranks(3) as ranks:
-        stack = pretrain(bits, runtime="mpi", warn=False, **own)
-        pretrain(bits, runtime="mpi", warn=False, replicas=3, **own)
+    with local_ranks(3):
+        own |= {"runtime": "mpi", "exchange": "windows", "servers": servers, "warn": False}
+        stack = pretrain(bits, **own)
+        pretrain(bits, replicas=3, **own)
     assert stack.parameters_sha256 == alone.parameters_sha256
-    assert [len(told) for told in ranks.told] == [2, 2]
+
+
+@BOTH
+def test_an_error_of_a_replica_is_raised(tmp_path, exchange):
+    server = ParameterServer(np.zeros(SIZE, np.float32), WHOLE)
+    told = r"^replica \d failed on rank [12] on \S+: ArithmeticError: a step went wrong"
+    fleet = fleet_of(server, WHOLE, exchange=exchange, fails=str(tmp_path / "failed"))
+    with local_ranks(3), pytest.raises(WorkerError, match=told), fleet:
+        fleet.train(tasks_of(1, 0, STEPS, 1), never, lambda *of: None)
+
+
+@BOTH
+def test_a_lost_rank_ends_the_run(exchange):
+    server = ParameterServer(np.zeros(SIZE, np.float32), WHOLE)
+    with local_ranks(3) as ranks:
+        peers = ranks.own.transport.peers
+
+        def each(*of):
+            peers.record(2, last_beat(peers.beats[2]))
+
+        fleet = fleet_of(server, WHOLE, exchange=exchange)
+        told = r"^replica 2 failed: rank 2 on .* has left$"
+        with pytest.raises(WorkerError, match=told), fleet:
+            fleet.train(tasks_of(1, 0, 10_000, 1), never, each)
+        assert ranks.own.broken, "the others are not left waiting"
 
 
 @pytest.mark.parametrize("compensation", [0.0, 0.5])
@@ -95,20 +138,204 @@ def test_an_error_of_a_server_is_raised(monkeypatch, steps):
     rules = AsyncFields()
     server = ParameterServer(np.zeros(SIZE, np.float32), rules, 2)
     raised = r"a parameter server failed on rank [12] on \S+: ArithmeticError: a slice went wrong"
-    with local_ranks(3), pytest.raises(WorkerError, match=raised), fleet_of(server, rules) as own:
+    with (
+        local_ranks(3),
+        pytest.raises(WorkerError, match=raised),
+        fleet_of(server, rules, exchange="messages") as own,
+    ):
         own.train(tasks_of(1, 0, steps, 1), lambda: False, lambda *of: None)
 
 
-def test_a_lost_rank_ends_the_run():
-    rules = AsyncFields()
-    server = ParameterServer(np.zeros(SIZE, np.float32), rules)
-    with local_ranks(3) as ranks:
-        peers = ranks.own.transport.peers
+class Memory:
+    """Windows of one rank, whose calls are made at once; something may happen before one."""
 
-        def each(*of):
-            peers.record(2, last_beat(peers.beats[2]))
+    def __init__(self):
+        self.vectors = {"w": np.zeros(4, np.float32), "clock": np.zeros(CLOCK_SIZE, np.int64)}
+        self.before_add = []
 
-        fleet, told = fleet_of(server, rules), r"^replica 2 failed: rank 2 on .* has left$"
-        with pytest.raises(WorkerError, match=told), fleet:
-            fleet.train(tasks_of(1, 0, 10_000, 1), lambda: False, each)
-        assert ranks.own.broken, "the others are not left waiting"
+    def get(self, name, rank, at, out):
+        out[:] = self.vectors[name][at : at + out.size]
+
+    def put(self, name, rank, at, values):
+        self.vectors[name][at : at + values.size] = values
+
+    def add(self, name, rank, at, values):
+        if self.before_add:
+            self.before_add.pop()()
+        self.vectors[name][at : at + values.size] += values
+
+    def fetch_and_add(self, name, rank, at, value):
+        found = int(self.vectors[name][at])
+        self.vectors[name][at] += value
+        return found
+
+
+def parameters(memory, rules):
+    return ParameterWindows(memory, WindowPlaces("w", "clock", (WindowSlice(0, 0, (0, 4)),), rules))
+
+
+@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 5)), max_size=30))
+def test_changes_one_after_another_are_as_stale_as_a_server_says(pushes):
+    rules = AsyncFields(max_staleness=3)
+    server, out = ParameterServer(np.zeros(4, np.float32), rules), np.empty(4, np.float32)
+    windows = parameters(Memory(), rules)
+    windows.begin(server.parameters)
+    clocks = []
+    for value, behind in pushes:
+        clocks.append(server.clock)
+        then = clocks[max(0, len(clocks) - 1 - behind)]
+        expected = server.push(np.full(4, value, np.float32), then, out)
+        assert windows.push(np.full(4, value, np.float32), then) == expected
+        assert windows.fetch(out) == server.clock
+        np.testing.assert_array_equal(out, server.parameters)
+
+
+def test_a_change_that_is_on_its_way_counts_as_not_fetched():
+    memory, fetched = Memory(), []
+    windows = parameters(memory, AsyncFields(max_staleness=1))
+    windows.begin(np.zeros(4, np.float32))
+    memory.before_add.append(lambda: fetched.append(windows.fetch(np.empty(4, np.float32))))
+    assert windows.push(np.ones(4, np.float32), 0) == Push(0, is_taken=True)
+    assert fetched == [0]
+    assert windows.push(np.ones(4, np.float32), 0) == Push(1, is_taken=True)
+    assert windows.push(np.ones(4, np.float32), 0) == Push(2, is_taken=False)
+    assert windows.fetch(np.empty(4, np.float32)) == 2
+
+
+def test_of_two_changes_that_meet_at_the_bound_one_is_refused():
+    memory, met = Memory(), []
+    windows = parameters(memory, AsyncFields(max_staleness=0))
+    windows.begin(np.zeros(4, np.float32))
+    usual = memory.fetch_and_add
+
+    def meet(name, rank, at, value):
+        if value and not met:  # a second change passes the first look, then draws before this one
+            met.append(None)
+            met.append(windows.push(np.ones(4, np.float32), 0))
+        return usual(name, rank, at, value)
+
+    memory.fetch_and_add = meet
+    assert windows.push(np.ones(4, np.float32), 0) == Push(1, is_taken=False)
+    assert met[1] == Push(0, is_taken=True)
+    assert windows.push(np.ones(4, np.float32), 1) == Push(0, is_taken=True)
+    assert (memory.vectors["w"] == 2).all()
+
+
+class TestWindows:
+    def test_large_vectors_go_in_pieces(self):
+        size = 700_001
+        with local_ranks(3) as ranks:
+            windows = [ranks.own.transport.windows, *(other.windows for other in ranks.others)]
+            windows[0].open("w", [0, 0, size], "float32")
+            values, out = np.arange(size, dtype=np.float32), np.empty(size - 1, np.float32)
+            windows[0].put("w", 2, 0, values)
+            windows[0].get("w", 2, 1, out)
+            np.testing.assert_array_equal(out, values[1:])
+            assert [own.has_own for own in windows] == [False, False, True]
+            windows[0].close("w")
+        assert not windows[0].has_calls
+
+    def test_additions_of_many_ranks_at_once_are_never_lost(self):
+        size, times = 300_000, 20
+        with local_ranks(4) as ranks:
+            transports = [ranks.own.transport, *ranks.others]
+            transports[0].windows.open("w", [size, 0, 0, 0], "float32")
+            transports[0].windows.put("w", 0, 0, np.zeros(size, np.float32))
+            # A message that is sent later arrives where the window is open.
+            for transport in transports[1:]:
+                transports[0].send(transport.rank, (1, "go"), None)
+                assert transport.take((1, "go"), WAIT) is not None
+
+            def work(windows):
+                for _ in range(times):
+                    windows.add("w", 0, 0, np.ones(size, np.float32))
+
+            threads = [threading.Thread(target=work, args=(own.windows,)) for own in transports]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(WAIT)
+            found = np.empty(size, np.float32)
+            transports[0].windows.get("w", 0, 0, found)
+            transports[0].windows.close("w")
+        assert (found == len(transports) * times).all()
+
+    def test_an_error_of_a_call_is_raised_and_so_is_every_later_one(self):
+        (engine,) = local_engines(1)
+        transport = Transport(engine, TIMEOUTS)
+        transport.windows.open("w", [2], "float32")
+        told = "rank 0 can no longer communicate: ValueError: operands could not be"
+        for _ in range(2):
+            with pytest.raises(WorkerError, match=told):
+                transport.windows.add("w", 0, 0, np.ones(3, np.float32))
+        assert not transport.close()
+
+    def test_a_call_that_does_not_end_is_a_stall(self):
+        with local_ranks(2) as ranks:
+            windows = ranks.own.transport.windows
+            windows.open("w", [1, 1], "int64")
+            windows._times = replace(TIMEOUTS, stall=0.0, tick=0.01)
+            ended = threading.Event()
+            with pytest.raises(StalledError, match=r"a call of a window did not end within 0 s"):
+                windows._ask(ended.wait(WAIT) for _ in range(1))
+            ended.set()
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({"schedule": "greedy", "runtime": "mpi"}, "got windows with schedule greedy"),
+        ({"schedule": "async"}, "got windows with runtime threads, expected messages"),
+        (
+            {"schedule": "async", "runtime": "mpi", "momentum": "0", "delay_compensation": 2.0},
+            r"got windows with delay_compensation 2, expected messages; MPI only adds",
+        ),
+    ],
+)
+def test_what_windows_cannot_do_is_refused(own, told):
+    with pytest.raises(SettingsError, match=f"^exchange: {told}"):
+        settings_from((16, 8), exchange="windows", **own)
+
+
+class Library(MPIEngine):
+    library = ""
+
+    def __init__(self, library, are_all_near):
+        self.library, self._are_all_near = library, are_all_near
+
+
+@pytest.mark.parametrize(
+    ("library", "are_all_near", "fabrics", "lacks"),
+    [
+        ("MPICH Version: 5.0.2", False, "ofi", False),
+        ("Open MPI v5.0.11", False, "ofi", False),
+        ("Intel(R) MPI Library 2021.18", True, "shm:ofi", False),
+        ("Intel(R) MPI Library 2021.18", False, "shm:ofi", True),
+        ("Intel(R) MPI Library 2021.18", True, "ofi", True),
+    ],
+)
+def test_intel_mpi_has_windows_where_ranks_share_memory(
+    monkeypatch, library, are_all_near, fabrics, lacks
+):
+    monkeypatch.setenv("I_MPI_FABRICS", fabrics)
+    found = Library(library, are_all_near).windows_unreliable_on()
+    assert found == (f"{library} where ranks share no memory" if lacks else None)
+
+
+def test_windows_that_cannot_be_relied_on_are_refused(bits, monkeypatch):
+    monkeypatch.setattr(LocalEngine, "windows_unreliable_on", lambda self: "a library")
+    own = {"layers": (16, 8), "schedule": "async", "runtime": "mpi", "epochs": 1, "warn": False}
+    told = "^exchange: got windows with a library, whose one-sided calls crash there, expected mess"
+    with local_ranks(2):
+        with pytest.raises(SettingsError, match=told):
+            pretrain(bits, exchange="windows", **own)
+        pretrain(bits, **own)
+
+
+def test_a_run_that_is_moved_from_its_ranks_leaves_the_windows():
+    settings = settings_from((16, 8), schedule="async", runtime="mpi", exchange="windows")
+    assert moved_elsewhere(settings, runtime="threads").pretrain.exchange == "messages"
+    assert moved_elsewhere(settings, exchange="messages").pretrain.runtime == "mpi"
+    assert moved_elsewhere(settings, runtime="mpi").pretrain.exchange == "windows"
+    with pytest.raises(SettingsError, match=r"^exchange: got windows with runtime serial"):
+        moved_elsewhere(settings, runtime="serial", exchange="windows")

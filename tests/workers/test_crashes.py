@@ -16,20 +16,13 @@ from trialruns import pretrain_within
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import (
-    DivergedError,
     RunInterrupted,
     StalledError,
-    SyncpretrainError,
     WorkerError,
 )
 from syncpretrain.events import (
-    EpochFinished,
-    EpochStarted,
     Event,
-    LayerFinished,
     Progress,
-    RunFinished,
-    RunStarted,
 )
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.parallel.timeouts import Timeouts
@@ -71,41 +64,6 @@ def check_finite(stack: Stack | None) -> Stack:
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("layer", [1, 2, 3])
-@pytest.mark.parametrize("kind", [RuntimeError, MemoryError, SystemExit, GeneratorExit])
-def test_a_layer_that_fails_is_named_with_its_epoch_and_cause(bits, sabotage, runtime, layer, kind):
-    error = kind("out of luck")
-
-    def fail(rbm: RBM, epoch: int, step: int) -> None:
-        if (rbm.layer, epoch, step) == (layer, 2, 3):
-            raise error
-
-    sabotage(fail)
-    message = f"layer {layer} failed in epoch 2: {kind.__name__}: out of luck"
-    with pytest.raises(WorkerError, match=message) as caught:
-        run(bits, runtime=runtime)
-    assert caught.value.__cause__ is error
-    assert isinstance(caught.value, SyncpretrainError)
-    stack = check_finite(caught.value.stack)
-    assert stack.info["epochs"][layer - 1] == 1
-
-
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_the_failed_layer_is_taken_back_to_its_last_epoch(bits, sabotage, runtime):
-    one_epoch = run(bits, layers=(16, 12), epochs=1)
-
-    def fail(rbm: RBM, epoch: int, step: int) -> None:
-        if (epoch, step) == (2, 5):
-            rbm.weight.fill(np.nan)
-            raise RuntimeError
-
-    sabotage(fail)
-    with pytest.raises(WorkerError) as caught:
-        run(bits, layers=(16, 12), runtime=runtime)
-    assert caught.value.stack.parameters_sha256 == one_epoch.parameters_sha256
-
-
-@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_keyboard_interrupt_stays_one(bits, sabotage, runtime):
     """A second Ctrl-C, which is no longer a request: at once, without a stack."""
 
@@ -141,19 +99,6 @@ def test_the_first_of_two_failures_wins(bits, sabotage):
             run(bits)
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("layer", [1, 2, 3])
-def test_divergence_names_layer_and_epoch(bits, runtime, layer):
-    rates = [0.1] * 3
-    rates[layer - 1] = 1e6  # three times halved, it is still much too high
-    with pytest.raises(
-        DivergedError, match=rf"layer {layer} diverged in epoch \d.*rate of 125000 is"
-    ) as found:
-        run(bits, runtime=runtime, learning_rate=rates)
-    assert isinstance(found.value.__cause__, DivergedError)
-    check_finite(found.value.stack)
-
-
 def test_a_layer_stopped_on_the_brink_of_divergence_is_taken_back_too(bits, sabotage):
     """Layer 1 holds parameters that are not finite when the failure of layer 2 stops it."""
     broken, failed = threading.Event(), threading.Event()
@@ -181,42 +126,6 @@ def test_a_layer_stopped_on_the_brink_of_divergence_is_taken_back_too(bits, sabo
         with pytest.raises(WorkerError, match="layer 2 failed in epoch 1") as caught:
             run(bits)
     check_finite(caught.value.stack)
-
-
-EVERY_OCCASION = Timeouts(tick=0.0)  # to report progress
-EVENTS = [RunStarted, EpochStarted, EpochFinished, LayerFinished, RunFinished, Progress]
-
-
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("kind", EVENTS)
-def test_an_observer_that_raises_ends_the_run_with_its_own_error(bits, runtime, kind):
-    def observe(event: Event) -> None:
-        if isinstance(event, kind):
-            raise ZeroDivisionError("the observer's own")
-
-    with pytest.raises(ZeroDivisionError, match="the observer's own"):
-        run_within(EVERY_OCCASION, bits, runtime=runtime, observers=[observe])
-
-
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", [RunStarted, EpochStarted, EpochFinished])
-def test_a_signal_stops_the_run_and_keeps_what_was_learned(bits, runtime, signum, moment):
-    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    seen = []
-
-    def observe(event: Event) -> None:
-        seen.append(event)
-        if isinstance(event, moment) and getattr(event, "layer", 2) == 2:
-            signal.raise_signal(signum)
-
-    with pytest.raises(RunInterrupted, match="pretraining was stopped; epochs finished: ") as found:
-        run(bits, runtime=runtime, observers=[observe])
-    assert found.value.signum == signum
-    stack = check_finite(found.value.stack)
-    assert stack.info["epochs"] != [3, 3, 3]
-    assert not any(isinstance(event, RunFinished) for event in seen)
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
 
 
 def test_a_stop_in_the_middle_of_an_epoch_keeps_the_minibatches_so_far(bits, sabotage):

@@ -15,14 +15,6 @@ from syncpretrain.schedule.schedule import Schedule
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 5)
-KINDS = {
-    "units": {"split": "units"},
-    "units, cd-2": {"split": "units", "cd_steps": 2},
-    "examples": {},
-    "examples, persistent": {"persistent": True},
-    "examples, dropout and sparsity": {"hidden_dropout": 0.3, "sparsity_cost": 0.1},
-    "examples, denoising": {"model": "denoising"},
-}
 
 
 @pytest.fixture(scope="module")
@@ -37,24 +29,6 @@ def assert_same(one, other):
     for mine, theirs in zip(one.layers, other.layers, strict=True):
         for (name, a), (_, b) in zip(mine.parameters(), theirs.parameters(), strict=True):
             np.testing.assert_array_equal(a, b, err_msg=name)
-
-
-@pytest.mark.parametrize(
-    ("kind", "schedule"),
-    [(kind, "synchronized") for kind in KINDS] + [("units", "greedy"), ("examples", "greedy")],
-)
-def test_any_number_of_workers_gives_the_bits_of_one(train, kind, schedule):
-    settings = {"shards": 4, "schedule": schedule, **KINDS[kind]}
-    alone = train(runtime="serial", **settings)
-    for workers, replicas in ((1, 4), (2, 2), (4, (4, 1, 2)), (5, 4)):
-        assert_same(alone, train(workers=workers, replicas=replicas, **settings))
-
-
-@pytest.mark.parametrize("kind", ["units", "examples, persistent"])
-def test_processes_give_them_too(train, kind):
-    settings = {"shards": 4, **KINDS[kind]}
-    alone = train(runtime="serial", **settings)
-    assert_same(alone, train(runtime="processes", workers=4, replicas=(4, 2, 1), **settings))
 
 
 def test_shards_change_the_draws_and_so_the_bits(train):
