@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
-from syncpretrain.errors import DivergedError, IterableError, StalledError, WorkerError
-from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.schedule.schedule import Train
+from syncpretrain.workers.link import SentError, failure_of
 from syncpretrain.workers.state import LayerState
 
-__all__ = ["STDERR", "Failed", "Finished", "Message", "Runtime", "failure_of"]
+__all__ = ["Failed", "Finished", "Message", "Runtime"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +22,8 @@ class Finished:
     ``layer`` is the version to publish. ``warnings`` report each time the layer was taken back to
     its last epoch; ``stops`` says that it has learned enough. ``drifts`` has, by version, the
     distance of its outputs from the outputs of an older version. ``drifts`` and ``state`` are empty
-    unless they were asked for.
+    unless they were asked for. ``computed`` is whether the worker computed its input, in another
+    process than the driver's.
     """
 
     command: Train
@@ -37,47 +37,39 @@ class Finished:
     stops: bool = False
     drifts: Mapping[int, float] = field(default_factory=dict)
     state: LayerState | None = None
+    computed: bool = False
+
+    def shifted(self, seconds: float) -> Finished:
+        """Return the same by a clock that is some seconds ahead."""
+        times = (self.started, self.trained_from, self.ended)
+        started, trained_from, ended = (moment + seconds for moment in times)
+        return replace(self, started=started, trained_from=trained_from, ended=ended)
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A worker failed in an epoch, or was stopped in it; ``warnings`` as of :class:`Finished`.
+    """A worker failed in an epoch, or was stopped in it.
 
-    ``state`` is what it has: where it was stopped, or else its last epoch's end; None if it died.
+    ``warnings`` and ``computed`` are as in :class:`Finished`. ``state`` is what the worker has:
+    where it was stopped, or else its last epoch's end; None if it died.
     """
 
     command: Train
     error: BaseException
     warnings: tuple[str, ...] = ()
     state: LayerState | None = None
+    computed: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        error = SentError(self.error)
+        return Failed, (self.command, error, self.warnings, self.state, self.computed)
 
     def failure(self) -> BaseException:
         """Return what the caller is to see: the layer, the epoch, and the error as its cause."""
         return failure_of(self.command.layer, self.command.epoch, self.error)
 
 
-def failure_of(layer: int, epoch: int, error: BaseException) -> BaseException:
-    """Return the error that the caller of a run is to see; its cause is the layer's error.
-
-    The exception is an iterable of examples: the cause is then the error that it raised.
-    """
-    if isinstance(error, (Stopped, KeyboardInterrupt)):
-        return error
-    if type(error) is WorkerError:  # a process that ended says it all itself
-        return error
-    if isinstance(error, DivergedError):
-        failure: WorkerError = DivergedError(str(error))
-    else:
-        kind = StalledError if isinstance(error, StalledError) else WorkerError
-        failure = kind(f"layer {layer} failed in epoch {epoch}: {type(error).__name__}: {error}")
-    failure.__cause__ = error.__cause__ if isinstance(error, IterableError) else error
-    return failure
-
-
 Message = Finished | Failed
-
-
-STDERR = 2  # the descriptor, whatever sys.stderr has become
 
 
 class Runtime(Protocol):

@@ -28,7 +28,7 @@ from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.settings import settings_from
-from syncpretrain.workers import layer_process
+from syncpretrain.workers import processes
 from syncpretrain.workers.processes import ProcessesRuntime
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import PretrainState
@@ -244,7 +244,7 @@ def test_a_death_is_seen_though_a_copy_of_its_socket_is_open(bits, monkeypatch):
         ends.append(pair[1].dup())
         return pair
 
-    monkeypatch.setattr(layer_process.socket, "socketpair", socketpair)
+    monkeypatch.setattr(processes.socket, "socketpair", socketpair)
     runtime, _ = standing(bits)
     try:
         with runtime:
@@ -270,7 +270,7 @@ def test_a_start_that_fails_half_way_leaves_nothing(bits, monkeypatch):
         started.append(original(*args, **named))
         return started[-1]
 
-    monkeypatch.setattr(layer_process.subprocess, "Popen", popen)
+    monkeypatch.setattr(processes.subprocess, "Popen", popen)
     with pytest.raises(BlockingIOError, match="no more processes"):
         run(bits)
     assert [process.returncode for process in started] == [-signal.SIGKILL] * 2

@@ -201,7 +201,7 @@ def test_a_thread_ends_when_its_caller_is_gone():
     )
     caller.start()
     caller.join(WAIT)
-    made[0]._threads[0].join(WAIT)
+    made[0].threads.links[0].thread.join(WAIT)
     assert library_threads() == []
 
 

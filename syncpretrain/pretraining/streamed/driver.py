@@ -55,7 +55,10 @@ from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import StreamState, refusing_others
 from syncpretrain.workers.streamed.base import (
     EpochResult,
+    LocalStream,
+    StreamedLayerFactory,
     StreamRuntime,
+    built_layers,
 )
 from syncpretrain.workers.streamed.device_inputs import (
     DeviceRings,
@@ -73,17 +76,12 @@ from syncpretrain.workers.streamed.inputs import (
     source_of,
 )
 from syncpretrain.workers.streamed.layer import DeviceStreamedLayer, StreamedLayer
-from syncpretrain.workers.streamed.local import (
-    LocalStream,
-    StreamedLayerFactory,
-    built_layers,
-)
 from syncpretrain.workers.streamed.pool import BlockFailed, StreamPool
 from syncpretrain.workers.worker import PROBE_ROWS
 
 if TYPE_CHECKING:
     from syncpretrain.cluster.group import AgreedStop
-    from syncpretrain.workers.ranks.messages import StreamAssignment
+    from syncpretrain.workers.ranks.stream import StreamAssignment
 
 __all__ = [
     "DeviceStream",
@@ -272,34 +270,33 @@ def stream_runtime(
     ]
     if settings.runtime not in ("processes", "mpi"):
         return LocalStream(built_layers(layer_factories, shared, sizes))
-    from syncpretrain.workers.streamed.remote import RemoteLayer
+    from syncpretrain.workers.streamed.remote import LinkedStream, RemoteLayer, stream_in_processes
 
     layers = [
         RemoteLayer(p.layer, p.plan, passes.steps, partial(_untrained, settings, p.layer), times)
         for p in places
     ]
     if settings.runtime == "processes":
-        from syncpretrain.workers.streamed.processes import ProcessStream
-
         rest = (settings.replicas, times, restarts, [FROM_THE_DATA, *reread])
-        return ProcessStream(layer_factories, layers, shared, sizes, *rest)
+        return stream_in_processes(layer_factories, layers, shared, sizes, *rest)
     from syncpretrain.cluster.job import member
     from syncpretrain.workers.ranks.run import RunRanks
-    from syncpretrain.workers.ranks.streamed_run import RankStream
 
-    ranks = RunRanks(member(), settings.layers, times, rank_shares(settings))
-    held = _held_layers(settings, places, layer_factories, ranks.groups)
-    return RankStream(held, layers, shared, ranks, times)
+    widths, shares = settings.layers, rank_shares(settings)
+    # In every block a rank waits for rank 0.
+    ranks = RunRanks(member(), widths, times, shares, data=shared, is_eager=True)
+    assignments = _assignments(settings, places, layer_factories, ranks.groups)
+    return LinkedStream(ranks, layers, lambda: assignments, times)
 
 
-def _held_layers(
+def _assignments(
     settings: PretrainSettings,
     places: Sequence[LayerPlace],
     factories: Sequence[StreamedLayerFactory],
     groups: Mapping[int, tuple[int, ...]],
 ) -> list[StreamAssignment]:
     """Return the layers as ranks are to hold them."""
-    from syncpretrain.workers.ranks.messages import StreamAssignment
+    from syncpretrain.workers.ranks.stream import StreamAssignment
 
     return [
         StreamAssignment(
@@ -361,7 +358,7 @@ def _reread(settings: PretrainSettings, passes: Passes, restarts: Restarts | Non
     widths = settings.layers[1:-1]
     if settings.runtime == "mpi":
         from syncpretrain.cluster.job import check_ranks
-        from syncpretrain.workers.ranks.stream_worker import AHEAD_MINIBATCHES
+        from syncpretrain.workers.ranks.stream import AHEAD_MINIBATCHES
 
         check_ranks(settings.runtime, settings.precision)
         return [AHEAD_MINIBATCHES] * len(widths)

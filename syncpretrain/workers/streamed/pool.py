@@ -22,7 +22,7 @@ from syncpretrain.kernels.program import in_turn
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
 from syncpretrain.schedule.stream import Block, StreamSchedule
-from syncpretrain.workers.interface import failure_of
+from syncpretrain.workers.link import failure_of
 from syncpretrain.workers.mailbox import Mailbox
 from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult, Sharing
 
