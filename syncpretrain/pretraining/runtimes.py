@@ -13,7 +13,7 @@ from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.memory import pretraining_bytes, shard_bytes
 from syncpretrain.settings.sections import PretrainSettings
-from syncpretrain.workers.interface import Runtime
+from syncpretrain.workers.epochs import Runtime
 from syncpretrain.workers.ranks.placement import UNSHARED, RankShares
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.split import Split

@@ -50,8 +50,7 @@ from syncpretrain.parallel.descriptors import above_standard, standard_stream
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.activations import ActivationSource, activations_from
-from syncpretrain.workers.epochs import LinkedEpochs
-from syncpretrain.workers.interface import Finished, Message
+from syncpretrain.workers.epochs import Finished, LinkedEpochs, Message
 from syncpretrain.workers.kept_state import Keeping, KeptStates
 from syncpretrain.workers.link import Context, Job, Obey, serve
 from syncpretrain.workers.restarts import Replacement, Restarts

@@ -20,7 +20,7 @@ from syncpretrain.learners.steps import Step, load_state
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.schedule import Train
-from syncpretrain.workers.interface import Failed, Finished, Message
+from syncpretrain.workers.epochs import Failed, Finished, Message
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import LayerState, StateKeeper
 

@@ -15,7 +15,7 @@ from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.schedule import Train
-from syncpretrain.workers.interface import Failed, Finished, Message
+from syncpretrain.workers.epochs import Failed, Finished, Message
 from syncpretrain.workers.serial import SerialRuntime
 from syncpretrain.workers.threads import ThreadsRuntime
 

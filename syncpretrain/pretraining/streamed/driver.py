@@ -49,15 +49,15 @@ from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.schedule.stream import StreamPlan, StreamSchedule
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.link import failure_of
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.shared_memory import check_runtime
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import StreamState, refusing_others
 from syncpretrain.workers.streamed.base import (
     EpochResult,
-    LocalStream,
+    Stream,
     StreamedLayerFactory,
-    StreamRuntime,
     built_layers,
 )
 from syncpretrain.workers.streamed.device_inputs import (
@@ -76,7 +76,7 @@ from syncpretrain.workers.streamed.inputs import (
     source_of,
 )
 from syncpretrain.workers.streamed.layer import DeviceStreamedLayer, StreamedLayer
-from syncpretrain.workers.streamed.pool import BlockFailed, StreamPool
+from syncpretrain.workers.streamed.pool import StreamPool
 from syncpretrain.workers.worker import PROBE_ROWS
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def layer_places(
     ]
 
 
-class DeviceStream(LocalStream):
+class DeviceStream(Stream):
     """Layers of this process that are trained on devices.
 
     Parameters
@@ -230,7 +230,7 @@ def stream_runtime(
     size: StreamSize,
     times: Timeouts = TIMEOUTS,
     restarts: Restarts | None = None,
-) -> StreamRuntime:
+) -> Stream:
     """Return the runtime of a streamed run with NumPy, to be entered as a context.
 
     Parameters
@@ -269,7 +269,7 @@ def stream_runtime(
         for place in places
     ]
     if settings.runtime not in ("processes", "mpi"):
-        return LocalStream(built_layers(layer_factories, shared, sizes))
+        return Stream(built_layers(layer_factories, shared, sizes))
     from syncpretrain.workers.streamed.remote import LinkedStream, RemoteLayer, stream_in_processes
 
     layers = [
@@ -401,13 +401,13 @@ class StreamedPretraining(Driver):
         self._runtime = self._built(size)
         self._layers = self._runtime.layers
 
-    def _built(self, size: StreamSize) -> StreamRuntime:
+    def _built(self, size: StreamSize) -> Stream:
         own = self.settings, self._source, self.plans, self._schedule.ends
         if self._backend.devices():
             return device_stream(*own, size=size, backend=self._backend)
         return stream_runtime(*own, size=size, times=self._times, restarts=self._restarts)
 
-    def _opened(self) -> StreamRuntime:
+    def _opened(self) -> Stream:
         states = () if self.resume is None else self.resume.layers
         waiting = max((len(layer.ring) for layer in states), default=0)
         # The state may be from a runtime or a device with longer rings, with more minibatches in
@@ -499,7 +499,7 @@ class StreamedPretraining(Driver):
 
     def _drive(self, pool: StreamPool, request: StopRequest) -> None:
         while not pool.is_finished:
-            item = pool.results.take(self._times.tick)
+            item = pool.next_result(self._times.tick)
             if item is not None:
                 self._take(item)
             if item is not None and self.save is not None:
@@ -514,7 +514,7 @@ class StreamedPretraining(Driver):
 
     def _take_all(self, pool: StreamPool, *, is_stopped: bool = False) -> None:
         """Take what the threads have reported; after a stop also what lies behind their ends."""
-        while (item := pool.results.take(0.0)) is not None:
+        while (item := pool.next_result(0.0)) is not None:
             try:
                 self._take(item)
             except Stopped:
@@ -536,16 +536,16 @@ class StreamedPretraining(Driver):
                     raise Stopped from None
                 raise
             except BaseException as error:
-                failure = BlockFailed(block.layer, layer.epoch, error).failure()
+                failure = failure_of(block.layer, layer.epoch, error)
                 raise failure from failure.__cause__
             self._schedule.done(block, layer.plan)
             yield from results
             self._tick()
 
-    def _take(self, item: EpochResult | BlockFailed) -> None:
+    def _take(self, item: EpochResult | BaseException) -> None:
         """Report an epoch that a layer finished, or raise the error that ended it."""
-        if isinstance(item, BlockFailed):
-            raise item.failure()
+        if isinstance(item, BaseException):
+            raise item
         self._begin(item.layer, item.epoch, item.started)
         for warning in item.warnings:
             self.notify(f"warning: {warning}")

@@ -26,8 +26,7 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.activations import ActivationSource, transform
-from syncpretrain.workers.epochs import LinkedEpochs
-from syncpretrain.workers.interface import Finished, Message
+from syncpretrain.workers.epochs import Finished, LinkedEpochs, Message
 from syncpretrain.workers.link import Obey, Raised
 from syncpretrain.workers.ranks.messages import Assignment, port
 from syncpretrain.workers.ranks.placement import UNSHARED, RankShares

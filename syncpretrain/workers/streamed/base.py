@@ -24,9 +24,8 @@ from syncpretrain.workers.streamed.inputs import RingSize
 __all__ = [
     "BaseStreamedLayer",
     "EpochResult",
-    "LocalStream",
     "Sharing",
-    "StreamRuntime",
+    "Stream",
     "StreamedLayerFactory",
     "built_layers",
 ]
@@ -174,46 +173,6 @@ class BaseStreamedLayer(ABC):
         """
 
 
-class StreamRuntime(Protocol):
-    """Runtime of a streamed run: a context manager that owns the layers."""
-
-    @property
-    def layers(self) -> Sequence[BaseStreamedLayer]:
-        """The layers, from the lowest up."""
-        ...
-
-    def __enter__(self) -> StreamRuntime:
-        """Start what the layers need."""
-        ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End it; the layers keep the newest parameters."""
-        ...
-
-    def check(self) -> None:
-        """Look for a layer that was lost while it had nothing to do.
-
-        Raises
-        ------
-        WorkerError
-            Saying how.
-        """
-        ...
-
-    def settle(self) -> bool:
-        """Return whether every layer answers, so that each can be asked for its state."""
-        ...
-
-    def abandon(self) -> None:
-        """Write on stderr where every layer stands, and end what can be ended."""
-        ...
-
-
 # Builds a layer in whichever process trains it, given the memory that it reads, and the memory
 # through which it hands up, if it does.
 StreamedLayerFactory = Callable[[Split, Split | None], BaseStreamedLayer]
@@ -233,8 +192,8 @@ def built_layers(
     ]
 
 
-class LocalStream:
-    """Layers without a process of their own.
+class Stream:
+    """Layers of a streamed run, to be entered as a context; here they train in this process.
 
     Parameters
     ----------
@@ -245,7 +204,8 @@ class LocalStream:
     def __init__(self, layers: Sequence[BaseStreamedLayer]) -> None:
         self.layers = layers
 
-    def __enter__(self) -> LocalStream:
+    def __enter__(self) -> Stream:
+        """Start what the layers need, which is nothing."""
         return self
 
     def __exit__(
@@ -254,15 +214,15 @@ class LocalStream:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leave everything as it is: it holds nothing but memory."""
+        """End it; the layers keep the newest parameters."""
 
     def check(self) -> None:
-        """Find nothing: a layer here is lost with everything else."""
+        """Raise WorkerError if a layer was lost while it had nothing to do; here none ever is."""
 
     def settle(self) -> bool:
-        """Return True: what the threads have left is whole."""
+        """Return whether every layer answers, so that each can be asked for its state."""
         return True
 
     def abandon(self) -> None:
-        """Write on stderr where every thread stands; none can be ended from outside."""
+        """Write on stderr where every layer stands, and end what can be ended: here no thread."""
         faulthandler.dump_traceback(STDERR)

@@ -10,7 +10,6 @@ driver's matter.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import math
 import threading
 import time
@@ -29,7 +28,6 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
 from syncpretrain.schedule.stream import Block, StreamPlan
 from syncpretrain.workers.link import (
-    STDERR,
     Job,
     Link,
     Place,
@@ -46,6 +44,7 @@ from syncpretrain.workers.streamed.base import (
     BaseStreamedLayer,
     EpochResult,
     Sharing,
+    Stream,
     StreamedLayerFactory,
 )
 from syncpretrain.workers.streamed.inputs import RingSize
@@ -370,8 +369,8 @@ class RemoteLayer(BaseStreamedLayer):
         return self._error
 
 
-class LinkedStream(Closing):
-    """Streamed layers of workers in a place; see :class:`StreamRuntime`.
+class LinkedStream(Closing, Stream):
+    """Streamed layers of workers in a place.
 
     Parameters
     ----------
@@ -393,14 +392,10 @@ class LinkedStream(Closing):
         times: Timeouts,
         restarts: Restarts | None = None,
     ) -> None:
-        super().__init__(times)
+        Closing.__init__(self, times)
+        Stream.__init__(self, layers)
         self._place, self._remote_layers, self._jobs = place, layers, jobs
         self._restarts = restarts or Restarts()
-
-    @property
-    def layers(self) -> Sequence[BaseStreamedLayer]:
-        """The layers, from the lowest up."""
-        return self._remote_layers
 
     def check(self) -> None:
         """Look for a worker that was lost while it had nothing to do."""
@@ -415,7 +410,7 @@ class LinkedStream(Closing):
     def abandon(self) -> None:
         """Write on stderr where every thread of every worker stands, and end what can be ended."""
         self._place.dump_stacks()
-        faulthandler.dump_traceback(STDERR)
+        super().abandon()
         self._place.kill()
 
     def _open(self) -> None:
