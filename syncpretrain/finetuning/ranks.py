@@ -36,10 +36,8 @@ from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.workers.link import Obey, Raised, RemoteTraceback
 from syncpretrain.workers.ranks.messages import Assignment, port
-from syncpretrain.workers.ranks.placement import RankShares
 from syncpretrain.workers.ranks.run import RankLink, RunRanks
 from syncpretrain.workers.ranks.worker import RankContext
-from syncpretrain.workers.split import Split
 
 __all__ = ["RankUpdates", "SharedDescent"]
 
@@ -146,10 +144,11 @@ class RankUpdates(LocalUpdates, Closing):
         own, replicas = member(), options.replicas or 1
         most = min(replicas, own.transport.size)
         inputs, targets, *beside = examples
-        data = Split(inputs, targets[:0] if targets is inputs else targets)
         self._ranks = RunRanks(
-            *(own, (1, 1), times, RankShares((most - 1,))),
-            data=data,
+            own,
+            {SHARE: tuple(range(1, most))},
+            times,
+            data=(inputs,) if targets is inputs else (inputs, targets),
             blas_threads=options.blas_threads or 1,
             is_eager=True,
             called="fine-tuning failed: ",
@@ -272,11 +271,11 @@ class TunerAssignment(Assignment):
         threads = min(self.threads, usable_cores())  # more only wait for each other
         pool = WorkerPool(threads, "syncpretrain-finetune", context.times)
         with closing(pool), np.errstate(over="ignore", invalid="ignore"):
-            assert isinstance(context.data, Split) and context.agreed is not None
-            inputs, targets = context.data
+            data = context.data
+            assert data is not None and context.agreed is not None
             run = partial(pool.run, workers=self.threads)
             descent = self.descent(context.agreed)
-            examples = Examples(inputs, targets if len(targets) else inputs, *self.beside)
+            examples = Examples(data[0], data[-1], *self.beside)
             updates = LocalUpdates(descent, examples, self.options, stop=context.agreed, run=run)
             yield partial(self._obey, updates, descent)
 

@@ -54,12 +54,7 @@ from syncpretrain.workers.epochs import Finished, LinkedEpochs, Message
 from syncpretrain.workers.kept_state import Keeping, KeptStates
 from syncpretrain.workers.link import Context, Job, Obey, serve
 from syncpretrain.workers.restarts import Replacement, Restarts
-from syncpretrain.workers.shared_memory import (
-    SharedNumbers,
-    SharedSparse,
-    SharedSplits,
-    shared_data,
-)
+from syncpretrain.workers.shared_memory import SharedArrays, SharedSplits
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import LayerState
 from syncpretrain.workers.versions import MAX_BUFFERS, Versions
@@ -67,7 +62,7 @@ from syncpretrain.workers.worker import LayerWorker, WorkerFactory
 
 __all__ = ["ProcessLink", "Processes", "ProcessesRuntime", "main"]
 
-Shared = SharedSplits | SharedSparse | SharedNumbers
+Shared = SharedArrays | SharedSplits
 SharedT = TypeVar("SharedT", bound=Shared)
 DUMP_SIGNAL = signal.SIGUSR1  # asks for the stacks of all threads on stderr
 PARENT_LOOK_SECONDS = 5.0  # how often a sleeping process looks whether its parent still lives
@@ -229,7 +224,7 @@ class Processes:
         self._replacement = Replacement(restarts or Restarts())
         self._shared: list[Shared] = []
         self._jobs: Sequence[Any] = ()
-        self._memory: SharedNumbers | None = None
+        self._memory: SharedArrays | None = None
         self._numbers = self.progress = self.workers = np.zeros(1)
         self._lock = threading.Lock()  # guards what follows: several threads replace processes
         self._links: dict[int, ProcessLink] = {}
@@ -243,8 +238,8 @@ class Processes:
     def start(self, jobs: Sequence[Any]) -> list[ProcessLink]:
         """Start a process for each job."""
         self._jobs, self._is_ending = jobs, False
-        self._memory = self.share(SharedNumbers.create(2 * len(jobs) + 1))
-        self._numbers = self._memory.map()
+        self._memory = self.share(SharedArrays.create(("<f8", (2 * len(jobs) + 1,))))
+        (self._numbers,) = self._memory.map(write=True)
         self.progress, self.workers = self._numbers[: len(jobs) + 1], self._numbers[len(jobs) :]
         self.workers[1:] = 1
         self._replacement.open(len(jobs))
@@ -329,7 +324,7 @@ class Start:
 
     number: int
     job: Job
-    numbers: SharedNumbers
+    numbers: SharedArrays
     kept: KeptStates | None
     blas_threads: int
     times: Timeouts
@@ -337,7 +332,8 @@ class Start:
 
     def context(self) -> Context:
         """Return what the worker is given."""
-        numbers, count = self.numbers.map(), self.numbers.count // 2
+        (numbers,) = self.numbers.map(write=True)
+        count = len(numbers) // 2
         progress, workers = (numbers[i : i + 1] for i in (self.number, count + self.number))
         stop = partial(_is_set, numbers)
         return Context(self.number, progress, workers, stop, self.times, self.kept)
@@ -419,15 +415,15 @@ class ProcessesRuntime(LinkedEpochs):
         self._processes = Processes(times, blas_threads=blas_threads, restarts=restarts)
         super().__init__(self._processes, times, restarts)
         self._worker_factories, self._versions = worker_factories, versions
-        self._splits: list[SharedSplits | SharedSparse] = []
+        self._splits: list[SharedSplits] = []
 
     def _jobs(self) -> list[EpochJob]:
         """Copy the data to shared memory, allocate the activations there; return the jobs."""
         versions, share = self._versions, self._processes.share
-        data = share(shared_data(versions.data))
-        self._splits.append(data)
+        rows = len(versions.data.train), len(versions.data.validation)
+        self._splits.append(share(SharedSplits.of(versions.data)))
         for units in versions.hidden[:-1]:  # no layer reads those of the top layer
-            self._splits.append(share(SharedSplits.create(data.rows, units, MAX_BUFFERS)))
+            self._splits.append(share(SharedSplits.create(rows, units, MAX_BUFFERS)))
         versions.allocate = self._split
         # A layer reads its input, and what that is computed from.
         return [
@@ -461,7 +457,7 @@ class EpochJob:
     """
 
     worker_factory: WorkerFactory
-    splits: dict[int, SharedSplits | SharedSparse]
+    splits: dict[int, SharedSplits]
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -560,7 +556,7 @@ class KeptEpochs:
 class _SharedInputs:
     """The inputs of a worker, as located by each order."""
 
-    def __init__(self, shared: Mapping[int, SharedSplits | SharedSparse], layer: int) -> None:
+    def __init__(self, shared: Mapping[int, SharedSplits], layer: int) -> None:
         self._splits = {
             # Only the arrays that this process fills can be written to: a stray write elsewhere
             # cannot pass unnoticed.

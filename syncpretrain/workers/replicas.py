@@ -51,8 +51,7 @@ from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.link import Context, Link, Obey, Raised, RemoteTraceback, ready
 from syncpretrain.workers.processes import Processes
-from syncpretrain.workers.shared_memory import SharedSplits
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.shared_memory import FLOAT, SharedArrays
 from syncpretrain.workers.threads import Threads
 
 __all__ = ["ReplicaPool", "Started", "replicas_in"]
@@ -375,14 +374,10 @@ def _processes(
 
     def start() -> Started:
         size = len(server.parameters)
-        vectors = place.share(SharedSplits.create((1, 1), size, replicas))
-        shared = tuple(place.share(SharedSplits.of(Split(x, x[:0]))) for x in data)
-        links = place.start([ReplicaJob(factory, shared, vectors)] * replicas)
-        pairs = vectors.map(write=True)
-        return [
-            (link, fetched[0], change[0])
-            for link, (fetched, change) in zip(links, pairs, strict=True)
-        ]
+        vectors = place.share(SharedArrays.create(*[(FLOAT, (2, size))] * replicas))
+        job = ReplicaJob(factory, place.share(SharedArrays.of(*data)), vectors)
+        links = place.start([job] * replicas)
+        return [(link, *pair) for link, pair in zip(links, vectors.map(write=True), strict=True)]
 
     return start, place.end
 
@@ -391,22 +386,20 @@ def _processes(
 class ReplicaJob:
     """Job of a replica in a process.
 
-    ``data`` is one shared memory an array. ``vectors`` is shared memory with two vectors for each
-    replica: the parameters that it fetched, and its change.
+    ``vectors`` has two for each replica: the parameters that it fetched, and its change.
     """
 
     factory: ReplicaFactory
-    data: tuple[SharedSplits, ...]
-    vectors: SharedSplits
+    data: SharedArrays
+    vectors: SharedArrays
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """What the process has to be given."""
-        return tuple(memory.descriptor for memory in (self.vectors, *self.data))
+        return self.data.descriptor, self.vectors.descriptor
 
     @contextmanager
     def open(self, context: Context) -> Iterator[Obey]:
         """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
         fetched, change = self.vectors.map(write=True)[context.number - 1]
-        data = [shared.map()[0].train for shared in self.data]
-        yield partial(answer, LocalSteps(self.factory(data), fetched[0], change[0]))
+        yield partial(answer, LocalSteps(self.factory(self.data.map()), fetched, change))

@@ -280,12 +280,14 @@ def stream_runtime(
         rest = (settings.replicas, times, restarts, [FROM_THE_DATA, *reread])
         return stream_in_processes(layer_factories, layers, shared, sizes, *rest)
     from syncpretrain.cluster.job import member
+    from syncpretrain.workers.ranks.placement import groups_of_layers
     from syncpretrain.workers.ranks.run import RunRanks
 
-    widths, shares = settings.layers, rank_shares(settings)
+    own = member()
+    groups = groups_of_layers(settings.layers, own.transport.size, rank_shares(settings))
     # In every block a rank waits for rank 0.
-    ranks = RunRanks(member(), widths, times, shares, data=shared, is_eager=True)
-    assignments = _assignments(settings, places, layer_factories, ranks.groups)
+    ranks = RunRanks(own, groups, times, data=shared, is_eager=True)
+    assignments = _assignments(settings, places, layer_factories, groups)
     return LinkedStream(ranks, layers, lambda: assignments, times)
 
 
@@ -300,7 +302,7 @@ def _assignments(
 
     return [
         StreamAssignment(
-            layer=place.layer,
+            number=place.layer,
             layer_factory=factory,
             passes=place.passes,
             below=place.below,
@@ -343,8 +345,8 @@ def build_streamed_layer(
 def _shared(settings: PretrainSettings, data: DataSource) -> tuple[Split, DataSource | None]:
     """Return what processes share of the data, and what the first of them is sent."""
     if isinstance(data.data.train, StoredRows):  # which it reads from the file
-        row = np.zeros((1, settings.layers[0]), dtype=np.float32)  # shared memory is never empty
-        return Split(row, row[:0]), data
+        nothing = np.zeros((0, settings.layers[0]), dtype=np.float32)
+        return Split(nothing, nothing), data
     if isinstance(data, PassesSource):
         raise SettingsError(
             f"runtime: got {settings.runtime} with an iterable as X, expected threads or serial; an"

@@ -29,7 +29,7 @@ from syncpretrain.workers.activations import ActivationSource, transform
 from syncpretrain.workers.epochs import Finished, LinkedEpochs, Message
 from syncpretrain.workers.link import Obey, Raised
 from syncpretrain.workers.ranks.messages import Assignment, port
-from syncpretrain.workers.ranks.placement import UNSHARED, RankShares
+from syncpretrain.workers.ranks.placement import UNSHARED, RankShares, groups_of_layers
 from syncpretrain.workers.ranks.run import RunRanks
 from syncpretrain.workers.ranks.worker import RankContext
 from syncpretrain.workers.split import Split
@@ -304,7 +304,8 @@ class RanksRuntime(LinkedEpochs):
     ) -> None:
         data = versions.data
         widths = (data.train.shape[1], *versions.hidden)
-        self._ranks = RunRanks(own, widths, times, shares, data=data, blas_threads=blas_threads)
+        groups = groups_of_layers(widths, own.transport.size, shares)
+        self._ranks = RunRanks(own, groups, times, data=data, blas_threads=blas_threads)
         super().__init__(self._ranks, times)
         self._worker_factories, self._versions = worker_factories, versions
         self._there: dict[int, int] = {}  # by layer: the version that its rank has as input
@@ -374,8 +375,8 @@ class EpochAssignment(Assignment):
     @contextmanager
     def open(self, context: RankContext) -> Iterator[Obey]:
         """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
-        data = context.data
-        assert isinstance(data, Split)
+        assert context.data is not None
+        data = Split(*context.data)
         hands_up = bool(self.ranks_above) and context.leads
         kept = KeptVersions(data, keeps=hands_up)
         take = partial(context.take, "activations", context.number)

@@ -6,6 +6,7 @@ float32 than a layer takes for half an epoch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -14,7 +15,6 @@ from syncpretrain.cluster.transport import Port
 from syncpretrain.data.blocks import ByteRows, in_bytes
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.link import Obey, SentError
-from syncpretrain.workers.split import Split
 
 __all__ = [
     "CONTROL",
@@ -23,34 +23,20 @@ __all__ = [
     "RunEnded",
     "RunJob",
     "RunOver",
-    "SentSplit",
     "port",
     "received",
     "to_send",
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class SentSplit:
-    """Training and validation rows on their way."""
-
-    train: Any
-    validation: Any
-
-
-def to_send(data: Split) -> SentSplit:
+def to_send(data: Iterable[Any]) -> tuple[Any, ...]:
     """Return what is sent for some data, in the fewest bytes that keep all bits."""
-    return SentSplit(*(in_bytes(rows) for rows in data))
+    return tuple(map(in_bytes, data))
 
 
-def received(data: SentSplit) -> Split:
+def received(data: Iterable[Any]) -> tuple[Any, ...]:
     """Return the data that were sent."""
-    return Split(
-        *(
-            rows.rows() if isinstance(rows, ByteRows) else rows
-            for rows in (data.train, data.validation)
-        )
-    )
+    return tuple(rows.rows() if isinstance(rows, ByteRows) else rows for rows in data)
 
 
 CONTROL: Port = (0, "control")  # RunJob, RunOver and RunEnded, to every rank but 0
@@ -80,7 +66,7 @@ class Assignment:
 
     reports_progress: ClassVar[bool] = False  # to rank 0, while it obeys an order
 
-    layer: int
+    number: int
     group: tuple[int, ...] = field(default=(), kw_only=True)
 
     @property
@@ -95,14 +81,11 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class RunJob:
-    """Message to a rank: its jobs in a run, and the data if it needs them.
-
-    The data are a ``SentSplit`` on the way.
-    """
+    """Message to a rank: its jobs in a run, and what :func:`to_send` made of data that it reads."""
 
     run: int
-    layers: tuple[Assignment, ...]
-    data: Split | SentSplit | None
+    jobs: tuple[Assignment, ...]
+    data: tuple[Any, ...] | None
     blas_threads: int
     times: Timeouts
 

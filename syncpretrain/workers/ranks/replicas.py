@@ -51,6 +51,7 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.link import Obey, Raised
 from syncpretrain.workers.ranks.messages import Assignment, port
+from syncpretrain.workers.ranks.placement import spread
 from syncpretrain.workers.ranks.run import RankLink, RunRanks
 from syncpretrain.workers.ranks.worker import RankContext
 
@@ -525,8 +526,9 @@ class RankReplicas:
         servers, numbers = self._servers, range(1, self._replicas + 1)
         slices = len(self._parameters.slices)
         count = self._replicas + (slices if slices > 1 else 0)
-        called, widths = "replica {} failed: ", (1,) * (count + 1)
-        ranks = RunRanks(member(), widths, self._times, called=called, link=self._link)
+        own, called = member(), "replica {} failed: "
+        groups = spread(count, own.transport.size)
+        ranks = RunRanks(own, groups, self._times, called=called, link=self._link)
         self._ranks = ranks
         known, others = ((), list[ServerAssignment]()) if servers is None else servers.begin(ranks)
         given = self._factory, self._data, self._size, known

@@ -29,8 +29,6 @@ from syncpretrain.workers.ranks.messages import (
     port,
     to_send,
 )
-from syncpretrain.workers.ranks.placement import UNSHARED, RankShares, groups_of_layers
-from syncpretrain.workers.split import Split
 
 __all__ = ["RankLink", "RunRanks"]
 
@@ -133,13 +131,11 @@ class RunRanks:
     Parameters
     ----------
     own : Membership
-    widths : sequence of int
-        Values of an example, then the units of each layer.
+    groups : mapping of int to tuple of int
+        The ranks that hold each worker; the first of them answers.
     times : Timeouts
         Only ``join`` is used.
-    shares : RankShares
-        How many ranks may share a layer.
-    data : Split, optional
+    data : sequence of arrays, optional
         Sent to the ranks that read them.
     blas_threads : int
         BLAS threads of each rank.
@@ -152,8 +148,8 @@ class RunRanks:
 
     Attributes
     ----------
-    groups : dict of int to tuple of int
-        The ranks that hold each worker; the first of them answers.
+    groups
+        See the parameter.
     links : dict of int to RankLink
         The links to the workers that were started.
     """
@@ -161,11 +157,10 @@ class RunRanks:
     def __init__(
         self,
         own: Membership,
-        widths: Sequence[int],
+        groups: Mapping[int, tuple[int, ...]],
         times: Timeouts,
-        shares: RankShares = UNSHARED,
         *,
-        data: Split | None = None,
+        data: Sequence[Any] | None = None,
         blas_threads: int = 1,
         is_eager: bool = False,
         called: str = "layer {} failed: ",
@@ -175,29 +170,29 @@ class RunRanks:
         self._data, self._blas_threads = data, blas_threads
         self._is_eager, self._called, self._link = is_eager, called, link
         self.transport = own.transport
-        self.groups = groups_of_layers(widths, own.transport.size, shares)
+        self.groups = groups
         # Ports carry the number of the run: a late message of an earlier run reaches nobody.
         own.runs += 1
         self.run = own.runs
         self._begun: list[int] = []
         self.links: dict[int, RankLink] = {}
-        self.progress, self.workers = np.zeros(len(widths)), np.ones(len(widths))
+        self.progress, self.workers = np.zeros(len(groups) + 1), np.ones(len(groups) + 1)
 
     def start(self, jobs: Sequence[Assignment]) -> list[RankLink]:
         """Send each rank its jobs."""
         self.transport.is_eager = self._is_eager
-        self.links = {job.layer: self._link(job.layer, self) for job in jobs}
+        self.links = {job.number: self._link(job.number, self) for job in jobs}
         self.listen("progress", self._record_progress)
         self.listen("failures", self._record_failure)
         # Packed once for all ranks.
         sent = None if self._data is None else to_send(self._data)
         for rank in sorted({rank for group in self.groups.values() for rank in group}):
-            own = tuple(job for job in jobs if rank in self.groups[job.layer])
+            own = tuple(job for job in jobs if rank in self.groups[job.number])
             if not own:  # it only has memory, in a window
                 continue
             data = sent if any(job.reads_data for job in own) else None
             self._begun.append(rank)
-            numbers = ", ".join(str(job.layer) for job in own)
+            numbers = ", ".join(str(job.number) for job in own)
             self._own.describe(rank, self._called.format(numbers))
             run = RunJob(self.run, own, data, self._blas_threads, self._times)
             self.transport.send(rank, CONTROL, run)

@@ -160,7 +160,7 @@ class Outlet:
         self, transport: Transport, run: int, assignment: StreamAssignment, rings: Rings
     ) -> None:
         self._transport, self._assignment, self._rings = transport, assignment, rings
-        self._port = port(run, "minibatches", assignment.layer + 1)
+        self._port = port(run, "minibatches", assignment.number + 1)
         group = assignment.group or (transport.rank,)
         self._above = assignment.ranks_above[group.index(transport.rank) :: len(group)]
 
@@ -202,8 +202,9 @@ class StreamWorker:
 
     def _built(self) -> BaseStreamedLayer:
         assignment, context = self._assignment, self.context
-        below = context.data if assignment.below is None else assignment.below.memory()
-        assert isinstance(below, Split)
+        memory = context.data if assignment.below is None else assignment.below.memory()
+        assert memory is not None
+        below = Split(*memory)
         above: Split | None = None
         if assignment.above is not None:
             above = assignment.above.memory()

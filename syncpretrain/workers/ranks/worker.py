@@ -31,7 +31,6 @@ from syncpretrain.workers.ranks.messages import (
     RunEnded,
     RunJob,
     RunOver,
-    SentSplit,
     port,
     received,
 )
@@ -76,7 +75,7 @@ class RankContext:
         should_stop: Callable[[], bool],
     ) -> None:
         self.progress, self.workers = np.zeros(1), np.ones(1)
-        self.number, self.times = assignment.layer, job.times
+        self.number, self.times = assignment.number, job.times
         self.transport, self.run, self.data = transport, job.run, job.data
         self.should_stop = self.stop = should_stop
         self._over = threading.Event()
@@ -162,7 +161,7 @@ class RankWorkers:
     """
 
     def __init__(self, transport: Transport, job: RunJob) -> None:
-        if isinstance(job.data, SentSplit):
+        if job.data is not None:
             job = replace(job, data=received(job.data))
         self._transport, self._job = transport, job
         self._stopping = threading.Event()
@@ -170,7 +169,7 @@ class RankWorkers:
         self._limit.__enter__()
         transport.listen(port(job.run, "stop"), self._stop)
         self._contexts = [
-            RankContext(transport, job, own, self._stopping.is_set) for own in job.layers
+            RankContext(transport, job, own, self._stopping.is_set) for own in job.jobs
         ]
         # An eager transport looks more often for messages of other machines, at some per cent of a
         # core: ranks gain by it only if they exchange something in every step.
@@ -184,7 +183,7 @@ class RankWorkers:
                 name=f"syncpretrain-layer-{own.number}",
                 daemon=True,
             )
-            for assignment, own in zip(job.layers, self._contexts, strict=True)
+            for assignment, own in zip(job.jobs, self._contexts, strict=True)
         ]
         for thread in self._threads:
             thread.start()
@@ -193,7 +192,7 @@ class RankWorkers:
         """Report to rank 0 how far the orders are that take long, if they have moved."""
         now = {
             own.number: float(own.progress[0])
-            for assignment, own in zip(self._job.layers, self._contexts, strict=True)
+            for assignment, own in zip(self._job.jobs, self._contexts, strict=True)
             if own.leads and assignment.reports_progress
         }
         moved = {i: x for i, x in now.items() if self._sent.get(i) != x}
