@@ -94,6 +94,8 @@ class ProcessLink:
         To the process; None once it is known to have ended.
     """
 
+    offset = 0.0
+
     def __init__(
         self,
         number: int,
@@ -128,8 +130,6 @@ class ProcessLink:
                 signal.pthread_sigmask(signal.SIG_SETMASK, found)
             undo.pop_all()
         self.channel: Connection | None = Connection(ours.detach())
-
-    offset = 0.0
 
     @property
     def has_ended(self) -> bool:
