@@ -173,7 +173,8 @@ class LinkedEpochs(Closing):
     def submit(self, command: Train) -> None:
         """Send the layer's worker an epoch."""
         layer, order = command.layer, self._order(command)
-        self._place.progress[layer] = 0.0  # the worker, which alone writes it later, sleeps
+        # The driver may read the progress before the worker wakes: the last epoch's would be shown.
+        self._place.progress[layer] = 0.0
         self._commands[layer] = command
         self._busy.add(layer)
         self._links[layer].send(order)

@@ -522,7 +522,7 @@ class KeptEpochs:
         else:
             worker.load_state(found.state)
         self._found: _Kept | None = found
-        worker.keeper = self
+        worker.keep = self.keep
 
     def __call__(self, order: Order) -> Message:
         """Train the epoch of an order, or what is left of it; return its report."""
@@ -543,14 +543,12 @@ class KeptEpochs:
             self._keeping.keep(_Kept(self._epoch, state, report=message))
         return message
 
-    @property
-    def is_due(self) -> bool:
-        """True if a state is due to be kept."""
-        return self._keeping.is_due
-
-    def keep(self, state: LayerState, warnings: tuple[str, ...]) -> None:
-        """Keep a state in the middle of the running epoch."""
-        self._keeping.keep(_Kept(self._epoch, state, (*self._before, *warnings)))
+    def keep(self, minibatches: int, error: float) -> None:
+        """Keep the state in the middle of the running epoch, if one is due."""
+        if self._keeping.is_due:
+            layer = self._worker.layer
+            state, own = layer.state(Cursor(minibatches, float(error))), layer.warnings
+            self._keeping.keep(_Kept(self._epoch, state, (*self._before, *own)))
 
 
 class _SharedInputs:

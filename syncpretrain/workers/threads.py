@@ -175,6 +175,8 @@ class _Present:
 
     @contextmanager
     def open(self, context: Context) -> Iterator[Obey]:
+        self.worker.progress, self.worker.worker_count = context.progress, context.workers
+
         def should_stop() -> bool:
             return context.stop() or self.stop()
 
@@ -203,20 +205,6 @@ class ThreadsRuntime(LinkedEpochs):
         self.threads = Threads("syncpretrain-layer", times)
         super().__init__(self.threads, times)
         self._workers, self._stop = workers, stop
-
-    def submit(self, command: Train) -> None:
-        """Wake the layer's thread for an epoch."""
-        # The driver may read the progress before the thread wakes: the last epoch's would be shown.
-        self._workers[command.layer - 1].fraction = 0.0
-        super().submit(command)
-
-    def set_workers(self, layer: int, workers: int) -> None:
-        """Set the number of workers of a layer from its next step on."""
-        self._workers[layer - 1].worker_count[0] = workers
-
-    def fraction(self, layer: int) -> float:
-        """Return how far the running epoch of a layer is, in [0, 1]."""
-        return self._workers[layer - 1].fraction
 
     def _jobs(self) -> list[_Present]:
         return [_Present(worker, self._stop) for worker in self._workers]
