@@ -15,9 +15,9 @@ Assumption: orders and answers are not None, which stands for the end.
 from __future__ import annotations
 
 import multiprocessing
-import queue
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -156,43 +156,61 @@ class Place(Protocol):
 
 
 class Inbox:
-    """Answers that other threads of this process put in, for one that waits for many inboxes.
+    """Answers that other threads of this process put in; they go by reference.
 
-    A byte in the channel says that there is an answer; the answers go by reference.
+    Whoever waits for one inbox waits on a condition. For one that waits for many inboxes there is a
+    channel, with a byte for every answer.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the channel's two ends, which a put may find closed
-        ours, self._theirs = multiprocessing.Pipe(duplex=False)
-        self.channel: Connection | None = ours
-        self._answers = queue.SimpleQueue[Any]()
+        self._changed = threading.Condition()  # guards all that follows
+        self._answers = deque[Any]()
+        self._is_closed = False
+        self._pipe: tuple[Connection, Connection] | None = None
+
+    @property
+    def channel(self) -> Connection | None:
+        """What can be read while there are answers; None once the inbox is closed."""
+        with self._changed:
+            # Made when it is asked for: a byte to and fro costs more than the condition.
+            if self._pipe is None and not self._is_closed:
+                self._pipe = multiprocessing.Pipe(duplex=False)
+                for _ in self._answers:
+                    self._pipe[1].send_bytes(b".")
+            return None if self._pipe is None else self._pipe[0]
 
     def put(self, answer: Any) -> None:
         """Put an answer in; do nothing once the inbox is closed."""
-        with self._lock:
-            if self.channel is not None:
-                # The answer before its byte, so that whoever reads the byte finds the answer.
-                self._answers.put(answer)
-                self._theirs.send_bytes(b".")
+        with self._changed:
+            if not self._is_closed:
+                self._answers.append(answer)
+                if self._pipe is not None:
+                    self._pipe[1].send_bytes(b".")
+                self._changed.notify()
 
     def poll(self, seconds: float) -> bool:
         """Wait for an answer; return whether there is one."""
-        return self.channel is not None and self.channel.poll(seconds)
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._answers), seconds)
 
     def take(self) -> Any:
         """Return the oldest answer, None if there is none."""
-        if self.channel is None or not self.channel.poll():
-            return None
-        self.channel.recv_bytes()
-        return self._answers.get()
+        with self._changed:
+            if not self._answers:
+                return None
+            if self._pipe is not None:
+                self._pipe[0].recv_bytes()
+            return self._answers.popleft()
 
     def close(self) -> None:
         """Drop what is in it, and what comes."""
-        with self._lock:
-            if self.channel is not None:
-                self.channel.close()
-                self._theirs.close()
-                self.channel = None
+        with self._changed:
+            self._is_closed = True
+            self._answers.clear()
+            if self._pipe is not None:
+                for end in self._pipe:
+                    end.close()
+                self._pipe = None
 
 
 def ready(links: Collection[Link], timeout: float) -> list[Link]:
