@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from syncpretrain.errors import DivergedError, IterableError, StalledError, WorkerError
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.workers.kept_state import KeptStates
+from syncpretrain.workers.restarts import KeptStates
 
 __all__ = [
     "STDERR",

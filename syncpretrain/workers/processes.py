@@ -51,9 +51,8 @@ from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.activations import ActivationSource, activations_from
 from syncpretrain.workers.epochs import Finished, LinkedEpochs, Message
-from syncpretrain.workers.kept_state import Keeping, KeptStates
 from syncpretrain.workers.link import Context, Job, Obey, serve
-from syncpretrain.workers.restarts import Replacement, Restarts
+from syncpretrain.workers.restarts import Keeping, KeptStates, Replacement, Restarts
 from syncpretrain.workers.shared_memory import SharedArrays, SharedSplits
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import LayerState

@@ -85,17 +85,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DeviceStream",
-    "LayerPlace",
+    "LayerPart",
     "StreamedPretraining",
     "build_streamed_layer",
     "device_stream",
-    "layer_places",
+    "layer_parts",
     "stream_runtime",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class LayerPlace:
+class LayerPart:
     """One layer's part in a stream: its plan, its input, and the minibatches that it hands up.
 
     ``below`` is None for layer 1, ``above`` for the last layer.
@@ -109,13 +109,13 @@ class LayerPlace:
     handed_up: range
 
 
-def layer_places(
+def layer_parts(
     plans: Sequence[StreamPlan], ends: Sequence[int], passes: Passes, sizes: Sequence[RingSize]
-) -> list[LayerPlace]:
+) -> list[LayerPart]:
     """Return each layer's part in the stream."""
     handed_up = [range(p.skipped + 1, n + 1) for p, n in zip(plans[1:], ends[1:], strict=True)]
     return [
-        LayerPlace(i + 1, plan, passes, below, above, numbers)
+        LayerPart(i + 1, plan, passes, below, above, numbers)
         for i, (plan, below, above, numbers) in enumerate(
             zip(plans, [None, *sizes], [*sizes, None], [*handed_up, range(0)], strict=True)
         )
@@ -194,19 +194,19 @@ def device_stream(
     passes = data.passes
     held = passes_in_ring(size.ring, passes.steps), passes.held_out
     sizes = [RingSize(size.ring, passes.size(1), *held, width) for width in settings.layers[1:-1]]
-    places = layer_places(plans, ends, passes, sizes)
+    parts = layer_parts(plans, ends, passes, sizes)
     rows = held_rows(settings, backend, steps=passes.steps, held_out=passes.held_out)
     beside = pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
     runs = data_runs(data, backend.for_layer(1), most=size.block, beside=beside)
     source: DeviceSource = runs
     layers = []
-    for place in places:
-        own = build_layer(settings, place.layer, backend, shards=1)
-        layer = DeviceStreamedLayer(own, place.plan, source, passes, most=size.block)
-        if place.above is not None:
-            reader = backend.for_layer(place.layer + 1)
-            rings = DeviceRings.of(place.above, reader, own.learner.backend)
-            layer.connect(rings, place.handed_up)
+    for part in parts:
+        own = build_layer(settings, part.layer, backend, shards=1)
+        layer = DeviceStreamedLayer(own, part.plan, source, passes, most=size.block)
+        if part.above is not None:
+            reader = backend.for_layer(part.layer + 1)
+            rings = DeviceRings.of(part.above, reader, own.learner.backend)
+            layer.connect(rings, part.handed_up)
             source = RingRuns(rings, passes)
             reader.synchronize()
         layers.append(layer)
@@ -259,14 +259,14 @@ def stream_runtime(
         RingSize(n, passes.size(1), passes_in_ring(n, passes.steps), passes.held_out, width)
         for n, width in zip([size.ring + n for n in reread], settings.layers[1:-1], strict=True)
     ]
-    places = layer_places(plans, ends, passes, sizes)
+    parts = layer_parts(plans, ends, passes, sizes)
     shared = data.data
     source: DataSource | None = data
     if settings.runtime in ("processes", "mpi"):
         shared, source = _shared(settings, data)
     layer_factories = [
-        partial(build_streamed_layer, settings, place, source if place.below is None else None)
-        for place in places
+        partial(build_streamed_layer, settings, part, source if part.below is None else None)
+        for part in parts
     ]
     if settings.runtime not in ("processes", "mpi"):
         return Stream(built_layers(layer_factories, shared, sizes))
@@ -274,7 +274,7 @@ def stream_runtime(
 
     layers = [
         RemoteLayer(p.layer, p.plan, passes.steps, partial(_untrained, settings, p.layer), times)
-        for p in places
+        for p in parts
     ]
     if settings.runtime == "processes":
         rest = (settings.replicas, times, restarts, [FROM_THE_DATA, *reread])
@@ -287,13 +287,13 @@ def stream_runtime(
     groups = groups_of_layers(settings.layers, own.transport.size, rank_shares(settings))
     # In every block a rank waits for rank 0.
     ranks = RunRanks(own, groups, times, data=shared, is_eager=True)
-    assignments = _assignments(settings, places, layer_factories, groups)
+    assignments = _assignments(settings, parts, layer_factories, groups)
     return LinkedStream(ranks, layers, lambda: assignments, times)
 
 
 def _assignments(
     settings: PretrainSettings,
-    places: Sequence[LayerPlace],
+    parts: Sequence[LayerPart],
     factories: Sequence[StreamedLayerFactory],
     groups: Mapping[int, tuple[int, ...]],
 ) -> list[StreamAssignment]:
@@ -302,23 +302,23 @@ def _assignments(
 
     return [
         StreamAssignment(
-            number=place.layer,
+            number=part.layer,
             layer_factory=factory,
-            passes=place.passes,
-            below=place.below,
-            above=place.above,
-            handed_up=place.handed_up,
-            ranks_above=groups.get(place.layer + 1, ()),
-            replicas=-(-settings.replicas[place.layer - 1] // len(groups[place.layer])),
-            group=groups[place.layer],
+            passes=part.passes,
+            below=part.below,
+            above=part.above,
+            handed_up=part.handed_up,
+            ranks_above=groups.get(part.layer + 1, ()),
+            replicas=-(-settings.replicas[part.layer - 1] // len(groups[part.layer])),
+            group=groups[part.layer],
         )
-        for place, factory in zip(places, factories, strict=True)
+        for part, factory in zip(parts, factories, strict=True)
     ]
 
 
 def build_streamed_layer(
     settings: PretrainSettings,
-    place: LayerPlace,
+    part: LayerPart,
     data: DataSource | None,
     below: Split,
     above: Split | None,
@@ -331,14 +331,14 @@ def build_streamed_layer(
     the ranks that make its steps together.
     """
     source: Source
-    if place.below is None:
+    if part.below is None:
         source = source_of(settings, below) if data is None else data
     else:
-        source = RingSource(place.below.rings(below), place.passes)
-    own = build_layer(settings, place.layer, shared=shared, hands_up=place.above is not None)
-    layer = StreamedLayer(own, place.plan, source, place.passes)
-    if place.above is not None and above is not None:
-        layer.connect(place.above.rings(above), place.handed_up)
+        source = RingSource(part.below.rings(below), part.passes)
+    own = build_layer(settings, part.layer, shared=shared, hands_up=part.above is not None)
+    layer = StreamedLayer(own, part.plan, source, part.passes)
+    if part.above is not None and above is not None:
+        layer.connect(part.above.rings(above), part.handed_up)
     return layer
 
 

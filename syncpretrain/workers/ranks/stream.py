@@ -52,7 +52,7 @@ KNOWN_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class StreamAssignment(Assignment):
-    """A layer of a stream: its ``StreamedLayerFactory`` and rings; as of :class:`LayerPlace`.
+    """A layer of a stream: its ``StreamedLayerFactory`` and rings; as of :class:`LayerPart`.
 
     ``ranks_above`` have the layer above; a step has ``replicas`` threads on each rank.
     """

@@ -20,8 +20,8 @@ from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.stream import BLOCK_MINIBATCHES, Block
-from syncpretrain.workers.kept_state import Keeping, KeptStates
 from syncpretrain.workers.link import Context, Obey
+from syncpretrain.workers.restarts import Keeping, KeptStates
 from syncpretrain.workers.shared_memory import SharedSplits
 from syncpretrain.workers.state import StreamedLayerState
 from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult
