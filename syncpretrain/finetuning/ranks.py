@@ -34,7 +34,7 @@ from syncpretrain.learners.on_ranks import ExamplesOnRanks
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.workers.link import Obey, Raised, RemoteTraceback
+from syncpretrain.workers.link import Obey, Raised, described, place_of
 from syncpretrain.workers.ranks.messages import Assignment, port
 from syncpretrain.workers.ranks.run import RankLink, RunRanks
 from syncpretrain.workers.ranks.worker import RankContext
@@ -209,9 +209,7 @@ class RankUpdates(LocalUpdates, Closing):
             if not isinstance(found, Raised):
                 raise WorkerError(f"{where}: {how or error}") from None
             cause = found.error
-            if isinstance(cause.__cause__, RemoteTraceback):
-                where += f" on {cause.__cause__.place}"
-            raise WorkerError(f"{where}: {type(cause).__name__}: {cause}") from cause
+            raise WorkerError(f"{where}{place_of(cause)}: {described(cause)}") from cause
 
     def _is_lost(self) -> bool:
         return self._ranks.lost(SHARE) is not None

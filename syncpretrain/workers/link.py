@@ -46,7 +46,9 @@ __all__ = [
     "RemoteTraceback",
     "SentError",
     "death_of",
+    "described",
     "failure_of",
+    "place_of",
     "ready",
     "serve",
 ]
@@ -304,16 +306,26 @@ def failure_of(layer: int, epoch: int, error: BaseException) -> BaseException:
         return error
     if type(error) is WorkerError and not isinstance(cause, RemoteTraceback):
         return error  # a worker that ended: it says all itself
-    place = cause.place if isinstance(cause, RemoteTraceback) else ""
+    where = place_of(error)
     if isinstance(error, DivergedError):
-        failure: WorkerError = DivergedError(f"{error} (on {place})" if place else str(error))
+        failure: WorkerError = DivergedError(f"{error} ({where.strip()})" if where else str(error))
     else:
         kind = StalledError if isinstance(error, StalledError) else WorkerError
-        text = str(error) if type(error) is WorkerError else f"{type(error).__name__}: {error}"
-        moment = f"in epoch {epoch}" + (f" on {place}" if place else "")
-        failure = kind(_sentence(layer, moment, text))
+        failure = kind(_sentence(layer, f"in epoch {epoch}{where}", described(error)))
     failure.__cause__ = cause if isinstance(error, IterableError) else error
     return failure
+
+
+def place_of(error: BaseException) -> str:
+    """Return on which rank an error was raised, such as " on rank 1", "" if not on a rank."""
+    cause = error.__cause__
+    return f" on {cause.place}" if isinstance(cause, RemoteTraceback) and cause.place else ""
+
+
+def described(error: BaseException) -> str:
+    """Return the kind and the text of an error."""
+    # A plain one stands for an error that could not be sent, and has its kind in its text.
+    return str(error) if type(error) is WorkerError else f"{type(error).__name__}: {error}"
 
 
 def death_of(layer: int, how: str, *, running: int, done: int) -> WorkerError:

@@ -49,7 +49,7 @@ from syncpretrain.parallel.replicas.steps import (
 from syncpretrain.parallel.replicas.turns import ReplicaTurns
 from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.settings.fields import AsyncFields
-from syncpretrain.workers.link import Context, Link, Obey, Raised, RemoteTraceback, ready
+from syncpretrain.workers.link import Context, Link, Obey, Raised, described, place_of, ready
 from syncpretrain.workers.processes import Processes
 from syncpretrain.workers.shared_memory import FLOAT, SharedArrays
 from syncpretrain.workers.threads import Threads
@@ -306,10 +306,7 @@ class ReplicaPool(Closing):
         """Return an answer that is no failure."""
         if isinstance(found, Raised):
             number, error = self._running.index(running) + 1, found.error
-            cause = error.__cause__
-            place = cause.place if isinstance(cause, RemoteTraceback) else ""
-            where = f" on {place}" if place else ""
-            text = f"replica {number} failed{where}: {type(error).__name__}: {error}"
+            text = f"replica {number} failed{place_of(error)}: {described(error)}"
             raise WorkerError(text) from error
         answer: Worked | Saved = found
         return answer

@@ -49,7 +49,7 @@ from syncpretrain.parallel.replicas.steps import (
 )
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.settings.fields import AsyncFields
-from syncpretrain.workers.link import Obey, Raised
+from syncpretrain.workers.link import Obey, Raised, described, place_of
 from syncpretrain.workers.ranks.messages import Assignment, port
 from syncpretrain.workers.ranks.placement import spread
 from syncpretrain.workers.ranks.run import RankLink, RunRanks
@@ -480,9 +480,9 @@ class ServerLink(RankLink):
 
     def take(self, source: int, answer: Raised) -> None:
         """Pass on the failure of the server, which answers nothing else."""
-        place, kind = self.ranks.transport.peers.name(source), type(answer.error).__name__
-        error = WorkerError(f"a parameter server failed on {place}: {kind}: {answer.error}")
-        error.__cause__ = answer.error
+        cause = self.placed(source, answer).error
+        error = WorkerError(f"a parameter server failed{place_of(cause)}: {described(cause)}")
+        error.__cause__ = cause
         self._fail(error)
         for link in self.ranks.links.values():
             link.put(Raised(error))
