@@ -26,7 +26,7 @@ from opendescriptors import files_but_drivers
 from trialruns import library_threads
 
 from syncpretrain.parallel.blas import loaded_libraries
-from syncpretrain.workers import layer_process
+from syncpretrain.workers import processes
 
 PROCESS = psutil.Process()
 # The suite's runs are NumPy's, with a GPU as without one; tests of devices name their backend.
@@ -187,7 +187,7 @@ def forked_layers(template: forkedlayers.Template | None) -> Iterator[None]:
 @pytest.fixture
 def new_interpreters(monkeypatch) -> None:
     """Start them as they are started outside of tests, in a module that has forks."""
-    monkeypatch.setattr(layer_process, "subprocess", subprocess)
+    monkeypatch.setattr(processes, "subprocess", subprocess)
 
 
 @pytest.fixture(scope="session")

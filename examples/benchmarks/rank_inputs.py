@@ -20,8 +20,8 @@ from syncpretrain.data import load_dataset
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.settings import settings_from
-from syncpretrain.workers.ranks import runtime
-from syncpretrain.workers.ranks.epoch_worker import layers_sent_activations
+from syncpretrain.workers.ranks import epochs
+from syncpretrain.workers.ranks.epochs import layers_sent_activations
 
 WAYS = {
     "parameters": lambda rows, hidden, parameters: frozenset[int](),
@@ -73,7 +73,7 @@ def main() -> None:
 
 def timed(way: str, options: argparse.Namespace) -> tuple[float, str]:
     """Return the seconds of a run, and the bits."""
-    setattr(runtime, layers_sent_activations.__name__, WAYS[way])
+    setattr(epochs, layers_sent_activations.__name__, WAYS[way])
     layers = tuple(map(int, options.layers.split(",")))
     settings = settings_from(layers, epochs=options.epochs, runtime="mpi").pretrain
     data = load_dataset("mnist").train[: options.examples]

@@ -227,7 +227,7 @@ class Transport:
         self._arrived = threading.RLock()  # guards the boxes and handlers
         self._takers: dict[Port, threading.Condition] = {}
         self._boxes: dict[Port, deque[tuple[int, Any]]] = defaultdict(deque)
-        self.windows = Windows(engine, self.send, self._wake, self._check, times)
+        self.windows = Windows(engine, self.send, self._wake, self.check, times)
         self._handlers: dict[Port, Handler] = {
             BEATS: self.peers.record,
             WINDOWS_PORT: self.windows.follow,
@@ -269,7 +269,7 @@ class Transport:
         with self._arrived:
             taker = self._takers.setdefault(port, threading.Condition(self._arrived))
             while not self._boxes[port]:
-                self._check()
+                self.check()
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return None
@@ -327,7 +327,8 @@ class Transport:
         self._thread.join(self._times.join)
         return not self._thread.is_alive() and self._failure is None
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise WorkerError if this rank can no longer communicate."""
         if self._failure is not None:
             kind = type(self._failure).__name__
             raise WorkerError(

@@ -34,13 +34,10 @@ from syncpretrain.learners.on_ranks import ExamplesOnRanks
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.workers.child_start import sendable
-from syncpretrain.workers.layer_process import RemoteTraceback
+from syncpretrain.workers.link import Obey, Raised, described, place_of
 from syncpretrain.workers.ranks.messages import Assignment, port
-from syncpretrain.workers.ranks.placement import RankShares
-from syncpretrain.workers.ranks.run import RunRanks
-from syncpretrain.workers.ranks.worker import RankWorker
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.ranks.run import RankLink, RunRanks
+from syncpretrain.workers.ranks.worker import RankContext
 
 __all__ = ["RankUpdates", "SharedDescent"]
 
@@ -146,13 +143,23 @@ class RankUpdates(LocalUpdates, Closing):
         Closing.__init__(self, times)
         own, replicas = member(), options.replicas or 1
         most = min(replicas, own.transport.size)
-        self._ranks = RunRanks(own, (1, 1), times, RankShares((most - 1,)))
+        inputs, targets, *beside = examples
+        self._ranks = RunRanks(
+            own,
+            {SHARE: tuple(range(1, most))},
+            times,
+            data=(inputs,) if targets is inputs else (inputs, targets),
+            blas_threads=options.blas_threads or 1,
+            is_eager=True,
+            called="fine-tuning failed: ",
+        )
+        self._links: list[RankLink] = []
         every = (own.transport.rank, *self._ranks.groups[SHARE])
         base = port(self._ranks.run, "group", SHARE)
         agreed = AgreedStop(Group(own.transport, every, base, times, self._is_lost), stop)
-        threads, beside = -(-replicas // most), examples[2:]
+        threads = -(-replicas // most)
         self._assignment = TunerAssignment(
-            SHARE, chain, loss, options, beside, threads, group=every
+            SHARE, chain, loss, options, tuple(beside), threads, group=every
         )
         self._epoch = 0
         self._descent = self._assignment.descent(agreed)
@@ -197,26 +204,20 @@ class RankUpdates(LocalUpdates, Closing):
             yield
         except GroupError as error:
             where, how = f"fine-tuning failed in epoch {self._epoch}", self._ranks.lost(SHARE)
-            found = None if how else self._ranks.take("answers", self._times.drain)
-            if found is None:
+            (link,) = self._links
+            found = link.receive() if not how and link.poll(self._times.drain) else None
+            if not isinstance(found, Raised):
                 raise WorkerError(f"{where}: {how or error}") from None
-            rank, (cause, trace) = found
-            name = self._ranks.transport.peers.name(rank)
-            failed = WorkerError(f"{where} on {name}: {type(cause).__name__}: {cause}")
-            raise failed from (RemoteTraceback(trace) if trace else None)
+            cause = found.error
+            raise WorkerError(f"{where}{place_of(cause)}: {described(cause)}") from cause
 
     def _is_lost(self) -> bool:
         return self._ranks.lost(SHARE) is not None
 
     def _open(self) -> None:
-        self._ranks.transport.is_eager = True
-        inputs, targets = self.examples[:2]
-        data = Split(inputs, targets[:0] if targets is inputs else targets)
-        own, called = [self._assignment], "fine-tuning failed: "
-        self._ranks.begin(own, lambda layers: data, self._options.blas_threads or 1, called)
+        self._links = self._ranks.start([self._assignment])
 
     def _close(self) -> list[str]:
-        self._ranks.transport.is_eager = False
         return self._ranks.end()
 
 
@@ -244,18 +245,16 @@ class TakeShare:
 
 @dataclass(frozen=True, slots=True)
 class TunerAssignment(Assignment):
-    """A share of a fine-tuning: the network and how it is trained, and each rank's threads."""
+    """A share of a fine-tuning: the network and how it is trained, and each rank's threads.
+
+    Nothing is answered but an error: ranks meet in the exchanges of each step.
+    """
 
     chain: Sequence[Link]
     loss: str
     options: TuningOptions
     beside: tuple[Any, ...]  # weights and numbers of the examples
     threads: int
-
-    @property
-    def worker(self) -> type[RankWorker[TunerAssignment]]:
-        """The class of the worker that takes it."""
-        return TunerWorker
 
     def descent(self, stop: AgreedStop) -> SharedDescent:
         """Return the descent of a rank."""
@@ -264,34 +263,30 @@ class TunerAssignment(Assignment):
         assert isinstance(own, Descent), "the settings refuse searches along lines on ranks"
         return SharedDescent(own, stop)
 
+    @contextmanager
+    def open(self, context: RankContext) -> Iterator[Obey]:
+        """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
+        threads = min(self.threads, usable_cores())  # more only wait for each other
+        pool = WorkerPool(threads, "syncpretrain-finetune", context.times)
+        with closing(pool), np.errstate(over="ignore", invalid="ignore"):
+            data = context.data
+            assert data is not None and context.agreed is not None
+            run = partial(pool.run, workers=self.threads)
+            descent = self.descent(context.agreed)
+            examples = Examples(data[0], data[-1], *self.beside)
+            updates = LocalUpdates(descent, examples, self.options, stop=context.agreed, run=run)
+            yield partial(self._obey, updates, descent)
 
-class TunerWorker(RankWorker[TunerAssignment]):
-    """A share of a fine-tuning."""
-
-    def work(self) -> None:
-        """Obey orders until there are no more; report every failure."""
-        try:
-            threads = min(self._assignment.threads, usable_cores())  # more only wait for each other
-            workers = WorkerPool(threads, "syncpretrain-finetune", self._times)
-            with closing(workers) as pool, np.errstate(over="ignore", invalid="ignore"):
-                self._obey(pool)
-        except BaseException as error:
-            if self.is_to_answer(error):
-                self.send("answers", sendable(error, 0, 0))
-
-    def _obey(self, pool: WorkerPool) -> None:
-        assert isinstance(self._job.data, Split) and self.agreed is not None
-        inputs, targets = self._job.data
-
-        run = partial(pool.run, workers=self._assignment.threads)
-        given, descent = self._assignment, self._assignment.descent(self.agreed)
-        examples = Examples(inputs, targets if len(targets) else inputs, *given.beside)
-        updates = LocalUpdates(descent, examples, given.options, stop=self.agreed, run=run)
-        while (order := self.next_order()) is not None:
-            if isinstance(order, TakeShare):
-                np.copyto(updates.network.parameters, order.parameters)
-                updates.load_state(order.optimizer, steps=order.steps)
-            elif isinstance(order, GiveShare):
-                descent.collect()
-            else:
-                updates.train(order.epoch, order.first, lambda error, done: None)
+    def _obey(
+        self,
+        updates: LocalUpdates,
+        descent: SharedDescent,
+        order: TrainShare | GiveShare | TakeShare,
+    ) -> None:
+        if isinstance(order, TakeShare):
+            np.copyto(updates.network.parameters, order.parameters)
+            updates.load_state(order.optimizer, steps=order.steps)
+        elif isinstance(order, GiveShare):
+            descent.collect()
+        else:
+            updates.train(order.epoch, order.first, lambda error, done: None)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -272,8 +273,13 @@ class ReplicaUpdates:
         self._fleet.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._fleet.__exit__(*error)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._fleet.__exit__(kind, error, traceback)
 
     def train(self, epoch: int, first: int, each: Each) -> int:
         """Train on the minibatches of an epoch from ``first`` on; see :class:`LocalUpdates`."""

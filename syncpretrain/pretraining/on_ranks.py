@@ -7,9 +7,11 @@ from typing import TypeVar, cast
 
 from syncpretrain.cluster.job import member
 from syncpretrain.errors import WorkerError
-from syncpretrain.workers.child_start import sendable
+
+# What ranks are sent is of these: they import them now, while rank 0 prepares the run.
+from syncpretrain.workers.ranks import epochs, replicas, stream  # noqa: F401
 from syncpretrain.workers.ranks.messages import CONTROL, RunEnded
-from syncpretrain.workers.ranks.server import follow
+from syncpretrain.workers.ranks.worker import follow
 
 __all__ = ["follow_command", "on_every_rank", "release"]
 
@@ -32,7 +34,7 @@ def on_every_rank(work: Callable[[], T]) -> T:
             result = work()
         except BaseException as error:
             own.known = error
-            release(RunEnded(error=sendable(error, 0, 0)[0]))
+            release(RunEnded(error=error))
             raise
         release(RunEnded(result))
         return result

@@ -13,7 +13,7 @@ from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.memory import pretraining_bytes, shard_bytes
 from syncpretrain.settings.sections import PretrainSettings
-from syncpretrain.workers.interface import Runtime
+from syncpretrain.workers.epochs import Runtime
 from syncpretrain.workers.ranks.placement import UNSHARED, RankShares
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.split import Split
@@ -61,7 +61,7 @@ def _processes(run: _Run) -> Runtime:
 
 def _mpi(run: _Run) -> Runtime:
     from syncpretrain.cluster.job import member
-    from syncpretrain.workers.ranks.runtime import ChainVersions, RanksRuntime
+    from syncpretrain.workers.ranks.epochs import ChainVersions, RanksRuntime
 
     assert isinstance(run.versions, ChainVersions)
     factories = list(run.worker_factories)
@@ -91,7 +91,7 @@ def versions_for(settings: PretrainSettings, data: Split, backend: Backend) -> V
         beside = pretraining_bytes(settings.shapes, **sizes) + shard_bytes(settings)
         return Versions(data, hidden, backend=backend, beside=beside)
     from syncpretrain.cluster.job import check_ranks
-    from syncpretrain.workers.ranks.runtime import ChainVersions
+    from syncpretrain.workers.ranks.epochs import ChainVersions
 
     check_ranks(settings.runtime, settings.precision)
     matrices = 1 if settings.tied else 2

@@ -1,13 +1,21 @@
-"""The processes runtime: one process a layer, asleep until the driver hands it an epoch.
+"""Workers in processes of this machine, and the runtime of whole epochs on them.
 
 Guarantees:
 
 * A sleeping process waits for its socket and uses no CPU.
 * A process that dies is replaced, if the run has restarts left, from the newest state that it
-  kept: the bits are those of a process that lived. Else it is a failure like any other, reported
-  within a tick of the driver. It holds no lock: there is none.
-* The data and the activations are in memory that all see; only snapshots of layers are sent.
-* Leaving the context ends every process, within a deadline. So does the death of the parent.
+  kept: the bits are those of a process that lived. It holds no lock: there is none.
+* What is shared is in memory without a name; orders and answers are sent.
+* At the end every process is ended, within a deadline. So it is by the death of the parent.
+
+A process is started afresh, not forked: after a fork, BLAS may wait for threads that only the
+parent has. It does not run the caller's script again, so that a script needs no
+``if __name__ == "__main__"``. One socket connects it with its parent; each detects the end of the
+other by the closed socket.
+
+A layer's state is kept in the middle of an epoch, and at its end together with the answer, before
+that is sent. So if the process is killed, the next one either goes on in the epoch that it is asked
+for, or has the answer already.
 """
 
 from __future__ import annotations
@@ -15,41 +23,370 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-from collections.abc import Sequence
-from dataclasses import replace
-from multiprocessing import connection
+import queue
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import spawn
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
 
 import numpy as np
 
 from syncpretrain.errors import WorkerError
-from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
+from syncpretrain.kernels.program import PhaseRunner
+from syncpretrain.learners.epoch import Cursor
+from syncpretrain.parallel.blas import blas_environment, blas_limit
+from syncpretrain.parallel.descriptors import above_standard, standard_stream
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.schedule.schedule import Train
-from syncpretrain.workers.child import Job, Order, Report
-from syncpretrain.workers.interface import STDERR, Failed, Message
-from syncpretrain.workers.layer_process import (
-    LayerProcess,
-    RemoteTraceback,
-    dump_stacks,
-    end_all,
-)
-from syncpretrain.workers.restarts import Replacement, Restarts
-from syncpretrain.workers.shared_memory import (
-    SharedNumbers,
-    SharedSparse,
-    SharedSplits,
-    shared_data,
-)
+from syncpretrain.workers.activations import ActivationSource, activations_from
+from syncpretrain.workers.epochs import Finished, LinkedEpochs, Message
+from syncpretrain.workers.link import Context, Job, Obey, serve
+from syncpretrain.workers.restarts import Keeping, KeptStates, Replacement, Restarts
+from syncpretrain.workers.shared_memory import SharedArrays, SharedSplits
 from syncpretrain.workers.split import Split
+from syncpretrain.workers.state import LayerState
 from syncpretrain.workers.versions import MAX_BUFFERS, Versions
-from syncpretrain.workers.worker import WorkerFactory
+from syncpretrain.workers.worker import LayerWorker, WorkerFactory
 
-__all__ = ["ProcessesRuntime"]
+__all__ = ["ProcessLink", "Processes", "ProcessesRuntime", "main"]
 
-CHILD = "syncpretrain.workers.child"
+Shared = SharedArrays | SharedSplits
+SharedT = TypeVar("SharedT", bound=Shared)
+DUMP_SIGNAL = signal.SIGUSR1  # asks for the stacks of all threads on stderr
+PARENT_LOOK_SECONDS = 5.0  # how often a sleeping process looks whether its parent still lives
+FAILED_STATUS = 1
+DUMP_SECONDS = 0.3
+TRANSFER_SECONDS = 30  # without a byte, in the middle of a message
+START = (
+    "import sys; sys.path[:] = sys.argv[3:]; from syncpretrain.workers.processes import"
+    " main; main(int(sys.argv[2]))"
+)
 
 
-class ProcessesRuntime(Closing):
-    """One process a layer.
+class ProcessLink:
+    """A running process, started here.
+
+    Parameters
+    ----------
+    number : int
+        Number of its worker.
+    descriptors : iterable of int
+        Others that it has under the same numbers.
+    blas_threads : int
+    times : Timeouts
+        Only ``join`` is used: a killed process ends at once, unless the system is stuck.
+
+    Attributes
+    ----------
+    channel : Connection or None
+        To the process; None once it is known to have ended.
+    """
+
+    offset = 0.0
+
+    def __init__(
+        self,
+        number: int,
+        descriptors: Iterable[int],
+        blas_threads: int,
+        times: Timeouts,
+    ) -> None:
+        self._times = times
+        ours, theirs = (
+            socket.socket(fileno=above_standard(end.detach())) for end in socket.socketpair()
+        )
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            # The kernel's limits, not Python's: with a timeout of Python's the socket would not
+            # block, and a message could be cut in the middle.
+            for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", TRANSFER_SECONDS, 0))
+            path = [entry for entry in sys.path if isinstance(entry, str)]
+            name, descriptor = f"syncpretrain-layer-{number}", str(theirs.fileno())
+            # Neither may end a process that cannot ignore them yet.
+            found = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+            try:
+                self._process = subprocess.Popen(
+                    [spawn.get_executable(), "-c", START, name, descriptor, *path],
+                    stdin=subprocess.DEVNULL,
+                    stdout=standard_stream(1),
+                    stderr=standard_stream(2),
+                    env={**os.environ, **blas_environment(blas_threads)},
+                    pass_fds=(theirs.fileno(), *descriptors),
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, found)
+            undo.pop_all()
+        self.channel: Connection | None = Connection(ours.detach())
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended; others may still have its end of the socket."""
+        return self._process.poll() is not None
+
+    def send(self, thing: Any) -> None:
+        """Send something; if the process has died, or is stuck, :meth:`receive` returns None."""
+        if self.channel is None:
+            return
+        with contextlib.suppress(OSError):  # it has died
+            try:
+                self.channel.send(thing)
+            except BlockingIOError:  # it reads nothing any more
+                self._process.kill()
+
+    def poll(self, seconds: float) -> bool:
+        """Wait for something to receive or the end of the process; return whether it came."""
+        return self.channel is None or self.channel.poll(seconds) or self.has_ended
+
+    def receive(self) -> Any:
+        """Return the next thing that the process sent; None if there is none, and never will be."""
+        # A fork of this process may hold the other end of the socket open after its owner's death.
+        if self.channel is None or (self.has_ended and not self.channel.poll()):
+            return None
+        try:
+            return self.channel.recv()
+        except BlockingIOError:  # stuck in the middle of a message
+            self._process.kill()
+            return None
+        except (EOFError, OSError):
+            return None
+
+    def ending(self) -> str:
+        """Return how the process ended, which it has; the channel is closed."""
+        self.close()
+        try:
+            status = self._process.wait(self._times.join)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        return f"its process {self._process.pid} {_described(status)}"
+
+    def dump_stacks(self) -> None:
+        """Ask for the stacks of all threads of the process on stderr."""
+        self._process.send_signal(DUMP_SIGNAL)
+
+    def close(self) -> None:
+        """Close the channel."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+    def kill(self) -> None:
+        """End the process, whatever it does: it has nothing to clean up."""
+        self._process.kill()
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait for the end of the process; return its number if it still lives."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, seconds))
+        return self._process.pid if self._process.returncode is None else None
+
+
+def _described(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {-status}"
+
+
+class Processes:
+    """Processes of this machine as a place; see :class:`syncpretrain.workers.link.Place`.
+
+    A job has ``descriptors``, of all that it shares with this process.
+
+    Parameters
+    ----------
+    times : Timeouts
+    blas_threads : int
+        BLAS threads of each process.
+    restarts : Restarts, optional
+        For processes that die.
+    """
+
+    def __init__(
+        self, times: Timeouts, *, blas_threads: int = 1, restarts: Restarts | None = None
+    ) -> None:
+        self._times, self._blas_threads = times, blas_threads
+        self._replacement = Replacement(restarts or Restarts())
+        self._shared: list[Shared] = []
+        self._jobs: Sequence[Any] = ()
+        self._memory: SharedArrays | None = None
+        self._numbers = self.progress = self.workers = np.zeros(1)
+        self._lock = threading.Lock()  # guards what follows: several threads replace processes
+        self._links: dict[int, ProcessLink] = {}
+        self._is_ending = False
+
+    def share(self, memory: SharedT) -> SharedT:
+        """Return memory for jobs, which is closed at the end."""
+        self._shared.append(memory)
+        return memory
+
+    def start(self, jobs: Sequence[Any]) -> list[ProcessLink]:
+        """Start a process for each job."""
+        self._jobs, self._is_ending = jobs, False
+        self._memory = self.share(SharedArrays.create(("<f8", (2 * len(jobs) + 1,))))
+        (self._numbers,) = self._memory.map(write=True)
+        self.progress, self.workers = self._numbers[: len(jobs) + 1], self._numbers[len(jobs) :]
+        self.workers[1:] = 1
+        self._replacement.open(len(jobs))
+        numbers = range(1, len(jobs) + 1)
+        with self._lock:
+            # Start all before the first job is sent: the interpreters import at the same time.
+            for number in numbers:
+                self._start(number)
+            for number in numbers:
+                self._send_job(number)
+        return [self._links[number] for number in numbers]
+
+    def replace(self, number: int, death: WorkerError) -> ProcessLink | None:
+        """Start a process in place of one that died, if it may be; any thread may call it."""
+        with self._lock:
+            if self._is_ending or not self._replacement.takes(number, death):
+                return None
+            with contextlib.suppress(OSError):  # there is no room for another process
+                self._start(number)
+                self._send_job(number)
+                return self._links[number]
+            return None
+
+    def set_workers(self, number: int, workers: int) -> None:
+        """Set the number of threads that a worker may have, from its next step on."""
+        self.workers[number] = workers
+
+    def stop(self) -> None:
+        """Ask every worker to leave after its minibatch."""
+        self._numbers[0] = 1.0
+
+    def dump_stacks(self) -> None:
+        """Write on stderr where every thread of every process stands."""
+        for link in self._links.values():
+            link.dump_stacks()
+        time.sleep(DUMP_SECONDS)  # they write to the same place, and are killed next
+
+    def kill(self) -> None:
+        """End every process at once; none is replaced from now on."""
+        with self._lock:
+            self._is_ending = True
+            for link in self._links.values():
+                link.kill()
+
+    def end(self) -> list[str]:
+        """End every process, release the memory; return those that did not end in time."""
+        for link in self._links.values():
+            link.close()
+        self.kill()
+        deadline = time.monotonic() + self._times.join
+        alive = [link.wait(deadline - time.monotonic()) for link in self._links.values()]
+        # The mappings go with the memory; the progress is still asked for after the run.
+        self._numbers, self.progress = self._numbers.copy(), self.progress.copy()
+        self.workers = self.workers.copy()
+        for memory in self._shared:
+            memory.close()
+        self._shared.clear()
+        self._replacement.close()
+        return [f"process {pid}" for pid in alive if pid is not None]
+
+    def _start(self, number: int) -> None:
+        """Start a process, which waits for its job."""
+        assert self._memory is not None
+        kept, job = self._replacement.descriptors(number), self._jobs[number - 1]
+        shared = (self._memory.descriptor, *job.descriptors, *kept)
+        self._links[number] = ProcessLink(number, shared, self._blas_threads, self._times)
+
+    def _send_job(self, number: int) -> None:
+        assert self._memory is not None
+        kept, job = self._replacement.kept(number), self._jobs[number - 1]
+        own = (self._memory, kept, self._blas_threads, self._times, os.getpid())
+        self._links[number].send(Start(number, job, *own))
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """First message to a process: its worker's number and job, and what all processes share.
+
+    ``numbers`` begin with a flag, 1 once the workers are to stop; then follow the progress of each
+    worker, and the number of threads of each. ``parent`` is a process identifier.
+    """
+
+    number: int
+    job: Job
+    numbers: SharedArrays
+    kept: KeptStates | None
+    blas_threads: int
+    times: Timeouts
+    parent: int
+
+    def context(self) -> Context:
+        """Return what the worker is given."""
+        (numbers,) = self.numbers.map(write=True)
+        count = len(numbers) // 2
+        progress, workers = (numbers[i : i + 1] for i in (self.number, count + self.number))
+        stop = partial(_is_set, numbers)
+        return Context(self.number, progress, workers, stop, self.times, self.kept)
+
+
+def _is_set(numbers: Any) -> bool:
+    return bool(numbers[0])
+
+
+def main(descriptor: int) -> None:
+    """Work for the parent at the other end of a socket, until it closes that."""
+    # A terminal's Ctrl-C reaches all processes; the parent, which gets it too, says what to do.
+    # Both signals were blocked when it started this process.
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    faulthandler.register(DUMP_SIGNAL)
+    parent, orders = Connection(descriptor), queue.SimpleQueue[Any]()
+    with contextlib.suppress(OSError):  # the parent has closed the socket
+        serve(partial(_opened, parent, orders), orders.get, parent.send)
+    # Not sys.exit: it would wait for threads and run handlers of a process that has failed.
+    os._exit(FAILED_STATUS)
+
+
+@contextmanager
+def _opened(parent: Connection, orders: queue.SimpleQueue[Any]) -> Iterator[Obey]:
+    """Build the worker that the parent's first message is about, and take orders for it."""
+    start: Start = parent.recv()
+    # A thread of its own reads the socket all the time: so the end of the parent is noticed in the
+    # middle of an epoch, not only between two orders.
+    arguments = (parent, orders, start.parent)
+    threading.Thread(target=_receive, args=arguments, daemon=True).start()
+    with blas_limit(start.blas_threads), start.job.open(start.context()) as obey:
+        yield obey
+
+
+def _receive(connection: Connection, orders: queue.SimpleQueue[Any], parent: int) -> None:
+    """Take orders; end the process at once, whatever it does, when the parent has ended."""
+    try:
+        while True:
+            # A fork of the parent may hold the socket open after its death.
+            while not connection.poll(PARENT_LOOK_SECONDS):
+                if os.getppid() != parent:
+                    os._exit(0)
+            orders.put(connection.recv())
+    except (EOFError, OSError):
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(FAILED_STATUS)
+
+
+class ProcessesRuntime(LinkedEpochs):
+    """One process a layer; the data and the activations are in memory that all see.
 
     Parameters
     ----------
@@ -74,158 +411,167 @@ class ProcessesRuntime(Closing):
         times: Timeouts = TIMEOUTS,
         restarts: Restarts | None = None,
     ) -> None:
-        super().__init__(times)
-        self._replacement = Replacement(restarts or Restarts())
-        self._is_stopping = False
-        self._worker_factories = worker_factories
-        self._versions = versions
-        self._blas_threads = blas_threads
-        self._progress = np.zeros(2 * len(worker_factories) + 1)  # as described in Job
-        self._splits: list[SharedSplits | SharedSparse] = []
-        self._numbers: SharedNumbers | None = None
-        self._processes: dict[int, LayerProcess] = {}
-        self._commands: dict[int, Train] = {}  # the newest of each layer
-        self._busy: set[int] = set()
+        self._processes = Processes(times, blas_threads=blas_threads, restarts=restarts)
+        super().__init__(self._processes, times, restarts)
+        self._worker_factories, self._versions = worker_factories, versions
+        self._splits: list[SharedSplits] = []
 
-    def _open(self) -> None:
-        self._share()
-        self._replacement.open(len(self._worker_factories))
-        layers = range(1, len(self._worker_factories) + 1)
-        # Start all before the first job is sent: the interpreters import at the same time.
-        for layer in layers:
-            self._start(layer)
-        for layer in layers:
-            self._processes[layer].send(self._job(layer))
-
-    def submit(self, command: Train) -> None:
-        """Send the layer's process an epoch."""
-        layer = command.layer
-        source = self._versions.source(layer - 1, command.reads, command.below_reads)
-        self._progress[layer] = 0.0  # the process, which alone writes it later, sleeps until now
-        self._commands[layer] = command
-        self._busy.add(layer)
-        self._processes[layer].send(Order(command, source))
-
-    def set_workers(self, layer: int, workers: int) -> None:
-        """Set the number of workers of a layer from its next step on."""
-        self._progress[len(self._worker_factories) + layer] = workers
-
-    def fraction(self, layer: int) -> float:
-        """Return how far the running epoch of a layer is, in [0, 1]."""
-        return float(self._progress[layer])
-
-    def stop(self) -> None:
-        """Ask every worker to leave after its minibatch; none is replaced from now on."""
-        self._is_stopping = True
-        self._progress[0] = 1.0
-
-    def dump_stacks(self) -> None:
-        """Write on stderr where every thread of every process stands."""
-        dump_stacks(self._processes.values())
-        faulthandler.dump_traceback(STDERR)
-
-    def wait(self, timeout: float) -> Message | None:
-        """Return the next message of any process, or how one died, or None."""
-        layers = {
-            process.channel: layer
-            for layer, process in self._processes.items()
-            if process.channel is not None
-        }
-        # A process that died closes its socket, which makes it readable: a death wakes this wait.
-        for channel in connection.wait(list(layers), timeout):
-            if isinstance(channel, connection.Connection):
-                return self._receive(layers[channel])
-        # A fork of the process may hold its end of the socket open; then only its status tells.
-        for layer in layers.values():
-            if self._processes[layer].has_ended:
-                return self._receive(layer)
-        return None
-
-    def _share(self) -> None:
-        """Copy the data to shared memory, and allocate the activations there."""
-        versions = self._versions
-        data = shared_data(versions.data)
-        self._splits.append(data)
+    def _jobs(self) -> list[EpochJob]:
+        """Copy the data to shared memory, allocate the activations there; return the jobs."""
+        versions, share = self._versions, self._processes.share
+        rows = len(versions.data.train), len(versions.data.validation)
+        self._splits.append(share(SharedSplits.of(versions.data)))
         for units in versions.hidden[:-1]:  # no layer reads those of the top layer
-            self._splits.append(SharedSplits.create(data.rows, units, MAX_BUFFERS))
-        self._numbers = SharedNumbers.create(2 * len(self._worker_factories) + 1)
-        self._progress = self._numbers.map()
-        self._progress[len(self._worker_factories) + 1 :] = 1
+            self._splits.append(share(SharedSplits.create(rows, units, MAX_BUFFERS)))
         versions.allocate = self._split
+        # A layer reads its input, and what that is computed from.
+        return [
+            EpochJob(factory, {i: self._splits[i] for i in range(max(0, layer - 2), layer)})
+            for layer, factory in enumerate(self._worker_factories, start=1)
+        ]
 
     def _split(self, layer: int, number: int) -> Split:
         return self._splits[layer].map(write=True)[number]
 
-    def _job(self, layer: int) -> Job:
-        assert self._numbers is not None
-        factory, kept = self._worker_factories[layer - 1], self._replacement.kept(layer)
-        splits = {i: self._splits[i] for i in self._readable(layer)}
-        return Job(layer, factory, splits, self._numbers, self._blas_threads, os.getpid(), kept)
+    def _order(self, command: Train) -> Order:
+        source = self._versions.source(command.layer - 1, command.reads, command.below_reads)
+        return Order(command, source)
 
-    def _readable(self, layer: int) -> range:
-        """Return the layers that a layer reads: its input, and what that is computed from."""
-        return range(max(0, layer - 2), layer)
-
-    def _start(self, layer: int) -> None:
-        assert self._numbers is not None
-        splits = (self._splits[i].descriptor for i in self._readable(layer))
-        shared = (self._numbers.descriptor, *splits, *self._replacement.descriptors(layer))
-        self._processes[layer] = LayerProcess(layer, CHILD, shared, self._blas_threads, self._times)
-
-    def _receive(self, layer: int) -> Message | None:
-        report: Report | None = self._processes[layer].receive()
-        if report is None:
-            is_busy, failed = layer in self._busy, self._died(layer)
-            return None if self._is_replaced(failed, layer, is_busy=is_busy) else failed
-        message = report.message
-        if isinstance(message, Failed):
-            if message.command.layer == 0:  # it could not even begin
-                command = self._commands.get(layer, Train(layer, 1, 0, 0))
-                message = replace(message, command=command)
-            if report.trace:
-                message.error.__cause__ = RemoteTraceback(report.trace)
-        self._busy.discard(layer)
-        if report.computed:
-            self._versions.record_computed(layer - 1, message.command.reads)
-        return message
-
-    def _died(self, layer: int) -> Failed:
-        """Return the failure of a process that closed its socket."""
-        command = self._commands.get(layer, Train(layer, 0, 0, 0))
-        if layer in self._busy:
-            moment = f"in epoch {command.epoch}"
-        elif command.epoch:
-            moment = f"after epoch {command.epoch}"
-        else:
-            moment = "before its first epoch"
-        self._busy.discard(layer)
-        text = f"layer {layer} failed {moment}: {self._processes[layer].ending()}"
-        return Failed(command, WorkerError(text))
-
-    def _is_replaced(self, failed: Failed, layer: int, *, is_busy: bool) -> bool:
-        """Start a process in place of one that died, if it may be; it gets the epoch again."""
-        if self._is_stopping or not self._replacement.takes(layer, failed.error):
-            return False
-        self._replacement.report_all()
-        with contextlib.suppress(OSError):  # there is no room for another process
-            self._start(layer)
-            self._processes[layer].send(self._job(layer))
-            if is_busy:
-                self.submit(failed.command)
-            return True
-        return False
+    def _record(self, message: Message) -> None:
+        if message.computed:
+            command = message.command
+            self._versions.record_computed(command.layer - 1, command.reads)
 
     def _close(self) -> list[str]:
-        """End every process, release the shared memory; return those that did not end in time."""
-        alive = end_all(self._processes.values(), self._times.join)
-        # The mappings go with the memory; the progress is still asked for after the run.
         self._versions.allocate = None
-        self._progress = self._progress.copy()
-        for splits in self._splits:
-            splits.close()
-        self._splits.clear()
-        self._replacement.close()
-        if self._numbers is not None:
-            self._numbers.close()
-            self._numbers = None
-        return alive
+        return super()._close()
+
+
+@dataclass(frozen=True, slots=True)
+class EpochJob:
+    """Job of a process that trains a layer.
+
+    ``splits`` are the data (number 0) and the activations of the layers that this one reads; it
+    writes the activations of the layer below.
+    """
+
+    worker_factory: WorkerFactory
+    splits: dict[int, SharedSplits]
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What the process has to be given."""
+        return tuple(splits.descriptor for splits in self.splits.values())
+
+    @contextmanager
+    def open(self, context: Context) -> Iterator[Obey]:
+        """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
+        inputs = _SharedInputs(self.splits, context.number)
+        worker = self.worker_factory(inputs)
+        # From now on the parent reads the progress, and sets the workers, without a message.
+        worker.progress, worker.worker_count = context.progress, context.workers
+
+        def obey(order: Order) -> Message:
+            inputs.source, inputs.computed = order.source, False
+            message = worker.execute(order.command, context.stop)
+            return replace(message, computed=inputs.computed)
+
+        yield obey if context.kept is None else KeptEpochs(worker, context.kept, obey)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An epoch to train, and where its input is."""
+
+    command: Train
+    source: ActivationSource
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A layer in an epoch, or after it if there is a report, with the warnings of that epoch."""
+
+    epoch: int
+    state: LayerState
+    warnings: tuple[str, ...] = ()
+    report: Finished | None = None
+
+
+class KeptEpochs:
+    """A worker that keeps its states; it first goes to the newest one.
+
+    Parameters
+    ----------
+    worker : LayerWorker
+    kept : KeptStates
+    obey : callable
+        Has the worker train the epoch of an order; returns the report.
+    """
+
+    def __init__(
+        self, worker: LayerWorker, kept: KeptStates, obey: Callable[[Order], Message]
+    ) -> None:
+        self._worker, self._obey, self._keeping = worker, obey, Keeping(kept)
+        self._epoch = 0  # the running one
+        self._before: tuple[str, ...] = ()  # its warnings, from earlier processes
+        found: _Kept | None = kept.newest()
+        if found is None:  # keep the start too: a process killed in epoch 1 can be replaced
+            found = _Kept(0, worker.state())
+            self._keeping.keep(found)
+        else:
+            worker.load_state(found.state)
+        self._found: _Kept | None = found
+        worker.keep = self.keep
+
+    def __call__(self, order: Order) -> Message:
+        """Train the epoch of an order, or what is left of it; return its report."""
+        found, self._found = self._found, None
+        self._epoch, self._before = order.command.epoch, ()
+        if found is not None and found.epoch == self._epoch:
+            # The process before was killed between keeping its report and sending it.
+            if found.report is not None:
+                return found.report
+            # The process before was killed in the epoch, so the input was computed and is there.
+            order = replace(order, source=replace(order.source, snapshot=None))
+            self._before = found.warnings
+        message = self._obey(order)
+        message = replace(message, warnings=(*self._before, *message.warnings))
+        if isinstance(message, Finished):
+            state = message.state or self._worker.layer.state(Cursor())
+            # Before the report is sent: what the parent knows must never be newer than the state.
+            self._keeping.keep(_Kept(self._epoch, state, report=message))
+        return message
+
+    def keep(self, minibatches: int, error: float) -> None:
+        """Keep the state in the middle of the running epoch, if one is due."""
+        if self._keeping.is_due:
+            layer = self._worker.layer
+            state, own = layer.state(Cursor(minibatches, float(error))), layer.warnings
+            self._keeping.keep(_Kept(self._epoch, state, (*self._before, *own)))
+
+
+class _SharedInputs:
+    """The inputs of a worker, as located by each order."""
+
+    def __init__(self, shared: Mapping[int, SharedSplits], layer: int) -> None:
+        self._splits = {
+            # Only the arrays that this process fills can be written to: a stray write elsewhere
+            # cannot pass unnoticed.
+            number: splits.map(write=0 < number == layer - 1)
+            for number, splits in shared.items()
+        }
+        self.source = ActivationSource(0)
+        self.computed = False
+
+    def activations(
+        self,
+        layer: int,
+        version: int,
+        below: int,
+        stop: Callable[[], bool],
+        run: PhaseRunner,
+    ) -> Split | None:
+        """Return the activations that the order describes, or None if ``stop`` turned true."""
+        found = activations_from(self.source, lambda number, i: self._splits[number][i], stop, run)
+        self.computed = found is not None
+        return found

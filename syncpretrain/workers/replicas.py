@@ -1,42 +1,60 @@
-"""Replicas of asynchronous training: in turns, or one a thread, a process or a rank."""
+"""Replicas of asynchronous training: in turns, or one a thread, a process or a rank.
+
+The thread that calls :meth:`ReplicaPool.train` is the server: it gives each replica a task, waits
+for any of them, applies the change that it made and gives it the next one. Parameters and changes
+lie in two vectors a replica; what goes to and fro are short messages. The vectors of a replica on
+another rank lie there, and the server may have a number in their place.
+
+Guarantees:
+
+* A change is applied after its replica's message that it is complete: once, and whole.
+* A replica that dies leaves no lock and no half of an update behind; its task is given to another
+  one, and the others go on.
+* A failure of a replica is raised by :meth:`ReplicaPool.train`.
+
+Nothing is locked: a replica writes its vectors from an order to its answer, the server from the
+answer to the next order, so each vector has one writer at any moment.
+"""
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from syncpretrain.errors import StalledError
+from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.blas import blas_limit
-from syncpretrain.parallel.replicas.pool import (
-    Failed,
-    ReplicaPool,
-    ReplicaThread,
-    Started,
-    StartedReplicas,
+from syncpretrain.parallel.replicas.replica_count import Trained, Trial
+from syncpretrain.parallel.replicas.server import SERVER_STATE, ParameterServer, Server
+from syncpretrain.parallel.replicas.steps import (
+    Each,
+    Fleet,
+    Load,
+    LocalSteps,
+    ReplicaFactory,
+    Save,
+    Saved,
+    Task,
+    Work,
+    Worked,
+    answer,
+    part_of,
 )
-from syncpretrain.parallel.replicas.replica_count import Trial
-from syncpretrain.parallel.replicas.server import ParameterServer
-from syncpretrain.parallel.replicas.steps import Fleet, LocalSteps, ReplicaFactory, answer
 from syncpretrain.parallel.replicas.turns import ReplicaTurns
-from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.settings.fields import AsyncFields
-from syncpretrain.workers.child_start import sendable, serve
-from syncpretrain.workers.layer_process import LayerProcess, RemoteTraceback, end_all
-from syncpretrain.workers.shared_memory import SharedSplits
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.link import Context, Link, Obey, Raised, described, place_of, ready
+from syncpretrain.workers.processes import Processes
+from syncpretrain.workers.shared_memory import FLOAT, SharedArrays
+from syncpretrain.workers.threads import Threads
 
-__all__ = ["ReplicaJob", "main", "replicas_in"]
-
-
-REPLICA_CHILD = "syncpretrain.workers.replicas"
+__all__ = ["ReplicaPool", "Started", "replicas_in"]
 
 
 def replicas_in(
@@ -75,117 +93,310 @@ def replicas_in(
         late = replicas - 1 if rules.simulate_staleness is None else rules.simulate_staleness
         return ReplicaTurns(server, [factory(data) for _ in range(replicas)], rules, late)
     trial = Trial(replicas) if rules.trim_replicas else None
-    own = _kind(runtime, exchange)(server, factory, data, replicas, times)
-    return ReplicaPool(own.server, rules, own.start, own.end, report, times, trial)
-
-
-def _kind(runtime: str, exchange: str) -> type[StartedReplicas]:
+    given = factory, tuple(data), replicas, times
     if runtime == "threads":
-        return _Threads
+        return ReplicaPool(server, rules, *_threads(server, *given), report, times, trial)
     if runtime == "processes":
-        return _Processes
-    from syncpretrain.workers.ranks.replicas import RankReplicas, WindowReplicas
+        return ReplicaPool(server, rules, *_processes(server, *given), report, times, trial)
+    from syncpretrain.workers.ranks.replicas import RankReplicas
 
-    return WindowReplicas if exchange == "windows" else RankReplicas
+    ranks = RankReplicas(server, *given, exchange)
+    return ReplicaPool(ranks.server, rules, ranks.start, ranks.end, report, times, trial)
 
 
-class _Threads(StartedReplicas):
-    """Threads of this process."""
+Started = Sequence[tuple[Link, Any, Any]]  # of each: its link, and its two vectors
 
-    _threads: Sequence[ReplicaThread] = ()
 
-    def start(self) -> Started:
-        found: list[tuple[ReplicaThread, Array, Array]] = []
-        threads = self._threads = list[ReplicaThread]()
-        for number in range(1, self._replicas + 1):
-            fetched, change = (np.empty(self._size, np.float32) for _ in range(2))
-            build = partial(self._steps, fetched, change)
-            thread = ReplicaThread(f"syncpretrain-replica-{number}", build)
-            threads.append(thread)
-            found.append((thread, fetched, change))
+class ReplicaPool(Closing):
+    """A :class:`~syncpretrain.parallel.replicas.steps.Fleet` of threads or processes.
+
+    Parameters
+    ----------
+    server : Server
+        The calling thread is its owner.
+    rules : AsyncFields
+    start : callable
+        Starts the replicas; returns the link of each, and the two vectors that it shares.
+    end : callable
+        Ends the replicas; returns the names of those that did not end in time.
+    report : callable
+        Given a sentence for the user.
+    times : Timeouts
+    trial : Trial, optional
+        Finds the number of replicas that are worth it; None lets all train.
+    """
+
+    def __init__(
+        self,
+        server: Server[Any],
+        rules: AsyncFields,
+        start: Callable[[], Started],
+        end: Callable[[], list[str]],
+        report: Callable[[str], None],
+        times: Timeouts,
+        trial: Trial | None = None,
+    ) -> None:
+        super().__init__(times)
+        self._trial = trial
+        self._server, self._rules = server, rules
+        self._start, self._end, self._report = start, end, report
+        self._running: list[_Running] = []
+        self._loaded: Mapping[str, Array] = {}
+        self._between = 0.0  # seconds between the calls of train, which the trial leaves out
+        self._left: float | None = None  # when the last one ended
+
+    def _open(self) -> None:
+        self._running = [_Running(*parts) for parts in self._start()]
+        self._server.start()
+        if self._loaded:
+            self._send_states()
+
+    def _close(self) -> list[str]:
+        try:
+            return self._end()
+        finally:
+            self._server.end()
+            self._running = []
+
+    def train(self, tasks: Sequence[Task], stop: Callable[[], bool], each: Each) -> int:
+        """Train tasks, the next one by a replica that is free; return how many were trained.
+
+        Raises
+        ------
+        WorkerError
+            If a replica fails, or all have died.
+        StalledError
+            If no task ends for ``times.stall`` seconds.
+        """
+        left, again = deque(tasks), deque[Task]()  # the second: tasks of replicas that died
+        last = tasks[-1] if tasks else None  # its minibatch may be a smaller one
+        moved = time.monotonic()
+        self._between += 0.0 if self._left is None else moved - self._left
+        while True:
+            # A stop drops the tasks that nobody has begun. Tasks of replicas that died were begun,
+            # and stay: the tasks that are done must be the first ones, for a checkpoint.
+            if left and stop():
+                tasks = tasks[: len(tasks) - len(left)]
+                left.clear()
+            for running in self._training():
+                if running.task is None and (again or left):
+                    task = again.popleft() if again else left.popleft()
+                    self._order(running, task, anew=running.has_rested)
+            if not any(running.task for running in self._alive()):
+                self._server.settle()
+                self._left = time.monotonic()
+                return len(tasks)
+            for running in self._ready():
+                moved = time.monotonic()
+                self._take(running, again, each, is_whole=running.task != last)
+            if time.monotonic() - moved > self._times.stall:
+                raise StalledError(
+                    f"no replica ended a task for {self._times.stall:g} s, of"
+                    f" {len(self._alive())} that are alive"
+                )
+
+    def state(self) -> dict[str, Array]:
+        """Return the states of the server and of the replicas that are alive."""
+        found = {SERVER_STATE + name: array for name, array in self._server.state().items()}
+        for number, running in enumerate(self._running):
+            if running.is_alive:
+                saved = self._asked(number, Save())
+                found |= {f"replica{number}.{name}": array for name, array in saved.items()}
         return found
 
-    def end(self) -> None:
-        for thread in self._threads:
-            thread.close()
-        deadline = time.monotonic() + self._times.join
-        alive = [t for t in self._threads if not t.join(max(0.0, deadline - time.monotonic()))]
-        self._threads = ()
-        if alive:
-            raise StalledError(f"{len(alive)} replicas did not end their task")
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Go back to a state; a replica that had died then begins anew.
 
-    def _steps(self, fetched: Array, change: Array) -> LocalSteps:
-        return LocalSteps(self._factory(self._data), fetched, change)
+        The state may come from replicas that took turns: their changes that wait are added here.
+        """
+        # The server's state before the changes: they are compensated by its mean squares.
+        self._server.load_state(state)
+        self._server.add_late(state)
+        self._loaded = dict(state)
+        if self._running:
+            self._send_states()
+
+    def _send_states(self) -> None:
+        for number in range(len(self._running)):
+            own = part_of(self._loaded, f"replica{number}.")
+            if own:
+                self._asked(number, Load(own))
+        self._loaded = {}
+
+    def _alive(self) -> list[_Running]:
+        return [running for running in self._running if running.is_alive]
+
+    def _training(self) -> list[_Running]:
+        """Return the replicas that are to train."""
+        alive = self._alive()
+        count = len(alive) if self._trial is None else self._trial.count
+        # The first ones alive train, so that as the count moves, few replicas rest and start anew.
+        for running in alive[count:]:
+            running.has_rested = running.task is None
+        return alive[:count]
+
+    def _order(self, running: _Running, task: Task, *, anew: bool = False) -> None:
+        fetches = anew or self._rules.fetches(running.pushes)
+        # The replica is idle, so its vector may be filled here before the order says that it is.
+        if fetches:
+            running.known = self._server.fetch(running.fetched)
+            running.has_rested = False
+        running.task = task
+        running.link.send(Work(task, fetches))
+
+    def _ready(self) -> list[_Running]:
+        """Wait a moment; return the replicas that answered or have ended."""
+        busy = [running for running in self._alive() if running.task is not None]
+        found = ready([running.link for running in busy], self._times.tick)
+        return [running for running in busy if running.link in found]
+
+    def _take(self, running: _Running, again: deque[Task], each: Each, *, is_whole: bool) -> None:
+        """Take the answer of a replica, or its end."""
+        task, running.task = running.task, None
+        assert task is not None
+        found = running.link.receive()
+        if found is None:
+            again.append(task)
+            self._bury(running)
+            return
+        worked = self._checked(running, found)
+        assert isinstance(worked, Worked)
+        push = self._server.push(running.change, running.known, running.fetched)
+        # Refused as too stale: the same task once more, from the newest parameters.
+        if not push.is_taken:
+            self._order(running, task, anew=True)
+            return
+        running.known += 1  # of its own push it knows
+        running.pushes += 1
+        each(task, worked.errors, push.staleness)
+        trial = self._trial
+        if trial is not None and not trial.is_over:
+            # The error of a smaller minibatch would be a smaller sum, and look like progress.
+            error = sum(worked.errors) / task.count if is_whole else None
+            now = time.monotonic() - self._between
+            trial.trained(Trained(now, self._rules.share(push.staleness), error))
+            if trial.is_over and trial.count < len(self._running):
+                self._report(trial.verdict())
+
+    def _bury(self, running: _Running) -> None:
+        running.is_alive = False
+        number, how = self._running.index(running) + 1, running.link.ending()
+        left = len(self._alive())
+        if not left:
+            raise WorkerError(f"replica {number} failed: {how}; no other one is left")
+        self._report(f"warning: replica {number} failed: {how}; the {left} others go on")
+
+    def _asked(self, number: int, order: Save | Load) -> Mapping[str, Array]:
+        """Return the answer of an idle replica."""
+        running = self._running[number]
+        running.link.send(order)
+        deadline = time.monotonic() + self._times.stall
+        while time.monotonic() < deadline:
+            if running.link.poll(self._times.tick):
+                found = running.link.receive()
+                if found is None:
+                    self._bury(running)
+                    return {}
+                saved = self._checked(running, found)
+                assert isinstance(saved, Saved)
+                return saved.state
+        raise StalledError(f"replica {number + 1} sent no state for {self._times.stall:g} s")
+
+    def _checked(self, running: _Running, found: Any) -> Worked | Saved:
+        """Return an answer that is no failure."""
+        if isinstance(found, Raised):
+            number, error = self._running.index(running) + 1, found.error
+            text = f"replica {number} failed{place_of(error)}: {described(error)}"
+            raise WorkerError(text) from error
+        answer: Worked | Saved = found
+        return answer
 
 
-class _Process(LayerProcess):
-    """A process; the error of a failure has the traceback in that process as its cause."""
+class _Running:
+    """One replica: its link, its two vectors as the server has them, and its task."""
 
-    def receive(self) -> Any:
-        found = super().receive()
-        if isinstance(found, Failed) and found.trace:
-            found.error.__cause__ = RemoteTraceback(found.trace)
-        return found
+    def __init__(self, link: Link, fetched: Any, change: Any) -> None:
+        self.link, self.fetched, self.change = link, fetched, change
+        self.known = self.pushes = 0  # clock of the parameters it trains on; its pushes so far
+        self.task: Task | None = None
+        self.is_alive = True
+        self.has_rested = False  # while others trained, so that its parameters are stale
 
 
-class _Processes(StartedReplicas):
-    """Processes of this machine."""
+Ways = tuple[Callable[[], Started], Callable[[], list[str]]]
 
-    _processes: Sequence[LayerProcess] = ()
 
-    def start(self) -> Started:
-        processes = self._processes = list[LayerProcess]()
-        # The descriptors are closed once all processes have theirs; what is mapped here stays.
-        with ExitStack() as descriptors:
+def _threads(
+    server: ParameterServer,
+    factory: ReplicaFactory,
+    data: tuple[Array, ...],
+    replicas: int,
+    times: Timeouts,
+) -> Ways:
+    """Return how replicas in threads are started, and ended."""
+    place = Threads("syncpretrain-replica", times)
 
-            def shared(memory: SharedSplits) -> SharedSplits:
-                descriptors.callback(memory.close)
-                return memory
+    def start() -> Started:
+        vectors = np.empty((replicas, 2, len(server.parameters)), np.float32)
+        links = place.start([_LocalReplica(factory, data, *pair) for pair in vectors])
+        return [(link, *pair) for link, pair in zip(links, vectors, strict=True)]
 
-            vectors = shared(SharedSplits.create((1, 1), self._size, self._replicas))
-            data = tuple(shared(SharedSplits.of(Split(x, x[:0]))) for x in self._data)
-            passed = [memory.descriptor for memory in (vectors, *data)]
-            for number in range(self._replicas):
-                process = _Process(number + 1, REPLICA_CHILD, passed, 1, self._times)
-                processes.append(process)
-                process.send(ReplicaJob(os.getpid(), number, self._factory, data, vectors))
-            pairs: list[Any] = vectors.map(write=True)
-        return [
-            (process, fetched[0], change[0])
-            for process, (fetched, change) in zip(processes, pairs, strict=True)
-        ]
+    return start, place.end
 
-    def end(self) -> None:
-        alive = end_all(self._processes, self._times.join)
-        self._processes = ()
-        if alive:
-            raise StalledError(f"{', '.join(alive)} did not end")
+
+@dataclass(frozen=True, slots=True)
+class _LocalReplica:
+    """Job of a replica in a thread."""
+
+    factory: ReplicaFactory
+    data: tuple[Array, ...]
+    fetched: Array
+    change: Array
+
+    @contextmanager
+    def open(self, context: Context) -> Iterator[Obey]:
+        steps = LocalSteps(self.factory(self.data), self.fetched, self.change)
+        yield partial(answer, steps)
+
+
+def _processes(
+    server: ParameterServer,
+    factory: ReplicaFactory,
+    data: tuple[Array, ...],
+    replicas: int,
+    times: Timeouts,
+) -> Ways:
+    """Return how replicas in processes are started, and ended."""
+    place = Processes(times)
+
+    def start() -> Started:
+        size = len(server.parameters)
+        vectors = place.share(SharedArrays.create(*[(FLOAT, (2, size))] * replicas))
+        job = ReplicaJob(factory, place.share(SharedArrays.of(*data)), vectors)
+        links = place.start([job] * replicas)
+        return [(link, *pair) for link, pair in zip(links, vectors.map(write=True), strict=True)]
+
+    return start, place.end
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaJob:
-    """First message to the process of a replica.
+    """Job of a replica in a process.
 
-    ``data`` is one shared memory an array. ``vectors`` is shared memory with two vectors for each
-    replica: the parameters that it fetched, and its change. ``number`` is this replica, from 0.
+    ``vectors`` has two for each replica: the parameters that it fetched, and its change.
     """
 
-    parent: int
-    number: int
     factory: ReplicaFactory
-    data: tuple[SharedSplits, ...]
-    vectors: SharedSplits
+    data: SharedArrays
+    vectors: SharedArrays
 
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What the process has to be given."""
+        return self.data.descriptor, self.vectors.descriptor
 
-def main(descriptor: int) -> None:
-    """Work for the parent at the other end of a socket, until it closes that."""
-    serve(descriptor, _work, lambda error: Failed(*sendable(error, 0, 0)))
-
-
-def _work(job: ReplicaJob, take: Callable[[], Any], send: Callable[[Any], None]) -> None:
-    fetched, change = job.vectors.map(write=True)[job.number]
-    data = [shared.map()[0].train for shared in job.data]
-    with blas_limit(1):
-        steps = LocalSteps(job.factory(data), fetched[0], change[0])
-        while True:
-            send(answer(steps, take()))
+    @contextmanager
+    def open(self, context: Context) -> Iterator[Obey]:
+        """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
+        fetched, change = self.vectors.map(write=True)[context.number - 1]
+        yield partial(answer, LocalSteps(self.factory(self.data.map()), fetched, change))

@@ -1,19 +1,40 @@
-"""Restarts that a run has left, and the replacement of layers' processes that died.
+"""Workers that replace dead ones: the restarts that a run has left, and the states that are kept.
 
 A process that died is replaced as long as the run has restarts left. The exception is a layer that
 has come no further in several processes in a row: the cause is then in the layer, not in the
 machine, and the run fails.
+
+The newest state of a layer is in memory that outlives the process that trains it.
+
+Guarantee: a process that is killed at any moment leaves one whole state, if it had ever written
+one. There are two places, written in turn. The writer first marks a place as empty, and marks it
+with the number of the state when all of the state is there.
+
+A state is kept so seldom that it costs no more than a percent of the layer's processor time. Wall
+time would not do: beside other programs a copy may wait for a core, and a layer that waits for its
+input has nothing new to keep.
 """
 
 from __future__ import annotations
 
+import io
+import math
+import os
+import struct
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
-from syncpretrain.workers.kept_state import LOST, KeptStates
+import numpy as np
 
-__all__ = ["Replacement", "Restarts"]
+from syncpretrain.parallel.descriptors import PAGE, nameless_memory
+from syncpretrain.workers.shared_memory import write_array
+
+__all__ = ["LOST", "Keeping", "KeptStates", "Replacement", "Restarts"]
 
 
 class Restarts:
@@ -58,6 +79,161 @@ class Restarts:
             message = self._messages.popleft()
             if self._report is not None:
                 self._report(message)
+
+
+MARK = struct.Struct("<qq")  # the number of the state, and of its blocks of bytes
+EMPTY, LOST = 0, -1  # instead of a number: not whole, and not to be had any more
+OUT_OF_BAND = 5  # the first protocol of pickles that leaves arrays outside, without a copy
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStates:
+    """Memory for the newest state of one layer; may be sent to a process with its descriptors.
+
+    A state is anything that can be sent to a process. Its arrays are written as they are, without
+    a copy in between, one block of bytes each.
+    """
+
+    descriptors: tuple[int, int]
+
+    @classmethod
+    def create(cls) -> KeptStates:
+        """Return new memory with no state in it.
+
+        Raises
+        ------
+        OSError
+            If there is not enough memory.
+        """
+        first = nameless_memory()
+        try:
+            kept = cls((first, nameless_memory()))
+        except BaseException:
+            os.close(first)
+            raise
+        try:
+            for place in kept.descriptors:
+                _mark(place, EMPTY, 0)
+        except BaseException:
+            kept.close()
+            raise
+        return kept
+
+    @property
+    def number(self) -> int:
+        """Number of the newest state, from 1; 0 if there is none, LOST if it could not be kept."""
+        numbers = [_marked(place)[0] for place in self.descriptors]
+        return LOST if LOST in numbers else max(numbers)
+
+    def write(self, state: Any) -> None:
+        """Write a newer state over the older of the two.
+
+        Raises
+        ------
+        OSError
+            If there is not enough memory; the newest state is still there then.
+        """
+        number, file, buffers = self.number + 1, io.BytesIO(), list[Any]()
+        ForkingPickler(file, OUT_OF_BAND, True, buffers.append).dump(state)
+        blocks = [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
+        place, sizes = self.descriptors[number % 2], np.array([len(b) for b in blocks], np.int64)
+        # Killed from here to the last line, this place is empty, and the other one is whole.
+        _mark(place, EMPTY, 0)
+        write_array(place, sizes, MARK.size)
+        for block, offset in zip(blocks, _offsets(sizes), strict=True):
+            write_array(place, np.asarray(block), offset)
+        _mark(place, number, len(blocks))
+
+    def newest(self) -> Any:
+        """Return the newest state, in arrays of its own; None if there is none."""
+        place = max(self.descriptors, key=_marked)
+        number, count = _marked(place)
+        if number < 1:
+            return None
+        sizes = np.frombuffer(_read(place, 8 * count, MARK.size), np.int64)
+        blocks = [
+            _read(place, int(size), offset)
+            for size, offset in zip(sizes, _offsets(sizes), strict=True)
+        ]
+        return ForkingPickler.loads(bytes(blocks[0]), buffers=blocks[1:])
+
+    def give_up(self) -> None:
+        """Record that the layer has gone on from the newest state, and cannot be had again."""
+        for place in self.descriptors:
+            _mark(place, LOST, 0)
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for place in self.descriptors:
+            os.close(place)
+
+
+def _mark(place: int, number: int, blocks: int) -> None:
+    # 16 bytes in one page that is there already: a kill finds them written whole, or not at all.
+    os.pwrite(place, MARK.pack(number, blocks), 0)
+
+
+def _marked(place: int) -> tuple[int, int]:
+    number, blocks = MARK.unpack(os.pread(place, MARK.size, 0))
+    return number, blocks
+
+
+def _offsets(sizes: Sequence[int] | np.ndarray[Any, Any]) -> list[int]:
+    """Return where each block begins: on a page, behind the mark and the sizes."""
+    offsets, end = [], MARK.size + 8 * len(sizes)
+    for size in sizes:
+        offsets.append(-(-end // PAGE) * PAGE)
+        end = offsets[-1] + int(size)
+    return offsets
+
+
+def _read(place: int, size: int, offset: int) -> bytearray:
+    """Return bytes, in memory that may be written to."""
+    found, had = bytearray(size), 0
+    while had < size:
+        got = os.preadv(place, [memoryview(found)[had:]], offset + had)
+        if not got:
+            raise OSError(f"a kept state has no byte {offset + had}")
+        had += got
+    return found
+
+
+# A pause of 100 times as long as the last copy took bounds the cost at a percent; the least pause
+# is for copies too short to be measured.
+PAUSES = 100
+LEAST_PAUSE = 0.05  # seconds
+
+
+class Keeping:
+    """Keeps the states of one layer, in the process that trains it.
+
+    Parameters
+    ----------
+    kept : KeptStates
+    """
+
+    def __init__(self, kept: KeptStates) -> None:
+        self._kept = kept
+        self._due = -math.inf
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough time has been used to keep the next state."""
+        return time.process_time() >= self._due
+
+    def keep(self, state: Any) -> None:
+        """Keep a state; where there is no memory for it, none is kept from now on."""
+        if self._due == math.inf:
+            return
+        started = time.process_time()
+        try:
+            self._kept.write(state)
+        except OSError:  # training goes on; the parent finds that the state is lost
+            self._kept.give_up()
+            self._due = math.inf
+            return
+        ended = time.process_time()
+        self._due = ended + max(LEAST_PAUSE, PAUSES * (ended - started))
 
 
 MOST_IN_VAIN = 3  # processes of a layer in a row that keep no new state

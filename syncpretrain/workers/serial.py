@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from syncpretrain.schedule.schedule import Train
-from syncpretrain.workers.interface import STDERR, Message
+from syncpretrain.workers.epochs import Message
+from syncpretrain.workers.link import STDERR
 from syncpretrain.workers.worker import LayerWorker
 
 __all__ = ["SerialRuntime"]

@@ -43,7 +43,6 @@ __all__ = [
     "Saver",
     "State",
     "StateFile",
-    "StateKeeper",
     "StreamState",
     "StreamedLayerState",
     "named",
@@ -79,19 +78,6 @@ class LayerState:
             step_state={name: device(array) for name, array in self.step_state.items()},
             last_good=self.last_good.to(device),
         )
-
-
-class StateKeeper(Protocol):
-    """Keeps states in the middle of an epoch, for another process to go on from."""
-
-    @property
-    def is_due(self) -> bool:
-        """True if a state is due to be kept."""
-        ...
-
-    def keep(self, state: LayerState, warnings: tuple[str, ...]) -> None:
-        """Keep a copy of a state, and the warnings of the epoch so far."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

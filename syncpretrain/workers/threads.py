@@ -1,32 +1,189 @@
-"""The threads runtime: one named thread a layer, asleep until the driver hands it an epoch.
+"""Workers in threads of this process, and the runtime of whole epochs on them.
 
 Guarantees:
 
-* A sleeping thread waits on a condition and uses no CPU.
-* The first failure reaches the driver as a message; the others are asked to stop and leave after
+* A sleeping thread waits on a queue and uses no CPU.
+* The first failure reaches the driver as an answer; the others are asked to stop and leave after
   their running minibatch.
-* Leaving the context breaks every wait and joins every thread, within a deadline.
+* The end breaks every wait and joins every thread, within a deadline.
 
-NumPy's products release the GIL, so the layers train at the same time.
+NumPy's products release the GIL, so the workers train at the same time.
 """
 
 from __future__ import annotations
 
-import faulthandler
+import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
 
-from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
+import numpy as np
+
+from syncpretrain.errors import WorkerError
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.schedule.schedule import Train
-from syncpretrain.workers.interface import STDERR, Message
-from syncpretrain.workers.mailbox import Broken, Mailbox
+from syncpretrain.workers.epochs import LinkedEpochs
+from syncpretrain.workers.link import Context, Inbox, Job, Obey, serve
 from syncpretrain.workers.worker import LayerWorker
 
-__all__ = ["ThreadsRuntime"]
+__all__ = ["ThreadLink", "Threads", "ThreadsRuntime"]
 
 
-class ThreadsRuntime(Closing):
+class ThreadLink:
+    """A thread that was started here.
+
+    Parameters
+    ----------
+    name : str
+    job : Job
+    context : Context
+        ``times.sleep`` is how long the thread sleeps before it looks whether its caller lives.
+    """
+
+    offset = 0.0
+
+    def __init__(self, name: str, job: Job, context: Context) -> None:
+        self._orders = queue.SimpleQueue[Any]()
+        self._inbox, self._is_killed = Inbox(), False
+        self._caller = threading.current_thread()  # a worker's thread ends soon after it
+        self._sleep = context.times.sleep
+        # A daemon only so that a thread stuck in foreign code cannot keep the process from ending;
+        # every ordinary way out joins it.
+        self.thread = threading.Thread(
+            target=serve,
+            args=(partial(job.open, context), self._next, self._inbox.put),
+            name=name,
+            daemon=True,
+        )
+        self.thread.start()
+
+    @property
+    def channel(self) -> Connection | None:
+        """What is ready once an answer has come."""
+        return self._inbox.channel
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread has ended."""
+        return not self.thread.is_alive()
+
+    def send(self, order: Any) -> None:
+        """Send an order."""
+        self._orders.put(order)
+
+    def poll(self, seconds: float) -> bool:
+        """Wait for an answer or the end; return whether one of them came."""
+        return self._inbox.poll(seconds) or self.has_ended
+
+    def receive(self) -> Any:
+        """Return the next answer; None if there is none, and never will be."""
+        return self._inbox.take()
+
+    def ending(self) -> str:
+        """Return how the thread ended."""
+        self._inbox.close()
+        return "its thread ended"
+
+    def kill(self) -> None:
+        """Let the thread end after its order."""
+        self._is_killed = True
+        self._orders.put(None)
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the end of the thread, and drop its answers; return whether it has ended."""
+        self.thread.join(max(0.0, seconds))
+        self._inbox.close()
+        return self.has_ended
+
+    def _next(self) -> Any:
+        # The wait has an end, though an order wakes it at once: a caller that died never kills it.
+        while not self._is_killed and self._caller.is_alive():
+            try:
+                return self._orders.get(timeout=self._sleep)
+            except queue.Empty:
+                continue
+        return None
+
+
+class Threads:
+    """Threads of this process as a place; see :class:`syncpretrain.workers.link.Place`.
+
+    Parameters
+    ----------
+    name : str
+        What the threads are called, before their numbers.
+    times : Timeouts
+        Only ``join`` and ``sleep`` are used.
+    """
+
+    def __init__(self, name: str, times: Timeouts) -> None:
+        self._name, self._times = name, times
+        self.links: list[ThreadLink] = []
+        self._stopping = threading.Event()
+        self.progress, self.workers = np.zeros(1), np.ones(1)
+
+    def start(self, jobs: Sequence[Job]) -> list[ThreadLink]:
+        """Start a thread for each job."""
+        self.progress, self.workers = np.zeros(len(jobs) + 1), np.ones(len(jobs) + 1)
+        for i, job in enumerate(jobs, start=1):
+            numbers = self.progress[i : i + 1], self.workers[i : i + 1]
+            context = Context(i, *numbers, self._stopping.is_set, self._times)
+            self.links.append(ThreadLink(f"{self._name}-{i}", job, context))
+        return self.links
+
+    def replace(self, number: int, death: WorkerError) -> None:
+        """Replace no thread."""
+
+    def set_workers(self, number: int, workers: int) -> None:
+        """Set the number of threads that a worker may have, from its next step on."""
+        self.workers[number] = workers
+
+    def stop(self) -> None:
+        """Ask every worker to leave after its minibatch."""
+        self._stopping.set()
+
+    def dump_stacks(self) -> None:
+        """Do nothing: these are threads of the caller's process."""
+
+    def kill(self) -> None:
+        """Let every thread end after its minibatch."""
+        self.stop()
+        for link in self.links:
+            link.kill()
+
+    def end(self) -> list[str]:
+        """Wake and join every thread; return the names of those that did not end in time."""
+        self.kill()
+        # One deadline for all: with one each, N stuck threads would cost N times as much.
+        deadline = time.monotonic() + self._times.join
+        alive = [x for x in self.links if not x.join(deadline - time.monotonic())]
+        self.links = []
+        return [link.thread.name for link in alive]
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """Job of a thread with a worker that was built before."""
+
+    worker: LayerWorker
+    stop: Callable[[], bool]
+
+    @contextmanager
+    def open(self, context: Context) -> Iterator[Obey]:
+        self.worker.progress, self.worker.worker_count = context.progress, context.workers
+
+        def should_stop() -> bool:
+            return context.stop() or self.stop()
+
+        yield partial(self.worker.execute, stop=should_stop)
+
+
+class ThreadsRuntime(LinkedEpochs):
     """One thread a layer.
 
     Parameters
@@ -45,79 +202,16 @@ class ThreadsRuntime(Closing):
         stop: Callable[[], bool],
         times: Timeouts = TIMEOUTS,
     ) -> None:
-        super().__init__(times)
-        self._stop = stop
-        self._workers = workers
-        self._stopping = threading.Event()
-        self._results: Mailbox[Message] = Mailbox()
-        self._inboxes: list[Mailbox[Train]] = [Mailbox() for _ in workers]
-        self._caller = threading.current_thread()  # a layer's thread ends soon after it
-        # Daemons only so that a thread stuck in foreign code cannot keep the process from ending;
-        # every ordinary way out joins them below.
-        self._threads = [
-            threading.Thread(
-                target=self._serve,
-                args=(worker, inbox),
-                name=f"syncpretrain-layer-{i}",
-                daemon=True,
-            )
-            for i, (worker, inbox) in enumerate(zip(workers, self._inboxes, strict=True), start=1)
-        ]
+        self.threads = Threads("syncpretrain-layer", times)
+        super().__init__(self.threads, times)
+        self._workers, self._stop = workers, stop
 
-    def _open(self) -> None:
-        for thread in self._threads:
-            thread.start()
+    def _jobs(self) -> list[_Present]:
+        return [_Present(worker, self._stop) for worker in self._workers]
 
-    def submit(self, command: Train) -> None:
-        """Wake the layer's thread for an epoch."""
-        # The driver may read the progress before the thread wakes: the last epoch's would be shown.
-        self._workers[command.layer - 1].fraction = 0.0
-        self._inboxes[command.layer - 1].put(command)
-
-    def set_workers(self, layer: int, workers: int) -> None:
-        """Set the number of workers of a layer from its next step on."""
-        self._workers[layer - 1].worker_count[0] = workers
-
-    def fraction(self, layer: int) -> float:
-        """Return how far the running epoch of a layer is, in [0, 1]."""
-        return self._workers[layer - 1].fraction
-
-    def stop(self) -> None:
-        """Ask every worker to leave after its minibatch."""
-        self._stopping.set()
-
-    def dump_stacks(self) -> None:
-        """Write on stderr where every thread stands."""
-        faulthandler.dump_traceback(STDERR)
-
-    def wait(self, timeout: float) -> Message | None:
-        """Return the next message of any thread, or None."""
-        return self._results.take(timeout)
+    def _order(self, command: Train) -> Train:
+        return command
 
     def _close(self) -> list[str]:
-        """Wake and join every thread; return the names of those that did not end in time."""
-        # The flag ends epochs that run, the broken inbox ends waits.
-        self._stopping.set()
-        for inbox in self._inboxes:
-            inbox.break_("the run has ended")
-        # One deadline for all: with one each, N stuck threads would cost N times as much.
-        deadline = time.monotonic() + self._times.join
-        for thread in self._threads:
-            if thread.ident is not None:  # it was started
-                thread.join(max(0.0, deadline - time.monotonic()))
-        helpers = [name for worker in self._workers for name in worker.close()]
-        return [thread.name for thread in self._threads if thread.is_alive()] + helpers
-
-    def _serve(self, worker: LayerWorker, inbox: Mailbox[Train]) -> None:
-        # The wait has an end, though a command wakes it at once: a caller that died without leaving
-        # the context never breaks the inbox.
-        while self._caller.is_alive():
-            try:
-                command = inbox.take(self._times.sleep)
-            except Broken:
-                return
-            if command is not None:
-                self._results.put(worker.execute(command, self._should_stop))
-
-    def _should_stop(self) -> bool:
-        return self._stopping.is_set() or self._stop()
+        helpers = (name for worker in self._workers for name in worker.close())
+        return [*super()._close(), *helpers]

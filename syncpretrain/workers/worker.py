@@ -20,9 +20,9 @@ from syncpretrain.learners.steps import Step, load_state
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.schedule import Train
-from syncpretrain.workers.interface import Failed, Finished, Message
+from syncpretrain.workers.epochs import Failed, Finished, Message
 from syncpretrain.workers.split import Split
-from syncpretrain.workers.state import LayerState, StateKeeper
+from syncpretrain.workers.state import LayerState
 
 __all__ = ["Inputs", "LayerInTraining", "LayerWorker", "WorkerFactory"]
 
@@ -169,8 +169,9 @@ class LayerWorker:
     worker_count : ndarray of shape (1,), float64
         Number of workers of the layer; read here before every step, set by the runtime. May be
         replaced as well.
-    keeper : StateKeeper or None
-        Asked after every minibatch.
+    keep : callable or None
+        Called after every minibatch with the number of minibatches that are done in the epoch, and
+        their summed error.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class LayerWorker:
         self._pool = WorkerPool(replicas, f"syncpretrain-layer-{self.learner.layer}", times)
         self._inputs, self._keep_states = inputs, keep_states
         self._cursor = Cursor()
-        self.keeper: StateKeeper | None = None
+        self.keep: Callable[[int, float], None] | None = None
 
     @property
     def fraction(self) -> float:
@@ -314,16 +315,11 @@ class LayerWorker:
                     progress=self._report_progress,
                     begin=self._cursor,
                     run=self._run,
-                    keep=None if self.keeper is None else self._keep,
+                    keep=self.keep,
                 )
             except DivergedError as diverged:
                 self.layer.roll_back(diverged, epoch)
                 self._cursor = Cursor()
-
-    def _keep(self, minibatches: int, error: float) -> None:
-        if self.keeper is not None and self.keeper.is_due:
-            cursor = Cursor(minibatches, float(error))
-            self.keeper.keep(self.layer.state(cursor), tuple(self.layer.warnings))
 
     def _probe(self, X: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return some rows of X, evenly spaced; of sparse ones an array."""

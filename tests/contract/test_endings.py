@@ -27,7 +27,7 @@ from syncpretrain.events import (
 from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining import build
 from syncpretrain.pretraining.streamed import driver as streaming
-from syncpretrain.workers import layer_process
+from syncpretrain.workers import processes
 from syncpretrain.workers.restarts import Restarts
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
@@ -325,7 +325,7 @@ def test_a_worker_that_is_killed_is_replaced_to_the_same_bits(bits, alone, runti
 @runs_of(*STREAM, replaced=True)
 def test_a_start_that_fails_half_way_leaves_nothing(bits, monkeypatch, runtime, handoff):
     started = []
-    original = layer_process.subprocess.Popen
+    original = processes.subprocess.Popen
 
     def popen(*args, **named):
         if len(started) == 2:
@@ -333,7 +333,7 @@ def test_a_start_that_fails_half_way_leaves_nothing(bits, monkeypatch, runtime, 
         started.append(original(*args, **named))
         return started[-1]
 
-    monkeypatch.setattr(layer_process.subprocess, "Popen", popen)
+    monkeypatch.setattr(processes.subprocess, "Popen", popen)
     with pytest.raises(BlockingIOError, match="no more processes"):
         driver(bits, runtime, handoff).run()
     assert len(started) == 2

@@ -150,7 +150,7 @@ def test_an_error_on_one_rank_names_it(stack, bits, monkeypatch, number):
         assert not ranks.own.broken, "the others have left"
         if number:
             assert caught.value.stack.info["finetune"][-1]["epochs"] == 1
-            assert "in broken" in str(caught.value.__cause__), "where it was raised"
+            assert "in broken" in str(caught.value.__cause__.__cause__), "where it was raised"
     for told_rank in ranks.told:
         assert re.search("out of luck", str(told_rank[0].error))
 

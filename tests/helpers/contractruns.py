@@ -30,7 +30,7 @@ from syncpretrain.pretraining.runtimes import RUNTIMES as KNOWN
 from syncpretrain.pretraining.training import Driver
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.settings import settings_from
-from syncpretrain.workers.interface import Message
+from syncpretrain.workers.epochs import Message
 from syncpretrain.workers.state import ASYNC_STATE, EPOCHS_STATE, STREAM_STATE
 from syncpretrain.workers.worker import LayerWorker
 

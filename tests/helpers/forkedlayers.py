@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 
 from syncpretrain.parallel.blas import blas_environment
-from syncpretrain.workers import layer_process
+from syncpretrain.workers import processes
 
 SUBREAPER = 36  # of prctl: who becomes the parent of a child's orphans
 PID = struct.Struct("i")
@@ -38,7 +38,7 @@ import fcntl, json, os, signal, socket, struct, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # as a layer's has them
 sys.path[:] = json.loads(sys.argv[2])
 from importlib import import_module
-for name in ("child", "streamed.child"):
+for name in ("processes", "streamed.job"):
     import_module(f"syncpretrain.workers.{name}")
 import syncpretrain.pretraining.streamed.driver
 asked = socket.socket(fileno=int(sys.argv[1]))
@@ -66,8 +66,8 @@ os.chdir(wanted["folder"])
 os.environ.clear()
 os.environ.update(wanted["environment"])
 sys.argv[1:] = wanted["arguments"]
-sys.path[:] = sys.argv[4:]
-import_module(sys.argv[3]).main(int(sys.argv[2]))
+sys.path[:] = sys.argv[3:]
+import_module("syncpretrain.workers.processes").main(int(sys.argv[2]))
 """
 started: dict[int, int] = {}  # processes, and their layers
 templates: set[int] = set()  # processes
@@ -167,6 +167,6 @@ def forked(template: Template) -> Iterator[None]:
 
     stand_in = SimpleNamespace(**vars(subprocess) | {"Popen": popen})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layer_process, "subprocess", stand_in)
+        patch.setattr(processes, "subprocess", stand_in)
         yield
     started.clear()

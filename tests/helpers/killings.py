@@ -11,7 +11,7 @@ from typing import Any
 
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining.streamed import driver as streaming
-from syncpretrain.workers import kept_state
+from syncpretrain.workers import restarts
 
 # "start" of a process; after its n-th "step"; in the n-th "write" of a part of a state, half of
 # which is there; after it "kept" its n-th state, before it reports.
@@ -58,8 +58,8 @@ def arranged(
 
     if at("start")():
         die()
-    kept_state.LEAST_PAUSE, kept_state.PAUSES = pause, 0
-    write, keep = kept_state.write_array, kept_state.Keeping.keep
+    restarts.LEAST_PAUSE, restarts.PAUSES = pause, 0
+    write, keep = restarts.write_array, restarts.Keeping.keep
     in_write, when_kept = at("write"), at("kept")
 
     def write_array(descriptor: int, array: Any, offset: int) -> None:
@@ -68,13 +68,13 @@ def arranged(
             die()
         write(descriptor, array, offset)
 
-    def kept(self: kept_state.Keeping, state: Any) -> None:
+    def kept(self: restarts.Keeping, state: Any) -> None:
         keep(self, state)
         if when_kept():
             die()
 
-    kept_state.write_array = write_array
-    kept_state.Keeping.keep = kept
+    restarts.write_array = write_array
+    restarts.Keeping.keep = kept
     return at
 
 

@@ -11,7 +11,7 @@ from syncpretrain.cluster.local import local_engines
 from syncpretrain.cluster.transport import Link, Transport
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.ranks.messages import CONTROL, RunEnded
-from syncpretrain.workers.ranks.server import follow
+from syncpretrain.workers.ranks.worker import follow
 
 WAIT = 20.0
 LAST = 99  # the status that ends a follower here

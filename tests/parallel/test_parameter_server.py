@@ -130,8 +130,8 @@ def test_replicas_killed_from_outside_lose_and_tear_nothing():
     def each(task, errors, staleness):
         run.each(task, errors, staleness)
         if len(run.trained) in (5, 20, 33):
-            alive = [r.channel for r in run.fleet._running if r.is_alive]
-            victims.append(next(channel for channel in alive if channel not in victims))
+            alive = [r.link for r in run.fleet._running if r.is_alive]
+            victims.append(next(link for link in alive if link not in victims))
             os.kill(victims[-1]._process.pid, signal.SIGKILL)
 
     with run.fleet:

@@ -25,8 +25,8 @@ from syncpretrain.errors import (
 from syncpretrain.events import EpochFinished, LayerFinished, RunFinished
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.settings import read_settings, settings_from
-from syncpretrain.workers.mailbox import Mailbox
 from syncpretrain.workers.state import STREAM_STATE
+from syncpretrain.workers.streamed.pool import StreamPool
 
 DELAYS = (0.0, 0.4, 1.0, 2.5)
 
@@ -104,13 +104,13 @@ def test_errors_are_those_of_the_minibatches(bits, runtime):
 
 def test_an_epoch_is_reported_before_its_block_is_done(bits, monkeypatch):
     """Who sees that nothing runs any more has every result."""
-    run, put, running = streamed(bits, "rbm", runtime="threads"), Mailbox.put, []
+    run, report, running = streamed(bits, "rbm", runtime="threads"), StreamPool._report, []
 
-    def look_and_put(mailbox, item):
-        running.append(item.layer in run._schedule.running)
-        put(mailbox, item)
+    def look_and_report(pool, result):
+        running.append(result.layer in run._schedule.running)
+        report(pool, result)
 
-    monkeypatch.setattr(Mailbox, "put", look_and_put)
+    monkeypatch.setattr(StreamPool, "_report", look_and_report)
     run.run()
     assert running == [True] * 6
 

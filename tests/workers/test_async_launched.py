@@ -26,7 +26,6 @@ from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.pretraining.on_ranks import on_every_rank
-from syncpretrain.workers.ranks.replicas import WindowReplicas
 from syncpretrain.workers.replicas import replicas_in
 
 def add_up(servers, bound):

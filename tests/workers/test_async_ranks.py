@@ -27,7 +27,7 @@ from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.settings import moved_elsewhere, settings_from
 from syncpretrain.settings.fields import AsyncFields
-from syncpretrain.workers.ranks.parameter_windows import (
+from syncpretrain.workers.ranks.replicas import (
     CLOCK_SIZE,
     ParameterWindows,
     WindowPlaces,

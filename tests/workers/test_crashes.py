@@ -172,7 +172,7 @@ def test_a_worker_that_waits_for_ever_for_another_one_is_a_stall(bits, monkeypat
     settings = settings_from((16, 12), batch_size=20, epochs=1, **shared).pretrain
     with pytest.raises(StalledError, match=r"^layer 1 failed in epoch 1: .* waited 0\.25 s for"):
         Pretraining(settings, bits, times=Timeouts(stall=0.25)).run()
-    assert "in wait" in capfd.readouterr().err, "where the threads stand"
+    assert "in serve" in capfd.readouterr().err, "where the threads stand"
 
 
 def test_a_slow_layer_is_no_stall(bits, sabotage):

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from syncpretrain.workers import kept_state
-from syncpretrain.workers.kept_state import LOST, Keeping, KeptStates
-from syncpretrain.workers.restarts import Replacement, Restarts
+from syncpretrain.workers import restarts as module
+from syncpretrain.workers.restarts import LOST, Keeping, KeptStates, Replacement, Restarts
 
 
 class Killed(BaseException):
@@ -63,7 +62,7 @@ def test_equal_arrays_are_one(kept):
 @pytest.mark.parametrize("writes", [1, 2])
 def test_a_kill_at_any_moment_leaves_the_last_whole_state(kept, monkeypatch, writes):
     """Before and in the middle of each block, and before the last mark."""
-    write, mark, left = kept_state.write_array, kept_state._mark, [0]
+    write, mark, left = module.write_array, module._mark, [0]
 
     def due() -> bool:
         left[0] -= 1
@@ -82,8 +81,8 @@ def test_a_kill_at_any_moment_leaves_the_last_whole_state(kept, monkeypatch, wri
 
     for number in range(1, writes + 1):
         kept.write(state(number))
-    monkeypatch.setattr(kept_state, "write_array", write_array)
-    monkeypatch.setattr(kept_state, "_mark", marked)
+    monkeypatch.setattr(module, "write_array", write_array)
+    monkeypatch.setattr(module, "_mark", marked)
     moments = 0
     while kept.number == writes:
         left[0] = moments
@@ -110,7 +109,7 @@ def test_without_memory_the_state_is_lost_and_no_process_is_replaced(kept, monke
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(kept_state, "write_array", full)
+        patch.setattr(module, "write_array", full)
         keeping.keep(state(2))
     keeping.keep(state(3))  # which would hide that the second one is missing
     assert replacement.kept(1).number == LOST

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing as mp
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,8 @@ from syncpretrain.pretraining import on_ranks
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import settings_from
-from syncpretrain.workers.ranks.runtime import RanksRuntime
+from syncpretrain.workers.epochs import LinkedEpochs
+from syncpretrain.workers.link import Raised
 
 LAYERS = (16, 12, 8, 5)
 
@@ -58,18 +60,28 @@ def test_an_iterable_stays_where_it_is(bits):
         pretrain(stream, layers=LAYERS, handoff="minibatch", runtime="mpi", epochs=1)
 
 
-def test_a_report_that_comes_as_a_rank_is_lost_is_not_lost_with_it():
-    reports = iter([(1, (1, "report of layer 1")), None])
-    runtime = RanksRuntime.__new__(RanksRuntime)
-    runtime._ranks = SimpleNamespace(
-        take=lambda port, seconds: next(reports),
-        lost=lambda layer: "is gone" if layer == 2 else None,
-    )
-    runtime._received = lambda rank, layer, report: report
-    runtime._worker_factories, runtime._times = [None, None], TIMEOUTS
-    runtime._later, runtime._looked, runtime._commands, runtime._busy = None, 0.0, {}, {1, 2}
-    assert "layer 2 failed in epoch 0: is gone" in str(runtime.wait(0.0).error)
-    assert runtime.wait(0.0) == "report of layer 1"
+class Linked(LinkedEpochs):
+    def _jobs(self):
+        return [None, None]
+
+    def _order(self, command):
+        return command
+
+
+def test_an_answer_that_comes_as_a_rank_is_lost_is_not_lost_with_it():
+    lost = {"has_ended": True, "receive": lambda: None, "ending": lambda: "is gone"}
+    first, second = (SimpleNamespace(channel=pipe, has_ended=False) for pipe in mp.Pipe())
+    vars(second).update(lost)
+    first.receive = lambda: Raised(ValueError("out of luck"))
+    place = SimpleNamespace(start=lambda jobs: [first, second], end=list)
+    place.replace = lambda number, death: None
+    with first.channel, second.channel, Linked(place, TIMEOUTS) as runtime:
+        second.channel.send_bytes(b".")
+        errors = [str(runtime.wait(0.0).failure()) for _ in range(2)]
+    assert errors == [
+        "layer 1 failed in epoch 1: ValueError: out of luck",
+        "layer 2 failed before its first epoch: is gone",
+    ]
 
 
 @pytest.mark.parametrize("call", [on_ranks.follow_command, lambda: on_ranks.on_every_rank(print)])

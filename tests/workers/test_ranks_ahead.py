@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import signal
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,10 +20,12 @@ from syncpretrain.pretraining import memory
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.schedule.stream import StreamPlan
 from syncpretrain.settings import settings_from
-from syncpretrain.workers.ranks import stream_worker as held
-from syncpretrain.workers.ranks.stream_worker import StreamWorker
-from syncpretrain.workers.ranks.streamed_run import LayerRank
-from syncpretrain.workers.streamed.child import Answer, GiveLayer, Processed
+from syncpretrain.workers.link import Raised, RemoteTraceback
+from syncpretrain.workers.ranks import stream as held
+from syncpretrain.workers.ranks.run import RankLink
+from syncpretrain.workers.ranks.stream import StreamWorker
+from syncpretrain.workers.ranks.worker import RankContext
+from syncpretrain.workers.streamed.job import GiveLayer, Processed
 from syncpretrain.workers.streamed.layer import StreamedLayer
 from syncpretrain.workers.streamed.remote import RemoteLayer, Stopping
 
@@ -47,20 +50,20 @@ def wanted(bits):
 def test_a_block_is_answered_before_its_last_minibatch(bits, wanted, monkeypatch):
     """Not where an epoch may end with it, or the stream."""
     blocks, left = {}, []
-    process, send = StreamWorker._process, StreamWorker.send
+    process, send = StreamWorker._process, RankContext.answer
 
-    def processing(self, layer, block):
-        blocks[self.number] = block.last
-        process(self, layer, block)
+    def processing(self, block):
+        blocks[self.context.number] = block.last
+        return process(self, block)
 
-    def sending(self, name, thing, layer=0):
-        if name == "answers" and isinstance(thing.value, Processed):
+    def answering(self, answer):
+        if isinstance(answer, Processed):
             last = blocks[self.number]
-            left.append((last - thing.value.position, self.number, last))
-        send(self, name, thing, layer)
+            left.append((last - answer.position, self.number, last))
+        send(self, answer)
 
     monkeypatch.setattr(StreamWorker, "_process", processing)
-    monkeypatch.setattr(StreamWorker, "send", sending)
+    monkeypatch.setattr(RankContext, "answer", answering)
     with local_ranks(4):
         own = run(bits)
         assert own.run().parameters_sha256 == wanted
@@ -103,10 +106,12 @@ class Ranks:
     """Ranks that are sent orders, and answer what they were given."""
 
     def __init__(self):
-        self.answers, self.sent = [], []
+        self.groups, self.sent = {2: (7,)}, []
+        peers = SimpleNamespace(name="rank {}".format, offset=lambda rank: 0.0)
+        self.transport = SimpleNamespace(peers=peers)
 
-    def take(self, name, seconds, layer):
-        return self.answers.pop(0) if self.answers else None
+    def listen(self, name, handler, number):
+        pass
 
     def send(self, layer, name, thing):
         self.sent.append(thing)
@@ -114,44 +119,49 @@ class Ranks:
     def lost(self, layer):
         return None
 
-    def located(self, error, layer, epoch, rank):
-        return WorkerError(f"layer {layer} on rank {rank}: {error}")
+
+def raised():
+    error = ValueError("out of luck")
+    error.__cause__ = RemoteTraceback("where")
+    return Raised(error)
 
 
-def remote(ranks):
+@pytest.fixture
+def remote():
+    """Return a layer, its link, and the ranks at its end."""
+    ranks = Ranks()
     layer = RemoteLayer(2, StreamPlan(skipped=0, steps=70), 7, None, Timeouts(stall=WAIT, tick=0.0))
-    link = LayerRank(layer, ranks)
-    layer.connect(link, Stopping(np.zeros(1), Timeouts()), np.zeros(1), lambda death: False)
-    return layer, link
+    link = RankLink(2, ranks)
+    layer.connect(link, Stopping(lambda: None, Timeouts()), np.zeros(1), np.zeros(1))
+    yield layer, link, ranks
+    link.close()
 
 
-def test_a_failure_that_is_no_answer_is_found_where_nothing_is_ordered():
-    layer, link = remote(Ranks())
+def test_a_failure_that_is_no_answer_is_found_where_nothing_is_ordered(remote):
+    layer, link, _ = remote
     layer.check()
-    link.fail(7, Answer(None, ValueError("out of luck")))
+    link.fail(7, raised())
     assert link.has_ended
-    with pytest.raises(WorkerError, match=r"^layer 2 on rank 7: out of luck$"):
+    with pytest.raises(WorkerError, match=r"^layer 2 failed in .* on rank 7: ValueError: out of"):
         layer.check()
     layer.check()  # once
 
 
-def test_a_failure_that_is_no_answer_is_not_taken_for_one():
-    ranks = Ranks()
-    layer, link = remote(ranks)
-    link.fail(7, Answer(None, ValueError("out of luck")))
-    ranks.answers.append((7, Answer("the layer")))
+def test_a_failure_that_is_no_answer_is_not_taken_for_one(remote):
+    layer, link, ranks = remote
+    link.fail(7, raised())
+    link.take(7, "the layer")
     assert layer.refresh()
     assert layer._newest == "the layer"
     assert [type(order) for order in ranks.sent] == [GiveLayer]
 
 
-def test_a_late_answer_of_a_lost_rank_is_not_taken_for_that_to_another_order(monkeypatch):
-    ranks = Ranks()
-    layer, _ = remote(ranks)
+def test_a_late_answer_of_a_lost_rank_is_not_taken_for_that_to_another_order(remote, monkeypatch):
+    layer, link, ranks = remote
     monkeypatch.setattr(ranks, "lost", lambda number: "rank 7 has left")
     with pytest.raises(WorkerError, match=r"rank 7 has left$"):
         layer.state(None)
-    ranks.answers.append((7, Answer("a state")))
+    link.take(7, "a state")
     assert not layer.refresh()
     assert layer._newest is None
 
@@ -196,16 +206,15 @@ def test_a_state_with_more_between_two_layers_than_a_ring_has_room_for(bits, wan
 
 def test_rank_0_is_sent_a_layer_at_its_end_and_once_in_a_while(bits, monkeypatch):
     sent = {"seldom": [], "always": []}
-    original = StreamWorker.send
+    original = RankContext.answer
 
-    def send(self, name, thing, layer=0):
-        if name == "answers" and isinstance(thing, Answer) and thing.value is not None:
-            if isinstance(thing.value, Processed) and thing.value.layer is not None:
-                found.append((self.number, thing.value.results[-1].epoch))
-            assert isinstance(thing.value, Processed), "no layer is asked for in the end"
-        original(self, name, thing, layer)
+    def note(self, answer):
+        assert isinstance(answer, Processed), "no layer is asked for in the end"
+        if answer.layer is not None:
+            found.append((self.number, answer.results[-1].epoch))
+        original(self, answer)
 
-    monkeypatch.setattr(StreamWorker, "send", send)
+    monkeypatch.setattr(RankContext, "answer", note)
     for how, seconds in (("seldom", np.inf), ("always", -1.0)):
         monkeypatch.setattr(held, "KNOWN_SECONDS", seconds)
         found = sent[how]

@@ -14,10 +14,8 @@ from syncpretrain.events import EpochFinished
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.settings import settings_from
-from syncpretrain.workers.ranks import epoch_worker as rank_epochs
-from syncpretrain.workers.ranks import runtime as rank_runtime
-from syncpretrain.workers.ranks.epoch_worker import KeptVersions, layers_sent_activations
-from syncpretrain.workers.ranks.messages import RankOrder
+from syncpretrain.workers.ranks import epochs as rank_epochs
+from syncpretrain.workers.ranks.epochs import KeptVersions, RankOrder, layers_sent_activations
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import EPOCHS_STATE
 
@@ -45,7 +43,7 @@ def run(bits, *, runtime="mpi", layers=LAYERS, observers=(), **options):
 def always(monkeypatch):
     """Have every layer but the first get activations."""
     every = lambda rows, hidden, parameters: frozenset(range(2, len(hidden) + 1))  # noqa: E731
-    monkeypatch.setattr(rank_runtime, "layers_sent_activations", every)
+    monkeypatch.setattr(rank_epochs, "layers_sent_activations", every)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from hypothesis.extra import numpy as arrays
 from syncpretrain.data import blocks
 from syncpretrain.data.blocks import ByteRows
 from syncpretrain.workers.ranks.messages import received, to_send
-from syncpretrain.workers.split import Split
 
 
 def same_bits(one, other):
@@ -21,13 +20,13 @@ def same_bits(one, other):
 def test_images_travel_as_bytes():
     pixels = np.arange(3 * 2**19, dtype=np.uint32).astype(np.uint8).reshape(-1, 512)
     train = pixels / np.float32(255)
-    sent = to_send(Split(train, train[:10]))
-    assert isinstance(sent.train, ByteRows)
-    assert sent.train.numbers.nbytes == train.nbytes // 4
-    assert sent.validation.base is train, "what is small stays as it is"
-    again = received(sent)
-    assert same_bits(again.train, train)
-    assert same_bits(again.validation, train[:10])
+    sent, small = to_send((train, train[:10]))
+    assert isinstance(sent, ByteRows)
+    assert sent.numbers.nbytes == train.nbytes // 4
+    assert small.base is train, "what is small stays as it is"
+    again, few = received((sent, small))
+    assert same_bits(again, train)
+    assert same_bits(few, train[:10])
 
 
 @pytest.mark.parametrize("odd", [0.1, -1e-6, 1.0001, 300.0, -0.0, np.nan, np.inf, 1e-30])
@@ -35,7 +34,7 @@ def test_images_travel_as_bytes():
 def test_one_value_that_is_no_byte_keeps_all_as_they_are(odd, place):
     train = np.ones((2**10, 2**10), dtype=np.float32)
     train.flat[place] = odd
-    assert to_send(Split(train, train[:1])).train is train
+    assert to_send((train,))[0] is train
 
 
 @given(
@@ -52,9 +51,9 @@ def test_whatever_is_sent_arrives(rows):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(blocks, "LEAST_BYTES", 0)
         patched.setattr(blocks, "BLOCK_VALUES", 4)  # some blocks of rows
-        again = received(to_send(Split(rows, rows[:0])))
-    assert same_bits(again.train, rows)
-    assert again.validation.shape == (0, rows.shape[1])
+        again, none = received(to_send((rows, rows[:0])))
+    assert same_bits(again, rows)
+    assert none.shape == (0, rows.shape[1])
 
 
 def test_what_is_no_array_is_sent_as_it_is():
@@ -62,4 +61,4 @@ def test_what_is_no_array_is_sent_as_it_is():
         pass
 
     own = Sparse()
-    assert to_send(Split(own, own)).train is own
+    assert to_send((own,)) == (own,)

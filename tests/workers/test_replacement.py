@@ -24,7 +24,7 @@ from syncpretrain.pretraining.streamed import driver as streaming
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
-from syncpretrain.workers import layer_process
+from syncpretrain.workers import processes
 from syncpretrain.workers.restarts import Restarts
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
@@ -291,7 +291,7 @@ class TestRuns:
         self, bits, monkeypatch, tmp_path, handoff
     ):
         started = []
-        original = layer_process.subprocess.Popen
+        original = processes.subprocess.Popen
 
         def popen(*arguments, **named):
             if len(started) == 3:
@@ -299,7 +299,7 @@ class TestRuns:
             started.append(original(*arguments, **named))
             return started[-1]
 
-        monkeypatch.setattr(layer_process.subprocess, "Popen", popen)
+        monkeypatch.setattr(processes.subprocess, "Popen", popen)
         arrange(monkeypatch, tmp_path, [(1, "step", 7)])
         run = Run(bits, handoff)
         with pytest.raises(WorkerError, match=r"^layer 1 failed in epoch \d: its process"):

@@ -24,7 +24,7 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining import build as building
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.settings import settings_from
-from syncpretrain.workers import layer_process
+from syncpretrain.workers import processes
 from syncpretrain.workers.processes import ProcessesRuntime
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.versions import Versions
@@ -119,7 +119,7 @@ def test_a_death_is_seen_though_a_copy_of_its_socket_is_open(bits, monkeypatch):
         ends.append(pair[1].dup())
         return pair
 
-    monkeypatch.setattr(layer_process.socket, "socketpair", socketpair)
+    monkeypatch.setattr(processes.socket, "socketpair", socketpair)
     runtime, _ = standing(bits)
     try:
         with runtime:

@@ -12,7 +12,7 @@ from namedmemory import named_memory
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.descriptors import PAGE
-from syncpretrain.workers.shared_memory import SharedNumbers, SharedSplits
+from syncpretrain.workers.shared_memory import SharedArrays, SharedSplits
 from syncpretrain.workers.split import Split
 
 
@@ -64,18 +64,18 @@ def test_pages_are_allocated_when_they_are_touched():
 
 def test_nothing_has_a_name():
     before = named_memory()
-    shared, numbers = SharedSplits.of(split(5, 2)), SharedNumbers.create(4)
+    shared, numbers = SharedSplits.of(split(5, 2)), SharedArrays.create(("<f8", (4,)))
     assert named_memory() == before
     shared.close()
     numbers.close()
 
 
 def test_another_process_sees_the_numbers():
-    numbers = SharedNumbers.create(4)
-    mapped = numbers.map()
+    numbers = SharedArrays.create(("<f8", (4,)))
+    (mapped,) = numbers.map(write=True)
     code = (
-        "from syncpretrain.workers.shared_memory import SharedNumbers\n"
-        f"SharedNumbers({numbers.descriptor}, 4).map()[2] = 0.5"
+        "from syncpretrain.workers.shared_memory import SharedArrays\n"
+        f"SharedArrays{(numbers.descriptor, numbers.kinds)}.map(write=True)[0][2] = 0.5"
     )
     subprocess.run(
         [sys.executable, "-c", code], pass_fds=[numbers.descriptor], check=True, timeout=60

@@ -15,7 +15,7 @@ from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.schedule import Train
-from syncpretrain.workers.interface import Failed, Finished, Message
+from syncpretrain.workers.epochs import Failed, Finished, Message
 from syncpretrain.workers.serial import SerialRuntime
 from syncpretrain.workers.threads import ThreadsRuntime
 
@@ -28,9 +28,17 @@ class Staged:
 
     def __init__(self, work: Work = lambda stop: None) -> None:
         self.work = work
-        self.fraction = 1.0
+        self.progress = np.ones(1)
         self.thread: threading.Thread | None = None
         self.began = threading.Event()
+
+    @property
+    def fraction(self) -> float:
+        return float(self.progress[0])
+
+    @fraction.setter
+    def fraction(self, value: float) -> None:
+        self.progress[0] = value
 
     def execute(self, command: Train, stop: Callable[[], bool]) -> Message:
         self.thread = threading.current_thread()
@@ -201,7 +209,7 @@ def test_a_thread_ends_when_its_caller_is_gone():
     )
     caller.start()
     caller.join(WAIT)
-    made[0]._threads[0].join(WAIT)
+    made[0].threads.links[0].thread.join(WAIT)
     assert library_threads() == []
 
 
@@ -209,12 +217,17 @@ def test_a_thread_ends_when_its_caller_is_gone():
 def test_an_epoch_that_did_not_begin_is_not_taken_for_the_one_before(runtime):
     worker = Staged()
     with runtime([worker], never) as started:
-        worker.fraction = 1.0  # as the epoch before left it
-        worker.work = lambda stop: fractions.append(worker.fraction)
         fractions: list[float] = []
-        started.submit(command(1))
-        started.wait(WAIT)
-    assert fractions == [0.0]
+
+        def work(stop: Callable[[], bool]) -> None:
+            fractions.append(worker.fraction)
+            worker.fraction = 1.0
+
+        worker.work = work
+        for _ in range(2):
+            started.submit(command(1))
+            started.wait(WAIT)
+    assert fractions == [0.0, 0.0]
 
 
 def test_serial_executes_in_the_order_of_submission_in_the_callers_thread():

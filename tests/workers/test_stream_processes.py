@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from syncpretrain.pretraining.streamed import driver as building
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.schedule.stream import Block, StreamPlan
 from syncpretrain.settings import settings_from
-from syncpretrain.workers.streamed.child import Answer
+from syncpretrain.workers.link import Raised
 from syncpretrain.workers.streamed.remote import LentThreads, RemoteLayer, Stopping
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
@@ -110,7 +111,8 @@ def test_a_suspended_process_is_a_stall(bits, capfd):
     with pytest.raises(StalledError, match=r"no minibatch was trained for|took more than 0.7 s"):
         run.run()
     assert stopped
-    assert "streamed/child.py" in capfd.readouterr().err, "where the other processes stand"
+    told = capfd.readouterr().err
+    assert re.search(r'workers/processes\.py", line \d+ in main', told), "where the others stand"
 
 
 @pytest.mark.parametrize("layer", [1, 3])
@@ -193,10 +195,10 @@ def lives(pid: int) -> bool:
 class Dead:
     """A process that ended with an answer: an error."""
 
-    channel, has_ended = object(), True
+    channel, has_ended, offset = object(), True, 0.0
 
     def __init__(self) -> None:
-        self.left = [Answer(None, MemoryError("out of luck"))]
+        self.left = [Raised(MemoryError("out of luck"))]
 
     def send(self, thing: object) -> None:
         pass
@@ -204,7 +206,7 @@ class Dead:
     def poll(self, seconds: float) -> bool:
         return True
 
-    def receive(self) -> Answer | None:
+    def receive(self) -> Raised | None:
         return self.left.pop() if self.left else None
 
     def ending(self) -> str:
@@ -213,8 +215,8 @@ class Dead:
 
 def test_the_cause_is_told_whoever_takes_the_last_answer():
     layer = RemoteLayer(2, StreamPlan(skipped=0, steps=4), 4, None, Timeouts())
-    stopping = Stopping(np.zeros(1), Timeouts())
-    layer.connect(Dead(), stopping, np.zeros(1), lambda death: False)
+    stopping = Stopping(lambda: None, Timeouts())
+    layer.connect(Dead(), stopping, np.zeros(1), np.zeros(1))
     with pytest.raises(MemoryError):  # in a thread of the pool
         layer.process(Block(2, 1, 2), lambda: False)
     with pytest.raises(WorkerError, match=r"^layer 2 failed in epoch 1: MemoryError: out of luck$"):

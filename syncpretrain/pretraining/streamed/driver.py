@@ -49,13 +49,16 @@ from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.schedule.stream import StreamPlan, StreamSchedule
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.link import failure_of
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.shared_memory import check_runtime
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import StreamState, refusing_others
 from syncpretrain.workers.streamed.base import (
     EpochResult,
-    StreamRuntime,
+    Stream,
+    StreamedLayerFactory,
+    built_layers,
 )
 from syncpretrain.workers.streamed.device_inputs import (
     DeviceRings,
@@ -73,31 +76,26 @@ from syncpretrain.workers.streamed.inputs import (
     source_of,
 )
 from syncpretrain.workers.streamed.layer import DeviceStreamedLayer, StreamedLayer
-from syncpretrain.workers.streamed.local import (
-    LocalStream,
-    StreamedLayerFactory,
-    built_layers,
-)
-from syncpretrain.workers.streamed.pool import BlockFailed, StreamPool
+from syncpretrain.workers.streamed.pool import StreamPool
 from syncpretrain.workers.worker import PROBE_ROWS
 
 if TYPE_CHECKING:
     from syncpretrain.cluster.group import AgreedStop
-    from syncpretrain.workers.ranks.messages import StreamAssignment
+    from syncpretrain.workers.ranks.stream import StreamAssignment
 
 __all__ = [
     "DeviceStream",
-    "LayerPlace",
+    "LayerPart",
     "StreamedPretraining",
     "build_streamed_layer",
     "device_stream",
-    "layer_places",
+    "layer_parts",
     "stream_runtime",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class LayerPlace:
+class LayerPart:
     """One layer's part in a stream: its plan, its input, and the minibatches that it hands up.
 
     ``below`` is None for layer 1, ``above`` for the last layer.
@@ -111,20 +109,20 @@ class LayerPlace:
     handed_up: range
 
 
-def layer_places(
+def layer_parts(
     plans: Sequence[StreamPlan], ends: Sequence[int], passes: Passes, sizes: Sequence[RingSize]
-) -> list[LayerPlace]:
+) -> list[LayerPart]:
     """Return each layer's part in the stream."""
     handed_up = [range(p.skipped + 1, n + 1) for p, n in zip(plans[1:], ends[1:], strict=True)]
     return [
-        LayerPlace(i + 1, plan, passes, below, above, numbers)
+        LayerPart(i + 1, plan, passes, below, above, numbers)
         for i, (plan, below, above, numbers) in enumerate(
             zip(plans, [None, *sizes], [*sizes, None], [*handed_up, range(0)], strict=True)
         )
     ]
 
 
-class DeviceStream(LocalStream):
+class DeviceStream(Stream):
     """Layers of this process that are trained on devices.
 
     Parameters
@@ -196,19 +194,19 @@ def device_stream(
     passes = data.passes
     held = passes_in_ring(size.ring, passes.steps), passes.held_out
     sizes = [RingSize(size.ring, passes.size(1), *held, width) for width in settings.layers[1:-1]]
-    places = layer_places(plans, ends, passes, sizes)
+    parts = layer_parts(plans, ends, passes, sizes)
     rows = held_rows(settings, backend, steps=passes.steps, held_out=passes.held_out)
     beside = pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
     runs = data_runs(data, backend.for_layer(1), most=size.block, beside=beside)
     source: DeviceSource = runs
     layers = []
-    for place in places:
-        own = build_layer(settings, place.layer, backend, shards=1)
-        layer = DeviceStreamedLayer(own, place.plan, source, passes, most=size.block)
-        if place.above is not None:
-            reader = backend.for_layer(place.layer + 1)
-            rings = DeviceRings.of(place.above, reader, own.learner.backend)
-            layer.connect(rings, place.handed_up)
+    for part in parts:
+        own = build_layer(settings, part.layer, backend, shards=1)
+        layer = DeviceStreamedLayer(own, part.plan, source, passes, most=size.block)
+        if part.above is not None:
+            reader = backend.for_layer(part.layer + 1)
+            rings = DeviceRings.of(part.above, reader, own.learner.backend)
+            layer.connect(rings, part.handed_up)
             source = RingRuns(rings, passes)
             reader.synchronize()
         layers.append(layer)
@@ -232,7 +230,7 @@ def stream_runtime(
     size: StreamSize,
     times: Timeouts = TIMEOUTS,
     restarts: Restarts | None = None,
-) -> StreamRuntime:
+) -> Stream:
     """Return the runtime of a streamed run with NumPy, to be entered as a context.
 
     Parameters
@@ -261,65 +259,66 @@ def stream_runtime(
         RingSize(n, passes.size(1), passes_in_ring(n, passes.steps), passes.held_out, width)
         for n, width in zip([size.ring + n for n in reread], settings.layers[1:-1], strict=True)
     ]
-    places = layer_places(plans, ends, passes, sizes)
+    parts = layer_parts(plans, ends, passes, sizes)
     shared = data.data
     source: DataSource | None = data
     if settings.runtime in ("processes", "mpi"):
         shared, source = _shared(settings, data)
     layer_factories = [
-        partial(build_streamed_layer, settings, place, source if place.below is None else None)
-        for place in places
+        partial(build_streamed_layer, settings, part, source if part.below is None else None)
+        for part in parts
     ]
     if settings.runtime not in ("processes", "mpi"):
-        return LocalStream(built_layers(layer_factories, shared, sizes))
-    from syncpretrain.workers.streamed.remote import RemoteLayer
+        return Stream(built_layers(layer_factories, shared, sizes))
+    from syncpretrain.workers.streamed.remote import LinkedStream, RemoteLayer, stream_in_processes
 
     layers = [
         RemoteLayer(p.layer, p.plan, passes.steps, partial(_untrained, settings, p.layer), times)
-        for p in places
+        for p in parts
     ]
     if settings.runtime == "processes":
-        from syncpretrain.workers.streamed.processes import ProcessStream
-
         rest = (settings.replicas, times, restarts, [FROM_THE_DATA, *reread])
-        return ProcessStream(layer_factories, layers, shared, sizes, *rest)
+        return stream_in_processes(layer_factories, layers, shared, sizes, *rest)
     from syncpretrain.cluster.job import member
+    from syncpretrain.workers.ranks.placement import groups_of_layers
     from syncpretrain.workers.ranks.run import RunRanks
-    from syncpretrain.workers.ranks.streamed_run import RankStream
 
-    ranks = RunRanks(member(), settings.layers, times, rank_shares(settings))
-    held = _held_layers(settings, places, layer_factories, ranks.groups)
-    return RankStream(held, layers, shared, ranks, times)
+    own = member()
+    groups = groups_of_layers(settings.layers, own.transport.size, rank_shares(settings))
+    # In every block a rank waits for rank 0.
+    ranks = RunRanks(own, groups, times, data=shared, is_eager=True)
+    assignments = _assignments(settings, parts, layer_factories, groups)
+    return LinkedStream(ranks, layers, lambda: assignments, times)
 
 
-def _held_layers(
+def _assignments(
     settings: PretrainSettings,
-    places: Sequence[LayerPlace],
+    parts: Sequence[LayerPart],
     factories: Sequence[StreamedLayerFactory],
     groups: Mapping[int, tuple[int, ...]],
 ) -> list[StreamAssignment]:
     """Return the layers as ranks are to hold them."""
-    from syncpretrain.workers.ranks.messages import StreamAssignment
+    from syncpretrain.workers.ranks.stream import StreamAssignment
 
     return [
         StreamAssignment(
-            layer=place.layer,
+            number=part.layer,
             layer_factory=factory,
-            passes=place.passes,
-            below=place.below,
-            above=place.above,
-            handed_up=place.handed_up,
-            ranks_above=groups.get(place.layer + 1, ()),
-            replicas=-(-settings.replicas[place.layer - 1] // len(groups[place.layer])),
-            group=groups[place.layer],
+            passes=part.passes,
+            below=part.below,
+            above=part.above,
+            handed_up=part.handed_up,
+            ranks_above=groups.get(part.layer + 1, ()),
+            replicas=-(-settings.replicas[part.layer - 1] // len(groups[part.layer])),
+            group=groups[part.layer],
         )
-        for place, factory in zip(places, factories, strict=True)
+        for part, factory in zip(parts, factories, strict=True)
     ]
 
 
 def build_streamed_layer(
     settings: PretrainSettings,
-    place: LayerPlace,
+    part: LayerPart,
     data: DataSource | None,
     below: Split,
     above: Split | None,
@@ -332,22 +331,22 @@ def build_streamed_layer(
     the ranks that make its steps together.
     """
     source: Source
-    if place.below is None:
+    if part.below is None:
         source = source_of(settings, below) if data is None else data
     else:
-        source = RingSource(place.below.rings(below), place.passes)
-    own = build_layer(settings, place.layer, shared=shared, hands_up=place.above is not None)
-    layer = StreamedLayer(own, place.plan, source, place.passes)
-    if place.above is not None and above is not None:
-        layer.connect(place.above.rings(above), place.handed_up)
+        source = RingSource(part.below.rings(below), part.passes)
+    own = build_layer(settings, part.layer, shared=shared, hands_up=part.above is not None)
+    layer = StreamedLayer(own, part.plan, source, part.passes)
+    if part.above is not None and above is not None:
+        layer.connect(part.above.rings(above), part.handed_up)
     return layer
 
 
 def _shared(settings: PretrainSettings, data: DataSource) -> tuple[Split, DataSource | None]:
     """Return what processes share of the data, and what the first of them is sent."""
     if isinstance(data.data.train, StoredRows):  # which it reads from the file
-        row = np.zeros((1, settings.layers[0]), dtype=np.float32)  # shared memory is never empty
-        return Split(row, row[:0]), data
+        nothing = np.zeros((0, settings.layers[0]), dtype=np.float32)
+        return Split(nothing, nothing), data
     if isinstance(data, PassesSource):
         raise SettingsError(
             f"runtime: got {settings.runtime} with an iterable as X, expected threads or serial; an"
@@ -361,7 +360,7 @@ def _reread(settings: PretrainSettings, passes: Passes, restarts: Restarts | Non
     widths = settings.layers[1:-1]
     if settings.runtime == "mpi":
         from syncpretrain.cluster.job import check_ranks
-        from syncpretrain.workers.ranks.stream_worker import AHEAD_MINIBATCHES
+        from syncpretrain.workers.ranks.stream import AHEAD_MINIBATCHES
 
         check_ranks(settings.runtime, settings.precision)
         return [AHEAD_MINIBATCHES] * len(widths)
@@ -404,13 +403,13 @@ class StreamedPretraining(Driver):
         self._runtime = self._built(size)
         self._layers = self._runtime.layers
 
-    def _built(self, size: StreamSize) -> StreamRuntime:
+    def _built(self, size: StreamSize) -> Stream:
         own = self.settings, self._source, self.plans, self._schedule.ends
         if self._backend.devices():
             return device_stream(*own, size=size, backend=self._backend)
         return stream_runtime(*own, size=size, times=self._times, restarts=self._restarts)
 
-    def _opened(self) -> StreamRuntime:
+    def _opened(self) -> Stream:
         states = () if self.resume is None else self.resume.layers
         waiting = max((len(layer.ring) for layer in states), default=0)
         # The state may be from a runtime or a device with longer rings, with more minibatches in
@@ -502,7 +501,7 @@ class StreamedPretraining(Driver):
 
     def _drive(self, pool: StreamPool, request: StopRequest) -> None:
         while not pool.is_finished:
-            item = pool.results.take(self._times.tick)
+            item = pool.next_result(self._times.tick)
             if item is not None:
                 self._take(item)
             if item is not None and self.save is not None:
@@ -517,7 +516,7 @@ class StreamedPretraining(Driver):
 
     def _take_all(self, pool: StreamPool, *, is_stopped: bool = False) -> None:
         """Take what the threads have reported; after a stop also what lies behind their ends."""
-        while (item := pool.results.take(0.0)) is not None:
+        while (item := pool.next_result(0.0)) is not None:
             try:
                 self._take(item)
             except Stopped:
@@ -539,16 +538,16 @@ class StreamedPretraining(Driver):
                     raise Stopped from None
                 raise
             except BaseException as error:
-                failure = BlockFailed(block.layer, layer.epoch, error).failure()
+                failure = failure_of(block.layer, layer.epoch, error)
                 raise failure from failure.__cause__
             self._schedule.done(block, layer.plan)
             yield from results
             self._tick()
 
-    def _take(self, item: EpochResult | BlockFailed) -> None:
+    def _take(self, item: EpochResult | BaseException) -> None:
         """Report an epoch that a layer finished, or raise the error that ended it."""
-        if isinstance(item, BlockFailed):
-            raise item.failure()
+        if isinstance(item, BaseException):
+            raise item
         self._begin(item.layer, item.epoch, item.started)
         for warning in item.warnings:
             self.notify(f"warning: {warning}")

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from syncpretrain.backends.dealing import deal
 
-__all__ = ["UNSHARED", "RankShares", "groups_of_layers", "ranks_of_layers"]
+__all__ = ["UNSHARED", "RankShares", "groups_of_layers", "ranks_of_layers", "spread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,10 @@ def ranks_of_layers(widths: Sequence[int], size: int) -> dict[int, int]:
     widths, size
         See :func:`groups_of_layers`.
     """
-    costs = {i: below * own for i, (below, own) in enumerate(pairwise(widths), start=1)}
-    places = deal(list(costs.values()), range(1, size))
-    return {layer: rank for layer, (rank,) in zip(costs, places, strict=True)}
+    places = deal([below * own for below, own in pairwise(widths)], range(1, size))
+    return {layer: rank for layer, (rank,) in enumerate(places, start=1)}
+
+
+def spread(workers: int, size: int) -> dict[int, tuple[int, ...]]:
+    """Return the rank of each of some workers that cost the same, of ranks 1 to ``size - 1``."""
+    return dict(enumerate(deal([1] * workers, range(1, size)), start=1))

@@ -8,82 +8,69 @@ with them. Rank 0 keeps the clock and decides: whether a change is taken, with w
 a replica fetches. Every server gets the same decisions in the same order, so that a change is in
 all slices or in none, and the result has the bits of one server.
 
-With windows, replicas reach into the memory where the parameters are, without a server.
+With windows, replicas fetch parameters and add their changes without a server's help. Rank 0 or the
+ranks of the servers only have the memory. Three whole numbers on rank 0 are the clock: a change
+draws the next number, is added, and counts as added when it is whole in every slice. Its staleness
+is the number of changes that drew before it and were not added when its replica fetched, so that
+one that is on its way counts.
+
+* No change is lost, and no element torn; who fetches while a change is being added gets a part of
+  it, as the rest comes with the next fetch.
+* A change that is too stale is not added. Changes that meet there may count one that is about to be
+  refused: they are never added too stale, and may be made anew without need.
 
 A rank that is lost ends the run, as MPI ends the job; the run resumes from its checkpoint.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import queue
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from syncpretrain.cluster.job import member
-from syncpretrain.cluster.transport import Transport
+from syncpretrain.cluster.windows import Windows
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.replicas.pool import Failed, Started, StartedReplicas
 from syncpretrain.parallel.replicas.server import ParameterServer, Push, Server, ServerSlice
-from syncpretrain.parallel.replicas.steps import LocalSteps, Work, Worked, answer
+from syncpretrain.parallel.replicas.steps import (
+    Load,
+    LocalSteps,
+    ReplicaFactory,
+    Save,
+    Work,
+    Worked,
+    answer,
+)
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.workers.child_start import sendable
-from syncpretrain.workers.layer_process import RemoteTraceback
-from syncpretrain.workers.ranks.messages import (
-    ReplicaAnswer,
-    ReplicaAssignment,
-    ReplicaOrder,
-    ReportSlice,
-    SendSlice,
-    ServerAssignment,
-    ServerRank,
-    SetSlice,
-    SliceOf,
-    TakeChange,
-    port,
-)
-from syncpretrain.workers.ranks.parameter_windows import (
-    CLOCK_RANK,
-    CLOCK_SIZE,
-    ParameterWindows,
-    WindowPlaces,
-    WindowSlice,
-)
-from syncpretrain.workers.ranks.run import RunRanks
-from syncpretrain.workers.ranks.worker import RankWorker
+from syncpretrain.settings.fields import AsyncFields
+from syncpretrain.workers.link import Obey, Raised, described, place_of
+from syncpretrain.workers.ranks.messages import Assignment, port
+from syncpretrain.workers.ranks.placement import spread
+from syncpretrain.workers.ranks.run import RankLink, RunRanks
+from syncpretrain.workers.ranks.worker import RankContext
 
 __all__ = [
+    "CLOCK_SIZE",
+    "ParameterWindows",
     "RankReplicas",
-    "RankServers",
-    "ReplicaWorker",
-    "ServerWorker",
-    "WindowReplicas",
-    "WindowServer",
+    "WindowPlaces",
+    "WindowSlice",
 ]
 
 
-class Ranks(Protocol):
-    """The interface of the ranks of a run; see ``workers/ranks/run.py``."""
+@dataclass(frozen=True, slots=True)
+class ServerRank:
+    """A server of a slice of the parameters, as replicas see it: its number and its rank."""
 
-    groups: dict[int, tuple[int, ...]]
-
-    def send(self, layer: int, name: str, thing: Any) -> None:
-        """Send something to a port of a replica or server."""
-        ...
-
-    def take(self, name: str, timeout: float) -> tuple[int, Any] | None:
-        """Return the next thing that came to a port of this rank, and its sender; or None."""
-        ...
-
-    def lost(self, layer: int) -> str | None:
-        """Return how the rank of a replica or server was lost, None if it was not."""
-        ...
+    number: int
+    rank: int
+    own: tuple[int, int]  # where the slice begins and ends
 
 
 class RankServers:
@@ -103,10 +90,10 @@ class RankServers:
         self._own, self._times = own, times
         self._replicas = range(1, replicas + 1)
         self._slices = dict(enumerate(own.slices, start=replicas + 1))
-        self._ranks: Ranks | None = None
+        self._ranks: RunRanks | None = None
         self._failure: BaseException | None = None
 
-    def begin(self, ranks: Ranks) -> tuple[tuple[ServerRank, ...], list[ServerAssignment]]:
+    def begin(self, ranks: RunRanks) -> tuple[tuple[ServerRank, ...], list[ServerAssignment]]:
         """Return the servers as replicas have to know them, and what their ranks are sent."""
         self._ranks = ranks
         # A server must know where each replica is, for it sends slices there by itself.
@@ -162,6 +149,9 @@ class RankServers:
         assert self._ranks is not None
         while missing:
             found = self._ranks.take("reports", self._times.tick)
+            # The failure of a server comes before its report, which lacks a change then.
+            if self._failure is not None:
+                raise self._failure
             if found is not None:
                 _, now = found
                 own = self._slices[now.server]
@@ -169,8 +159,6 @@ class RankServers:
                 np.copyto(self._own.mean_square[own], now.mean_square)
                 missing.discard(now.server)
                 continue
-            if self._failure is not None:
-                raise self._failure
             for number in missing:
                 how = self._ranks.lost(number)
                 if how is not None:
@@ -208,17 +196,92 @@ class RankServers:
         self._ranks.send(number, "orders", order)
 
 
-class WindowRanks(Protocol):
-    """The interface of the ranks of a run; see ``workers/ranks/run.py``."""
+DRAWN_CHANGES, REFUSED_CHANGES, ADDED_CHANGES = range(3)  # of the clock
+CLOCK_SIZE = 3
+CLOCK_RANK = 0  # whose windows hold the parameters too, where they are not cut into slices
 
-    groups: dict[int, tuple[int, ...]]
-    transport: Transport
-    run: int
 
-    @property
-    def is_given_up(self) -> bool:
-        """Whether a rank does not answer."""
-        ...
+@dataclass(frozen=True, slots=True)
+class WindowSlice:
+    """A slice of the parameters in a window: its rank, and where in that rank's vector it begins.
+
+    It is ``own`` of the parameters, from the first to the one behind the last.
+    """
+
+    rank: int
+    at: int
+    own: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlaces:
+    """The windows of a run: their names, where each slice of the parameters is, and the rules."""
+
+    parameters: str
+    clock: str
+    slices: tuple[WindowSlice, ...]
+    rules: AsyncFields
+
+
+class ParameterWindows:
+    """The parameters of a run, from any rank.
+
+    Parameters
+    ----------
+    windows : Windows
+    places : WindowPlaces
+    """
+
+    def __init__(self, windows: Windows, places: WindowPlaces) -> None:
+        self._windows, self._places = windows, places
+
+    def fetch(self, out: Array) -> int:
+        """Copy the parameters to ``out``; return the number of changes that are all in them."""
+        added = self._count(ADDED_CHANGES, 0)
+        self.read(out)
+        return added
+
+    def push(self, change: Array, then: int) -> Push:
+        """Add a share of a change of parameters fetched at ``then``; use it up."""
+        rules, refused = self._places.rules, 0
+        if rules.max_staleness is not None:
+            # Before the other number: rather too stale than too fresh.
+            refused = self._count(REFUSED_CHANGES, 0)
+            staleness = self._count(DRAWN_CHANGES, 0) - refused - then
+            if not rules.takes(staleness):
+                return Push(staleness, is_taken=False)
+        staleness = self._count(DRAWN_CHANGES, 1) - refused - then
+        if not rules.takes(staleness):
+            self._count(REFUSED_CHANGES, 1)
+            return Push(staleness, is_taken=False)
+        share = rules.share(staleness)
+        if share != 1:
+            with np.errstate(over="ignore", invalid="ignore"):  # who trains looks at the result
+                change *= np.float32(share)
+        name = self._places.parameters
+        for part in self._places.slices:
+            self._windows.add(name, part.rank, part.at, change[slice(*part.own)])
+        self._count(ADDED_CHANGES, 1)
+        return Push(staleness, is_taken=True)
+
+    def begin(self, parameters: Array) -> None:
+        """Set the parameters, and the clock to 0, before any replica has an order."""
+        name = self._places.parameters
+        for part in self._places.slices:
+            self._windows.put(name, part.rank, part.at, parameters[slice(*part.own)])
+        self._windows.put(self._places.clock, CLOCK_RANK, 0, np.zeros(CLOCK_SIZE, np.int64))
+
+    def read(self, out: Array) -> None:
+        """Copy the parameters to ``out``."""
+        name = self._places.parameters
+        for part in self._places.slices:
+            self._windows.get(name, part.rank, part.at, out[slice(*part.own)])
+
+    def _count(self, which: int, more: int) -> int:
+        return self._windows.fetch_and_add(self._places.clock, CLOCK_RANK, which, more)
+
+
+OnPush = Callable[[int, Push], None]  # given a replica, and what became of its push
 
 
 class WindowServer:
@@ -236,12 +299,12 @@ class WindowServer:
 
     def __init__(self, own: ParameterServer, replicas: int) -> None:
         self._own, self._replicas = own, replicas
-        self._ranks: WindowRanks | None = None
+        self._ranks: RunRanks | None = None
         self._places: WindowPlaces | None = None
         self._parameters: ParameterWindows | None = None
         self._pushes: dict[int, Push] = {}
 
-    def begin(self, ranks: WindowRanks) -> tuple[WindowPlaces, list[ServerAssignment]]:
+    def begin(self, ranks: RunRanks) -> tuple[WindowPlaces, list[ServerAssignment]]:
         """Open the windows; return what replicas have to know of them, and no places of servers."""
         self._ranks, windows = ranks, ranks.transport.windows
         lengths, parts = [0] * ranks.transport.size, list[WindowSlice]()
@@ -306,36 +369,87 @@ class WindowServer:
         self.start()
 
 
-class _RankChannel:
-    """A replica on a rank, as the loop of the server sees it.
+@dataclass(frozen=True, slots=True)
+class SetSlice:
+    """Message to a server: its parameters, and what the compensation remembers of them."""
 
-    Messages arrive in the thread of the transport; the pipe only says that there is one, so that
-    many replicas can be waited for together.
+    parameters: Array
+    mean_square: Array
+
+
+@dataclass(frozen=True, slots=True)
+class SendSlice:
+    """Message to a server: send a replica the parameters as they are now."""
+
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeChange:
+    """Message to a server: add a share of a replica's next change, or drop it if None."""
+
+    replica: int
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSlice:
+    """Message to a server: send rank 0 what it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceOf:
+    """A slice of a vector, from or to a server; ``mean_square`` is with a report alone."""
+
+    server: int
+    values: Array
+    mean_square: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOrder:
+    """Message to a replica: an order, with the parameters if it fetches them."""
+
+    order: Work | Save | Load
+    fetched: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Answer of a replica that trained.
+
+    The ``change`` is here, unless servers have it, or a ``push`` to windows.
     """
 
-    def __init__(self, number: int, size: int, ranks: RunRanks) -> None:
-        self.fetched, self.change = (np.empty(size, np.float32) for _ in range(2))
-        self._is_server = bool(size)  # whether rank 0 has the parameters
-        self._number, self._ranks = number, ranks
-        ours, self._theirs = multiprocessing.Pipe()
-        self.channel: Connection | None = ours
-        self._answers: queue.SimpleQueue[ReplicaAnswer] = queue.SimpleQueue()
+    worked: Worked
+    change: Array | None
+    push: Push | None
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether its rank was lost."""
-        return self._ranks.lost(self._number) is not None
+
+class ReplicaLink(RankLink):
+    """A replica on a rank.
+
+    Parameters
+    ----------
+    number, ranks
+        See :class:`RankLink`.
+    size : int
+        Length of the vectors that it exchanges with rank 0, 0 where that has no parameters.
+    on_push : callable, optional
+        Called with its number and what became of its push to windows.
+    """
+
+    def __init__(
+        self, number: int, ranks: RunRanks, size: int, on_push: OnPush | None = None
+    ) -> None:
+        super().__init__(number, ranks)
+        self.fetched, self.change = (np.empty(size, np.float32) for _ in range(2))
+        self._on_push = on_push
 
     def send(self, order: Any) -> None:
         """Send an order, with the parameters if it fetches them."""
-        fetches = self._is_server and isinstance(order, Work) and order.fetches
-        fetched = self.fetched if fetches else None
-        self._ranks.send(self._number, "orders", ReplicaOrder(order, fetched))
-
-    def record(self, answer: ReplicaAnswer) -> None:
-        """Keep an answer, in the thread of the transport."""
-        self._answers.put(answer)
-        self._theirs.send_bytes(b".")
+        fetches = bool(self.fetched.size) and isinstance(order, Work) and order.fetches
+        super().send(ReplicaOrder(order, self.fetched if fetches else None))
 
     def receive(self) -> Any:
         """Return the next answer, and fill the change.
@@ -345,167 +459,159 @@ class _RankChannel:
         WorkerError
             If its rank was lost: the job is at its end.
         """
-        assert self.channel is not None
-        if not self.channel.poll():
-            raise WorkerError(f"replica {self._number} failed: {self.ending()}")
-        self.channel.recv_bytes()
-        found = self._answers.get()
+        found = super().receive()
+        if found is None:
+            raise WorkerError(f"replica {self.number} failed: {self.ending()}")
+        if not isinstance(found, Changed):
+            return found
         if found.change is not None:
             np.copyto(self.change, found.change)
-        return found.answer
-
-    def ending(self) -> str:
-        """Return how its rank was lost."""
-        return str(self._ranks.lost(self._number))
-
-    def close(self) -> None:
-        """Close the pipe; nothing comes any more."""
-        if self.channel is not None:
-            self.channel.close()
-            self._theirs.close()
-            self.channel = None
+        if found.push is not None and self._on_push is not None:
+            self._on_push(self.number, found.push)
+        return found.worked
 
 
-class RankReplicas(StartedReplicas):
-    """Replicas and servers on ranks; a rank has several if there are fewer ranks."""
+class ServerLink(RankLink):
+    """A server on a rank; its failure is the failure of all replicas."""
 
-    def __init__(self, server: ParameterServer, *arguments: Any) -> None:
-        super().__init__(server, *arguments)
+    def __init__(self, number: int, ranks: RunRanks, fail: Callable[[WorkerError], None]) -> None:
+        super().__init__(number, ranks)
+        self._fail = fail
+
+    def take(self, source: int, answer: Raised) -> None:
+        """Pass on the failure of the server, which answers nothing else."""
+        cause = self.placed(source, answer).error
+        error = WorkerError(f"a parameter server failed{place_of(cause)}: {described(cause)}")
+        error.__cause__ = cause
+        self._fail(error)
+        for link in self.ranks.links.values():
+            link.put(Raised(error))
+
+
+class RankReplicas:
+    """Replicas and servers on ranks; a rank has several if there are fewer ranks.
+
+    Parameters
+    ----------
+    server, factory, data, replicas, times, exchange
+        See :func:`syncpretrain.workers.replicas.replicas_in`.
+    """
+
+    def __init__(
+        self,
+        server: ParameterServer,
+        factory: ReplicaFactory,
+        data: tuple[Array, ...],
+        replicas: int,
+        times: Timeouts,
+        exchange: str,
+    ) -> None:
+        self._parameters, self._size = server, len(server.parameters)
+        self._factory, self._data = factory, data
+        self._replicas, self._times = replicas, times
         self._ranks: RunRanks | None = None
-        self._channels: list[_RankChannel] = []
         self._servers: RankServers | WindowServer | None = None
-        if len(server.slices) > 1:
-            self._servers = RankServers(server, self._replicas, self._times)
+        if exchange == "windows":
+            self._servers = WindowServer(server, replicas)
+        elif len(server.slices) > 1:
+            self._servers = RankServers(server, replicas, times)
 
     @property
     def server(self) -> Server[Any]:
         """The server: here, or on ranks."""
         return self._parameters if self._servers is None else self._servers
 
-    def start(self) -> Started:
-        """Start them; return channel of each, and its vectors or twice its number."""
-        numbers, servers = range(1, self._replicas + 1), self._servers
+    def start(self) -> list[tuple[RankLink, Any, Any]]:
+        """Start them; return the link of each, and its vectors or twice its number."""
+        servers, numbers = self._servers, range(1, self._replicas + 1)
         slices = len(self._parameters.slices)
         count = self._replicas + (slices if slices > 1 else 0)
-        ranks = self._ranks = RunRanks(member(), (1,) * (count + 1), self._times)
-        size = self._size if servers is None else 0
-        channels = self._channels = [_RankChannel(n, size, ranks) for n in numbers]
-        ranks.listen("answers", lambda source, found: self._record(found))
+        own, called = member(), "replica {} failed: "
+        groups = spread(count, own.transport.size)
+        ranks = RunRanks(own, groups, self._times, called=called, link=self._link)
+        self._ranks = ranks
         known, others = ((), list[ServerAssignment]()) if servers is None else servers.begin(ranks)
-        places = [
-            ReplicaAssignment(n, self._factory, self._data, self._size, known) for n in numbers
-        ]
-        ranks.begin([*places, *others], lambda layers: None, 1, called="replica {} failed: ")
+        given = self._factory, self._data, self._size, known
+        ranks.start([*(ReplicaAssignment(number, *given) for number in numbers), *others])
+        links = [ranks.links[number] for number in numbers]
         if servers is not None:  # which know replicas by their numbers
-            return [(channel, n, n) for n, channel in zip(numbers, channels, strict=True)]
-        return [(channel, channel.fetched, channel.change) for channel in channels]
+            return [(link, link.number, link.number) for link in links]
+        return [(x, x.fetched, x.change) for x in links if isinstance(x, ReplicaLink)]
 
-    def end(self) -> None:
-        """End them."""
-        alive = [] if self._ranks is None else self._ranks.end()
-        for channel in self._channels:
-            channel.close()
-        self._channels, self._ranks = [], None
-        if alive:
-            raise StalledError(f"{', '.join(alive)} did not end")
+    def end(self) -> list[str]:
+        """End them; return the names of those that did not end in time."""
+        ranks, self._ranks = self._ranks, None
+        return [] if ranks is None else ranks.end()
 
-    def _record(self, found: ReplicaAnswer) -> None:
-        """Keep an answer of a replica; the failure of a server is that of all."""
-        is_server = found.number > self._replicas
-        if isinstance(found.answer, Failed):
-            found = replace(found, answer=self._placed(found.answer, found.number, is_server))
-        if not is_server:
-            self._channels[found.number - 1].record(found)
-            return
-        if isinstance(self._servers, RankServers) and isinstance(found.answer, Failed):
-            self._servers.fail(found.answer.error)
-        for channel in self._channels:
-            channel.record(found)
-
-    def _placed(self, failed: Failed, number: int, is_server: bool) -> Failed:
-        """Return a failure with the name of its rank, and the traceback that came with it."""
-        assert self._ranks is not None
-        error, rank = failed.error, self._ranks.groups[number][0]
-        place = self._ranks.transport.peers.name(rank)
-        if is_server:
-            kind = type(error).__name__
-            error = WorkerError(f"a parameter server failed on {place}: {kind}: {error}")
-        error.__cause__ = RemoteTraceback(failed.trace) if failed.trace else None
-        return replace(failed, error=error, place="" if is_server else place)
+    def _link(self, number: int, ranks: RunRanks) -> RankLink:
+        servers = self._servers
+        if isinstance(servers, RankServers) and number > self._replicas:
+            return ServerLink(number, ranks, servers.fail)
+        on_push = servers.record if isinstance(servers, WindowServer) else None
+        return ReplicaLink(number, ranks, self._size if servers is None else 0, on_push)
 
 
-class WindowReplicas(RankReplicas):
-    """Replicas on ranks that exchange parameters through windows."""
+@dataclass(frozen=True, slots=True)
+class ReplicaAssignment(Assignment):
+    """A replica of an asynchronous run: its number, what builds it, and what it trains on.
 
-    def __init__(self, server: ParameterServer, *arguments: Any) -> None:
-        super().__init__(server, *arguments)
-        self._servers = self._windows = WindowServer(server, self._replicas)
-
-    def _record(self, found: ReplicaAnswer) -> None:
-        """Keep an answer, and what became of a push."""
-        if found.push is not None:
-            self._windows.record(found.number, found.push)
-        super()._record(found)
-
-
-class ReplicaWorker(RankWorker[ReplicaAssignment]):
-    """A replica, which gets parameters and answers with changes of them.
-
-    It exchanges them with rank 0, in its orders and answers; or slices of them with the servers; or
-    through windows.
+    It gets parameters and answers with changes of them. ``size`` is the number of its parameters.
+    The ``servers`` have them, or windows; else rank 0.
     """
 
-    def work(self) -> None:
-        """Obey orders until there are no more; report every failure."""
-        try:
-            self._obey()
-        except BaseException as error:
-            failed = Failed(*sendable(error, 0, 0))
-            self.send("answers", ReplicaAnswer(self.number, failed))
+    factory: ReplicaFactory
+    data: tuple[Array, ...]
+    size: int
+    servers: tuple[ServerRank, ...] | WindowPlaces = ()
 
-    def _obey(self) -> None:
-        assignment = self._assignment
-        fetched, change = (np.empty(assignment.size, np.float32) for _ in range(2))
-        steps = LocalSteps(assignment.factory(assignment.data), fetched, change)
-        exchange = self._exchange()
-        while (order := self.next_order()) is not None:
-            if order.fetched is not None:
-                np.copyto(fetched, order.fetched)
-            fetches = isinstance(order.order, Work) and order.order.fetches
-            if fetches and exchange is not None and not exchange.fetch(fetched):
-                return
-            found, push = answer(steps, order.order), None
-            made = change if isinstance(found, Worked) else None
-            if made is not None and exchange is not None:
-                push = exchange.push(made)
-                made = None
-            # It stays as it is until the next order, which comes when rank 0 has it.
-            self.send("answers", ReplicaAnswer(self.number, found, made, push))
+    @property
+    def reads_data(self) -> bool:
+        """Whether the rank is sent the data of the run, which are here."""
+        return False
 
-    def _exchange(self) -> _WithServers | _InWindows | None:
-        """Return how parameters and changes go to and fro, unless by orders and answers."""
-        servers = self._assignment.servers
-        if isinstance(servers, WindowPlaces):
-            return _InWindows(ParameterWindows(self._transport.windows, servers))
-        return _WithServers(self, servers) if servers else None
+    @contextmanager
+    def open(self, context: RankContext) -> Iterator[Obey]:
+        """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
+        fetched, change = (np.empty(self.size, np.float32) for _ in range(2))
+        steps = LocalSteps(self.factory(self.data), fetched, change)
+        exchange: _WithServers | _InWindows | None = None
+        if isinstance(self.servers, WindowPlaces):
+            windows = ParameterWindows(context.transport.windows, self.servers)
+            exchange = _InWindows(windows)
+        elif self.servers:
+            exchange = _WithServers(context, self.servers)
+        yield partial(_trained, steps, exchange)
 
-    def send_change(self, server: ServerRank, part: SliceOf) -> None:
-        """Send a server its slice of a change."""
-        to = port(self._job.run, f"change {server.number}", self.number)
-        self._transport.send(server.rank, to, part)
+
+def _trained(
+    steps: LocalSteps, exchange: _WithServers | _InWindows | None, order: ReplicaOrder
+) -> Any:
+    """Return the answer of a replica to an order, None if the run ends first."""
+    if order.fetched is not None:
+        np.copyto(steps.fetched, order.fetched)
+    fetches = isinstance(order.order, Work) and order.order.fetches
+    if fetches and exchange is not None and not exchange.fetch(steps.fetched):
+        return None
+    found = answer(steps, order.order)
+    if not isinstance(found, Worked):
+        return found
+    # It stays as it is until the next order, which comes when rank 0 has it.
+    if exchange is None:
+        return Changed(found, steps.change, None)
+    return Changed(found, None, exchange.push(steps.change))
 
 
 class _WithServers:
     """Exchange of slices with servers on ranks."""
 
-    def __init__(self, held: ReplicaWorker, servers: Sequence[ServerRank]) -> None:
-        self._held, self._servers = held, servers
+    def __init__(self, context: RankContext, servers: Sequence[ServerRank]) -> None:
+        self._context, self._servers = context, servers
 
     def fetch(self, out: Array) -> bool:
         """Take the slices of the parameters; return False if the run ends first."""
         parts = {server.number: slice(*server.own) for server in self._servers}
         for _ in parts:
-            found = self._held.take("slices", self._held.number)
+            found = self._context.take("slices", self._context.number)
             if found is None:
                 return False
             out[parts[found.server]] = found.values
@@ -513,10 +619,11 @@ class _WithServers:
 
     def push(self, change: Array) -> None:
         """Send each server its slice of a copy: the next change may be there before it is sent."""
-        whole = change.copy()
+        whole, context = change.copy(), self._context
         for server in self._servers:
             part = SliceOf(server.number, whole[slice(*server.own)])
-            self._held.send_change(server, part)
+            to = port(context.run, f"change {server.number}", context.number)
+            context.transport.send(server.rank, to, part)
 
 
 class _InWindows:
@@ -537,40 +644,55 @@ class _InWindows:
         return push
 
 
-class ServerWorker(RankWorker[ServerAssignment]):
-    """Serves a slice of the parameters: replicas fetch it, and send their changes of it.
+@dataclass(frozen=True, slots=True)
+class ServerAssignment(Assignment):
+    """A server of a slice of the parameters: its number, and the rank of each replica.
 
-    A replica's change is on its way before rank 0 knows of it, so waiting for one that rank 0 has
-    decided about ends.
+    Replicas fetch the slice, and send their changes of it. A replica's change is on its way before
+    rank 0 knows of it, so waiting for one that rank 0 has decided about ends. Nothing is answered
+    but an error.
     """
 
-    def work(self) -> None:
-        """Obey orders until there are no more; report every failure."""
+    rules: AsyncFields
+    replicas: Mapping[int, int]
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether the rank is sent the data of the run."""
+        return False
+
+    @contextmanager
+    def open(self, context: RankContext) -> Iterator[Obey]:
+        """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
+        yield _Server(context, self).obey
+
+
+class _Server:
+    def __init__(self, context: RankContext, assignment: ServerAssignment) -> None:
+        self._context, self._assignment = context, assignment
         self._slice: ServerSlice | None = None
         self._sent: dict[int, Array] = {}  # to each replica last, for the compensation
-        try:
-            while (order := self.next_order()) is not None:
-                self._obey(order)
-        except BaseException as error:
-            failed = Failed(*sendable(error, 0, 0))
-            self.send("answers", ReplicaAnswer(self.number, failed))
 
-    def _obey(self, order: Any) -> None:
+    def obey(self, order: SetSlice | SendSlice | TakeChange | ReportSlice) -> None:
+        context, assignment = self._context, self._assignment
         if isinstance(order, SetSlice):
             own = (np.array(order.parameters), np.array(order.mean_square))
-            self._slice = ServerSlice(*own, self._assignment.rules)
+            self._slice = ServerSlice(*own, assignment.rules)
             return
-        part = self._slice
+        part, number = self._slice, context.number
         assert part is not None
         if isinstance(order, SendSlice):
             values = self._sent[order.replica] = part.parameters.copy()
-            to = port(self._job.run, "slices", order.replica)
-            rank = self._assignment.replicas[order.replica]
-            self._transport.send(rank, to, SliceOf(self.number, values))
+            to, rank = (
+                port(context.run, "slices", order.replica),
+                assignment.replicas[order.replica],
+            )
+            context.transport.send(rank, to, SliceOf(number, values))
         elif isinstance(order, TakeChange):
-            found = self.take(f"change {self.number}", order.replica)
+            found = context.take(f"change {number}", order.replica)
             if found is not None and order.share is not None:
                 part.add(np.array(found.values), order.share, self._sent[order.replica])
         else:
-            report = SliceOf(self.number, part.parameters.copy(), part.mean_square.copy())
-            self.send("reports", report)
+            context.send(
+                "reports", SliceOf(number, part.parameters.copy(), part.mean_square.copy())
+            )

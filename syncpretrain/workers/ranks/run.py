@@ -1,120 +1,229 @@
-"""The ranks of one run, as rank 0 uses them: which layer each holds, and how they end."""
+"""Ranks of a job as the place of a run: which worker each holds, and how they end.
+
+Guarantees:
+
+* A rank with nothing to do sleeps. It gets orders and sends answers, in messages.
+* A rank that dies is a failure of its worker, seen within a tick of the driver.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
+
+import numpy as np
 
 from syncpretrain.cluster.job import Membership
 from syncpretrain.cluster.transport import Handler
-from syncpretrain.errors import (
-    DivergedError,
-    IterableError,
-    StalledError,
-    WorkerError,
-)
-from syncpretrain.learners.epoch import Stopped
+from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.workers.link import Inbox, Raised, RemoteTraceback
 from syncpretrain.workers.ranks.messages import (
     CONTROL,
     DUMP,
     Assignment,
     RunJob,
     RunOver,
-    SentSplit,
     port,
     to_send,
 )
-from syncpretrain.workers.ranks.placement import UNSHARED, RankShares, groups_of_layers
-from syncpretrain.workers.split import Split
 
-__all__ = ["RunRanks"]
+__all__ = ["RankLink", "RunRanks"]
 
 RANK_DUMP_SECONDS = 0.3
 
 
+class RankLink:
+    """A worker on a rank, or on several that share it.
+
+    Its answers arrive in the thread of the transport.
+
+    Parameters
+    ----------
+    number : int
+        Number of the worker.
+    ranks : RunRanks
+    """
+
+    def __init__(self, number: int, ranks: RunRanks) -> None:
+        self.number, self.ranks = number, ranks
+        self._inbox = Inbox()
+        self._failure: Raised | None = None  # in a block that was answered before
+        self._is_asked = False  # an order is not answered yet
+        # Once the rank is lost, a late answer would be taken for the answer to another order.
+        self._is_lost = False
+        ranks.listen("answers", self.take, number)
+
+    @property
+    def channel(self) -> Connection | None:
+        """What is ready once an answer has come."""
+        return None if self._is_lost else self._inbox.channel
+
+    @property
+    def offset(self) -> float:
+        """Seconds to add to times of the rank's clock."""
+        return self.ranks.transport.peers.offset(self.ranks.groups[self.number][0])
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the rank is lost, or has failed and has no order that it would answer."""
+        if self._is_lost or (self._failure is not None and not self._is_asked):
+            return True
+        return self.ranks.lost(self.number) is not None
+
+    def take(self, source: int, answer: Any) -> None:
+        """Take in an answer of a rank."""
+        self.put(self.placed(source, answer))
+
+    def put(self, answer: Any) -> None:
+        """Take in an answer."""
+        self._inbox.put(answer)
+
+    def fail(self, source: int, failure: Raised) -> None:
+        """Record a failure on a rank that is no answer."""
+        self._failure = self.placed(source, failure)
+
+    def send(self, order: Any) -> None:
+        """Send an order to every rank that holds the worker."""
+        self._is_asked = True
+        self.ranks.send(self.number, "orders", order)
+
+    def poll(self, seconds: float) -> bool:
+        """Wait for an answer or the loss of the rank; return whether it came."""
+        return self._is_lost or self._inbox.poll(seconds) or self.has_ended
+
+    def receive(self) -> Any:
+        """Return the next answer; None if there is none, and never will be."""
+        found = None if self._is_lost else self._inbox.take()
+        if found is None and not self._is_asked:
+            found, self._failure = self._failure, None
+        self._is_lost |= found is None
+        self._is_asked = False
+        return found
+
+    def ending(self) -> str:
+        """Return how the rank was lost."""
+        name = self.ranks.transport.peers.name(self.ranks.groups[self.number][0])
+        return self.ranks.lost(self.number) or f"{name} does not answer"
+
+    def kill(self) -> None:
+        """Count the rank as lost; the job is aborted in the end."""
+        self._is_lost = True
+        self.ranks.give_up()
+
+    def close(self) -> None:
+        """Drop what comes."""
+        self._inbox.close()
+
+    def placed(self, source: int, answer: Any) -> Any:
+        """Return an answer, after the name of its rank was noted in its error."""
+        cause = getattr(getattr(answer, "error", None), "__cause__", None)
+        if isinstance(cause, RemoteTraceback):
+            cause.place = self.ranks.transport.peers.name(source)
+        return answer
+
+
 class RunRanks:
-    """The ranks that hold the layers of one run.
+    """Ranks of a job as the place of a run; see :class:`syncpretrain.workers.link.Place`.
 
     Parameters
     ----------
     own : Membership
-    widths : sequence of int
-        Values of an example, then the units of each layer.
+    groups : mapping of int to tuple of int
+        The ranks that hold each worker; the first of them answers.
     times : Timeouts
         Only ``join`` is used.
-    shares : RankShares
-        How many ranks may share a layer.
+    data : sequence of arrays, optional
+        Sent to the ranks that read them.
+    blas_threads : int
+        BLAS threads of each rank.
+    is_eager : bool
+        Whether this rank exchanges something with others in every step.
+    called : str
+        What the witness says before a rank that dies, with the numbers of its workers.
+    link : callable
+        Returns the link to a worker, given its number and this object.
 
     Attributes
     ----------
-    groups : dict of int to tuple of int
-        The ranks that hold each layer; the first of them answers.
+    groups
+        See the parameter.
+    links : dict of int to RankLink
+        The links to the workers that were started.
     """
 
     def __init__(
         self,
         own: Membership,
-        widths: Sequence[int],
+        groups: Mapping[int, tuple[int, ...]],
         times: Timeouts,
-        shares: RankShares = UNSHARED,
+        *,
+        data: Sequence[Any] | None = None,
+        blas_threads: int = 1,
+        is_eager: bool = False,
+        called: str = "layer {} failed: ",
+        link: Callable[[int, RunRanks], RankLink] = RankLink,
     ) -> None:
         self._own, self._times = own, times
+        self._data, self._blas_threads = data, blas_threads
+        self._is_eager, self._called, self._link = is_eager, called, link
         self.transport = own.transport
-        self.groups = groups_of_layers(widths, own.transport.size, shares)
+        self.groups = groups
         # Ports carry the number of the run: a late message of an earlier run reaches nobody.
         own.runs += 1
         self.run = own.runs
         self._begun: list[int] = []
+        self.links: dict[int, RankLink] = {}
+        self.progress, self.workers = np.zeros(len(groups) + 1), np.ones(len(groups) + 1)
 
-    def begin(
-        self,
-        layers: Sequence[Assignment],
-        data: Callable[[Sequence[int]], Split | None],
-        blas_threads: int,
-        called: str = "layer {} failed: ",
-    ) -> None:
-        """Send each rank its layers, and what ``data`` returns for them.
-
-        ``called`` is what the witness says before a rank that dies, with the layers' numbers.
-        """
-        known: Split | None = None
-        sent: SentSplit | None = None
+    def start(self, jobs: Sequence[Assignment]) -> list[RankLink]:
+        """Send each rank its jobs."""
+        self.transport.is_eager = self._is_eager
+        self.links = {job.number: self._link(job.number, self) for job in jobs}
+        self.listen("progress", self._record_progress)
+        self.listen("failures", self._record_failure)
+        # Packed once for all ranks.
+        sent = None if self._data is None else to_send(self._data)
         for rank in sorted({rank for group in self.groups.values() for rank in group}):
-            own = tuple(layer for layer in layers if rank in self.groups[layer.layer])
+            own = tuple(job for job in jobs if rank in self.groups[job.number])
             if not own:  # it only has memory, in a window
                 continue
-            given = data([layer.layer for layer in own])
-            # Packed once for all ranks that get the same data.
-            if given is not None and given is not known:
-                known, sent = given, to_send(given)
-            own_data = sent if given is not None else None
-            job = RunJob(self.run, own, own_data, blas_threads, self._times)
+            data = sent if any(job.reads_data for job in own) else None
             self._begun.append(rank)
-            numbers = ", ".join(str(layer.layer) for layer in own)
-            self._own.describe(rank, called.format(numbers))
-            self.transport.send(rank, CONTROL, job)
+            numbers = ", ".join(str(job.number) for job in own)
+            self._own.describe(rank, self._called.format(numbers))
+            run = RunJob(self.run, own, data, self._blas_threads, self._times)
+            self.transport.send(rank, CONTROL, run)
+        return list(self.links.values())
 
-    def send(self, layer: int, name: str, thing: Any) -> None:
-        """Send something to a port of a layer, on every rank that holds it."""
-        for rank in self.groups[layer]:
-            self.transport.send(rank, port(self.run, name, layer), thing)
+    def replace(self, number: int, death: WorkerError) -> None:
+        """Replace no rank: MPI cannot."""
 
-    def send_first(self, layer: int, name: str, thing: Any) -> None:
-        """Send something to a port of a layer, on the rank that answers for it."""
-        self.transport.send(self.groups[layer][0], port(self.run, name, layer), thing)
+    def set_workers(self, number: int, workers: int) -> None:
+        """Set the number of threads that a worker may have, from its next step on."""
+        self.send(number, "workers", -(-workers // len(self.groups[number])))
 
-    def take(self, name: str, timeout: float, layer: int = 0) -> tuple[int, Any] | None:
+    def send(self, number: int, name: str, thing: Any) -> None:
+        """Send something to a port of a worker, on every rank that holds it."""
+        for rank in self.groups[number]:
+            self.transport.send(rank, port(self.run, name, number), thing)
+
+    def send_first(self, number: int, name: str, thing: Any) -> None:
+        """Send something to a port of a worker, on the rank that answers for it."""
+        self.transport.send(self.groups[number][0], port(self.run, name, number), thing)
+
+    def take(self, name: str, timeout: float) -> tuple[int, Any] | None:
         """Return the next thing that came to a port of this rank, and its sender; or None."""
-        return self.transport.take(port(self.run, name, layer), timeout)
+        return self.transport.take(port(self.run, name), timeout)
 
-    def listen(self, name: str, handler: Handler) -> None:
+    def listen(self, name: str, handler: Handler, number: int = 0) -> None:
         """Have a function called with what arrives at a port of this rank."""
-        self.transport.listen(port(self.run, name), handler)
+        self.transport.listen(port(self.run, name, number), handler)
 
     def stop(self) -> None:
-        """Ask every layer to stop after its minibatch."""
+        """Ask every worker to leave after its minibatch."""
         for rank in self._begun:
             self.transport.send(rank, port(self.run, "stop"), None)
 
@@ -124,21 +233,23 @@ class RunRanks:
             self.transport.send(rank, DUMP, None)
         time.sleep(RANK_DUMP_SECONDS)  # this process writes its own stacks to the same stream next
 
-    def lost(self, layer: int) -> str | None:
-        """Return how a rank of a layer was lost, None if none was."""
-        for rank in self.groups[layer]:
+    def kill(self) -> None:
+        """Do nothing: MPI ends a job, not a rank."""
+
+    def lost(self, number: int) -> str | None:
+        """Return how a rank of a worker was lost, None if none was.
+
+        Raises
+        ------
+        WorkerError
+            If this rank can no longer communicate.
+        """
+        self.transport.check()
+        for rank in self.groups[number]:
             how = self.transport.lost(rank)
             if how is not None:
                 return f"{self.transport.peers.name(rank)} {how}"
         return None
-
-    def name(self, layer: int) -> str:
-        """Return what a message calls the rank that answers for a layer."""
-        return self.transport.peers.name(self.groups[layer][0])
-
-    def offset(self, layer: int) -> float:
-        """Return the seconds to add to times of the layer's rank."""
-        return self.transport.peers.offset(self.groups[layer][0])
 
     def give_up(self) -> None:
         """Record that a rank does not answer: the job is aborted in the end."""
@@ -149,21 +260,9 @@ class RunRanks:
         """Whether a rank does not answer."""
         return self._own.broken
 
-    def located(self, error: BaseException, layer: int, epoch: int, rank: int) -> BaseException:
-        """Return an error of a layer with the name of its rank."""
-        if isinstance(error, (Stopped, KeyboardInterrupt, IterableError)):
-            return error
-        where, kind = f"on {self.transport.peers.name(rank)}", type(error).__name__
-        if isinstance(error, (DivergedError, StalledError)):
-            found: WorkerError = type(error)(f"{error} ({where})")
-        else:
-            text = f"{kind}: {error}" if type(error) is not WorkerError else str(error)
-            found = WorkerError(f"layer {layer} failed in epoch {epoch} {where}: {text}")
-        found.__cause__ = error.__cause__
-        return found
-
     def end(self) -> list[str]:
-        """End the layers; return the names of the ranks that do not answer in time."""
+        """End the workers; return the names of the ranks that do not answer in time."""
+        self.transport.is_eager = False
         waited = {rank for rank in self._begun if self.transport.lost(rank) is None}
         lost = set(self._begun) - waited
         for rank in waited:
@@ -178,9 +277,19 @@ class RunRanks:
             dead = {rank for rank in waited if self.transport.lost(rank) is not None}
             lost |= dead
             waited -= dead
-        self.transport.forget(self.run)
+        self.transport.forget(self.run)  # from here on no handler fills a link
+        for link in self.links.values():
+            link.close()
         for rank in self._begun:
             self._own.describe(rank)
         if lost or waited or alive:
             self.give_up()
         return alive + [self.transport.peers.name(rank) for rank in sorted(waited)]
+
+    def _record_progress(self, source: int, progress: Mapping[int, float]) -> None:
+        for number, done in progress.items():
+            self.progress[number] = done
+
+    def _record_failure(self, source: int, failure: tuple[int, Raised]) -> None:
+        number, raised = failure
+        self.links[number].fail(source, raised)

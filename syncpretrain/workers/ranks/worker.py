@@ -6,100 +6,114 @@ thread alone computes; it leaves when the run is over, or when rank 0 is lost.
 
 from __future__ import annotations
 
+import faulthandler
+import signal
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from syncpretrain.cluster.group import AgreedStop, Group, GroupError
 from syncpretrain.cluster.transport import Port, Transport
-from syncpretrain.errors import DataError, DivergedError
+from syncpretrain.errors import DataError, DivergedError, WorkerError
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.workers.link import STDERR, serve
 from syncpretrain.workers.ranks.messages import (
+    CONTROL,
+    DUMP,
     Assignment,
-    EpochAssignment,
+    RunEnded,
     RunJob,
-    SentSplit,
+    RunOver,
     port,
     received,
 )
 
-__all__ = ["RankWorker", "RankWorkers"]
+__all__ = ["RankContext", "RankWorkers", "follow"]
 
 # All ranks of a group compute the same, so each of them raises these at the same minibatch.
 SHARED_ENDS = (Stopped, DivergedError, DataError)
-AssignmentT = TypeVar("AssignmentT", bound=Assignment)
+RANK_LOOK_SECONDS = 0.25  # between two looks at rank 0 and at the progress of the workers
 
 
-class RankWorker(ABC, Generic[AssignmentT]):
-    """One layer on this rank.
+class RankContext:
+    """What a rank gives to a worker, beside what :class:`syncpretrain.workers.link.Context` has.
 
     Parameters
     ----------
     transport : Transport
     job : RunJob
     assignment : Assignment
-        What the rank was sent for it, of the class's own kind.
     should_stop : callable
         Asked between minibatches.
 
     Attributes
     ----------
-    progress : ndarray of shape (1,), float64
-        Progress of the running epoch, or the last minibatch of the stream.
-    worker_count : ndarray of shape (1,), float64
-        Number of threads for the next step.
+    transport, run, data
+        The transport of this rank, the number of the run, and its data.
     group : Group or None
         The ranks that hold the layer together, if there are several.
     stop : callable
         Asked between minibatches; all ranks of a group find the same.
+    should_stop : callable
+        Asked by this rank alone.
+    agreed : AgreedStop or None
+        How a group agrees to stop.
     """
 
     def __init__(
         self,
         transport: Transport,
         job: RunJob,
-        assignment: AssignmentT,
+        assignment: Assignment,
         should_stop: Callable[[], bool],
     ) -> None:
-        self.progress, self.worker_count = np.zeros(1), np.ones(1)
-        self.number = assignment.layer
-        self._transport, self._job = transport, job
-        self._assignment: AssignmentT = assignment
-        self._should_stop, self._times = should_stop, job.times
-        self._orders = port(job.run, "orders", self.number)
+        self.progress, self.workers = np.zeros(1), np.ones(1)
+        self.number, self.times = assignment.number, job.times
+        self.transport, self.run, self.data = transport, job.run, job.data
+        self.should_stop = self.stop = should_stop
         self._over = threading.Event()
         self.group: Group | None = None
-        self.stop: Callable[[], bool] = should_stop
         self.agreed: AgreedStop | None = None
         if len(assignment.group) > 1:
-            base = port(job.run, "group", self.number)
+            base = self.port("group")
             self.group = Group(transport, assignment.group, base, job.times, self._over.is_set)
             self.stop = self.agreed = AgreedStop(self.group, should_stop)
-        transport.listen(port(job.run, "workers", self.number), self._set_workers)
+        transport.listen(self.port("workers"), self._set_workers)
 
-    @abstractmethod
-    def work(self) -> None:
-        """Obey orders until there are no more; report every failure."""
+    def port(self, name: str) -> Port:
+        """Return a port of this worker."""
+        return port(self.run, name, self.number)
 
-    def next_order(self) -> Any:
-        """Return the next order, None at the end of the run."""
-        return self._next(self._orders)
-
-    def _next(self, own: Port) -> Any:
-        """Return what comes next to a port of this rank, None at the end of the run."""
-        while (found := self._transport.take(own, self._times.sleep)) is None:
+    def next(self, name: str = "orders") -> Any:
+        """Return what comes next to a port of this worker, None at the end of the run."""
+        own = self.port(name)
+        while (found := self.transport.take(own, self.times.sleep)) is None:
             pass  # the loop of this rank notices that rank 0 is lost, and ends the process
         return found[1]
 
-    def send(self, name: str, thing: Any, layer: int = 0) -> None:
+    def take(self, name: str, number: int) -> Any:
+        """Return the next thing that arrives at a port of this rank, None if the run ends first."""
+        own = port(self.run, name, number)
+        while (found := self.transport.take(own, self.times.tick)) is None:
+            if self.should_stop():
+                return None
+        return found[1]
+
+    def send(self, name: str, thing: Any) -> None:
         """Send something to a port of rank 0."""
-        self._transport.send(0, port(self._job.run, name, layer), thing)
+        self.transport.send(0, port(self.run, name), thing)
+
+    def answer(self, answer: Any) -> None:
+        """Send rank 0 an answer, if this rank is to answer; let the others know of an error."""
+        if self._is_to_answer(getattr(answer, "error", None)):
+            self.transport.send(0, self.port("answers"), answer)
 
     @property
     def leads(self) -> bool:
@@ -111,8 +125,14 @@ class RankWorker(ABC, Generic[AssignmentT]):
         """Further arguments of the layer's factory: how a group agrees to stop."""
         return () if self.agreed is None else (self.agreed,)
 
-    def is_to_answer(self, error: BaseException | None = None) -> bool:
-        """Return whether rank 0 is to be sent an answer; let the others know of an error.
+    def leave(self) -> None:
+        """Let the worker leave after its order."""
+        # A message to itself: the thread that waits for an order needs no second way to be woken.
+        self._over.set()
+        self.transport.send(self.transport.rank, self.port("orders"), None)
+
+    def _is_to_answer(self, error: BaseException | None) -> bool:
+        """Return whether rank 0 is to be sent an answer.
 
         The first rank of a group answers, any other one only with an error of its own.
         """
@@ -127,93 +147,123 @@ class RankWorker(ABC, Generic[AssignmentT]):
         self.group.fail()
         return True
 
-    def take(self, name: str, layer: int) -> Any:
-        """Return the next thing that arrives at a port of this rank, None if the run ends first."""
-        own = port(self._job.run, name, layer)
-        while (found := self._transport.take(own, self._times.tick)) is None:
-            if self._should_stop():
-                return None
-        return found[1]
-
-    def leave(self) -> None:
-        """Let :meth:`work` end after its order."""
-        # A message to itself: the thread that waits for an order needs no second way to be woken.
-        self._over.set()
-        self._transport.send(self._transport.rank, self._orders, None)
-
     def _set_workers(self, source: int, workers: int) -> None:
-        self.worker_count[0] = workers
+        self.workers[0] = workers
 
 
 class RankWorkers:
-    """All layers of this rank in one run.
+    """All workers of this rank in one run.
 
     Parameters
     ----------
     transport : Transport
     job : RunJob
-    kinds : mapping
-        The class of held layers for each class of places.
     """
 
-    def __init__(
-        self, transport: Transport, job: RunJob, kinds: Mapping[type, type[RankWorker[Any]]]
-    ) -> None:
-        if isinstance(job.data, SentSplit):
+    def __init__(self, transport: Transport, job: RunJob) -> None:
+        if job.data is not None:
             job = replace(job, data=received(job.data))
-        self._transport, self.job = transport, job
+        self._transport, self._job = transport, job
         self._stopping = threading.Event()
         self._limit = blas_limit(job.blas_threads)
         self._limit.__enter__()
         transport.listen(port(job.run, "stop"), self._stop)
-        self._layers = [
-            # One that is not of pretraining brings its worker along.
-            (assignment.worker or kinds[type(assignment)])(
-                transport, job, assignment, self._stopping.is_set
-            )
-            for assignment in job.layers
+        self._contexts = [
+            RankContext(transport, job, own, self._stopping.is_set) for own in job.jobs
         ]
         # An eager transport looks more often for messages of other machines, at some per cent of a
         # core: ranks gain by it only if they exchange something in every step.
-        transport.is_eager = any(layer.group is not None for layer in self._layers)
+        transport.is_eager = any(own.group is not None for own in self._contexts)
         self._sent: dict[int, float] = {}
         # Daemons only so that a thread stuck in foreign code cannot keep the process from ending.
         self._threads = [
             threading.Thread(
-                target=layer.work, name=f"syncpretrain-layer-{layer.number}", daemon=True
+                target=serve,
+                args=(partial(assignment.open, own), own.next, own.answer),
+                name=f"syncpretrain-layer-{own.number}",
+                daemon=True,
             )
-            for layer in self._layers
+            for assignment, own in zip(job.jobs, self._contexts, strict=True)
         ]
         for thread in self._threads:
             thread.start()
 
     def report_progress(self) -> None:
-        """Report to rank 0 how far the epochs are, if they have moved."""
-        now = {layer.number: float(layer.progress[0]) for layer in self._layers if layer.leads}
-        epochs = {
-            assignment.layer
-            for assignment in self.job.layers
-            if isinstance(assignment, EpochAssignment)
+        """Report to rank 0 how far the orders are that take long, if they have moved."""
+        now = {
+            own.number: float(own.progress[0])
+            for assignment, own in zip(self._job.jobs, self._contexts, strict=True)
+            if own.leads and assignment.reports_progress
         }
-        moved = {i: x for i, x in now.items() if i in epochs and self._sent.get(i) != x}
+        moved = {i: x for i, x in now.items() if self._sent.get(i) != x}
         if moved:
             self._sent |= moved
-            self._transport.send(0, port(self.job.run, "progress"), moved)
+            self._transport.send(0, port(self._job.run, "progress"), moved)
 
     def close(self) -> list[str]:
-        """End the layers after their minibatch; return the names of threads that still live."""
+        """End the workers after their minibatch; return the names of threads that still live."""
         self._stopping.set()
-        for layer in self._layers:
-            layer.leave()
+        for own in self._contexts:
+            own.leave()
         # Half of what rank 0 waits: it hears then which threads still live.
-        deadline = time.monotonic() + self.job.times.join / 2
+        deadline = time.monotonic() + self._job.times.join / 2
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._limit.__exit__(None, None, None)
         self._transport.is_eager = False
         alive = [thread.name for thread in self._threads if thread.is_alive()]
-        self._transport.forget(self.job.run)
+        self._transport.forget(self._job.run)
         return alive
 
     def _stop(self, source: int, thing: Any) -> None:
         self._stopping.set()
+
+
+def follow(transport: Transport) -> RunEnded:
+    """Hold layers for rank 0, until it says what became of all; return that.
+
+    Raises
+    ------
+    WorkerError
+        If rank 0 is lost.
+    """
+    transport.listen(DUMP, lambda source, thing: faulthandler.dump_traceback(STDERR))
+    held: RankWorkers | None = None
+    with _without_signals():
+        try:
+            while True:
+                found = transport.take(CONTROL, RANK_LOOK_SECONDS)
+                if held is not None:
+                    held.report_progress()
+                if found is None:
+                    how = transport.lost(0)
+                    if how is not None:
+                        raise WorkerError(f"{transport.peers.name(0)} {how}")
+                    continue
+                message = found[1]
+                if isinstance(message, RunJob):
+                    held = RankWorkers(transport, message)
+                elif isinstance(message, RunOver):
+                    alive = held.close() if held is not None else []
+                    held = None
+                    transport.send(0, port(message.run, "left"), alive)
+                else:
+                    ended: RunEnded = message
+                    return ended
+        finally:
+            if held is not None:
+                held.close()
+
+
+@contextmanager
+def _without_signals() -> Iterator[None]:
+    """Leave Ctrl-C and SIGTERM, which reach every rank, to rank 0, which says what to do."""
+    found: dict[int, Any] = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for stopping in (signal.SIGINT, signal.SIGTERM):
+                found[stopping] = signal.signal(stopping, signal.SIG_IGN)
+        yield
+    finally:
+        for signum, handler in found.items():
+            signal.signal(signum, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +16,19 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.step_sharing import StepSharing
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.stream import Block, StreamPlan
+from syncpretrain.workers.link import STDERR
+from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import StreamedLayerState
+from syncpretrain.workers.streamed.inputs import RingSize
 
-__all__ = ["BaseStreamedLayer", "EpochResult", "Sharing", "StreamRuntime"]
+__all__ = [
+    "BaseStreamedLayer",
+    "EpochResult",
+    "Sharing",
+    "Stream",
+    "StreamedLayerFactory",
+    "built_layers",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,17 +173,40 @@ class BaseStreamedLayer(ABC):
         """
 
 
-class StreamRuntime(Protocol):
-    """Runtime of a streamed run: a context manager that owns the layers."""
+# Builds a layer in whichever process trains it, given the memory that it reads, and the memory
+# through which it hands up, if it does.
+StreamedLayerFactory = Callable[[Split, Split | None], BaseStreamedLayer]
 
-    @property
-    def layers(self) -> Sequence[BaseStreamedLayer]:
-        """The layers, from the lowest up."""
-        ...
 
-    def __enter__(self) -> StreamRuntime:
-        """Start what the layers need."""
-        ...
+def built_layers(
+    layer_factories: Sequence[StreamedLayerFactory], data: Split, sizes: Sequence[RingSize]
+) -> list[BaseStreamedLayer]:
+    """Return layers from the lowest up, on memory of this process.
+
+    ``data`` is what layer 1 reads, and ``sizes`` are of what lies between two layers.
+    """
+    memory = [data, *(size.memory() for size in sizes)]
+    return [
+        build(below, above)
+        for build, below, above in zip(layer_factories, memory, [*memory[1:], None], strict=True)
+    ]
+
+
+class Stream:
+    """Layers of a streamed run, to be entered as a context; here they train in this process.
+
+    Parameters
+    ----------
+    layers : sequence of BaseStreamedLayer
+        From the lowest up.
+    """
+
+    def __init__(self, layers: Sequence[BaseStreamedLayer]) -> None:
+        self.layers = layers
+
+    def __enter__(self) -> Stream:
+        """Start what the layers need, which is nothing."""
+        return self
 
     def __exit__(
         self,
@@ -181,22 +215,14 @@ class StreamRuntime(Protocol):
         traceback: TracebackType | None,
     ) -> None:
         """End it; the layers keep the newest parameters."""
-        ...
 
     def check(self) -> None:
-        """Look for a layer that was lost while it had nothing to do.
-
-        Raises
-        ------
-        WorkerError
-            Saying how.
-        """
-        ...
+        """Raise WorkerError if a layer was lost while it had nothing to do; here none ever is."""
 
     def settle(self) -> bool:
         """Return whether every layer answers, so that each can be asked for its state."""
-        ...
+        return True
 
     def abandon(self) -> None:
-        """Write on stderr where every layer stands, and end what can be ended."""
-        ...
+        """Write on stderr where every layer stands, and end what can be ended: here no thread."""
+        faulthandler.dump_traceback(STDERR)

@@ -12,6 +12,7 @@ Guarantees:
 from __future__ import annotations
 
 import math
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,22 +23,10 @@ from syncpretrain.kernels.program import in_turn
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
 from syncpretrain.schedule.stream import Block, StreamSchedule
-from syncpretrain.workers.interface import failure_of
-from syncpretrain.workers.mailbox import Mailbox
+from syncpretrain.workers.link import failure_of
 from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult, Sharing
 
-__all__ = ["BlockFailed", "StreamPool"]
-
-
-class BlockFailed:
-    """A layer failed in a block, or was stopped in it."""
-
-    def __init__(self, layer: int, epoch: int, error: BaseException) -> None:
-        self.layer, self.epoch, self.error = layer, epoch, error
-
-    def failure(self) -> BaseException:
-        """Return what the caller is to see: the layer, the epoch, and the error as its cause."""
-        return failure_of(self.layer, self.epoch, self.error)
+__all__ = ["StreamPool"]
 
 
 class StreamPool(Closing):
@@ -76,7 +65,7 @@ class StreamPool(Closing):
         ]
         self._room = [n - 1 for n in replicas]  # for helpers
         self._caller = threading.current_thread()
-        self.results: Mailbox[EpochResult | BlockFailed] = Mailbox()
+        self._results = queue.SimpleQueue[EpochResult | BaseException]()
         # Daemons only so that a thread stuck in foreign code cannot keep the process from ending.
         self._threads = [
             threading.Thread(target=self._serve, name=f"syncpretrain-stream-{i + 1}", daemon=True)
@@ -86,6 +75,13 @@ class StreamPool(Closing):
     def _open(self) -> None:
         for thread in self._threads:
             thread.start()
+
+    def next_result(self, timeout: float) -> EpochResult | BaseException | None:
+        """Return the next end of an epoch or failure, or None if none came within ``timeout``."""
+        try:
+            return self._results.get(timeout=timeout)
+        except queue.Empty:
+            return None
 
     @property
     def is_finished(self) -> bool:
@@ -158,6 +154,9 @@ class StreamPool(Closing):
             else:
                 tired = not self._help(*task)
 
+    def _report(self, result: EpochResult | BaseException) -> None:
+        self._results.put(result)
+
     def _process(self, block: Block) -> None:
         layer, sharing = self._layers[block.layer - 1], self._sharing[block.layer - 1]
         try:
@@ -165,7 +164,7 @@ class StreamPool(Closing):
             # Before the block is done: a driver that pauses the pool and saves takes the ends of
             # all epochs that the state is behind.
             for result in results:
-                self.results.put(result)
+                self._report(result)
             with self._changed:
                 self._schedule.done(block, layer.plan)
                 self._call_all()
@@ -219,7 +218,7 @@ class StreamPool(Closing):
         return None
 
     def _fail(self, layer: int, epoch: int, error: BaseException) -> None:
-        self.results.put(BlockFailed(layer, epoch, error))
+        self._report(failure_of(layer, epoch, error))
         self.stop()
 
     def _should_stop(self) -> bool:

@@ -9,25 +9,25 @@ as soon as no layer needs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from syncpretrain.errors import WorkerError
 from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.models.layer import Layer
-from syncpretrain.parallel.blas import blas_limit
-from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.stream import BLOCK_MINIBATCHES, Block
-from syncpretrain.workers.child_start import sendable, serve
-from syncpretrain.workers.kept_state import Keeping, KeptStates
-from syncpretrain.workers.shared_memory import SharedNumbers, SharedSplits
+from syncpretrain.workers.link import Context, Obey
+from syncpretrain.workers.restarts import Keeping, KeptStates
+from syncpretrain.workers.shared_memory import SharedSplits
 from syncpretrain.workers.state import StreamedLayerState
+from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult
 from syncpretrain.workers.streamed.layer import StreamedLayer
 
 __all__ = [
-    "Answer",
     "GiveLayer",
     "GiveState",
     "KeptStream",
@@ -35,32 +35,54 @@ __all__ = [
     "StreamJob",
     "StreamOrder",
     "TakeState",
-    "main",
+    "obeyed",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamJob:
-    """Message to a process at its start.
+    """Job of a process that trains a layer.
 
     It reads what lies in the memory ``below``, and hands up through the memory ``above``, if it
-    has one. Of the ``numbers``, the first is 1 once the layers are to stop; then follow the last
-    minibatch that each has processed, and the threads that are lent to each, of which there are
-    less than its ``replicas``. ``parent`` is a process identifier. ``kept`` is where the layer's
-    states are kept for the next process, if they are; that finds the newest ``reread`` minibatches
-    that were read below.
+    has one. A step has at most ``replicas`` threads. A process that replaces another finds the
+    newest ``reread`` minibatches that were read below.
     """
 
-    layer: int
     layer_factory: Callable[..., Any]  # a StreamedLayerFactory
     below: SharedSplits
     above: SharedSplits | None
-    numbers: SharedNumbers
     replicas: int
-    times: Timeouts
-    parent: int
-    kept: KeptStates | None = None
     reread: int = 0
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What the process has to be given."""
+        return tuple(x.descriptor for x in (self.below, self.above) if x is not None)
+
+    @contextmanager
+    def open(self, context: Context) -> Iterator[Obey]:
+        """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
+        name = f"syncpretrain-layer-{context.number}"
+        pool = WorkerPool(self.replicas, name, context.times)
+
+        def run(phases: Phases, shards: int) -> None:
+            pool.run(phases, shards, int(context.workers[0]))
+
+        layer = self._layer()
+        obey = partial(obeyed, layer, stop=context.stop, run=run)
+        if context.kept is not None:
+            keeper = KeptStream(layer, context.kept, self.reread)
+            keeper.go_to(int(context.progress[0]), run)
+            obey = partial(keeper.obey, obey=obey)
+        # Only now, since the parent reads it: until here it says how far the former process was.
+        layer.progress = context.progress
+        yield obey
+
+    def _layer(self) -> StreamedLayer:
+        (below,) = self.below.map()
+        above = self.above.map(write=True)[0] if self.above is not None else None
+        layer: StreamedLayer = self.layer_factory(below, above)
+        return layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +99,7 @@ class GiveState:
 
 @dataclass(frozen=True, slots=True)
 class TakeState:
-    """Order to continue from a state."""
+    """Order to continue from a state; the answer is its position."""
 
     state: StreamedLayerState
 
@@ -89,23 +111,22 @@ StreamOrder = Block | GiveLayer | GiveState | TakeState
 class Processed:
     """Answer to a block: the epochs that ended in it, and maybe the layer at the end of the last.
 
-    ``results`` are instances of :class:`EpochResult`. ``busy_seconds`` is the time of all blocks.
+    ``busy_seconds`` is the time of all blocks.
     ``position`` is the last minibatch that is done, where it is not in shared memory.
     """
 
-    results: tuple[Any, ...]
+    results: tuple[EpochResult, ...]
     layer: Layer | None
     busy_seconds: float
     position: float | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Answer to an order: what was asked for, or the error and its traceback."""
-
-    value: Any = None
-    error: BaseException | None = None
-    trace: str = ""
+    def shifted(self, seconds: float) -> Processed:
+        """Return the same by a clock that is some seconds ahead."""
+        results = tuple(
+            replace(own, started=own.started + seconds, ended=own.ended + seconds)
+            for own in self.results
+        )
+        return replace(self, results=results)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +170,8 @@ class KeptStream:
         last = min(position, layer.plan.end)
         if last - self._newest > self._reread:
             raise WorkerError(
-                f"layer {layer.number} cannot go on: its newest state is of minibatch"
-                f" {self._newest}, and it had processed {position}"
+                f"its newest state is of minibatch {self._newest}, and it had processed"
+                f" {position}: too many to process them again"
             )
         layer.process_again(last, run)
         layer.progress[0] = max(layer.position, position)
@@ -181,51 +202,8 @@ class KeptStream:
         self._newest, self._is_final = self._layer.position, self._layer.is_trained
 
 
-def main(descriptor: int) -> None:
-    """Work for the parent at the other end of a socket, until it closes that."""
-    serve(descriptor, _work, lambda error: _failed(error, 0, 1))
-
-
-def _work(job: StreamJob, take: Callable[[], StreamOrder], send: Callable[[Any], None]) -> None:
-    numbers = job.numbers.map()
-    lent = numbers[len(numbers) // 2 + job.layer :]  # the layer's number is the first
-    pool = WorkerPool(job.replicas, f"syncpretrain-layer-{job.layer}", job.times)
-
-    def stop() -> bool:
-        return bool(numbers[0])
-
-    def run(phases: Phases, shards: int) -> None:
-        pool.run(phases, shards, 1 + int(lent[0]))
-
-    with blas_limit(1):
-        layer = _layer(job)
-        keeper = None if job.kept is None else KeptStream(layer, job.kept, job.reread)
-        if keeper is not None:
-            keeper.go_to(int(numbers[job.layer]), run)
-        # Only now, since the parent reads it: until here it says how far the former process was.
-        layer.progress = numbers[job.layer : job.layer + 1]
-
-        def obey(order: StreamOrder) -> Any:
-            return _obeyed(layer, order, stop, run)
-
-        while True:
-            order = take()
-            try:
-                answer = Answer(obey(order) if keeper is None else keeper.obey(order, obey))
-            except BaseException as error:  # the parent raises it
-                answer = _failed(error, layer.number, layer.epoch)
-            send(answer)
-
-
-def _layer(job: StreamJob) -> StreamedLayer:
-    (below,) = job.below.map()
-    above = job.above.map(write=True)[0] if job.above is not None else None
-    layer: StreamedLayer = job.layer_factory(below, above)
-    return layer
-
-
-def _obeyed(
-    layer: StreamedLayer, order: StreamOrder, stop: Callable[[], bool], run: PhaseRunner
+def obeyed(
+    layer: BaseStreamedLayer, order: StreamOrder, *, stop: Callable[[], bool], run: PhaseRunner
 ) -> Any:
     """Do what an order says; return what is to be answered."""
     if isinstance(order, Block):
@@ -236,9 +214,4 @@ def _obeyed(
     if isinstance(order, GiveState):
         return layer.state(order.above)
     layer.load_state(order.state)
-    return None
-
-
-def _failed(error: BaseException, layer: int, epoch: int) -> Answer:
-    error, trace = sendable(error, layer, epoch)
-    return Answer(None, error, trace)
+    return layer.position

@@ -14,38 +14,78 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import StalledError
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import Phases
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.stream import Block
-from syncpretrain.workers.child_start import sendable
-from syncpretrain.workers.ranks.messages import HandedUp, RunJob, StreamAssignment, port
-from syncpretrain.workers.ranks.worker import RankWorker
+from syncpretrain.workers.link import Obey, Raised
+from syncpretrain.workers.ranks.messages import Assignment, port
+from syncpretrain.workers.ranks.worker import RankContext
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult
-from syncpretrain.workers.streamed.child import (
-    Answer,
+from syncpretrain.workers.streamed.inputs import Passes, Rings, RingSize
+from syncpretrain.workers.streamed.job import (
     GiveLayer,
-    GiveState,
     Processed,
     StreamOrder,
     TakeState,
+    obeyed,
 )
-from syncpretrain.workers.streamed.inputs import Passes, Rings
 
-__all__ = ["AHEAD_MINIBATCHES", "Inlet", "Outlet", "StreamWorker"]
+__all__ = ["AHEAD_MINIBATCHES", "Inlet", "Outlet", "StreamAssignment", "StreamWorker"]
 
 AHEAD_MINIBATCHES = 1  # minibatches of a block that are not computed yet when it is answered
 # Parameters are sent to rank 0 at the end of an epoch, at most that often: if this rank is lost,
 # the error carries a stack with them.
 KNOWN_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAssignment(Assignment):
+    """A layer of a stream: its ``StreamedLayerFactory`` and rings; as of :class:`LayerPart`.
+
+    ``ranks_above`` have the layer above; a step has ``replicas`` threads on each rank.
+    """
+
+    layer_factory: Callable[..., Any]
+    passes: Passes
+    below: RingSize | None
+    above: RingSize | None
+    handed_up: range
+    ranks_above: tuple[int, ...]
+    replicas: int
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether the rank is sent the data of the run."""
+        return self.below is None
+
+    @contextmanager
+    def open(self, context: RankContext) -> Iterator[Obey]:
+        """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
+        context.workers[0] = self.replicas
+        name = f"syncpretrain-layer-{context.number}"
+        with closing(WorkerPool(self.replicas, name, context.times)) as pool:
+            yield StreamWorker(context, self, pool).obey
+
+
+@dataclass(frozen=True, slots=True)
+class HandedUp:
+    """A minibatch for the layer above, and the validation examples if a pass ended with it."""
+
+    number: int
+    minibatch: Array
+    validation: Array | None
 
 
 class Inlet:
@@ -120,7 +160,7 @@ class Outlet:
         self, transport: Transport, run: int, assignment: StreamAssignment, rings: Rings
     ) -> None:
         self._transport, self._assignment, self._rings = transport, assignment, rings
-        self._port = port(run, "minibatches", assignment.layer + 1)
+        self._port = port(run, "minibatches", assignment.number + 1)
         group = assignment.group or (transport.rank,)
         self._above = assignment.ranks_above[group.index(transport.rank) :: len(group)]
 
@@ -137,160 +177,134 @@ class Outlet:
             self._transport.send(rank, self._port, handed)
 
 
-class StreamWorker(RankWorker[StreamAssignment]):
-    """Trains a layer of a stream; for the parameters see :class:`RankWorker`."""
+class StreamWorker:
+    """Trains a layer of a stream.
+
+    Parameters
+    ----------
+    context : RankContext
+    assignment : StreamAssignment
+    pool : WorkerPool
+        Works the steps.
+    """
 
     def __init__(
-        self,
-        transport: Transport,
-        job: RunJob,
-        assignment: StreamAssignment,
-        should_stop: Callable[[], bool],
+        self, context: RankContext, assignment: StreamAssignment, pool: WorkerPool
     ) -> None:
-        super().__init__(transport, job, assignment, should_stop)
-        name = f"syncpretrain-layer-{self.number}"
-        self._pool = WorkerPool(assignment.replicas, name, self._times)
-        self.worker_count[0] = assignment.replicas
+        self.context, self._assignment, self._pool = context, assignment, pool
         self._inlet: Inlet | None = None
         self._outlet: Outlet | None = None
-        self._failure: Answer | None = None  # in a minibatch that was answered for before
+        self._failure: Raised | None = None  # in a minibatch that was answered for before
         self._known = time.monotonic()  # when rank 0 got to know the layer
-
-    _common = 0  # the newest minibatch that every rank of the group has
-
-    def work(self) -> None:
-        """Obey orders until there are no more; report every failure."""
-        try:
-            layer = self._built()
-            layer.progress = self.progress
-            while (order := self.next_order()) is not None:
-                self._obey(layer, order)
-        except BaseException as error:  # construction failed; rank 0 reports it
-            if self.is_to_answer(error):
-                self.send("answers", self._failed(error, 1), self.number)
-        finally:
-            self._pool.close()
+        self._common = 0  # the newest minibatch that every rank of the group has
+        self._layer = self._built()
+        self._layer.progress = context.progress
 
     def _built(self) -> BaseStreamedLayer:
-        assignment, job = self._assignment, self._job
-        below = job.data if assignment.below is None else assignment.below.memory()
-        assert isinstance(below, Split)
+        assignment, context = self._assignment, self.context
+        memory = context.data if assignment.below is None else assignment.below.memory()
+        assert memory is not None
+        below = Split(*memory)
         above: Split | None = None
         if assignment.above is not None:
             above = assignment.above.memory()
-            self._outlet = Outlet(
-                self._transport, job.run, assignment, assignment.above.rings(above)
-            )
-        layer: BaseStreamedLayer = assignment.layer_factory(below, above, *self.sharing)
-        self.progress[0] = layer.progress[0]
+            rings = assignment.above.rings(above)
+            self._outlet = Outlet(context.transport, context.run, assignment, rings)
+        layer: BaseStreamedLayer = assignment.layer_factory(below, above, *context.sharing)
+        context.progress[0] = layer.progress[0]
         if assignment.below is not None:
-            self._inlet = Inlet(assignment.below.rings(below), assignment.passes, self._times)
-            self._transport.listen(port(job.run, "minibatches", self.number), self._inlet.put)
+            self._inlet = Inlet(assignment.below.rings(below), assignment.passes, context.times)
+            context.transport.listen(context.port("minibatches"), self._inlet.put)
         return layer
 
-    def _obey(self, layer: BaseStreamedLayer, order: StreamOrder) -> None:
-        """Do what an order says, and answer it."""
+    def obey(self, order: StreamOrder) -> Any:
+        """Do what an order says; return the answer, None if it was sent already."""
         if self._failure is not None and not isinstance(order, GiveLayer):
-            self.send("answers", self._failure, self.number)
-            return
+            return self._failure
         try:
             if isinstance(order, Block):
-                self._process(layer, order)
-                return
-            answer = Answer(self._obeyed(layer, order))
-        except BaseException as error:  # rank 0 raises it
-            answer = self._failed(error, layer.epoch)
-        if self.is_to_answer(answer.error):
-            self._send_progress()
-            self.send("answers", answer, self.number)
+                return self._process(order)
+            answer = obeyed(self._layer, order, stop=self.context.stop, run=self._run)
+        except BaseException:
+            number = self.context.number
+            self.context.send("progress", {number: float(self.context.progress[0])})
+            raise
+        if isinstance(order, TakeState) and self._outlet is not None:
+            for number in sorted(order.state.ring):
+                self._outlet.send(number)
+        return answer
 
-    def _process(self, layer: BaseStreamedLayer, block: Block) -> None:
-        """Process the minibatches of a block, and answer."""
+    def _process(self, block: Block) -> Processed | None:
+        """Process the minibatches of a block; return the answer, None if it was sent already."""
         results: list[EpochResult] = []
         for number in range(block.first, block.last):
-            results += self._minibatch(layer, number)
+            results += self._minibatch(number)
         # Answer before the last minibatch: the next order travels while that is computed. Not at
         # the end of an epoch, since the answer has its result; nor in a group, since all of it has
         # to be through with a slot before rank 0 lets the layer below fill it.
-        is_ahead = self.group is None and not self._ends_pass(layer, block.last)
-        if is_ahead:
-            self._answer(layer, results)
+        group, is_ahead = self.context.group, False
+        if group is None and not self._ends_pass(block.last):
+            self.context.answer(self._processed(results))
+            is_ahead = True
         try:
-            results += self._minibatch(layer, block.last)
+            results += self._minibatch(block.last)
         except BaseException as error:
             if not is_ahead:
                 raise
             # The answer is gone. A stop will be the answer to the next block; a failure is told to
             # rank 0 at once, since no other block may come.
             if not isinstance(error, Stopped):
-                self._failure = self._failed(error, layer.epoch)
-                self.send("failures", (self.number, self._failure))
-            return
-        if self.group is not None:
-            self.group.gather(None)  # all have read their input; then it may be overwritten
-        if not is_ahead and self.is_to_answer():
-            self._answer(layer, results)
+                self._failure = Raised(error)
+                self.context.send("failures", (self.context.number, self._failure))
+        if group is not None:
+            group.gather(None)  # all have read their input; then it may be overwritten
+        return self._processed(results) if not is_ahead and self.context.leads else None
 
-    def _ends_pass(self, layer: BaseStreamedLayer, number: int) -> bool:
+    def _ends_pass(self, number: int) -> bool:
         """Return whether an epoch of the layer may end with a minibatch, or the stream."""
         steps, last = self._assignment.passes.steps, self._assignment.handed_up.stop - 1
-        return layer.plan.at(number) % steps == 0 or number >= last > 0
+        return self._layer.plan.at(number) % steps == 0 or number >= last > 0
 
-    def _minibatch(self, layer: BaseStreamedLayer, number: int) -> list[EpochResult]:
+    def _minibatch(self, number: int) -> list[EpochResult]:
         if self._inlet is not None:
             self._wait_for(self._inlet, number)
-        results = layer.process(Block(self.number, number, number), self.stop, self._run)
+        block = Block(self.context.number, number, number)
+        results = self._layer.process(block, self.context.stop, self._run)
         if self._outlet is not None:
             self._outlet.send(number)
         return results
 
     def _run(self, phases: Phases, shards: int) -> None:
-        self._pool.run(phases, shards, int(self.worker_count[0]))
+        self._pool.run(phases, shards, int(self.context.workers[0]))
 
-    def _answer(self, layer: BaseStreamedLayer, results: list[EpochResult]) -> None:
-        """Answer a block; with the layer if it is trained, or rank 0 knew one for some time."""
+    def _processed(self, results: list[EpochResult]) -> Processed:
+        """Return the answer to a block.
+
+        The layer is in it if it is trained, or rank 0 has known the same one for some time.
+        """
         newest: Layer | None = None
         is_old = time.monotonic() > self._known + KNOWN_SECONDS
         if results and (is_old or results[-1].is_last):
-            newest, self._known = layer.current(), time.monotonic()
-        position = float(self.progress[0])
-        value = Processed(tuple(results), newest, layer.busy_seconds, position)
-        self.send("answers", Answer(value), self.number)
-
-    def _send_progress(self) -> None:
-        self.send("progress", {self.number: float(self.progress[0])})
-
-    def _obeyed(self, layer: BaseStreamedLayer, order: GiveLayer | GiveState | TakeState) -> Any:
-        """Do what an order says that is no block; return what is to be answered."""
-        if isinstance(order, GiveLayer):
-            return layer.current()
-        if isinstance(order, GiveState):
-            return layer.state(order.above)
-        layer.load_state(order.state)
-        for number in sorted(order.state.ring):
-            if self._outlet is not None:
-                self._outlet.send(number)
-        return None
+            newest, self._known = self._layer.current(), time.monotonic()
+        position = float(self.context.progress[0])
+        return Processed(tuple(results), newest, self._layer.busy_seconds, position)
 
     def _wait_for(self, inlet: Inlet, number: int) -> None:
         """Wait for a minibatch, in a group until each rank has it; or raise Stopped on all."""
-        if self.group is None:
-            inlet.wait_for(number, self._should_stop)
+        group, should_stop = self.context.group, self.context.should_stop
+        if group is None:
+            inlet.wait_for(number, should_stop)
             return
         if number <= self._common:
             return
         stops = False
         try:
-            inlet.wait_for(number, self._should_stop)
+            inlet.wait_for(number, should_stop)
         except Stopped:
             stops = True
         # The ranks of a group get their minibatches by different ways. They agree on the newest
         # that all have, and so run the same steps; most minibatches need no exchange.
-        found: list[tuple[int, bool]] = self.group.all_gather((inlet.newest, stops))
+        found: list[tuple[int, bool]] = group.all_gather((inlet.newest, stops))
         if any(own for _, own in found):
             raise Stopped
         self._common = min(newest for newest, _ in found)
-
-    def _failed(self, error: BaseException, epoch: int) -> Answer:
-        error, trace = sendable(error, self.number, epoch)
-        return Answer(None, error, trace)

@@ -1,0 +1,426 @@
+"""Whole epochs on ranks: as rank 0 drives them, and as another rank trains a layer on versions.
+
+The reader of a version gets the parameters of all layers below, or the version's activations,
+whichever are fewer numbers: the parameters have 3 MB where activations have 200. It computes the
+activations from the data, through one snapshot a layer. Where activations are sent, the rank of the
+layer computes them from the input that it trained the version on: the same products in the same
+chunks, and so the same bits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+
+from syncpretrain.cluster.group import AgreedStop
+from syncpretrain.cluster.job import Membership
+from syncpretrain.errors import ScheduleError
+from syncpretrain.kernels.program import PhaseRunner
+from syncpretrain.models.layer import Layer
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.schedule.schedule import Train
+from syncpretrain.workers.activations import ActivationSource, transform
+from syncpretrain.workers.epochs import Finished, LinkedEpochs, Message
+from syncpretrain.workers.link import Obey, Raised
+from syncpretrain.workers.ranks.messages import Assignment, port
+from syncpretrain.workers.ranks.placement import UNSHARED, RankShares, groups_of_layers
+from syncpretrain.workers.ranks.run import RunRanks
+from syncpretrain.workers.ranks.worker import RankContext
+from syncpretrain.workers.split import Split
+from syncpretrain.workers.versions import Versions
+from syncpretrain.workers.worker import LayerWorker, WorkerFactory
+
+__all__ = ["ChainVersions", "KeptVersions", "RankOrder", "RanksRuntime", "layers_sent_activations"]
+
+
+class ChainVersions(Versions):
+    """Versions without activations here: snapshots, and chains of them.
+
+    A chain has one snapshot a layer, through which the data become the activations of a version.
+    The reader of a version gets its chain, or the activations where they are fewer bytes.
+
+    Parameters
+    ----------
+    parameters : sequence of int
+        Numbers of each layer's parameters.
+
+    Attributes
+    ----------
+    on_release : callable or None
+        Called with layer and version as that is released.
+    """
+
+    def __init__(self, *arguments: object, parameters: Sequence[int], **options: object) -> None:
+        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+        self.parameters = parameters
+        self.on_release: Callable[[int, int], None] | None = None
+        self._chains: dict[tuple[int, int], tuple[Layer, ...]] = {}
+
+    def chain(self, layer: int, version: int, below: int) -> tuple[Layer, ...]:
+        """Return the snapshots from layer 1 up to a version; none for the data.
+
+        ``below`` is the version of the layer below that it was trained on.
+
+        Raises
+        ------
+        ScheduleError
+            If the version, or what it is computed from, is not held.
+        """
+        if layer == 0:
+            return ()
+        own = self._version(layer, version)
+        if (layer, version) not in self._chains:
+            if layer > 1 and (layer - 1, below) not in self._chains:
+                raise ScheduleError(
+                    f"version {below} of layer {layer - 1} was read before it was computed"
+                )
+            chain = self._chains[layer - 1, below] if layer > 1 else ()
+            self._chains[layer, version] = (*chain, own.snapshot)
+        return self._chains[layer, version]
+
+    def source(self, layer: int, version: int, below: int) -> ActivationSource:
+        """Refuse: the activations are on other ranks."""
+        raise ScheduleError(f"version {version} of layer {layer} has no activations here")
+
+    def compute(self, layer: int, version: int, snapshots: Sequence[Layer]) -> None:
+        """Note the chain from which a version's reader computes the activations again."""
+        self._version(layer, version).computed = True
+        self._chains[layer, version] = tuple(snapshots)
+
+    def release(self, layer: int, version: int) -> None:
+        """Drop a version."""
+        super().release(layer, version)
+        self._chains.pop((layer, version), None)
+        if self.on_release is not None:
+            self.on_release(layer, version)
+
+
+@dataclass(frozen=True, slots=True)
+class RankOrder:
+    """An epoch to train, and the chain of snapshots through which the data become its input.
+
+    ``chain`` is None in three cases: the rank has computed that input already, the layer reads the
+    data, or the rank of the layer below sends the activations (``are_sent``).
+    """
+
+    command: Train
+    chain: tuple[Layer, ...] | None
+    are_sent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HandUp:
+    """Message to a layer's rank: send the activations of a version to the layer above."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropVersion:
+    """Message to a layer's rank: drop a version of the layer, or of the layer below."""
+
+    layer: int
+    version: int
+
+
+def layers_sent_activations(
+    rows: int, hidden: Sequence[int], parameters: Sequence[int]
+) -> frozenset[int]:
+    """Return the layers, numbered from 1, that are sent activations rather than parameters.
+
+    Parameters
+    ----------
+    rows : int
+        Number of training and validation rows.
+    hidden : sequence of int
+        Hidden units of each layer.
+    parameters : sequence of int
+        Numbers of each layer's parameters.
+    """
+    # Instead of activations, a layer would be sent the parameters of all layers below it.
+    below = zip(hidden[:-1], accumulate(parameters), strict=False)
+    return frozenset(
+        layer for layer, (width, numbers) in enumerate(below, start=2) if rows * width < numbers
+    )
+
+
+class KeptVersions:
+    """The input of a layer on its rank, and versions of the layer that may be handed up.
+
+    One thread trains the layer, another one hands up and drops.
+
+    Parameters
+    ----------
+    data : Split
+    keeps : bool
+        True to keep versions, to hand them up; false to keep the newest input alone.
+
+    Attributes
+    ----------
+    newest : Split or None
+        The input that came last.
+    """
+
+    def __init__(self, data: Split, *, keeps: bool) -> None:
+        self.newest: Split | None = None
+        self._data, self._keeps = data, keeps
+        # Guards the tables, never a computation: what is in them is not changed any more, so a
+        # reader may use it after the lock is released.
+        self._lock = threading.Lock()
+        self._inputs = {0: data}  # layer 1 alone reads version 0
+        self._snapshots: dict[int, tuple[Layer, int]] = {}  # with the version it was trained on
+
+    def room(self, width: int) -> Split:
+        """Return arrays for an input; the values in them are no longer needed."""
+        if self.newest is not None and not self._keeps:  # no other thread reads it
+            return self.newest
+        return Split(*(np.empty((len(rows), width), dtype=np.float32) for rows in self._data))
+
+    def take_input(self, version: int, activations: Split) -> None:
+        """Take the input that the next epochs train on."""
+        self.newest = activations
+        if self._keeps:
+            with self._lock:
+                self._inputs[version] = activations
+
+    def publish(self, version: int, snapshot: Layer, reads: int) -> None:
+        """Keep a version that was trained on a version of the layer below."""
+        if self._keeps:
+            with self._lock:
+                self._snapshots[version] = snapshot, reads
+
+    def activations(self, version: int, stop: Callable[[], bool]) -> Split | None:
+        """Return the activations of a version, or None if ``stop`` turned true.
+
+        Raises
+        ------
+        ScheduleError
+            If the version, or what it was trained on, is not here.
+        """
+        with self._lock:
+            snapshot, reads = self._snapshots.get(version, (None, 0))
+            below = self._inputs.get(reads)
+        if snapshot is None or below is None:
+            raise ScheduleError(f"version {version} was to be handed up, but is not held")
+        width = snapshot.shape.hidden
+        found = Split(*(np.empty((len(rows), width), dtype=np.float32) for rows in self._data))
+        return found if transform([snapshot], below, found, stop) else None
+
+    def drop(self, version: int) -> None:
+        """Drop a version of this layer."""
+        with self._lock:
+            self._snapshots.pop(version, None)
+
+    def drop_input(self, version: int) -> None:
+        """Drop a version of the layer below."""
+        with self._lock:
+            self._inputs.pop(version, None)
+
+
+class _Inputs:
+    """The input of a layer: the data, what they become through a chain, or what is sent.
+
+    ``take`` returns the activations that are sent, or None if the run ends first.
+    """
+
+    def __init__(
+        self,
+        data: Split,
+        agreed: AgreedStop | None,
+        kept: KeptVersions,
+        take: Callable[[], Split | None],
+    ) -> None:
+        self._data, self._agreed, self._kept, self._take = data, agreed, kept, take
+        self.order = RankOrder(Train(0, 0, 0, 0), None)
+        self.computed = False
+
+    def activations(
+        self,
+        layer: int,
+        version: int,
+        below: int,
+        stop: Callable[[], bool],
+        run: PhaseRunner,
+    ) -> Split | None:
+        """Return the activations that the order describes, or None if ``stop`` turned true."""
+        if self._agreed is None:
+            return self._activations(layer, version, stop, run)
+        # Each rank computes all activations, and stops only if all do: a rank that left alone would
+        # be waited for in the next step.
+        found = self._activations(layer, version, self._agreed.asked, run)
+        return None if self._agreed.agree() else found
+
+    def _activations(
+        self, layer: int, version: int, stop: Callable[[], bool], run: PhaseRunner
+    ) -> Split | None:
+        if layer == 0:
+            return self._data
+        chain, found = self.order.chain, self._kept.newest
+        if self.order.are_sent:
+            found = self._take()
+        elif chain is not None:
+            found = self._kept.room(chain[-1].shape.hidden)
+            if not transform(chain, self._data, found, stop, run):
+                return None
+        else:
+            return found
+        if found is not None:
+            self._kept.take_input(version, found)
+            self.computed = True
+        return found
+
+
+class RanksRuntime(LinkedEpochs):
+    """Layers on other ranks.
+
+    Parameters
+    ----------
+    worker_factories : sequence of callable
+        One a layer, from the lowest up; each can be sent to another rank.
+    versions : ChainVersions
+    blas_threads : int
+        BLAS threads of each rank.
+    own : Membership
+        The membership of this process, rank 0.
+    times : Timeouts
+    shares : RankShares
+        How many ranks may share a layer.
+    """
+
+    def __init__(
+        self,
+        worker_factories: Sequence[WorkerFactory],
+        versions: ChainVersions,
+        blas_threads: int,
+        own: Membership,
+        times: Timeouts = TIMEOUTS,
+        shares: RankShares = UNSHARED,
+    ) -> None:
+        data = versions.data
+        widths = (data.train.shape[1], *versions.hidden)
+        groups = groups_of_layers(widths, own.transport.size, shares)
+        self._ranks = RunRanks(own, groups, times, data=data, blas_threads=blas_threads)
+        super().__init__(self._ranks, times)
+        self._worker_factories, self._versions = worker_factories, versions
+        self._there: dict[int, int] = {}  # by layer: the version that its rank has as input
+        rows = sum(map(len, data))
+        self._sent = layers_sent_activations(rows, versions.hidden, versions.parameters)
+        self._kept = {layer - 1: set[int]() for layer in self._sent}  # versions, on their rank
+
+    def _jobs(self) -> list[EpochAssignment]:
+        self._versions.on_release = self._released
+        groups = self._ranks.groups
+        return [
+            EpochAssignment(
+                layer,
+                factory,
+                groups[layer + 1] if layer + 1 in self._sent else (),
+                group=groups[layer],
+            )
+            for layer, factory in enumerate(self._worker_factories, start=1)
+        ]
+
+    def _order(self, command: Train) -> RankOrder:
+        layer, reads = command.layer, command.reads
+        chain = self._versions.chain(layer - 1, reads, command.below_reads)
+        # Unknown until it reports: it may fail before it has computed its new input.
+        has = self._there.pop(layer, None)
+        lacks = bool(chain) and has != reads
+        are_sent = lacks and reads in self._kept.get(layer - 1, ())
+        if are_sent:
+            self._ranks.send_first(layer - 1, "versions", HandUp(reads))
+        if not lacks:
+            self._there[layer] = reads
+        return RankOrder(command, chain if lacks and not are_sent else None, are_sent)
+
+    def _record(self, message: Message) -> None:
+        layer, command = message.command.layer, message.command
+        if message.computed:
+            self._versions.record_computed(layer - 1, command.reads)
+            self._there[layer] = command.reads
+        if isinstance(message, Finished) and layer in self._kept:
+            self._kept[layer].add(command.epoch)
+
+    def _released(self, layer: int, version: int) -> None:
+        """Have the ranks that keep a version drop it: its own, and that of the layer above."""
+        if version in self._kept.get(layer, ()):
+            self._kept[layer].discard(version)
+            self._ranks.send_first(layer, "versions", DropVersion(layer, version))
+        if layer + 1 in self._kept:
+            self._ranks.send_first(layer + 1, "versions", DropVersion(layer, version))
+
+    def _close(self) -> list[str]:
+        self._versions.on_release = None
+        return super()._close()
+
+
+@dataclass(frozen=True, slots=True)
+class EpochAssignment(Assignment):
+    """A layer that trains on versions: its number and its ``WorkerFactory``.
+
+    ``ranks_above`` have the layer above, if that gets activations from here.
+    """
+
+    reports_progress = True
+
+    worker_factory: Callable[..., LayerWorker]
+    ranks_above: tuple[int, ...] = ()
+
+    @contextmanager
+    def open(self, context: RankContext) -> Iterator[Obey]:
+        """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
+        assert context.data is not None
+        data = Split(*context.data)
+        hands_up = bool(self.ranks_above) and context.leads
+        kept = KeptVersions(data, keeps=hands_up)
+        take = partial(context.take, "activations", context.number)
+        inputs = _Inputs(data, context.agreed, kept, take)
+        worker = self.worker_factory(inputs, *context.sharing)
+        worker.progress, worker.worker_count = context.progress, context.workers
+
+        def obey(order: RankOrder) -> Message:
+            inputs.order, inputs.computed = order, False
+            message = worker.execute(order.command, context.stop)
+            if isinstance(message, Finished):
+                kept.publish(order.command.epoch, message.layer, order.command.reads)
+            return replace(message, computed=inputs.computed)
+
+        with closing(worker):
+            if not hands_up:
+                yield obey
+                return
+            # In a thread: the layer above does not wait for an epoch's end.
+            name = f"syncpretrain-layer-{context.number}-up"
+            handing = threading.Thread(
+                target=self._hand_up, args=(context, kept), name=name, daemon=True
+            )
+            handing.start()
+            try:
+                yield obey
+            finally:
+                transport = context.transport
+                transport.send(transport.rank, context.port("versions"), None)
+                handing.join()
+
+    def _hand_up(self, context: RankContext, kept: KeptVersions) -> None:
+        above = port(context.run, "activations", context.number + 1)
+        try:
+            while (order := context.next("versions")) is not None:
+                if isinstance(order, HandUp):
+                    with np.errstate(over="ignore", invalid="ignore"):
+                        found = kept.activations(order.version, context.should_stop)
+                    for rank in self.ranks_above if found is not None else ():
+                        context.transport.send(rank, above, found)
+                elif order.layer == context.number:
+                    kept.drop(order.version)
+                else:
+                    kept.drop_input(order.version)
+        # The layer's own thread may be in an epoch; this answer makes rank 0 end the run.
+        except BaseException as error:
+            context.answer(Raised(error))
