@@ -35,7 +35,7 @@ from syncpretrain.finetuning.program import (
     step_phases,
 )
 from syncpretrain.finetuning.tasks import Examples
-from syncpretrain.finetuning.unlabelled import PROBE, Passes, guess, scaled_rows
+from syncpretrain.finetuning.unlabelled import PROBE, Passes, align, guess, scaled_rows
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.losses import count_errors, loss_of, squared_error
@@ -65,6 +65,8 @@ class Network:
     adversarial_noise : float
         Distance by which rows with a guessed class are moved; see
         :mod:`syncpretrain.finetuning.unlabelled`.
+    aligns : bool
+        True to guess classes with the shares that they have among the labels.
     epochs : int
         Of the whole training: the weight of rows without a label rises through them.
     shards : int
@@ -103,6 +105,7 @@ class Network:
         dropout: Dropout | None = None,
         noise: float = 0.0,
         adversarial_noise: float = 0.0,
+        aligns: bool = False,
         epochs: int = 1,
         shards: int = 1,
         split: str = "units",
@@ -113,6 +116,7 @@ class Network:
         self.backend: Backend = backend or NumpyBackend()
         self.loss, self.shards, self._dropout = loss, shards, dropout or Dropout()
         self._noise, self._adversarial_noise, self._epochs = noise, adversarial_noise, epochs
+        self._aligns = aligns
         kind = chain[0].weight.dtype
         self.places = places_of(chain, self.backend)
         self.parameters, self.gradients = (
@@ -348,6 +352,8 @@ class Network:
             moves = self._adversarial_moves(x[known:], target[known:], (epoch, step), run, shards)
             gather(examples.inputs, examples.numbers[rows[known:]], out=x[known:])  # type: ignore[index]
             x[known:] += moves
+        if self._aligns:
+            align(y, examples.targets.mean(axis=0))
         sure = guess(y, target[known:])
         own[known:, 0] = sure * (passes.rise(epoch, step) * n / others)
         np.copyto(weights, own)

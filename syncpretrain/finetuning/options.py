@@ -118,6 +118,7 @@ def network_options(options: TuningOptions) -> dict[str, Any]:
         "dropout": Dropout(options.input_dropout, options.dropout, options.seed),
         "noise": options.input_noise,
         "adversarial_noise": options.adversarial_noise,
+        "aligns": options.unlabelled == "aligned",
         "epochs": options.epochs,
         "shards": options.shards or 1,
         "precision": options.precision,

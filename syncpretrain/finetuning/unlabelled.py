@@ -11,6 +11,11 @@ with the cross-entropy L, the network's probabilities p of the row without noise
 from 0 to 1 over the first two thirds of all steps: a network that knows nothing yet is sure of the
 wrong things.
 
+A few labels may leave out a cluster of their class, which the network then takes for another class,
+for good. ``aligned`` multiplies the probabilities by the share of each class among the labels over
+the mean of its probability among the rows of the minibatch, before it looks for the sure ones
+(Berthelot et al. 2020). The assumption is that the labels have the classes' shares of all rows.
+
 With adversarial noise, a row without a label is also moved, by a fixed distance, to where the
 network's output is most unlike what it is (Miyato et al. 2018): with the network's probabilities p
 of the row x, and a random direction u of length 0.1, along the gradient by x of L(x + u, p). So the
@@ -34,11 +39,12 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.settings.finetuning import labelled_of, steps_with_unlabelled
 
-__all__ = ["PROBE", "Passes", "guess", "scaled_rows"]
+__all__ = ["PROBE", "Passes", "align", "guess", "scaled_rows"]
 
 SURE = 0.95  # probability of a class, from which on it is a target
 RISE = 2 / 3  # share of all steps in which the weight of such targets rises
 PROBE = 0.1  # length of the random direction: at the row itself the gradient is 0
+LEAST_SHARE = 1e-3  # of a class among the rows of a minibatch: one without any is not divided by 0
 OF_LABELLED = 1  # step of the address that the order of rows with a label is drawn at
 
 
@@ -103,6 +109,18 @@ class Passes(NamedTuple):
     def _labelled_pass(self, number: int) -> NDArray[np.int64]:
         draws = generator(self.seed, Purpose.ORDER, layer=0, epoch=number, step=OF_LABELLED)
         return draws.permutation(len(self.examples.targets))
+
+
+def align(y: Array, shares: Array) -> None:
+    """Scale probabilities so that the classes have the given shares of the rows, in place.
+
+    Parameters
+    ----------
+    y : ndarray of shape (n, classes)
+    shares : ndarray of shape (classes,)
+    """
+    y *= shares / (y.mean(axis=0) + LEAST_SHARE)
+    y /= y.sum(axis=1, keepdims=True)
 
 
 def guess(y: Array, target: Array) -> NDArray[np.bool_]:

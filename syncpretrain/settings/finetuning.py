@@ -95,9 +95,10 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
     unlabelled : str
         ``pseudo``: in classification, rows without a label are trained on too, for the class that
         the network is sure of (Lee 2013). A minibatch then has a fifth of rows with a label, and an
-        epoch is a pass over the rows without, or over the others if that is longer.
+        epoch is a pass over the rows without, or over the others if that is longer. ``aligned``:
+        so that classes are guessed as often as they are among the labels (Berthelot et al. 2020).
     adversarial_noise : float
-        Distance by which ``pseudo`` moves rows without a label, as the lowest layer sees them, to
+        Distance by which training moves rows without a label, as the lowest layer sees them, to
         where the network's output changes most (Miyato et al. 2018).
     patience : int or None
         Stop after this number of epochs without a better validation error; keep the best weights.
@@ -135,10 +136,10 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
         "none"
     )
     unlabelled: Annotated[
-        Literal["none", "pseudo"], TUNING, "pseudo: guessed classes train too."
+        Literal["none", "pseudo", "aligned"], TUNING, "pseudo: guessed classes train too."
     ] = "none"
     adversarial_noise: Annotated[
-        NonNegativeFloat, TUNING_REGULARIZATION, "Distance that pseudo moves rows by."
+        NonNegativeFloat, TUNING_REGULARIZATION, "Distance that guessed rows are moved."
     ] = 0.0
     patience: Annotated[
         Count | None, TUNING_REGULARIZATION, "End N epochs after the best; keep its weights."

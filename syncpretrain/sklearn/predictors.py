@@ -261,7 +261,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         targets = Targets(classes.rows, classes.places, weights)
         self._train(rows, targets, "classification")
         self.stack_ = for_labels(self.stack_, classes.labels)
-        self.pseudo_labels_ = self.stack_.info["finetune"][-1]["unlabelled"] == "pseudo"
+        self.pseudo_labels_ = self.stack_.info["finetune"][-1]["unlabelled"] != "none"
         return self
 
     def _is_to_try(self, X: Matrix, labels: int) -> bool:

@@ -16,7 +16,7 @@ from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.normalization import normalized, settled
 from syncpretrain.finetuning.program import input_gradient_phases
 from syncpretrain.finetuning.tasks import Examples
-from syncpretrain.finetuning.unlabelled import PROBE, Passes, guess, scaled_rows
+from syncpretrain.finetuning.unlabelled import PROBE, Passes, align, guess, scaled_rows
 from syncpretrain.kernels.losses import cross_entropy
 from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.rng import Purpose, generator
@@ -143,9 +143,18 @@ def test_a_guess_is_the_most_probable_class_and_sure_from_a_limit_on():
     assert (target.sum(axis=1) == 1).all()
 
 
+def test_aligned_probabilities_have_the_shares_of_the_labels():
+    y = np.array([[0.9, 0.1, 0], [0.75, 0.25, 0], [0.6, 0.4, 0], [0.9, 0.1, 0]])
+    align(y, np.array([0.5, 0.5, 0]))
+    np.testing.assert_allclose(y.sum(axis=1), 1)
+    assert y.argmax(axis=1).tolist() == [0, 1, 1, 0]
+    np.testing.assert_allclose(y[0, 0] / y[0, 1], 9 * 0.2135 / 0.7885)
+    assert np.isfinite(y).all()
+
+
 @pytest.mark.parametrize(("shards", "split"), [(1, "units"), (2, "units"), (2, "examples")])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_the_loss_is_that_of_the_equation(shards, split, weighted):
+@pytest.mark.parametrize(("weighted", "aligned"), [(False, False), (True, False), (False, True)])
+def test_the_loss_is_that_of_the_equation(shards, split, weighted, aligned):
     x, target = make_examples("softmax", rows=20)
     chain = make_chain(("relu", "bernoulli", "softmax"))
     chain[-1] = Affine(chain[-1].weight * 50, chain[-1].bias, "softmax")  # sure of some rows
@@ -154,7 +163,9 @@ def test_the_loss_is_that_of_the_equation(shards, split, weighted):
     weights = np.random.default_rng(3).random((8, 1)) if weighted else None
     given = Examples(x, target[numbers][:8], weights, numbers)
     network = Network(
-        chain, "cross-entropy", batch_size=16, epochs=4, noise=0.3, shards=shards, split=split
+        *(chain, "cross-entropy"),
+        **{"batch_size": 16, "epochs": 4, "noise": 0.3, "shards": shards, "split": split},
+        aligns=aligned,
     )
     network.begin(given, rows, epoch=epoch, step=step)
     wrong = network.gradient()
@@ -169,6 +180,9 @@ def test_the_loss_is_that_of_the_equation(shards, split, weighted):
         return np.exp(inputs) / np.exp(inputs).sum(axis=1, keepdims=True)
 
     clean, seen = y(x[numbers[rows[known:]]]), y(noisy)
+    if aligned:
+        clean *= given.targets.mean(axis=0) / (clean.mean(axis=0) + 1e-3)
+        clean /= clean.sum(axis=1, keepdims=True)
     labels = target[numbers[rows[:known]]]
     own = np.ones(known) if weights is None else weights[rows[:known], 0]
     loss = -(own * np.log((seen[:known] * labels).sum(axis=1))).mean()
