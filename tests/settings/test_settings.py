@@ -467,6 +467,7 @@ class TestFiles:
             "input_noise": 0.1,
             "normalization": "batch",
             "unlabelled": "pseudo",
+            "adversarial_noise": 0.5,
             "patience": 2,
             "batch_size": 3,
             "precision": "bfloat16",
