@@ -341,8 +341,8 @@ class Finetuning:
         drops = options.dropout or options.input_dropout
         # For an example, each link's output and its delta; with dropout its factors and input too.
         buffers = 2 * sum(chain[1:]) + (2 * sum(chain[:-1]) if drops else 0)
-        if options.adversarial_noise:  # probes, moves, and their squares
-            buffers += 3 * chain[0]
+        # Probes, moves, and their squares.
+        buffers += 3 * chain[0] if options.adversarial_noise else 0
         parameters = (TUNED_COPIES + VECTORS[options.optimizer] + 1) * network + copies * stack
         parameters += 2 * shards * min(BLOCK, network)  # scratch of the optimizer
         local = sum(halves * x.weights + sum(x.biases[-halves:]) for x in convolutions)

@@ -38,7 +38,6 @@ from syncpretrain.rng import Purpose, generator
 if TYPE_CHECKING:
     from syncpretrain.models.export.describe import Trained
     from syncpretrain.models.export.foreign import Dense
-    from syncpretrain.models.export.steps import Network
 
 __all__ = ["ConvolutionalLayer", "DenseLayer", "Described", "Exports", "Head", "Stack", "load"]
 
@@ -46,7 +45,7 @@ __all__ = ["ConvolutionalLayer", "DenseLayer", "Described", "Exports", "Head", "
 S = TypeVar("S", bound="Exports")
 
 
-def _described(stack: Trained, part: str | None) -> Network:
+def _described(stack: Trained, part: str | None) -> Any:
     # Imported on use: a training would begin 5 % later.
     from syncpretrain.models.export.describe import describe
 

@@ -21,18 +21,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from syncpretrain.errors import AveragingError
+from syncpretrain.kernels.averaging import tree_mean
+
 if TYPE_CHECKING:
-    from syncpretrain.errors import AveragingError
-    from syncpretrain.kernels.averaging import tree_mean
     from syncpretrain.parallel.averager import GradientAverager, Handle, Update, Worker
 
 __all__ = ["AveragingError", "GradientAverager", "Handle", "Update", "Worker", "tree_mean"]
-
-_HOMES = {"AveragingError": "errors", "tree_mean": "kernels.averaging"}
 
 
 def __getattr__(name: str) -> Any:  # on first use: trainings need this package, not the averager
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES.get(name, "parallel.averager")
-    return getattr(import_module(f"syncpretrain.{home}"), name)
+    return getattr(import_module("syncpretrain.parallel.averager"), name)

@@ -64,8 +64,8 @@ def _gain() -> float:
     both = PRECISIONS["float32"], PRECISIONS["bfloat16"]
     # Both of a pair lie next to each other in time, so that a slow moment slows both.
     pairs = [tuple(_seconds(own, v, W, out) for own in both) for _ in range(PAIRS + 1)]
-    ratios = [exact / rough for exact, rough in pairs[1:]]  # the first warms the caches
-    return float(np.median(ratios))
+    # The first warms the caches.
+    return float(np.median([exact / rough for exact, rough in pairs[1:]]))
 
 
 def _seconds(precision: Precision, v: Array, W: Array, out: Array) -> float:

@@ -113,8 +113,7 @@ def settings_for_data(
     labels = data.train_labels if finetune.objective in ("classification", "regression") else None
     if finetune.objective != "none" and not (is_usual and settings.data.labels is None):
         targets = facts.rows if labels is None else int(is_labelled(labels).sum())
-        is_guessing = finetune.unlabelled != "none"
-        others = facts.rows - targets if is_guessing or not is_usual else 0
+        others = facts.rows - targets if finetune.unlabelled != "none" or not is_usual else 0
         facts = facts._replace(rows=targets, unlabelled=others)
         shapes = settings.pretrain.shapes
         finetune, chosen = finetune_by_data(finetune, given.finetune, facts, shapes)

@@ -24,6 +24,7 @@ from syncpretrain.settings.fields import (
     PER_LAYER,
     PretrainFields,
     check_async,
+    kind_and_number,
     parsed_corruption,
 )
 from syncpretrain.shapes import ConvolutionShape
@@ -568,11 +569,7 @@ def parsed_waking(text: str) -> float | None:
     """
     if text == ALWAYS:
         return None
-    kind, _, number = text.partition(":")
-    try:
-        least = float(number)
-    except ValueError:
-        least = math.nan
+    kind, least = kind_and_number(text)
     if kind != "drift" or not 0 < least < math.inf:
         raise SettingsError(
             f"refresh_when: got {text!r}, expected always, or drift:X with a number X above 0"

@@ -77,6 +77,7 @@ __all__ = [
     "Workers",
     "check_async",
     "check_finite",
+    "kind_and_number",
     "names_of",
     "parsed_corruption",
     "settings_of",
@@ -778,6 +779,15 @@ class MomentumSchedule:
         return self._last
 
 
+def kind_and_number(text: str) -> tuple[str, float]:
+    """Return the parts of a text such as ``drift:0.05``; NaN where there is no number."""
+    kind, _, number = text.partition(":")
+    try:
+        return kind, float(number)
+    except ValueError:
+        return kind, math.nan
+
+
 def parsed_corruption(text: str) -> tuple[str, float] | None:
     """Return the kind and the amount of noise in a text such as ``masking:0.25``; None: ``none``.
 
@@ -788,11 +798,7 @@ def parsed_corruption(text: str) -> tuple[str, float] | None:
     """
     if text == "none":
         return None
-    kind, _, number = text.partition(":")
-    try:
-        amount = float(number)
-    except ValueError:
-        amount = math.nan
+    kind, amount = kind_and_number(text)
     most = math.inf if kind == "gaussian" else 1
     if kind not in CORRUPTIONS or not 0 < amount < most:
         raise SettingsError(

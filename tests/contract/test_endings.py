@@ -267,7 +267,7 @@ def test_a_layer_that_cannot_be_built_is_told(bits, arrange, runtime, handoff):
     check_sound(caught.value.stack)
 
 
-@runs_of(*STREAM, serial=True, shared=False)
+@runs_of(*STREAM, serial=True)
 def test_a_layer_that_fails_is_taken_back_to_its_last_epoch(bits, arrange, runtime, handoff):
     wanted = ended(bits, SERIAL, handoff, **of_one_layer(runtime, 1))
     arrange("broken", 1)

@@ -29,6 +29,7 @@ from syncpretrain.workers.ranks.messages import (
     port,
     to_send,
 )
+from syncpretrain.workers.ranks.worker import SHARED_ENDS
 
 __all__ = ["RankLink", "RunRanks"]
 
@@ -54,6 +55,7 @@ class RankLink:
         self._is_asked = False  # an order is not answered yet
         # Once the rank is lost, a late answer would be taken for the answer to another order.
         self._is_lost = False
+        self._has_failed = False  # a rank of its group, by itself
         ranks.listen("answers", self.take, number)
 
     @property
@@ -75,6 +77,12 @@ class RankLink:
 
     def take(self, source: int, answer: Any) -> None:
         """Take in an answer of a rank."""
+        if isinstance(answer, Raised) and not isinstance(answer.error, SHARED_ENDS):
+            # What fails on one rank of a group may fail on all, and each tells it. Another one's
+            # error would be taken for the answer to the next order, which asks for the layer.
+            if self._has_failed and len(self.ranks.groups[self.number]) > 1:
+                return
+            self._has_failed = True
         self.put(self.placed(source, answer))
 
     def put(self, answer: Any) -> None:

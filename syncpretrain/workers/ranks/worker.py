@@ -35,7 +35,7 @@ from syncpretrain.workers.ranks.messages import (
     received,
 )
 
-__all__ = ["RankContext", "RankWorkers", "follow"]
+__all__ = ["SHARED_ENDS", "RankContext", "RankWorkers", "follow"]
 
 # All ranks of a group compute the same, so each of them raises these at the same minibatch.
 SHARED_ENDS = (Stopped, DivergedError, DataError)
