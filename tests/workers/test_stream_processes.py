@@ -197,8 +197,8 @@ class Dead:
 
     channel, has_ended, offset = object(), True, 0.0
 
-    def __init__(self) -> None:
-        self.left = [Raised(MemoryError("out of luck"))]
+    def __init__(self, error: BaseException) -> None:
+        self.left = [Raised(error)]
 
     def send(self, thing: object) -> None:
         pass
@@ -213,11 +213,21 @@ class Dead:
         return "its process 1 ended with status 1"
 
 
-def test_the_cause_is_told_whoever_takes_the_last_answer():
+def connected(error):
+    """Return a layer with a worker that ended with an error."""
     layer = RemoteLayer(2, StreamPlan(skipped=0, steps=4), 4, None, Timeouts())
-    stopping = Stopping(lambda: None, Timeouts())
-    layer.connect(Dead(), stopping, np.zeros(1), np.zeros(1))
-    with pytest.raises(MemoryError):  # in a thread of the pool
+    layer.connect(Dead(error), Stopping(lambda: None, Timeouts()), np.zeros(1), np.zeros(1))
+    return layer
+
+
+@pytest.mark.parametrize("error", [MemoryError("out of luck"), SystemExit("out of luck")])
+def test_the_cause_is_told_whoever_takes_the_last_answer(error):
+    told = rf"^layer 2 failed in epoch 1: {type(error).__name__}: out of luck$"
+    layer = connected(error)
+    with pytest.raises(type(error)):  # in a thread of the pool
         layer.process(Block(2, 1, 2), lambda: False)
-    with pytest.raises(WorkerError, match=r"^layer 2 failed in epoch 1: MemoryError: out of luck$"):
-        layer.check()  # in the driver
+    for one in (layer, connected(error)):
+        with pytest.raises(WorkerError, match=told):
+            one.check()  # in the driver
+    with pytest.raises(WorkerError, match=told):
+        connected(error).state(None)

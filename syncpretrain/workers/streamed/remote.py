@@ -269,7 +269,7 @@ class RemoteLayer(BaseStreamedLayer):
                     raise self._error
                 self._receive()
                 self._replace(self._death(is_busy=False))
-        except Exception as error:
+        except BaseException as error:
             self._stopping.record_failure()
             failure = failure_of(self.number, self.epoch, error)
             raise failure from failure.__cause__
@@ -293,7 +293,7 @@ class RemoteLayer(BaseStreamedLayer):
                 return self._answer(order, seconds)
         except plain:
             raise
-        except Exception as error:
+        except BaseException as error:
             failure = failure_of(self.number, self.epoch, error)
             raise failure from failure.__cause__
 
