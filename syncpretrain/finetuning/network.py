@@ -138,6 +138,8 @@ class Network:
             np.copyto(mine[0], self.backend.asarray(given.weight))
             np.copyto(mine[1], self.backend.asarray(given.bias))
 
+    # What overflows makes the error of the step no number, which is told.
+    @np.errstate(over="ignore", invalid="ignore")
     def begin(
         self,
         examples: Examples,

@@ -23,6 +23,7 @@ from syncpretrain.backends.choice import backend_for, why_no_fused_tuning, why_n
 from syncpretrain.cluster.job import check_ranks
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.data.scaling import same_rows
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
@@ -74,6 +75,7 @@ from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings.by_data import Facts, finetune_by_data
+from syncpretrain.settings.finetuning import steps_with_unlabelled
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.workers.state import FinetuneState, Saver
 
@@ -159,6 +161,14 @@ class Finetuning:
     def examples(self) -> int:
         """Number of examples to train on, each with a target."""
         return len(self._train.X) if self._labels is None else len(self._labels.rows)
+
+    @property
+    def steps(self) -> int:
+        """Minibatches of an epoch."""
+        size = self.options.batch_size
+        if self.options.unlabelled != "none":
+            return steps_with_unlabelled(size, self.examples, self.facts.unlabelled)
+        return steps_per_epoch(self.examples, size)
 
     @property
     def unlabelled(self) -> dict[str, tuple[int, int]]:

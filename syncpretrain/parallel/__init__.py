@@ -34,3 +34,7 @@ def __getattr__(name: str) -> Any:  # on first use: trainings need this package,
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("syncpretrain.parallel.averager"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -203,14 +203,13 @@ def _not_predicted(settings: PretrainSettings) -> str:
 def _finetuning(tuning: Finetuning, stack: Stack) -> float | None:
     """Return the seconds of fine-tuning, by some minibatches of a stack that is thrown away."""
     options = tuning.options
-    steps = steps_per_epoch(tuning.examples, options.batch_size)
     if options.schedule == ASYNC:
-        workers = usable_cores()
+        workers, steps = usable_cores(), tuning.steps
         stage = async_stage(tuning, stack, workers=workers, steps=steps, seconds=TUNED_SECONDS)
         at_once = 1 if options.runtime == "serial" else options.replicas or 1
         return options.epochs * stage.training(workers, at_once)
     minibatch = minibatch_seconds(tuning, stack, seconds=TUNED_SECONDS)
-    return None if minibatch is None else minibatch * steps * options.epochs
+    return None if minibatch is None else minibatch * tuning.steps * options.epochs
 
 
 def _bytes(settings: PretrainSettings, data: Dataset) -> int:

@@ -245,13 +245,13 @@ def async_stage(
 
 def _training(replica: TunedReplica, tuning: Finetuning) -> Work:
     """Return the minibatches of a replica as work."""
-    steps, done = steps_per_epoch(tuning.examples, tuning.options.batch_size), 0
+    done = 0
 
     def work(times: int) -> float:
         nonlocal done
         started = perf_counter()
         for _ in range(times):
-            replica.train(1, done % steps)
+            replica.train(1, done % tuning.steps)
             done += 1
         return perf_counter() - started
 

@@ -10,12 +10,14 @@ import pytest
 from densechains import make_chain, make_examples
 
 from syncpretrain import finetune, pretrain
-from syncpretrain.errors import SettingsError
+from syncpretrain.errors import DivergedError, SettingsError
 from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.normalization import normalized, settled
+from syncpretrain.finetuning.options import tuning_options
+from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.program import input_gradient_phases
-from syncpretrain.finetuning.tasks import Examples
+from syncpretrain.finetuning.tasks import Examples, Form, Part
 from syncpretrain.finetuning.unlabelled import PROBE, Passes, align, guess, scaled_rows
 from syncpretrain.kernels.losses import cross_entropy
 from syncpretrain.kernels.program import Program, in_turn
@@ -290,6 +292,24 @@ class TestFinetune:
         learned = tuned(X, y, unlabelled="pseudo", epochs=150, adversarial_noise=0.5)
         assert (np.asarray(learned.predict(X)) == classes).mean() > 0.99
         assert learned.info["finetune"][0]["adversarial_noise"] == 0.5
+
+    def test_noise_beyond_all_numbers_diverges_without_a_warning_of_numpy(self):
+        X, _, y = stripes()
+        with pytest.raises(DivergedError):
+            tuned(X, y, unlabelled="pseudo", adversarial_noise=1e38, epochs=2)
+
+    @pytest.mark.parametrize(
+        ("is_part", "way", "steps"),
+        [(True, "aligned", 13), (False, "pseudo", 12)],
+    )
+    def test_an_epoch_is_as_long_as_was_prepared_for(self, is_part, way, steps):
+        X, classes, y = stripes()
+        stack = pretrain(X, layers=(2, 8), schedule="none", hidden_units="relu", warn=False)
+        options = tuning_options(
+            {"objective": "classification", "unlabelled": way, "batch_size": 50, "epochs": 1}
+        )
+        part = Part(X, y if is_part else classes, "y")
+        assert Finetuning(Form.of(stack), options, part).steps == steps
 
     @pytest.mark.parametrize("split", ["units", "examples"])
     def test_workers_give_the_same_bits(self, split):
