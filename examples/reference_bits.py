@@ -271,6 +271,9 @@ ROWS: dict[str, Row] = {
     "tuning, few classes, by units": Row(
         RELU, FEW_CLASSES | {"replicas": 2, "split": "units"}, data="numbers"
     ),
+    "tuning, few classes, moved": Row(
+        RELU, FEW_CLASSES | {"unlabelled": "aligned", "adversarial_noise": 0.5}, data="numbers"
+    ),
     "tuning, few classes, async": Row(RELU, FEW_CLASSES | TURNS, data="numbers"),
     "tuning, conv, by examples": Row({}, finetune={"replicas": 2, "split": "examples"}, **PICTURES),
     "tuning, conv, by filters": Row({}, finetune={"replicas": 2, "split": "filters"}, **PICTURES),

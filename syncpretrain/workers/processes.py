@@ -274,7 +274,7 @@ class Processes:
         """Write on stderr where every thread of every process stands."""
         for link in self._links.values():
             link.dump_stacks()
-        time.sleep(DUMP_SECONDS)  # they write to the same place, and are killed next
+            time.sleep(DUMP_SECONDS)  # they write to the same place: one after another
 
     def kill(self) -> None:
         """End every process at once; none is replaced from now on."""
