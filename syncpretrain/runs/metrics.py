@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from syncpretrain.data.blocks import StoredRows
-from syncpretrain.data.dataset import PARTS, UNLABELLED, Dataset
+from syncpretrain.data.dataset import PARTS, UNLABELLED, Dataset, is_labelled
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.scaling import spread
 from syncpretrain.data.visible import has_missing
@@ -41,23 +42,20 @@ def measure(
     error of its whole stack is also measured on ``pretrained``, and None without it. Layers of
     ``pretrained`` with random weights have None, since their errors say nothing. ``mean_error`` is
     the error of predicting the mean of a layer's input, or of the data. ``majority`` is the share
-    that is right by always naming the most frequent class of the training examples. Figures of the
-    training part are measured on 10,000 of its examples, evenly spaced.
+    that is right by always naming the most frequent class of the training examples. Errors of the
+    training part are measured on 10,000 of its examples, evenly spaced; a classifier or a
+    regression is judged on 10,000 of its examples with a target.
     """
     sizes = {part: len(getattr(data, part)) for part in PARTS}
     sha256 = data.sha256
-    labels = data.train_labels
-    data = replace(
-        data,
-        train=_measured_rows(data.train),
-        train_labels=None if labels is None else evenly_spaced(labels, TRAIN_ROWS),
-    )
+    rows, targets = np.arange(len(data.train)), _rows_with_target(data)
+    judged = _with_train(data, targets if len(targets) else rows)
+    data = judged if len(targets) == len(rows) else _with_train(data, rows)
     with blas_limit(blas_threads(blas)):
         trained = _trained(pretrained, len(stack.layers))
         unrolled = stack if stack.head is None else pretrained if any(trained) else None
         whole = {part: unrolled and stack_error(unrolled, getattr(data, part)) for part in PARTS}
-        right = accuracies(stack, data) if stack.head is not None else None
-        apart = regression_errors(stack, data)
+        right, apart = accuracies(stack, judged), regression_errors(stack, judged)
         by_part = {
             part: layer_errors(pretrained or stack, getattr(data, part)) for part in layer_parts
         }
@@ -83,7 +81,7 @@ def measure(
         "reconstruction_error": whole,
         "mean_error": mean_error,
         "accuracy": right,
-        "majority": None if right is None else {part: _majority(data, part) for part in PARTS},
+        "majority": None if right is None else {part: _majority(judged, part) for part in PARTS},
         **({} if apart is None else {"regression_error": apart}),
     }
 
@@ -116,11 +114,20 @@ def _majority(data: Dataset, part: str) -> float | None:
     return float((labels[labels != UNLABELLED] == classes[counts.argmax()]).mean())
 
 
-def _measured_rows(X: Any) -> Any:
-    """Return the rows to measure; rows of a file stay in the file."""
-    if isinstance(X, StoredRows):
-        return X.subset(evenly_spaced(np.arange(len(X)), TRAIN_ROWS))
-    return evenly_spaced(X, TRAIN_ROWS)
+def _rows_with_target(data: Dataset) -> NDArray[np.intp]:
+    """Return the training rows that have a target."""
+    labels = data.targets("train")
+    return np.flatnonzero([] if labels is None else is_labelled(labels))
+
+
+def _with_train(data: Dataset, rows: NDArray[np.intp]) -> Dataset:
+    """Return data with few of the given training rows; rows of a file stay in the file."""
+    X, labels = data.train, data.train_labels
+    if len(rows) == len(X) <= TRAIN_ROWS:
+        return data
+    rows = evenly_spaced(rows, TRAIN_ROWS)
+    some: Any = X.subset(rows) if isinstance(X, StoredRows) else X[rows]
+    return replace(data, train=some, train_labels=None if labels is None else labels[rows])
 
 
 def report_of(

@@ -10,9 +10,10 @@ from randomstacks import normal_stack
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.data.dataset import Dataset
+from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import PoorResultWarning
 from syncpretrain.models.diagnosis import Baseline, baselines, mean_error, on_layers, on_tuning
-from syncpretrain.models.evaluation import layer_errors
+from syncpretrain.models.evaluation import layer_errors, stack_error
 from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.runs.metrics import measure
 
@@ -148,3 +149,34 @@ def test_errors_and_shares_stand_beside_the_means_and_the_majority():
         assert found["layers"][0]["mean_error"][part] == expected
         assert found["mean_error"][part] == expected
     assert found["majority"] == {"train": 35 / 60, "validation": 0.5, "test": None}
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize("few", [10, 50])
+def test_few_labels_are_judged_by_the_rows_that_have_them(monkeypatch, kind, is_sparse, few):
+    monkeypatch.setattr("syncpretrain.runs.metrics.TRAIN_ROWS", 20)
+    X, _ = labelled(rows=200)
+    if kind == "classes":
+        y, known = np.full(200, -1), np.arange(few) % 2
+    else:
+        y, known = np.full(200, np.nan, np.float32), np.linspace(-1, 2, few)
+    rows = np.random.default_rng(4).choice(200, few, replace=False)
+    y[rows] = known
+    csr = X.ravel(), np.tile(np.arange(4, dtype=np.int32), 200), np.arange(0, 801, 4)
+    train = SparseRows(*csr, 4) if is_sparse else X
+    data = Dataset("toy", "here", train, X[:0], X[:0], y, y[:0])
+    pretrained = pretrain(X, hidden=8, epochs=1, warn=False)
+    stack = finetune(pretrained, X, y, epochs=2, warn=False)
+    found = measure(stack, data, pretrained=pretrained)
+    judged = np.sort(rows)[np.arange(20) * few // 20] if few > 20 else np.sort(rows)
+    predicted = stack.predict(X[judged])
+    if kind == "classes":
+        assert found["accuracy"]["train"] == (predicted == y[judged]).mean()
+        share = (y[judged] == 1).mean()
+        assert found["majority"]["train"] == max(share, 1 - share)
+    else:
+        expected = np.sqrt(np.square(predicted - y[judged]).mean())
+        assert found["regression_error"]["train"]["rmse"] == pytest.approx(expected, rel=1e-5)
+    error = found["reconstruction_error"]["train"]
+    assert error == pytest.approx(stack_error(pretrained, X[::10]), rel=1e-5)
