@@ -246,8 +246,10 @@ class Trainer(Training):
 
     def diverged(self, epoch: int, cause: str) -> DivergedError:
         """Return the error, with the stack of the last good epoch."""
-        searches = self.options.optimizer not in STEPPING
+        searches, noise = self.options.optimizer not in STEPPING, self.options.adversarial_noise
         remedy = "a smaller weight decay" if searches else f"a learning rate below {self.rate:g}"
+        if noise:
+            remedy += f", adversarial noise below {noise:g}"
         return DivergedError(
             f"fine-tuning diverged in epoch {epoch}: {cause}; try {remedy}, and inputs scaled to"
             " [0, 1]",
