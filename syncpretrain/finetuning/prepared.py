@@ -139,6 +139,7 @@ class Finetuning:
         self.by_data: dict[str, Any] = {}  # options that follow from the data
         if given is not None:
             options, self.by_data = finetune_by_data(options, given, self.facts, form.shapes)
+        self._left_out = None if others else _why_no_guesses(options)
         if not others:  # then there is nothing but labels to learn from
             options = msgspec.structs.replace(options, unlabelled="none", adversarial_noise=0.0)
         parts = [part.X for part in (train, validation) if part is not None]
@@ -212,8 +213,8 @@ class Finetuning:
                     how["place"] = _placing(updates.network)
                     trainer = Trainer(task, updates, train, held_out, self.options, **how)
                     in_parts = why_no_fused_tuning(self.options.backend, self.options.precision)
-                    notices = self._idle_gpu, in_parts, unknown_classes(self._judged)
-                    for notice in filter(None, notices):
+                    found = self._left_out, unknown_classes(self._judged)
+                    for notice in filter(None, (self._idle_gpu, in_parts, *found)):
                         tell(notice)
                     with trainer.ending(request):
                         tuned = trainer.train(resume)
@@ -370,6 +371,16 @@ class Finetuning:
         minibatches = options.batch_size * (chain[0] + chain[-1] + buffers)
         data = rows * chain[0] + 2 * labelled * (outputs or 0)
         return FLOAT_BYTES * (parameters + minibatches + data)
+
+
+def _why_no_guesses(options: TuningOptions) -> str | None:
+    """Return a notice of settings that have no effect where every row has a label."""
+    if options.unlabelled == "none":
+        return None
+    settings, noise = f"unlabelled {options.unlabelled}", options.adversarial_noise
+    if noise:
+        settings += f" with adversarial_noise {noise:g}"
+    return f"{settings} has no effect: every row has a label, so no class is guessed"
 
 
 def _placing(network: Network) -> Callable[[Any], Any]:

@@ -129,6 +129,14 @@ class TestTrain:
         call(*TRAIN, *own, "--schedule", "auto")
         assert syncpretrain.load("one").units[0] == "gaussian:1,softmax:1x2"
 
+    def test_guessing_classes_where_every_row_has_one_is_said_to_have_no_effect(self, call, folder):
+        rows = [f"{i / 30},{i % 2}" for i in range(30)]
+        Path("m.csv").write_text("\n".join(["a,y", *rows]))
+        own = ("--data", "m.csv", "--target", "y", "--hidden", 3, "--epochs", 1, *TUNE)
+        guess = ("--finetune-unlabelled", "pseudo")
+        told = "".join(call("train", *own, "--finetune", "classification", *guess, "--out", "m"))
+        assert "unlabelled pseudo has no effect: every row has a label" in told
+
     def test_rows_without_a_label_are_counted_by_every_command(self, call, folder):
         X = np.random.default_rng(0).random((30, 3)).round(3)
         rows = [",".join(map(str, [*x, i % 3 - 1])) for i, x in enumerate(X)]

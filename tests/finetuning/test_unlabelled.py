@@ -11,6 +11,7 @@ from densechains import make_chain, make_examples
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.errors import DivergedError, SettingsError
+from syncpretrain.events import Notice
 from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.normalization import normalized, settled
@@ -295,7 +296,8 @@ class TestFinetune:
 
     def test_noise_beyond_all_numbers_diverges_without_a_warning_of_numpy(self):
         X, _, y = stripes()
-        with pytest.raises(DivergedError):
+        advice = r"try a learning rate below 0\.002, adversarial noise below 1e\+38, and inputs"
+        with pytest.raises(DivergedError, match=advice):
             tuned(X, y, unlabelled="pseudo", adversarial_noise=1e38, epochs=2)
 
     @pytest.mark.parametrize(
@@ -325,6 +327,27 @@ class TestFinetune:
         one, other = (tuned(X, classes, **way, **given) for way in ways)
         assert one.parameters_sha256 == other.parameters_sha256
         assert one.info["finetune"][0]["unlabelled"] == "none"
+
+    @pytest.mark.parametrize(
+        ("way", "expected"),
+        [
+            ({"unlabelled": "pseudo"}, "unlabelled pseudo has no effect"),
+            (
+                {"unlabelled": "aligned", "adversarial_noise": 0.5},
+                "unlabelled aligned with adversarial_noise 0.5 has no effect",
+            ),
+            ({}, None),
+        ],
+    )
+    def test_without_rows_to_guess_a_notice_says_so(self, way, expected):
+        X, classes, y = stripes(100)
+        for labels in (classes, y):
+            events = []
+            tuned(X, labels, epochs=1, batch_size=4, observers=[events.append], **way)
+            told = [e.message for e in events if isinstance(e, Notice) and "no effect" in e.message]
+            is_told = expected is not None and labels is classes
+            reason = ": every row has a label, so no class is guessed"
+            assert told == ([expected + reason] if is_told else [])
 
     def test_the_result_is_a_plain_stack_and_validation_judges_it(self):
         X, classes, y = stripes()
