@@ -209,7 +209,7 @@ class LinkedEpochs(Closing):
 
     def _receive(self, layer: int) -> Message | None:
         link = self._links[layer]
-        message = link.receive()
+        message: Message | Raised | None = link.receive()
         if message is None:
             return self._lost(layer)
         if isinstance(message, Finished):
@@ -219,8 +219,7 @@ class LinkedEpochs(Closing):
             message = Failed(command, message.error)
         self._busy.discard(layer)
         self._record(message)
-        found: Message = message
-        return found
+        return message
 
     def _lost(self, layer: int) -> Failed | None:
         """Return the failure of a worker that ended, None if another one goes on in its place."""

@@ -178,15 +178,10 @@ class Versions:
         Chunk by chunk as the first time, so that they are the same bits.
         """
         held = self._version(layer, version)
-        reader = self._readers[layer]
-        stream = reader.stream()
-        with stream:
+        reader, rows = self._readers[layer], self._chunk_rows
+        with (stream := reader.stream()):
             target = self._array(layer, self._take_buffer(layer, held))
-            transform(
-                *(snapshots, self._inputs, target, lambda: False),
-                reader=reader,
-                rows=self._chunk_rows,
-            )
+            transform(snapshots, self._inputs, target, lambda: False, in_turn, reader, rows)
             stream.synchronize()
         held.computed = True
 

@@ -683,16 +683,12 @@ class _Server:
         assert part is not None
         if isinstance(order, SendSlice):
             values = self._sent[order.replica] = part.parameters.copy()
-            to, rank = (
-                port(context.run, "slices", order.replica),
-                assignment.replicas[order.replica],
-            )
-            context.transport.send(rank, to, SliceOf(number, values))
+            to = port(context.run, "slices", order.replica)
+            context.transport.send(assignment.replicas[order.replica], to, SliceOf(number, values))
         elif isinstance(order, TakeChange):
             found = context.take(f"change {number}", order.replica)
             if found is not None and order.share is not None:
                 part.add(np.array(found.values), order.share, self._sent[order.replica])
         else:
-            context.send(
-                "reports", SliceOf(number, part.parameters.copy(), part.mean_square.copy())
-            )
+            own = (part.parameters.copy(), part.mean_square.copy())
+            context.send("reports", SliceOf(number, *own))

@@ -240,7 +240,7 @@ def follow(transport: Transport) -> RunEnded:
                     if how is not None:
                         raise WorkerError(f"{transport.peers.name(0)} {how}")
                     continue
-                message = found[1]
+                message: RunJob | RunOver | RunEnded = found[1]
                 if isinstance(message, RunJob):
                     held = RankWorkers(transport, message)
                 elif isinstance(message, RunOver):
@@ -248,8 +248,7 @@ def follow(transport: Transport) -> RunEnded:
                     held = None
                     transport.send(0, port(message.run, "left"), alive)
                 else:
-                    ended: RunEnded = message
-                    return ended
+                    return message
         finally:
             if held is not None:
                 held.close()
