@@ -36,7 +36,6 @@ from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.rng import Purpose, generator
 
 if TYPE_CHECKING:
-    from syncpretrain.models.export.describe import Trained
     from syncpretrain.models.export.foreign import Dense
 
 __all__ = ["ConvolutionalLayer", "DenseLayer", "Described", "Exports", "Head", "Stack", "load"]
@@ -45,14 +44,36 @@ __all__ = ["ConvolutionalLayer", "DenseLayer", "Described", "Exports", "Head", "
 S = TypeVar("S", bound="Exports")
 
 
-def _described(stack: Trained, part: str | None) -> Any:
+class Described:
+    """Display of a stack as a table, at a prompt and in a notebook: a row a layer."""
+
+    layers: tuple[Layer, ...]
+    info: dict[str, Any]
+    scaling: Scaling | None
+    head: Head | None
+    history: ErrorHistory | None
+
+    def __repr__(self) -> str:
+        """Return one line a layer, without the weights."""
+        rows = (" ".join(row).rstrip() for row in self._rows())
+        return "\n".join([f"Stack of {len(self.layers)} layers", *(f"  {row}" for row in rows)])
+
+    def _repr_html_(self) -> str:
+        """Return the same lines as a table, for notebooks."""
+        return html_table(f"Stack of {len(self.layers)} layers", self._rows(), self.history)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return table_rows(self.layers, self.head, self.info.get("epochs", []))
+
+
+def _described(stack: Described, part: str | None) -> Any:
     # Imported on use: a training would begin 5 % later.
     from syncpretrain.models.export.describe import describe
 
     return describe(stack, part)
 
 
-class Exports:
+class Exports(Described):
     """Exports to other libraries, and imports from them; the libraries are imported on use.
 
     ``part`` is ``encoder`` (rows to codes), ``decoder`` (codes to rows), ``autoencoder`` (rows to
@@ -63,7 +84,7 @@ class Exports:
     """
 
     def export(
-        self: Trained, path: str | Path, part: str | None = None, *, file_format: str | None = None
+        self, path: str | Path, part: str | None = None, *, file_format: str | None = None
     ) -> list[Path]:
         """Write a part to a file, without a pickle; return the files.
 
@@ -87,7 +108,7 @@ class Exports:
         check_installed(chosen)
         return write_export(Path(path), chosen, _described(self, part))
 
-    def to_torch(self: Trained, part: str | None = None) -> Any:
+    def to_torch(self, part: str | None = None) -> Any:
         """Return a part as an ``nn.Sequential`` of PyTorch, float32, on the CPU.
 
         For a table with categories, a row has a number for each column: a category is given by its
@@ -102,7 +123,7 @@ class Exports:
 
         return build(_described(self, part))
 
-    def to_onnx(self: Trained, part: str | None = None) -> Any:
+    def to_onnx(self, part: str | None = None) -> Any:
         """Return a part as an ``onnx.ModelProto``, of operator set 17.
 
         For a table with categories, each column is an input of shape (n, 1), texts as texts. A
@@ -117,7 +138,7 @@ class Exports:
 
         return build(_described(self, part))
 
-    def to_keras(self: Trained, part: str | None = None) -> Any:
+    def to_keras(self, part: str | None = None) -> Any:
         """Return a part as a ``keras.Model`` of Keras 3; rows are as for :meth:`to_torch`.
 
         Raises
@@ -129,7 +150,7 @@ class Exports:
 
         return build(_described(self, part))
 
-    def to_sklearn(self: Trained, part: str | None = None) -> Any:
+    def to_sklearn(self, part: str | None = None) -> Any:
         """Return a part as a fitted ``MLPClassifier`` or ``MLPRegressor`` of scikit-learn.
 
         ``predict`` of an encoder returns codes. For a table with categories the result is a
@@ -197,29 +218,8 @@ def _imported(
     return made(layers, {}, None, head)
 
 
-class Described:
-    """Display of a stack as a table, at a prompt and in a notebook: a row a layer."""
-
-    layers: tuple[Layer, ...]
-    info: dict[str, Any]
-    head: Head | None
-    history: ErrorHistory | None
-
-    def __repr__(self) -> str:
-        """Return one line a layer, without the weights."""
-        rows = (" ".join(row).rstrip() for row in self._rows())
-        return "\n".join([f"Stack of {len(self.layers)} layers", *(f"  {row}" for row in rows)])
-
-    def _repr_html_(self) -> str:
-        """Return the same lines as a table, for notebooks."""
-        return html_table(f"Stack of {len(self.layers)} layers", self._rows(), self.history)
-
-    def _rows(self) -> list[tuple[str, ...]]:
-        return table_rows(self.layers, self.head, self.info.get("epochs", []))
-
-
 @dataclass(frozen=True, eq=False, repr=False)
-class Stack(Described, Exports):
+class Stack(Exports):
     """A pretrained deep network: an encoder up the layers and a decoder down again.
 
     Attributes

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,11 +58,10 @@ from syncpretrain.sklearn.targets import (
     weights_of,
 )
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 __all__ = ["DBNClassifier", "DBNRegressor", "StackPredictor"]
 
+ClassifierT = TypeVar("ClassifierT", bound="DBNClassifier")
+RegressorT = TypeVar("RegressorT", bound="DBNRegressor")
 MANY_UNITS, FEW_UNITS = 256, 64
 FEW_CLASSES = 20
 GUESSING_UNITS = 128  # of two rectified layers with few labels, from random weights
@@ -232,7 +231,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         self.verbose = verbose
         self.settings = settings
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self: ClassifierT, X: Any, y: Any, sample_weight: Any = None) -> ClassifierT:
         """Pretrain on all rows, then fine-tune on the rows with a label.
 
         Parameters
@@ -440,7 +439,7 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self: RegressorT, X: Any, y: Any, sample_weight: Any = None) -> RegressorT:
         """Pretrain on all rows, then fine-tune on the rows with numbers.
 
         Parameters

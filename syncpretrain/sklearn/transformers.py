@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,9 @@ from syncpretrain.sklearn.base import StackEstimator, of_numbers, rows_for, trai
 from syncpretrain.sklearn.passes import Matrix, codes_of, decoded, energies, reconstruction_errors
 from syncpretrain.units.kinds import UNITS
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 __all__ = ["StackTransformer", "StackedAutoencoder", "StackedRBM"]
+
+TransformerT = TypeVar("TransformerT", bound="StackTransformer")
 
 
 class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackEstimator):
@@ -31,7 +30,7 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
     log_odds: bool
     _online: OnlineStack | None
 
-    def fit(self, X: Any, y: Any = None) -> Self:
+    def fit(self: TransformerT, X: Any, y: Any = None) -> TransformerT:
         """Pretrain a stack on the rows of X.
 
         Parameters
@@ -46,7 +45,7 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         self._online = None
         return self
 
-    def partial_fit(self, X: Any, y: Any = None) -> Self:
+    def partial_fit(self: TransformerT, X: Any, y: Any = None) -> TransformerT:
         """Train the stack of the last call, or of :meth:`fit`, once more on rows.
 
         Each minibatch trains all layers, one above the other. The first rows decide the visible
