@@ -139,8 +139,12 @@ class Finetuning:
         self.by_data: dict[str, Any] = {}  # options that follow from the data
         if given is not None:
             options, self.by_data = finetune_by_data(options, given, self.facts, form.shapes)
-        self._left_out = None if others else _why_no_guesses(options)
-        if not others:  # then there is nothing but labels to learn from
+        self._left_out: str | None = None
+        if not others and options.unlabelled != "none":
+            self._left_out = (
+                f"unlabelled {options.unlabelled} has no effect: every row has a label, so no class"
+                " is guessed"
+            )
             options = msgspec.structs.replace(options, unlabelled="none", adversarial_noise=0.0)
         parts = [part.X for part in (train, validation) if part is not None]
         is_sparse = any(isinstance(X, SparseRows) for X in parts)
@@ -204,26 +208,26 @@ class Finetuning:
             for observer in observers:
                 observer(Notice(time.monotonic(), notice))
 
-        with stop_on_signals() as request:  # outermost: an interrupt leaves no BLAS limit behind
-            with blas_limit(self.options.blas_threads or 1), backend.stream():
-                task, train, held_out = self._task(stack)
-                asked = request.either(stop)
-                with self._updates(task, train, backend, asked, tell, times) as updates:
-                    how: Any = {"observers": observers, "history": history, "save": save}
-                    how["place"] = _placing(updates.network)
-                    trainer = Trainer(task, updates, train, held_out, self.options, **how)
-                    in_parts = why_no_fused_tuning(self.options.backend, self.options.precision)
-                    found = self._left_out, unknown_classes(self._judged)
-                    for notice in filter(None, (self._idle_gpu, in_parts, *found)):
-                        tell(notice)
-                    with trainer.ending(request):
-                        tuned = trainer.train(resume)
-            del trainer, updates  # and what they have on a device
-            backend.free_unused()
-            if request():  # in the last minibatch
-                raise RunInterrupted(
-                    "fine-tuning was stopped at its end", stack=tuned, signum=request.signum or 2
-                )
+        # The signals are outermost: an interrupt leaves no BLAS limit behind.
+        threads = self.options.blas_threads or 1
+        with stop_on_signals() as request, blas_limit(threads), backend.stream():
+            task, train, held_out = self._task(stack)
+            asked = request.either(stop)
+            with self._updates(task, train, backend, asked, tell, times) as updates:
+                how: Any = {"observers": observers, "history": history, "save": save}
+                how["place"] = _placing(updates.network)
+                trainer = Trainer(task, updates, train, held_out, self.options, **how)
+                in_parts = why_no_fused_tuning(self.options.backend, self.options.precision)
+                found = self._left_out, unknown_classes(self._judged)
+                for notice in filter(None, (self._idle_gpu, in_parts, *found)):
+                    tell(notice)
+                with trainer.ending(request):
+                    tuned = trainer.train(resume)
+        del trainer, updates  # and what they have on a device
+        backend.free_unused()
+        if request():  # in the last minibatch
+            text = "fine-tuning was stopped at its end"
+            raise RunInterrupted(text, stack=tuned, signum=request.signum or 2)
         targets = train.targets if self._labels is None else self._labels.targets
         return judged(tuned, self.options.objective, history, targets, same_rows(self._train.X))
 
@@ -371,16 +375,6 @@ class Finetuning:
         minibatches = options.batch_size * (chain[0] + chain[-1] + buffers)
         data = rows * chain[0] + 2 * labelled * (outputs or 0)
         return FLOAT_BYTES * (parameters + minibatches + data)
-
-
-def _why_no_guesses(options: TuningOptions) -> str | None:
-    """Return a notice of settings that have no effect where every row has a label."""
-    if options.unlabelled == "none":
-        return None
-    settings, noise = f"unlabelled {options.unlabelled}", options.adversarial_noise
-    if noise:
-        settings += f" with adversarial_noise {noise:g}"
-    return f"{settings} has no effect: every row has a label, so no class is guessed"
 
 
 def _placing(network: Network) -> Callable[[Any], Any]:
