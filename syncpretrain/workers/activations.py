@@ -24,10 +24,10 @@ __all__ = [
     "transform",
 ]
 
-CHUNK_ROWS = 1000  # of a chunk: some ms of work
+CHUNK_ROWS = 1000  # rows of a chunk: some ms of work
 DEVICE_ROWS = 16_384  # the same on a device, where a chunk takes the interpreter some 50 us
-DEVICE_NUMBERS = 2**25  # of a chunk's rows on a device, 128 MB: bytes become float32 in a copy
-CHUNKS_AT_ONCE = 4  # between two looks whether to stop
+DEVICE_NUMBERS = 2**25  # numbers of a chunk on a device, 128 MB: bytes become float32 in a copy
+CHUNKS_AT_ONCE = 4  # chunks between two calls of ``stop``
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class ActivationSource:
     """Place of the activations of a version of a layer, or the way to compute them.
 
     ``layer`` 0 is the data. ``buffer`` is the number of the layer's array. If ``snapshot`` is not
-    None, that array is first to be filled through it from the array ``buffer_below`` of the layer
-    below.
+    None, the reader first fills the array through the snapshot, from the array ``buffer_below`` of
+    the layer below.
     """
 
     layer: int
@@ -46,17 +46,17 @@ class ActivationSource:
 
 
 def chunk_rows(backend: Backend | None, widths: Sequence[int]) -> int:
-    """Return the rows of a chunk where a backend computes the activations; None is this machine.
+    """Return the rows of a chunk for a backend that computes activations; None is NumPy's.
 
-    ``widths`` are those of all layers of a run, with the data: activations that are computed again
-    from the data have the same bits only by the same chunks in all layers.
+    ``widths`` are the widths of the data and of all layers of a run: activations that are computed
+    again from the data have the same bits only with the same chunks in all layers.
     """
     if backend is None or not backend.devices():
         return CHUNK_ROWS
     return max(CHUNK_ROWS, min(DEVICE_ROWS, DEVICE_NUMBERS // max(widths)))
 
 
-Arrays = Callable[[int, int], Split]  # by layer and number; those of layer 0 are the data
+Arrays = Callable[[int, int], Split]  # arrays by layer and number; layer 0 is the data
 
 
 def activations_from(
@@ -67,7 +67,7 @@ def activations_from(
     reader: Backend | None = None,
     rows: int = CHUNK_ROWS,
 ) -> Split | None:
-    """Return the activations that a source describes, or None if ``stop`` turned true."""
+    """Return the activations of a source, or None if ``stop`` turned true."""
     target = arrays(source.layer, source.buffer)
     if source.snapshot is not None:
         below = arrays(source.layer - 1, source.buffer_below)
@@ -87,8 +87,8 @@ def transform(
 ) -> bool:
     """Fill ``target`` through layers from ``source``; return False if ``stop`` turned true.
 
-    The bits of a chunk of ``rows`` do not depend on who works it. ``reader`` is the backend where
-    ``target`` is, if the snapshots and ``source`` may be elsewhere.
+    The bits of a chunk of ``rows`` do not depend on the thread that computes it. ``reader`` is the
+    backend of ``target``, if the snapshots and ``source`` may be on another device.
     """
     if reader is not None:
         snapshots = [snapshot.to(reader.asarray) for snapshot in snapshots]

@@ -1,12 +1,12 @@
-"""Whole epochs: what drivers and workers tell each other, and the runtime of workers in a place.
+"""Whole epochs: the messages between drivers and workers, and the runtime of workers in a place.
 
-An order is an epoch; the answer says what became of it.
+An order is an epoch to train; the answer is :class:`Finished` or :class:`Failed`.
 
 Guarantees:
 
 * A worker with nothing to do sleeps.
-* A worker that dies is replaced where its place can do that; else it is a failure of its layer,
-  reported within a tick of the driver.
+* A worker that dies is replaced where the place can do that; else the death is a failure of the
+  worker's layer, reported within a tick of the driver.
 * Leaving the context ends every worker, within a deadline.
 """
 
@@ -44,11 +44,11 @@ __all__ = ["Failed", "Finished", "LinkedEpochs", "Message", "Runtime"]
 class Finished:
     """A worker finished its epoch. Times as in ``time.monotonic``.
 
-    ``layer`` is the version to publish. ``warnings`` report each time the layer was taken back to
-    its last epoch; ``stops`` says that it has learned enough. ``drifts`` has, by version, the
-    distance of its outputs from the outputs of an older version. ``drifts`` and ``state`` are empty
-    unless they were asked for. ``computed`` is whether the worker computed its input, in another
-    process than the driver's.
+    ``layer`` is the version to publish. ``warnings`` report each roll-back of the layer to its last
+    epoch; ``stops`` is True if the layer has learned enough. ``drifts`` maps an older version to
+    the distance between its outputs and the outputs of this one. ``drifts`` and ``state`` are empty
+    unless the order asks for them. ``computed`` is True if the worker computed the input of the
+    epoch in another process than the driver's.
     """
 
     command: Train
@@ -65,7 +65,7 @@ class Finished:
     computed: bool = False
 
     def shifted(self, seconds: float) -> Finished:
-        """Return the same by a clock that is some seconds ahead."""
+        """Return the same message by a clock that is some seconds ahead."""
         times = (self.started, self.trained_from, self.ended)
         started, trained_from, ended = (moment + seconds for moment in times)
         return replace(self, started=started, trained_from=trained_from, ended=ended)
@@ -73,10 +73,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A worker failed in an epoch, or was stopped in it.
+    """A worker failed in an epoch, or was stopped in the middle of an epoch.
 
-    ``warnings`` and ``computed`` are as in :class:`Finished`. ``state`` is what the worker has:
-    where it was stopped, or else its last epoch's end; None if it died.
+    ``warnings`` and ``computed`` are as in :class:`Finished`. ``state`` is the layer's state at
+    the stop, or after a failure at the end of the last epoch; None if the worker died.
     """
 
     command: Train
@@ -90,7 +90,7 @@ class Failed:
         return Failed, (self.command, error, self.warnings, self.state, self.computed)
 
     def failure(self) -> BaseException:
-        """Return what the caller is to see: the layer, the epoch, and the error as its cause."""
+        """Return the error for the caller: it names layer and epoch, and has the cause."""
         return failure_of(self.command.layer, self.command.epoch, self.error)
 
 
@@ -98,7 +98,7 @@ Message = Finished | Failed
 
 
 class Runtime(Protocol):
-    """Executes epochs on one worker a layer; a context manager that leaves no worker behind."""
+    """Runs epochs on one worker per layer; a context manager that leaves no worker behind."""
 
     def __enter__(self) -> Runtime:
         """Start the workers."""
@@ -114,27 +114,27 @@ class Runtime(Protocol):
         ...
 
     def submit(self, command: Train) -> None:
-        """Hand an epoch to its layer's worker; returns at once."""
+        """Send an epoch to the worker of its layer; return at once."""
         ...
 
     def set_workers(self, layer: int, workers: int) -> None:
-        """Set the number of workers of a layer from its next step on."""
+        """Set the number of workers of a layer, from the next step on."""
         ...
 
     def fraction(self, layer: int) -> float:
-        """Return how far the running epoch of a layer is, in [0, 1]."""
+        """Return the finished share of a layer's running epoch, in [0, 1]."""
         ...
 
     def stop(self) -> None:
-        """Ask every worker to leave after its minibatch; each will send its message."""
+        """Ask every worker to leave after its minibatch; each one still sends its message."""
         ...
 
     def dump_stacks(self) -> None:
-        """Write on stderr where every worker stands, which a stall asks for."""
+        """Write the stacks of every worker on stderr, after a stall."""
         ...
 
     def wait(self, timeout: float) -> Message | None:
-        """Return the next message of any worker, or None if none came in ``timeout`` seconds."""
+        """Return the next message of any worker; None if none comes in ``timeout`` seconds."""
         ...
 
 
@@ -147,17 +147,17 @@ class LinkedEpochs(Closing):
     times : Timeouts
         Only ``join`` is used.
     restarts : Restarts, optional
-        Restarts that the place uses, to be reported.
+        Restarts of the place; this runtime reports them.
     """
 
     def __init__(self, place: Place, times: Timeouts, restarts: Restarts | None = None) -> None:
         super().__init__(times)
         self._place, self._restarts = place, restarts or Restarts()
         self._links: dict[int, Link] = {}  # by layer
-        self._commands: dict[int, Train] = {}  # the newest of each layer
+        self._commands: dict[int, Train] = {}  # the newest one of each layer
         self._busy: set[int] = set()
         self._is_stopping = False
-        self._ready = deque[int]()  # layers with an answer, or lost, that were not looked at yet
+        self._ready = deque[int]()  # layers with an answer, or with a dead worker, to be received
 
     @abstractmethod
     def _jobs(self) -> Sequence[Job]:
@@ -165,40 +165,40 @@ class LinkedEpochs(Closing):
 
     @abstractmethod
     def _order(self, command: Train) -> Any:
-        """Return what a worker is sent for an epoch."""
+        """Return the order that trains an epoch."""
 
     def _record(self, message: Message) -> None:
-        """Record what a worker has computed beside its epoch."""
+        """Record from a message which activations and versions a worker now has."""
 
     def submit(self, command: Train) -> None:
-        """Send the layer's worker an epoch."""
+        """Send an epoch to the worker of its layer."""
         layer, order = command.layer, self._order(command)
-        # The driver may read the progress before the worker wakes: the last epoch's would be shown.
+        # The driver may read the progress before the worker wakes, and would show the last epoch's.
         self._place.progress[layer] = 0.0
         self._commands[layer] = command
         self._busy.add(layer)
         self._links[layer].send(order)
 
     def set_workers(self, layer: int, workers: int) -> None:
-        """Set the number of workers of a layer from its next step on."""
+        """Set the number of workers of a layer, from the next step on."""
         self._place.set_workers(layer, workers)
 
     def fraction(self, layer: int) -> float:
-        """Return how far the running epoch of a layer is, in [0, 1]."""
+        """Return the finished share of a layer's running epoch, in [0, 1]."""
         return float(self._place.progress[layer])
 
     def stop(self) -> None:
-        """Ask every worker to leave after its minibatch; none is replaced from now on."""
+        """Ask every worker to leave after its minibatch; replace no worker from now on."""
         self._is_stopping = True
         self._place.stop()
 
     def dump_stacks(self) -> None:
-        """Write on stderr where every thread of every worker stands."""
+        """Write the stacks of all threads of every worker on stderr."""
         self._place.dump_stacks()
         faulthandler.dump_traceback(STDERR)
 
     def wait(self, timeout: float) -> Message | None:
-        """Return the next message of any worker, or how one was lost, or None."""
+        """Return the next message of any worker, or the failure of a dead one, or None."""
         if not self._ready:
             found = ready(self._links.values(), timeout)
             self._ready.extend(layer for layer, link in self._links.items() if link in found)
@@ -214,7 +214,7 @@ class LinkedEpochs(Closing):
             return self._lost(layer)
         if isinstance(message, Finished):
             message = message.shifted(link.offset)
-        if isinstance(message, Raised):  # it could not even begin
+        if isinstance(message, Raised):  # the worker could not be built
             command = self._commands.get(layer, Train(layer, 1, 0, 0))
             message = Failed(command, message.error)
         self._busy.discard(layer)
@@ -222,7 +222,7 @@ class LinkedEpochs(Closing):
         return message
 
     def _lost(self, layer: int) -> Failed | None:
-        """Return the failure of a worker that ended, None if another one goes on in its place."""
+        """Return the failure of a dead worker; None if a new worker takes its place."""
         command = self._commands.get(layer, Train(layer, 0, 0, 0))
         is_busy = layer in self._busy
         self._busy.discard(layer)

@@ -1,15 +1,16 @@
 """The conversation of a driver with a worker elsewhere: an order goes out, an answer comes back.
 
-A driver gives a :class:`Place` one :class:`Job` a worker, and gets one :class:`Link` a worker. At
-the other end of the link, :func:`serve` builds the worker and has it obey one order after another.
+A driver gives a :class:`Place` one :class:`Job` per worker, and gets one :class:`Link` per worker.
+At the other end of the link, :func:`serve` builds the worker, which obeys one order after another.
 
 Guarantees:
 
-* A worker answers its orders in their order, or its link says how it ended.
-* An error is an answer too, :class:`Raised`, and does not end a worker that was built. It arrives
-  with its traceback as its cause.
+* A worker answers orders in the order in which they were sent, or the link says how the worker
+  ended.
+* An error is an answer too, :class:`Raised`, and does not end a worker that was built. The error
+  arrives with the remote traceback as its cause.
 
-Assumption: orders and answers are not None, which stands for the end.
+Assumption: no order and no answer is None; None stands for the end.
 """
 
 from __future__ import annotations
@@ -55,16 +56,17 @@ __all__ = [
 
 STDERR = 2  # the descriptor, whatever sys.stderr has become
 
-Obey = Callable[[Any], Any]  # does what an order says; returns the answer, None if there is none
+Obey = Callable[[Any], Any]  # executes an order; returns the answer, or None without one
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a place gives to a worker.
+    """Environment that a place gives to a worker.
 
-    ``progress`` and ``workers`` have one number each: the worker writes how far it is, and reads
-    before every step how many threads are to work it. ``stop`` says whether to leave. ``kept`` is
-    where its states are kept for a worker that replaces it, None where none would.
+    ``progress`` and ``workers`` hold one number each: the worker writes the finished share of the
+    order to ``progress``, and reads the number of threads for the next step from ``workers``.
+    ``stop`` returns True once the worker is to leave. ``kept`` stores the worker's states for a
+    replacement; None in a place that replaces no worker.
     """
 
     number: int
@@ -76,29 +78,29 @@ class Context:
 
 
 class Job(Protocol):
-    """What a worker is built from, in its place."""
+    """Recipe by which a place builds a worker."""
 
     def open(self, context: Any) -> AbstractContextManager[Obey]:
-        """Return the context of a new worker, which is how it obeys an order."""
+        """Return a context manager that builds a worker and yields its :data:`Obey`."""
         ...
 
 
 class Link(Protocol):
-    """A worker as its driver sees it; it has one order at a time."""
+    """The driver's end of the conversation with a worker, which has one order at a time."""
 
     @property
     def offset(self) -> float:
-        """Seconds to add to times of the worker's clock."""
+        """Seconds to add to a time of the worker's clock, for a time of this process."""
         ...
 
     @property
     def channel(self) -> Connection | None:
-        """What is ready once an answer has come; None once its end is known."""
+        """Connection that is readable once an answer has come; None after the worker's end."""
         ...
 
     @property
     def has_ended(self) -> bool:
-        """Whether the worker has ended, though an answer may still be on its way."""
+        """True if the worker has ended; an answer may still be on the way."""
         ...
 
     def send(self, order: Any) -> None:
@@ -106,34 +108,34 @@ class Link(Protocol):
         ...
 
     def poll(self, seconds: float) -> bool:
-        """Wait for an answer or the end; return whether one of them came."""
+        """Wait for an answer or the worker's end; return True if one of the two came."""
         ...
 
     def receive(self) -> Any:
-        """Return the next answer; None if there is none, and never will be."""
+        """Return the next answer, or None if no answer can come any more."""
         ...
 
     def ending(self) -> str:
-        """Return how the worker ended, which it has."""
+        """Return how the worker ended; the caller knows that it has."""
         ...
 
     def kill(self) -> None:
-        """End the worker, whatever it does."""
+        """End the worker as soon as the place can."""
         ...
 
 
 class Place(Protocol):
-    """Where the workers of a run are; they have numbers from 1."""
+    """Threads, processes or ranks that hold the workers of a run, numbered from 1."""
 
-    progress: NDArray[np.float64]  # of each worker, by its number
-    workers: NDArray[np.float64]  # threads that each may have for a step
+    progress: NDArray[np.float64]  # finished share of the running order, by the worker's number
+    workers: NDArray[np.float64]  # threads for a step, by the worker's number
 
     def start(self, jobs: Sequence[Any]) -> Sequence[Link]:
         """Start a worker for each job."""
         ...
 
     def replace(self, number: int, death: WorkerError) -> Link | None:
-        """Start a worker in place of one that died, if that may be."""
+        """Start a worker in place of a dead one; return None if the place cannot."""
         ...
 
     def set_workers(self, number: int, workers: int) -> None:
@@ -145,36 +147,36 @@ class Place(Protocol):
         ...
 
     def dump_stacks(self) -> None:
-        """Write on stderr where every thread of every worker stands."""
+        """Write the stacks of all threads of every worker on stderr."""
         ...
 
     def kill(self) -> None:
-        """End at once all that can be ended; none is replaced from now on."""
+        """End every worker that can be ended at once; replace no worker from now on."""
         ...
 
     def end(self) -> list[str]:
-        """End the workers; return the names of those that did not end in time."""
+        """End the workers; return the names of the workers that did not end in time."""
         ...
 
 
 class Inbox:
-    """Answers that other threads of this process put in; they go by reference.
+    """Queue of answers from other threads of this process, passed by reference.
 
-    Whoever waits for one inbox waits on a condition. For one that waits for many inboxes there is a
-    channel, with a byte for every answer.
+    A thread that waits for one inbox waits on a condition. A thread that waits for many inboxes
+    waits for their channels, which have a byte for every answer.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # guards all that follows
+        self._changed = threading.Condition()  # guards the fields below
         self._answers = deque[Any]()
         self._is_closed = False
         self._pipe: tuple[Connection, Connection] | None = None
 
     @property
     def channel(self) -> Connection | None:
-        """What can be read while there are answers; None once the inbox is closed."""
+        """Connection that is readable while there are answers; None after :meth:`close`."""
         with self._changed:
-            # Made when it is asked for: a byte to and fro costs more than the condition.
+            # The pipe is made on first use: a byte through a pipe costs more than the condition.
             if self._pipe is None and not self._is_closed:
                 self._pipe = multiprocessing.Pipe(duplex=False)
                 for _ in self._answers:
@@ -191,7 +193,7 @@ class Inbox:
                 self._changed.notify()
 
     def poll(self, seconds: float) -> bool:
-        """Wait for an answer; return whether there is one."""
+        """Wait for an answer; return True if there is one."""
         with self._changed:
             return self._changed.wait_for(lambda: bool(self._answers), seconds)
 
@@ -205,7 +207,7 @@ class Inbox:
             return self._answers.popleft()
 
     def close(self) -> None:
-        """Drop what is in it, and what comes."""
+        """Drop all answers, also the answers that are put in later."""
         with self._changed:
             self._is_closed = True
             self._answers.clear()
@@ -216,11 +218,11 @@ class Inbox:
 
 
 def ready(links: Collection[Link], timeout: float) -> list[Link]:
-    """Wait until links have an answer, or have ended; return these, none after ``timeout``."""
+    """Wait for answers or ends of workers; return their links, none after ``timeout`` seconds."""
     open_links = [link for link in links if link.channel is not None]
     found = connection.wait([link.channel for link in open_links if link.channel], timeout)
-    # A fork of a process may hold its end of the channel open, and a rank that is lost closes
-    # nothing: only the state of the worker tells then.
+    # A fork of a worker's process may hold the channel open, and a lost rank closes nothing: in
+    # both cases only the state of the worker tells.
     return [link for link in open_links if link.channel in found or link.has_ended]
 
 
@@ -229,12 +231,12 @@ def serve(
     take: Callable[[], Any],
     send: Callable[[Any], None],
 ) -> None:
-    """Build a worker and have it obey orders until ``take`` returns None.
+    """Build a worker and execute orders until ``take`` returns None.
 
-    A worker that cannot be built answers with the error, before any order.
+    If the worker cannot be built, the error is sent as an answer before any order.
     """
-    # BaseException, also KeyboardInterrupt: nothing may leave a worker but through its answer, or
-    # the driver would wait for that answer until its deadline.
+    # BaseException, also KeyboardInterrupt: every error has to become an answer, or the driver
+    # would wait for the answer until its deadline.
     try:
         with build() as obey:
             while (order := take()) is not None:
@@ -249,12 +251,12 @@ def serve(
 
 
 class RemoteTraceback(Exception):  # noqa: N818 - as concurrent.futures has it
-    """The traceback of an error elsewhere; the cause of that error here.
+    """Traceback of an error that was raised elsewhere; the error's ``__cause__`` here.
 
     Attributes
     ----------
     place : str
-        What a message calls the rank where it was raised, if it was a rank.
+        Name of the rank that raised the error, "" if no rank did.
     """
 
     def __init__(self, text: str, place: str = "") -> None:
@@ -263,7 +265,7 @@ class RemoteTraceback(Exception):  # noqa: N818 - as concurrent.futures has it
 
 
 class SentError:
-    """An error on its way: it arrives as the error, with its traceback as its cause."""
+    """An error to be sent; it is unpickled as the error, with its traceback as the cause."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -272,10 +274,10 @@ class SentError:
         error, trace = self._error, "".join(traceback.format_exception(self._error))
         if isinstance(error, Stopped):
             trace = ""
-        # Many errors can be pickled and not made again: their constructor wants other arguments.
+        # Many errors can be pickled but not unpickled: the constructor takes other arguments.
         try:
             ForkingPickler.loads(ForkingPickler.dumps(error))
-        except BaseException:  # whatever its own methods raise
+        except BaseException:  # methods of the error may raise anything
             error = WorkerError(f"{type(error).__name__}: {error!r}")
         return _arrived, (error, trace)
 
@@ -297,15 +299,15 @@ class Raised:
 
 
 def failure_of(layer: int, epoch: int, error: BaseException) -> BaseException:
-    """Return the error that the caller of a run is to see; its cause is the layer's error.
+    """Return the error for the caller of a run; its cause is the layer's error.
 
-    The exception is an iterable of examples: the cause is then the error that it raised.
+    If an iterable of examples raised the error, the cause is the error of the iterable.
     """
     cause = error.__cause__
     if isinstance(error, (Stopped, KeyboardInterrupt)):
         return error
     if type(error) is WorkerError and not isinstance(cause, RemoteTraceback):
-        return error  # a worker that ended: it says all itself
+        return error  # of a worker that ended: the text says all
     where = place_of(error)
     if isinstance(error, DivergedError):
         failure: WorkerError = DivergedError(f"{error} ({where.strip()})" if where else str(error))
@@ -317,21 +319,21 @@ def failure_of(layer: int, epoch: int, error: BaseException) -> BaseException:
 
 
 def place_of(error: BaseException) -> str:
-    """Return on which rank an error was raised, such as " on rank 1", "" if not on a rank."""
+    """Return the rank of an error as text, such as " on rank 1"; "" if no rank raised it."""
     cause = error.__cause__
     return f" on {cause.place}" if isinstance(cause, RemoteTraceback) and cause.place else ""
 
 
 def described(error: BaseException) -> str:
-    """Return the kind and the text of an error."""
-    # A plain one stands for an error that could not be sent, and has its kind in its text.
+    """Return the class name and the text of an error."""
+    # A plain WorkerError stands for an error that could not be sent; its text names the class.
     return str(error) if type(error) is WorkerError else f"{type(error).__name__}: {error}"
 
 
 def death_of(layer: int, how: str, *, running: int, done: int) -> WorkerError:
-    """Return the error of a layer with a worker that ended.
+    """Return the error of a layer after the unexpected end of its worker.
 
-    ``running`` is the epoch that it was in, 0 for none, and ``done`` the last one that it finished.
+    ``running`` is the epoch that the worker was in, 0 for none; ``done`` is the last finished one.
     """
     moment = f"after epoch {done}" if done else "before its first epoch"
     return WorkerError(_sentence(layer, f"in epoch {running}" if running else moment, how))

@@ -3,19 +3,20 @@
 Guarantees:
 
 * A sleeping process waits for its socket and uses no CPU.
-* A process that dies is replaced, if the run has restarts left, from the newest state that it
-  kept: the bits are those of a process that lived. It holds no lock: there is none.
-* What is shared is in memory without a name; orders and answers are sent.
-* At the end every process is ended, within a deadline. So it is by the death of the parent.
+* A process that dies is replaced, if the run has restarts left, and the new process goes on from
+  the newest state that the dead one kept. The result has the same bits as without the death. A
+  death leaves no lock behind: there is none.
+* Shared arrays are in memory without a name; orders and answers are sent through sockets.
+* The end of the run ends every process, within a deadline. The death of the parent ends all too.
 
 A process is started afresh, not forked: after a fork, BLAS may wait for threads that only the
 parent has. It does not run the caller's script again, so that a script needs no
-``if __name__ == "__main__"``. One socket connects it with its parent; each detects the end of the
-other by the closed socket.
+``if __name__ == "__main__"``. One socket connects the process with the parent; the closed socket
+tells one of the two that the other has ended.
 
-A layer's state is kept in the middle of an epoch, and at its end together with the answer, before
-that is sent. So if the process is killed, the next one either goes on in the epoch that it is asked
-for, or has the answer already.
+A layer's state is kept in the middle of an epoch, and at the end of the epoch together with the
+answer, before the answer is sent. After a kill, the new process therefore either goes on in the
+epoch that the driver asks for, or has the answer already.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ __all__ = ["ProcessLink", "Processes", "ProcessesRuntime", "main"]
 Shared = SharedArrays | SharedSplits
 SharedT = TypeVar("SharedT", bound=Shared)
 DUMP_SIGNAL = signal.SIGUSR1  # asks for the stacks of all threads on stderr
-PARENT_LOOK_SECONDS = 5.0  # how often a sleeping process looks whether its parent still lives
+PARENT_LOOK_SECONDS = 5.0  # between two checks of a sleeping process that its parent lives
 FAILED_STATUS = 1
 DUMP_SECONDS = 0.3
 TRANSFER_SECONDS = 30  # without a byte, in the middle of a message
@@ -75,14 +76,14 @@ START = (
 
 
 class ProcessLink:
-    """A running process, started here.
+    """Link to a worker in a process of this machine, which it starts.
 
     Parameters
     ----------
     number : int
-        Number of its worker.
+        Number of the worker.
     descriptors : iterable of int
-        Others that it has under the same numbers.
+        File descriptors that the process inherits under the same numbers.
     blas_threads : int
     times : Timeouts
         Only ``join`` is used: a killed process ends at once, unless the system is stuck.
@@ -90,7 +91,7 @@ class ProcessLink:
     Attributes
     ----------
     channel : Connection or None
-        To the process; None once it is known to have ended.
+        Connection with the process; None once the end of the process is known.
     """
 
     offset = 0.0
@@ -108,13 +109,13 @@ class ProcessLink:
         )
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
-            # The kernel's limits, not Python's: with a timeout of Python's the socket would not
-            # block, and a message could be cut in the middle.
+            # Time limits of the kernel, not of Python: with the latter the socket would not block,
+            # and a message could be cut in the middle.
             for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", TRANSFER_SECONDS, 0))
             path = [entry for entry in sys.path if isinstance(entry, str)]
             name, descriptor = f"syncpretrain-layer-{number}", str(theirs.fileno())
-            # Neither may end a process that cannot ignore them yet.
+            # Blocked: neither signal may end a process that has not yet set itself to ignore them.
             found = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
             try:
                 self._process = subprocess.Popen(
@@ -132,26 +133,26 @@ class ProcessLink:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended; others may still have its end of the socket."""
+        """True if the process has ended; a fork may still hold its end of the socket."""
         return self._process.poll() is not None
 
     def send(self, thing: Any) -> None:
-        """Send something; if the process has died, or is stuck, :meth:`receive` returns None."""
+        """Send an object; if the process has died or is stuck, :meth:`receive` returns None."""
         if self.channel is None:
             return
-        with contextlib.suppress(OSError):  # it has died
+        with contextlib.suppress(OSError):  # the process has died
             try:
                 self.channel.send(thing)
-            except BlockingIOError:  # it reads nothing any more
+            except BlockingIOError:  # the process reads nothing any more
                 self._process.kill()
 
     def poll(self, seconds: float) -> bool:
-        """Wait for something to receive or the end of the process; return whether it came."""
+        """Wait for an answer or the end of the process; return True if one of the two came."""
         return self.channel is None or self.channel.poll(seconds) or self.has_ended
 
     def receive(self) -> Any:
-        """Return the next thing that the process sent; None if there is none, and never will be."""
-        # A fork of this process may hold the other end of the socket open after its owner's death.
+        """Return the next answer of the process, or None if no answer can come any more."""
+        # A fork of this process may hold the other end of the socket open after the worker's death.
         if self.channel is None or (self.has_ended and not self.channel.poll()):
             return None
         try:
@@ -163,7 +164,7 @@ class ProcessLink:
             return None
 
     def ending(self) -> str:
-        """Return how the process ended, which it has; the channel is closed."""
+        """Close the channel, and return how the process ended."""
         self.close()
         try:
             status = self._process.wait(self._times.join)
@@ -183,11 +184,11 @@ class ProcessLink:
             self.channel = None
 
     def kill(self) -> None:
-        """End the process, whatever it does: it has nothing to clean up."""
+        """End the process at once: it has nothing to clean up."""
         self._process.kill()
 
     def wait(self, seconds: float) -> int | None:
-        """Wait for the end of the process; return its number if it still lives."""
+        """Wait for the end of the process; return the process identifier if it still lives."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, seconds))
         return self._process.pid if self._process.returncode is None else None
@@ -205,7 +206,7 @@ def _described(status: int) -> str:
 class Processes:
     """Processes of this machine as a place; see :class:`syncpretrain.workers.link.Place`.
 
-    A job has ``descriptors``, of all that it shares with this process.
+    A job has ``descriptors`` of the memory that it shares with this process.
 
     Parameters
     ----------
@@ -225,12 +226,12 @@ class Processes:
         self._jobs: Sequence[Any] = ()
         self._memory: SharedArrays | None = None
         self._numbers = self.progress = self.workers = np.zeros(1)
-        self._lock = threading.Lock()  # guards what follows: several threads replace processes
+        self._lock = threading.Lock()  # guards the fields below: several threads replace processes
         self._links: dict[int, ProcessLink] = {}
         self._is_ending = False
 
     def share(self, memory: SharedT) -> SharedT:
-        """Return memory for jobs, which is closed at the end."""
+        """Return the given shared memory; :meth:`end` closes it."""
         self._shared.append(memory)
         return memory
 
@@ -244,7 +245,8 @@ class Processes:
         self._replacement.open(len(jobs))
         numbers = range(1, len(jobs) + 1)
         with self._lock:
-            # Start all before the first job is sent: the interpreters import at the same time.
+            # All start before the first job is sent, so that the interpreters import at the same
+            # time.
             for number in numbers:
                 self._start(number)
             for number in numbers:
@@ -252,7 +254,10 @@ class Processes:
         return [self._links[number] for number in numbers]
 
     def replace(self, number: int, death: WorkerError) -> ProcessLink | None:
-        """Start a process in place of one that died, if it may be; any thread may call it."""
+        """Start a process in place of a dead one; return None without a restart left.
+
+        Any thread may call it.
+        """
         with self._lock:
             if self._is_ending or not self._replacement.takes(number, death):
                 return None
@@ -271,26 +276,26 @@ class Processes:
         self._numbers[0] = 1.0
 
     def dump_stacks(self) -> None:
-        """Write on stderr where every thread of every process stands."""
+        """Write the stacks of all threads of every process on stderr."""
         for link in self._links.values():
             link.dump_stacks()
-            time.sleep(DUMP_SECONDS)  # they write to the same place: one after another
+            time.sleep(DUMP_SECONDS)  # one after another: all write on the same stderr
 
     def kill(self) -> None:
-        """End every process at once; none is replaced from now on."""
+        """End every process at once; replace no process from now on."""
         with self._lock:
             self._is_ending = True
             for link in self._links.values():
                 link.kill()
 
     def end(self) -> list[str]:
-        """End every process, release the memory; return those that did not end in time."""
+        """End every process and release the memory; return the processes that still live."""
         for link in self._links.values():
             link.close()
         self.kill()
         deadline = time.monotonic() + self._times.join
         alive = [link.wait(deadline - time.monotonic()) for link in self._links.values()]
-        # The mappings go with the memory; the progress is still asked for after the run.
+        # Copies, since the mappings go with the memory: the driver still reads the progress.
         self._numbers, self.progress = self._numbers.copy(), self.progress.copy()
         self.workers = self.workers.copy()
         for memory in self._shared:
@@ -300,7 +305,7 @@ class Processes:
         return [f"process {pid}" for pid in alive if pid is not None]
 
     def _start(self, number: int) -> None:
-        """Start a process, which waits for its job."""
+        """Start a process; it waits for its job."""
         assert self._memory is not None
         kept, job = self._replacement.descriptors(number), self._jobs[number - 1]
         shared = (self._memory.descriptor, *job.descriptors, *kept)
@@ -315,10 +320,10 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """First message to a process: its worker's number and job, and what all processes share.
+    """First message to a process: number and job of the worker, and what all processes share.
 
-    ``numbers`` begin with a flag, 1 once the workers are to stop; then follow the progress of each
-    worker, and the number of threads of each. ``parent`` is a process identifier.
+    ``numbers`` begins with a flag, 1 once the workers are to stop; the progress of each worker
+    follows, then the number of threads of each worker. ``parent`` is a process identifier.
     """
 
     number: int
@@ -330,7 +335,7 @@ class Start:
     parent: int
 
     def context(self) -> Context:
-        """Return what the worker is given."""
+        """Return the environment of the worker."""
         (numbers,) = self.numbers.map(write=True)
         count = len(numbers) // 2
         progress, workers = (numbers[i : i + 1] for i in (self.number, count + self.number))
@@ -343,9 +348,9 @@ def _is_set(numbers: Any) -> bool:
 
 
 def main(descriptor: int) -> None:
-    """Work for the parent at the other end of a socket, until it closes that."""
-    # A terminal's Ctrl-C reaches all processes; the parent, which gets it too, says what to do.
-    # Both signals were blocked when it started this process.
+    """Work for the parent at the other end of a socket, until the parent closes the socket."""
+    # A terminal's Ctrl-C reaches all processes; the parent gets it too, and decides what to do. The
+    # parent blocked both signals when it started this process.
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -359,10 +364,10 @@ def main(descriptor: int) -> None:
 
 @contextmanager
 def _opened(parent: Connection, orders: queue.SimpleQueue[Any]) -> Iterator[Obey]:
-    """Build the worker that the parent's first message is about, and take orders for it."""
+    """Build the worker that the parent's first message describes, and receive its orders."""
     start: Start = parent.recv()
-    # A thread of its own reads the socket all the time: so the end of the parent is noticed in the
-    # middle of an epoch, not only between two orders.
+    # A separate thread reads the socket all the time, and so notices the end of the parent in the
+    # middle of an epoch too, not only between two orders.
     arguments = (parent, orders, start.parent)
     threading.Thread(target=_receive, args=arguments, daemon=True).start()
     with blas_limit(start.blas_threads), start.job.open(start.context()) as obey:
@@ -370,7 +375,7 @@ def _opened(parent: Connection, orders: queue.SimpleQueue[Any]) -> Iterator[Obey
 
 
 def _receive(connection: Connection, orders: queue.SimpleQueue[Any], parent: int) -> None:
-    """Take orders; end the process at once, whatever it does, when the parent has ended."""
+    """Receive orders; end this process at once when the parent has ended."""
     try:
         while True:
             # A fork of the parent may hold the socket open after its death.
@@ -386,21 +391,21 @@ def _receive(connection: Connection, orders: queue.SimpleQueue[Any], parent: int
 
 
 class ProcessesRuntime(LinkedEpochs):
-    """One process a layer; the data and the activations are in memory that all see.
+    """One process per layer; the data and the activations are in shared memory.
 
     Parameters
     ----------
     worker_factories : sequence of callable
-        One a layer, from the lowest up. Each can be sent to another process, where it returns the
-        layer's worker, given its inputs.
+        One per layer, from the lowest up. A factory can be sent to another process; there it takes
+        the inputs of the layer and returns the layer's worker.
     versions : Versions
-        Their arrays are in this runtime's shared memory as long as it runs.
+        While this runtime runs, their arrays are in its shared memory.
     blas_threads : int
         BLAS threads of each process.
     times : Timeouts
         Only ``join`` is used.
     restarts : Restarts, optional
-        For processes that die.
+        Restarts that replace dead processes.
     """
 
     def __init__(
@@ -417,14 +422,14 @@ class ProcessesRuntime(LinkedEpochs):
         self._splits: list[SharedSplits] = []
 
     def _jobs(self) -> list[EpochJob]:
-        """Copy the data to shared memory, allocate the activations there; return the jobs."""
+        """Copy the data and allocate the activations in shared memory; return the jobs."""
         versions, share = self._versions, self._processes.share
         rows = len(versions.data.train), len(versions.data.validation)
         self._splits.append(share(SharedSplits.of(versions.data)))
         for units in versions.hidden[:-1]:  # no layer reads those of the top layer
             self._splits.append(share(SharedSplits.create(rows, units, MAX_BUFFERS)))
         versions.allocate = self._split
-        # A layer reads its input, and what that is computed from.
+        # A layer reads its input, and the input of the layer below, from which its own is computed.
         return [
             EpochJob(factory, {i: self._splits[i] for i in range(max(0, layer - 2), layer)})
             for layer, factory in enumerate(self._worker_factories, start=1)
@@ -451,8 +456,8 @@ class ProcessesRuntime(LinkedEpochs):
 class EpochJob:
     """Job of a process that trains a layer.
 
-    ``splits`` are the data (number 0) and the activations of the layers that this one reads; it
-    writes the activations of the layer below.
+    ``splits`` holds by number the data (0) and the activations of the layers below that this layer
+    reads; the process writes the activations of the layer directly below.
     """
 
     worker_factory: WorkerFactory
@@ -460,7 +465,7 @@ class EpochJob:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What the process has to be given."""
+        """Descriptors of the memory that the process maps."""
         return tuple(splits.descriptor for splits in self.splits.values())
 
     @contextmanager
@@ -481,7 +486,7 @@ class EpochJob:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An epoch to train, and where its input is."""
+    """An epoch to train, and the place of its input."""
 
     command: Train
     source: ActivationSource
@@ -489,7 +494,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A layer in an epoch, or after it if there is a report, with the warnings of that epoch."""
+    """State of a layer in the middle of an epoch, or at its end with the report of the epoch."""
 
     epoch: int
     state: LayerState
@@ -498,24 +503,24 @@ class _Kept:
 
 
 class KeptEpochs:
-    """A worker that keeps its states; it first goes to the newest one.
+    """A worker that keeps its states, and begins at the newest kept one.
 
     Parameters
     ----------
     worker : LayerWorker
     kept : KeptStates
     obey : callable
-        Has the worker train the epoch of an order; returns the report.
+        Trains the epoch of an order with the worker; returns the report.
     """
 
     def __init__(
         self, worker: LayerWorker, kept: KeptStates, obey: Callable[[Order], Message]
     ) -> None:
         self._worker, self._obey, self._keeping = worker, obey, Keeping(kept)
-        self._epoch = 0  # the running one
-        self._before: tuple[str, ...] = ()  # its warnings, from earlier processes
+        self._epoch = 0  # the running epoch
+        self._before: tuple[str, ...] = ()  # warnings of the running epoch from earlier processes
         found: _Kept | None = kept.newest()
-        if found is None:  # keep the start too: a process killed in epoch 1 can be replaced
+        if found is None:  # the start is kept too, so that a kill in epoch 1 is no failure
             found = _Kept(0, worker.state())
             self._keeping.keep(found)
         else:
@@ -524,26 +529,26 @@ class KeptEpochs:
         worker.keep = self.keep
 
     def __call__(self, order: Order) -> Message:
-        """Train the epoch of an order, or what is left of it; return its report."""
+        """Train the epoch of an order, or the rest of the epoch; return its report."""
         found, self._found = self._found, None
         self._epoch, self._before = order.command.epoch, ()
         if found is not None and found.epoch == self._epoch:
-            # The process before was killed between keeping its report and sending it.
+            # The earlier process was killed after it kept the report and before it sent it.
             if found.report is not None:
                 return found.report
-            # The process before was killed in the epoch, so the input was computed and is there.
+            # The earlier process was killed in the epoch: the input is computed already.
             order = replace(order, source=replace(order.source, snapshot=None))
             self._before = found.warnings
         message = self._obey(order)
         message = replace(message, warnings=(*self._before, *message.warnings))
         if isinstance(message, Finished):
             state = message.state or self._worker.layer.state(Cursor())
-            # Before the report is sent: what the parent knows must never be newer than the state.
+            # Before the report is sent: the parent must never know more than the kept state has.
             self._keeping.keep(_Kept(self._epoch, state, report=message))
         return message
 
     def keep(self, minibatches: int, error: float) -> None:
-        """Keep the state in the middle of the running epoch, if one is due."""
+        """Keep the state in the middle of the running epoch, if a state is due."""
         if self._keeping.is_due:
             layer = self._worker.layer
             state, own = layer.state(Cursor(minibatches, float(error))), layer.warnings
@@ -551,12 +556,12 @@ class KeptEpochs:
 
 
 class _SharedInputs:
-    """The inputs of a worker, as located by each order."""
+    """Inputs of a worker, at the place that the order names."""
 
     def __init__(self, shared: Mapping[int, SharedSplits], layer: int) -> None:
         self._splits = {
-            # Only the arrays that this process fills can be written to: a stray write elsewhere
-            # cannot pass unnoticed.
+            # Writable only where this process fills the arrays: a stray write elsewhere is then an
+            # error.
             number: splits.map(write=0 < number == layer - 1)
             for number, splits in shared.items()
         }

@@ -1,16 +1,16 @@
-"""Replicas of asynchronous training: in turns, or one a thread, a process or a rank.
+"""Replicas of asynchronous training: in turns, or one per thread, process or rank.
 
 The thread that calls :meth:`ReplicaPool.train` is the server: it gives each replica a task, waits
-for any of them, applies the change that it made and gives it the next one. Parameters and changes
-lie in two vectors a replica; what goes to and fro are short messages. The vectors of a replica on
-another rank lie there, and the server may have a number in their place.
+for any replica, applies the replica's change and gives the replica the next task. Each replica has
+two vectors, one for the parameters and one for its change; messages are short. The vectors of a
+replica on another rank are on that rank, and the server may hold a number in place of a vector.
 
 Guarantees:
 
-* A change is applied after its replica's message that it is complete: once, and whole.
-* A replica that dies leaves no lock and no half of an update behind; its task is given to another
-  one, and the others go on.
-* A failure of a replica is raised by :meth:`ReplicaPool.train`.
+* A change is applied once and whole, after the replica's message that the change is complete.
+* A replica that dies leaves no lock and no half update behind; the server gives the task to another
+  replica, and the others go on.
+* :meth:`ReplicaPool.train` raises the failure of a replica.
 
 Nothing is locked: a replica writes its vectors from an order to its answer, the server from the
 answer to the next order, so each vector has one writer at any moment.
@@ -69,7 +69,7 @@ def replicas_in(
     report: Callable[[str], None],
     times: Timeouts,
 ) -> Fleet:
-    """Return replicas in a runtime, to be entered as a context.
+    """Return the replicas in a runtime, as a context manager.
 
     Parameters
     ----------
@@ -78,15 +78,15 @@ def replicas_in(
     server : ParameterServer
     rules : AsyncFields
         Without ``simulate_staleness``, changes of ``serial`` replicas are applied ``replicas`` - 1
-        changes late, as of replicas that all train at the same speed.
+        changes late, as if all replicas trained at the same speed.
     factory : callable
-        Returns a replica, given the data. For processes it is one that can be sent to them.
+        Takes the data and returns a replica; for processes it can be pickled.
     data : sequence of ndarray of shape (rows, width)
     replicas : int
     exchange : str
-        How replicas on ranks exchange parameters: by ``messages``, or through ``windows``.
+        Way in which replicas on ranks exchange parameters: ``messages`` or ``windows``.
     report : callable
-        Given a sentence for the user.
+        Called with a sentence for the user.
     times : Timeouts
     """
     if runtime == "serial":
@@ -104,7 +104,7 @@ def replicas_in(
     return ReplicaPool(ranks.server, rules, ranks.start, ranks.end, report, times, trial)
 
 
-Started = Sequence[tuple[Link, Any, Any]]  # of each: its link, and its two vectors
+Started = Sequence[tuple[Link, Any, Any]]  # link, parameters and change of each replica
 
 
 class ReplicaPool(Closing):
@@ -113,17 +113,17 @@ class ReplicaPool(Closing):
     Parameters
     ----------
     server : Server
-        The calling thread is its owner.
+        The calling thread owns the server.
     rules : AsyncFields
     start : callable
-        Starts the replicas; returns the link of each, and the two vectors that it shares.
+        Starts the replicas; returns the link and the two shared vectors of each replica.
     end : callable
-        Ends the replicas; returns the names of those that did not end in time.
+        Ends the replicas; returns the names of the replicas that did not end in time.
     report : callable
-        Given a sentence for the user.
+        Called with a sentence for the user.
     times : Timeouts
     trial : Trial, optional
-        Finds the number of replicas that are worth it; None lets all train.
+        Finds by measurement how many replicas are worth training; None lets all train.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class ReplicaPool(Closing):
         self._running: list[_Running] = []
         self._loaded: Mapping[str, Array] = {}
         self._between = 0.0  # seconds between the calls of train, which the trial leaves out
-        self._left: float | None = None  # when the last one ended
+        self._left: float | None = None  # time at which the last call of train ended
 
     def _open(self) -> None:
         self._running = [_Running(*parts) for parts in self._start()]
@@ -159,7 +159,7 @@ class ReplicaPool(Closing):
             self._running = []
 
     def train(self, tasks: Sequence[Task], stop: Callable[[], bool], each: Each) -> int:
-        """Train tasks, the next one by a replica that is free; return how many were trained.
+        """Train tasks, each by the next free replica; return the number of tasks trained.
 
         Raises
         ------
@@ -169,12 +169,12 @@ class ReplicaPool(Closing):
             If no task ends for ``times.stall`` seconds.
         """
         left, again = deque(tasks), deque[Task]()  # the second: tasks of replicas that died
-        last = tasks[-1] if tasks else None  # its minibatch may be a smaller one
+        last = tasks[-1] if tasks else None  # may have a smaller minibatch
         moved = time.monotonic()
         self._between += 0.0 if self._left is None else moved - self._left
         while True:
-            # A stop drops the tasks that nobody has begun. Tasks of replicas that died were begun,
-            # and stay: the tasks that are done must be the first ones, for a checkpoint.
+            # A stop drops the tasks that no replica has begun. Tasks of replicas that died were
+            # begun, and stay: a checkpoint needs the done tasks to be the first ones.
             if left and stop():
                 tasks = tasks[: len(tasks) - len(left)]
                 left.clear()
@@ -196,7 +196,7 @@ class ReplicaPool(Closing):
                 )
 
     def state(self) -> dict[str, Array]:
-        """Return the states of the server and of the replicas that are alive."""
+        """Return the states of the server and of the living replicas, as named arrays."""
         found = {SERVER_STATE + name: array for name, array in self._server.state().items()}
         for number, running in enumerate(self._running):
             if running.is_alive:
@@ -205,11 +205,11 @@ class ReplicaPool(Closing):
         return found
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        """Go back to a state; a replica that had died then begins anew.
+        """Go back to a state; a replica that is not in the state begins anew.
 
-        The state may come from replicas that took turns: their changes that wait are added here.
+        A state of replicas in turns may have changes that wait; they are added to the parameters.
         """
-        # The server's state before the changes: they are compensated by its mean squares.
+        # The server's state first: its mean squares compensate the changes that wait.
         self._server.load_state(state)
         self._server.add_late(state)
         self._loaded = dict(state)
@@ -227,17 +227,17 @@ class ReplicaPool(Closing):
         return [running for running in self._running if running.is_alive]
 
     def _training(self) -> list[_Running]:
-        """Return the replicas that are to train."""
+        """Return the living replicas that the trial lets train."""
         alive = self._alive()
         count = len(alive) if self._trial is None else self._trial.count
-        # The first ones alive train, so that as the count moves, few replicas rest and start anew.
+        # The first living replicas train: as the count moves, few replicas rest and start anew.
         for running in alive[count:]:
             running.has_rested = running.task is None
         return alive[:count]
 
     def _order(self, running: _Running, task: Task, *, anew: bool = False) -> None:
         fetches = anew or self._rules.fetches(running.pushes)
-        # The replica is idle, so its vector may be filled here before the order says that it is.
+        # The replica is idle, so its vector may be filled before the order is sent.
         if fetches:
             running.known = self._server.fetch(running.fetched)
             running.has_rested = False
@@ -245,13 +245,13 @@ class ReplicaPool(Closing):
         running.link.send(Work(task, fetches))
 
     def _ready(self) -> list[_Running]:
-        """Wait a moment; return the replicas that answered or have ended."""
+        """Wait a tick; return the replicas that have answered or ended."""
         busy = [running for running in self._alive() if running.task is not None]
         found = ready([running.link for running in busy], self._times.tick)
         return [running for running in busy if running.link in found]
 
     def _take(self, running: _Running, again: deque[Task], each: Each, *, is_whole: bool) -> None:
-        """Take the answer of a replica, or its end."""
+        """Apply the answer of a replica, or give up a replica that has ended."""
         task, running.task = running.task, None
         assert task is not None
         found = running.link.receive()
@@ -262,16 +262,16 @@ class ReplicaPool(Closing):
         worked = self._checked(running, found)
         assert isinstance(worked, Worked)
         push = self._server.push(running.change, running.known, running.fetched)
-        # Refused as too stale: the same task once more, from the newest parameters.
+        # A change that is too stale is refused: the task is done again from the newest parameters.
         if not push.is_taken:
             self._order(running, task, anew=True)
             return
-        running.known += 1  # of its own push it knows
+        running.known += 1  # the replica's own push is no staleness
         running.pushes += 1
         each(task, worked.errors, push.staleness)
         trial = self._trial
         if trial is not None and not trial.is_over:
-            # The error of a smaller minibatch would be a smaller sum, and look like progress.
+            # The error of a smaller minibatch is a smaller sum, and would look like progress.
             error = sum(worked.errors) / task.count if is_whole else None
             now = time.monotonic() - self._between
             trial.trained(Trained(now, self._rules.share(push.staleness), error))
@@ -287,7 +287,7 @@ class ReplicaPool(Closing):
         self._report(f"warning: replica {number} failed: {how}; the {left} others go on")
 
     def _asked(self, number: int, order: Save | Load) -> Mapping[str, Array]:
-        """Return the answer of an idle replica."""
+        """Return the state that an idle replica answers with; empty if the replica has died."""
         running = self._running[number]
         running.link.send(order)
         deadline = time.monotonic() + self._times.stall
@@ -303,7 +303,7 @@ class ReplicaPool(Closing):
         raise StalledError(f"replica {number + 1} sent no state for {self._times.stall:g} s")
 
     def _checked(self, running: _Running, found: Any) -> Worked | Saved:
-        """Return an answer that is no failure."""
+        """Return an answer, or raise the failure that it reports."""
         if isinstance(found, Raised):
             number, error = self._running.index(running) + 1, found.error
             text = f"replica {number} failed{place_of(error)}: {described(error)}"
@@ -313,14 +313,14 @@ class ReplicaPool(Closing):
 
 
 class _Running:
-    """One replica: its link, its two vectors as the server has them, and its task."""
+    """A replica as the server sees it: link, parameters, change and running task."""
 
     def __init__(self, link: Link, fetched: Any, change: Any) -> None:
         self.link, self.fetched, self.change = link, fetched, change
-        self.known = self.pushes = 0  # clock of the parameters it trains on; its pushes so far
+        self.known = self.pushes = 0  # clock of the replica's parameters; number of its pushes
         self.task: Task | None = None
         self.is_alive = True
-        self.has_rested = False  # while others trained, so that its parameters are stale
+        self.has_rested = False  # True if others trained meanwhile: the parameters are stale
 
 
 Ways = tuple[Callable[[], Started], Callable[[], list[str]]]
@@ -333,7 +333,7 @@ def _threads(
     replicas: int,
     times: Timeouts,
 ) -> Ways:
-    """Return how replicas in threads are started, and ended."""
+    """Return the functions that start and end replicas in threads."""
     place = Threads("syncpretrain-replica", times)
 
     def start() -> Started:
@@ -366,7 +366,7 @@ def _processes(
     replicas: int,
     times: Timeouts,
 ) -> Ways:
-    """Return how replicas in processes are started, and ended."""
+    """Return the functions that start and end replicas in processes."""
     place = Processes(times)
 
     def start() -> Started:
@@ -383,7 +383,7 @@ def _processes(
 class ReplicaJob:
     """Job of a replica in a process.
 
-    ``vectors`` has two for each replica: the parameters that it fetched, and its change.
+    ``vectors`` has two rows for each replica: the fetched parameters, and the change.
     """
 
     factory: ReplicaFactory
@@ -392,7 +392,7 @@ class ReplicaJob:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What the process has to be given."""
+        """Descriptors of the memory that the process maps."""
         return self.data.descriptor, self.vectors.descriptor
 
     @contextmanager

@@ -1,18 +1,18 @@
-"""Workers that replace dead ones: the restarts that a run has left, and the states that are kept.
+"""Replacement of dead processes: the restarts that a run has left, and the kept states.
 
-A process that died is replaced as long as the run has restarts left. The exception is a layer that
-has come no further in several processes in a row: the cause is then in the layer, not in the
-machine, and the run fails.
+A dead process is replaced as long as the run has restarts left. The exception is a layer that made
+no progress in several processes in a row: the cause is then in the layer, not in the machine, and
+the run fails.
 
-The newest state of a layer is in memory that outlives the process that trains it.
+The newest state of a layer is in memory that outlives the process that trains the layer.
 
-Guarantee: a process that is killed at any moment leaves one whole state, if it had ever written
-one. There are two places, written in turn. The writer first marks a place as empty, and marks it
-with the number of the state when all of the state is there.
+Guarantee: a process that is killed at any moment leaves one whole state, if it had ever written a
+state. There are two places, written in turn. The writer first marks a place as empty, and marks the
+place with the number of the state once the state is whole.
 
-A state is kept so seldom that it costs no more than a percent of the layer's processor time. Wall
-time would not do: beside other programs a copy may wait for a core, and a layer that waits for its
-input has nothing new to keep.
+States are kept so seldom that keeping costs at most a percent of the layer's processor time. Wall
+time would be a wrong measure: on a busy machine a copy may wait for a core, and a layer that waits
+for its input has nothing new to keep.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ __all__ = ["LOST", "Keeping", "KeptStates", "Replacement", "Restarts"]
 
 
 class Restarts:
-    """Number of restarts that are left, and what is to be reported of them.
+    """The restarts that a run has left, and the messages about used restarts.
 
     Parameters
     ----------
     most : int
+        Number of restarts at the begin of the run.
     report : callable, optional
-        Given each message, by the thread that calls :meth:`report_all`.
+        Called with each message, by the thread that calls :meth:`report_all`.
 
     Attributes
     ----------
@@ -54,12 +55,12 @@ class Restarts:
     def __init__(self, most: int = 0, report: Callable[[str], None] | None = None) -> None:
         self.most = most
         self._report = report
-        self._lock = threading.Lock()  # guards the number
+        self._lock = threading.Lock()  # guards the number of used restarts
         self._used = 0
         self._messages: deque[str] = deque()
 
     def take(self) -> str | None:
-        """Use a restart; return which one it is, such as "restart 1 of 3", or None if none is left.
+        """Use a restart; return its name, such as "restart 1 of 3", or None if none is left.
 
         Any thread may call it.
         """
@@ -81,17 +82,17 @@ class Restarts:
                 self._report(message)
 
 
-MARK = struct.Struct("<qq")  # the number of the state, and of its blocks of bytes
-EMPTY, LOST = 0, -1  # instead of a number: not whole, and not to be had any more
+MARK = struct.Struct("<qq")  # the number of the state, and the number of its blocks
+EMPTY, LOST = 0, -1  # instead of the number of a state: not whole; not kept any more
 OUT_OF_BAND = 5  # the first protocol of pickles that leaves arrays outside, without a copy
 
 
 @dataclass(frozen=True, slots=True)
 class KeptStates:
-    """Memory for the newest state of one layer; may be sent to a process with its descriptors.
+    """Memory for the newest state of a layer; can be sent to a process that has the descriptors.
 
-    A state is anything that can be sent to a process. Its arrays are written as they are, without
-    a copy in between, one block of bytes each.
+    A state is any object that can be pickled. Each array of a state is written as a block of bytes,
+    without a copy in between.
     """
 
     descriptors: tuple[int, int]
@@ -158,7 +159,7 @@ class KeptStates:
         return ForkingPickler.loads(bytes(blocks[0]), buffers=blocks[1:])
 
     def give_up(self) -> None:
-        """Record that the layer has gone on from the newest state, and cannot be had again."""
+        """Record that the layer has trained on without a newer state, and cannot be replaced."""
         for place in self.descriptors:
             _mark(place, LOST, 0)
 
@@ -169,7 +170,7 @@ class KeptStates:
 
 
 def _mark(place: int, number: int, blocks: int) -> None:
-    # 16 bytes in one page that is there already: a kill finds them written whole, or not at all.
+    # 16 bytes in one page that exists already: at a kill they are written whole, or not at all.
     os.pwrite(place, MARK.pack(number, blocks), 0)
 
 
@@ -188,7 +189,7 @@ def _offsets(sizes: Sequence[int] | np.ndarray[Any, Any]) -> list[int]:
 
 
 def _read(place: int, size: int, offset: int) -> bytearray:
-    """Return bytes, in memory that may be written to."""
+    """Return ``size`` bytes of a place from an offset on, in writable memory."""
     found, had = bytearray(size), 0
     while had < size:
         got = os.preadv(place, [memoryview(found)[had:]], offset + had)
@@ -198,8 +199,8 @@ def _read(place: int, size: int, offset: int) -> bytearray:
     return found
 
 
-# A pause of 100 times as long as the last copy took bounds the cost at a percent; the least pause
-# is for copies too short to be measured.
+# A pause 100 times as long as the last copy limits the cost to a percent; the least pause is for
+# copies too short to be measured.
 PAUSES = 100
 LEAST_PAUSE = 0.05  # seconds
 
@@ -218,17 +219,17 @@ class Keeping:
 
     @property
     def is_due(self) -> bool:
-        """Whether enough time has been used to keep the next state."""
+        """True if the pause after the last kept state is over."""
         return time.process_time() >= self._due
 
     def keep(self, state: Any) -> None:
-        """Keep a state; where there is no memory for it, none is kept from now on."""
+        """Keep a state; without memory for the state, keep none from now on."""
         if self._due == math.inf:
             return
         started = time.process_time()
         try:
             self._kept.write(state)
-        except OSError:  # training goes on; the parent finds that the state is lost
+        except OSError:  # training goes on; the parent reads that the state is lost
             self._kept.give_up()
             self._due = math.inf
             return
@@ -240,19 +241,20 @@ MOST_IN_VAIN = 3  # processes of a layer in a row that keep no new state
 
 
 class Replacement:
-    """Decides whether a process that died is replaced, and holds the states of the layers.
+    """Decides whether a dead process is replaced, and holds the kept states of the layers.
 
     Parameters
     ----------
     restarts : Restarts
-        Without any, no state is kept and no process is replaced.
+        If the run has no restarts, no state is kept and no process is replaced.
     """
 
     def __init__(self, restarts: Restarts) -> None:
         self._restarts = restarts
         self._kept: list[KeptStates] = []
-        self._lock = threading.Lock()  # guards the next line; the states are their writers' own
-        self._in_vain: dict[int, tuple[int, int]] = {}  # by layer: its newest state, and processes
+        self._lock = threading.Lock()  # guards the next line; each state has one writer
+        # By layer: the number of the newest state, and of processes in vain since.
+        self._in_vain: dict[int, tuple[int, int]] = {}
 
     def open(self, layers: int) -> None:
         """Allocate the memory for the states of some layers.
@@ -266,16 +268,16 @@ class Replacement:
             self._kept.append(KeptStates.create())
 
     def kept(self, layer: int) -> KeptStates | None:
-        """Return where the states of a layer, counted from 1, are kept, if they are."""
+        """Return the kept states of a layer, counted from 1; None if no states are kept."""
         return self._kept[layer - 1] if self._kept else None
 
     def descriptors(self, layer: int) -> tuple[int, ...]:
-        """Return what the process of a layer has to be given for it."""
+        """Return the descriptors of a layer's kept states, for its process."""
         kept = self.kept(layer)
         return () if kept is None else kept.descriptors
 
     def takes(self, layer: int, death: BaseException) -> bool:
-        """Use a restart for a layer after its process died; return False if there is none to use.
+        """Use a restart for a layer after the death of its process; return False if none is left.
 
         Any thread may call it.
         """
@@ -283,7 +285,7 @@ class Replacement:
             kept = self.kept(layer)
             if kept is None or (number := kept.number) == LOST:
                 return False
-            # In vain is a process that kept no state beyond the one that it began with.
+            # A process in vain kept no state newer than the state from which it began.
             before, in_vain = self._in_vain.get(layer, (number, 0))
             in_vain = in_vain + 1 if before == number else 1
             self._in_vain[layer] = number, in_vain
@@ -296,7 +298,7 @@ class Replacement:
         return True
 
     def report_all(self) -> None:
-        """Report the replacements; called by the thread of the run's caller."""
+        """Report the replacements; the thread of the run's caller calls this."""
         self._restarts.report_all()
 
     def close(self) -> None:

@@ -1,4 +1,7 @@
-"""The serial runtime: the caller's thread trains one epoch after another. The oracle."""
+"""The serial runtime: the caller's thread trains one epoch after another.
+
+Tests compare every other runtime with this one.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ __all__ = ["SerialRuntime"]
 
 
 class SerialRuntime:
-    """Executes commands in the order they came, while the driver waits.
+    """Trains epochs in the order in which they were submitted, while the driver waits.
 
     Parameters
     ----------
     workers : sequence of LayerWorker
         From the lowest layer up.
     stop : callable
-        Asked once a minibatch whether to leave.
+        Called once per minibatch; True asks the worker to leave.
     """
 
     def __init__(self, workers: Sequence[LayerWorker], stop: Callable[[], bool]) -> None:
@@ -31,7 +34,7 @@ class SerialRuntime:
         self._stop = stop
         self._stopping = False
         self._commands: deque[Train] = deque()
-        self._raised: BaseException | None = None  # by stop, which is the caller's own
+        self._raised: BaseException | None = None  # error of ``stop``, a function of the caller
 
     def __enter__(self) -> SerialRuntime:
         return self
@@ -46,14 +49,14 @@ class SerialRuntime:
 
     def submit(self, command: Train) -> None:
         """Queue an epoch."""
-        self._workers[command.layer - 1].fraction = 0.0  # shown until its turn comes
+        self._workers[command.layer - 1].fraction = 0.0  # shown until the epoch begins
         self._commands.append(command)
 
     def set_workers(self, layer: int, workers: int) -> None:
         """Do nothing: the caller's thread is the only worker."""
 
     def fraction(self, layer: int) -> float:
-        """Return how far the running epoch of a layer is, in [0, 1]."""
+        """Return the finished share of a layer's running epoch, in [0, 1]."""
         return self._workers[layer - 1].fraction
 
     def stop(self) -> None:
@@ -61,11 +64,11 @@ class SerialRuntime:
         self._stopping = True
 
     def dump_stacks(self) -> None:
-        """Write on stderr where every thread stands."""
+        """Write the stacks of all threads on stderr."""
         faulthandler.dump_traceback(STDERR)
 
     def wait(self, timeout: float) -> Message | None:
-        """Execute the oldest command and return its message, however long it takes."""
+        """Train the epoch of the oldest command and return its message; ignore ``timeout``."""
         if not self._commands:
             return None
         command = self._commands.popleft()
@@ -77,8 +80,8 @@ class SerialRuntime:
     def _should_stop(self) -> bool:
         try:
             return self._stopping or self._stop()
-        # An interrupt of the caller, in the caller's own thread. The worker would catch it as a
-        # failure of the layer, so it is put aside and raised behind the worker.
+        # An interrupt of the caller, in the caller's own thread. The worker catches it as a failure
+        # of the layer, so the error is stored here and raised after the worker's return.
         except BaseException as error:
             self._raised = error
             raise

@@ -1,8 +1,8 @@
-"""Arrays that several processes see: memory with a file descriptor and no name.
+"""Arrays in memory that several processes share: a file descriptor without a name.
 
-A file without a name is gone with the last process that has it open or mapped, however that process
-ended, and is not bound by the size of ``/dev/shm``. Its pages are allocated when they are first
-touched. Only a descriptor is kept open; a mapping lives as long as an array on it.
+A file without a name ends with the last process that has it open or mapped, however that process
+ended, and its size is not limited by ``/dev/shm``. Pages are allocated when they are first touched.
+Only a descriptor is kept open; a mapping lives as long as an array on it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AT_ONCE = 1 << 24  # bytes written in a call: a signal is handled between two ca
 
 
 def check_runtime(name: str) -> None:
-    """Refuse processes where there is no memory without a name.
+    """Refuse the runtime ``processes`` on a system without nameless memory.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def write_array(descriptor: int, array: NDArray[Any], offset: int) -> None:
     Raises
     ------
     OSError
-        If there is not enough memory: an array that is mapped would end in a signal.
+        If there is not enough memory.
     """
     # Written, not copied into a mapping: without memory a write fails with an error, while a store
     # to a mapped page ends the process with a signal.
@@ -59,16 +59,16 @@ def write_array(descriptor: int, array: NDArray[Any], offset: int) -> None:
         left, offset = left[written:], offset + written
 
 
-Kind = tuple[str, tuple[int, ...]]  # of an array: its type and its shape
+Kind = tuple[str, tuple[int, ...]]  # dtype and shape of an array
 
 
 @dataclass(frozen=True, slots=True)
 class SharedArrays:
     """Shared memory for some arrays.
 
-    May be sent to another process that has the descriptor under the same number. Each array has one
-    writer at a time, and so no lock: a reader may see an old number of 8 bytes, never half of a new
-    one, since an aligned store is whole.
+    Can be sent to another process that has the descriptor under the same number. Each array has one
+    writer at a time, and so no lock: a reader may see the old value of a number of 8 bytes, never
+    half of a new one, since an aligned store is whole.
     """
 
     descriptor: int
@@ -114,12 +114,12 @@ class SharedArrays:
         ]
 
     def close(self) -> None:
-        """Close the descriptor; what is mapped stays."""
+        """Close the descriptor; mapped arrays stay."""
         os.close(self.descriptor)
 
     def _ends(self) -> list[int]:
-        """Return where each array begins, and where the last one ends."""
-        # Each begins on a page, so that a write to one never touches a page of another.
+        """Return the offset at which each array begins, and the end of the last array."""
+        # An array begins on a page, so that a write to it never touches a page of another array.
         ends = [0]
         for dtype, shape in self.kinds:
             size = np.dtype(dtype).itemsize * math.prod(shape)
@@ -129,10 +129,10 @@ class SharedArrays:
 
 @dataclass(frozen=True, slots=True)
 class SharedSplits:
-    """Shared memory for a number of splits of the same shape, or one with sparse training rows.
+    """Shared memory for several splits of the same shape, or for one with sparse training rows.
 
-    ``sparse_width`` is the width of sparse rows, None where all are dense; ``prepare`` is what they
-    apply to a minibatch.
+    ``sparse_width`` is the width of sparse rows, None for dense rows; ``prepare`` is the function
+    that sparse rows apply to every minibatch.
     """
 
     arrays: SharedArrays
@@ -141,7 +141,7 @@ class SharedSplits:
 
     @classmethod
     def create(cls, rows: tuple[int, int], width: int, splits: int) -> SharedSplits:
-        """Return new memory for splits of dense rows, to train on and to validate with."""
+        """Return new memory for splits of dense training and validation rows."""
         kinds: list[Kind] = [(FLOAT, (n, width)) for n in rows]
         return cls(SharedArrays.create(*kinds * splits))
 
@@ -175,5 +175,5 @@ class SharedSplits:
         return [Split(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
 
     def close(self) -> None:
-        """Close the descriptor; what is mapped stays."""
+        """Close the descriptor; mapped arrays stay."""
         self.arrays.close()

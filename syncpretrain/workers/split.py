@@ -1,4 +1,4 @@
-"""Training and validation rows, side by side."""
+"""Training and validation rows of an input."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["Split"]
 
 
 class Split(NamedTuple):
-    """Training and validation rows of one layer's input, which are transformed alike.
+    """Training and validation rows of a layer's input; both go through the same layers.
 
-    The training rows of the data may be sparse.
+    The training rows of the lowest layer may be sparse.
     """
 
     train: Array

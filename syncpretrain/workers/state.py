@@ -1,9 +1,9 @@
-"""States of a training: all that is needed to resume it, and their form in a checkpoint.
+"""States from which a training resumes, and their form in a checkpoint.
 
-A run has one of four states: of the schedule of whole epochs, of a stream of minibatches, of an
-asynchronous run, or of fine-tuning. A :class:`StateFile` writes each of them as a checkpoint: the
-fields that hold arrays become arrays with names, and all other fields make up the header. Names
-and keys are those of the first version, so that every version resumes what an earlier one wrote.
+There are four kinds of states: of whole epochs, of a stream of minibatches, of an asynchronous run,
+and of fine-tuning. A :class:`StateFile` writes a state as a checkpoint: the fields that hold arrays
+become arrays with names, and all other fields make up the header. Names and keys are the same in
+every version of the library, so that a newer version resumes the checkpoints of an older one.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerState:
-    """Everything that a layer's next minibatch depends on: what a checkpoint keeps of it.
+    """State of a layer between two minibatches, as a checkpoint keeps it.
 
-    ``step_state`` is the state of its :class:`~syncpretrain.learners.steps.Step`. ``last_good`` is
-    the layer at the end of its last epoch, to which a roll-back returns. ``cursor`` is its place in
-    the epoch after that. ``stopping`` is the state of early stopping. ``outputs``, on the host, has
-    the outputs of the versions by which its drift is measured.
+    ``step_state`` is the state of the :class:`~syncpretrain.learners.steps.Step`. ``last_good`` is
+    the layer at the end of its last epoch, to which a roll-back returns. ``cursor`` is the place in
+    the epoch after the last one. ``stopping`` is the state of early stopping. ``outputs`` holds the
+    layer's outputs by version, on the host; its drift is measured from them.
     """
 
     layer: Layer
@@ -82,13 +82,13 @@ class LayerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamedLayerState:
-    """One layer between two minibatches.
+    """State of a streamed layer between two minibatches.
 
-    ``position`` is the last minibatch that it processed. ``examples`` is the number of examples
-    of the running epoch over which its errors are summed. ``steps`` is the number of minibatches on
-    which it trains: fewer than planned after an early stop, None for all. ``ring`` and ``passes``
-    hold, by number, the minibatches and the validation examples that it handed up and that the
-    layer above has not processed.
+    ``position`` is the last minibatch that the layer processed. ``examples`` is the number of
+    examples of the running epoch over which errors are summed. ``steps`` is the number of
+    minibatches that train the layer: fewer than planned after an early stop, None for all. ``ring``
+    and ``passes`` hold, by number, the minibatches and the validation examples that the layer
+    handed up and the layer above has not processed.
     """
 
     position: int
@@ -103,13 +103,14 @@ class StreamedLayerState:
 
 @dataclass(frozen=True, slots=True)
 class PretrainState:
-    """The schedule's past, the versions it may still read, and every layer's state.
+    """The past of the schedule, the versions that it may still read, and every layer's state.
 
-    ``snapshots`` are those held and those that their activations were computed through, by layer
-    and version; ``computed`` are the held ones that have activations, which are computed again from
-    them. The state of a layer that has not trained yet is None. What a layer did in an epoch that
-    it had not finished is in its state only if it was stopped; else that epoch begins again.
-    ``curves`` are the layers' errors so far; the oldest files have none.
+    ``snapshots`` has the held versions by layer and version, and the versions below through which
+    their activations were computed. ``computed`` names the held versions with activations; a
+    resumed run computes the activations again from the snapshots. The state of a layer that has not
+    trained yet is None. The state of a stopped layer is in the middle of its epoch; any other layer
+    begins its running epoch again. ``curves`` are the layers' errors so far; the oldest files have
+    none.
     """
 
     past: Past
@@ -120,11 +121,11 @@ class PretrainState:
 
     @property
     def done(self) -> tuple[int, ...]:
-        """The epochs that each layer has finished."""
+        """Number of finished epochs of each layer."""
         return self.past.done
 
     def ancestry(self, layer: int, version: int) -> list[Layer]:
-        """Return the snapshots, from layer 1 up, through which a version's activations go."""
+        """Return the snapshots, from layer 1 up, that make a version's activations of the data."""
         chain = []
         while layer >= 1:
             chain.append(self.snapshots[layer, version])
@@ -135,7 +136,7 @@ class PretrainState:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """All layers, from the lowest up, the epochs that each has finished, and their errors."""
+    """States of all layers, from the lowest up, with finished epochs (``done``) and errors."""
 
     layers: tuple[StreamedLayerState, ...]
     done: tuple[int, ...]
@@ -144,13 +145,12 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class AsyncState:
-    """All that an asynchronous run depends on.
+    """State of an asynchronous run.
 
-    ``done`` are the epochs that each layer has finished. ``minibatches`` is how many minibatches
-    of the running epoch are trained, and ``errors`` the sums of their errors, one a layer in
-    training.
-    ``arrays`` are the parameters of all layers, and what the replicas remember; ``curves`` the
-    errors of the epochs that each layer has finished.
+    ``done`` is the number of finished epochs of each layer. ``minibatches`` is the number of
+    finished minibatches of the running epoch, and ``errors`` has the sum of their errors for each
+    layer in training. ``arrays`` are the parameters of all layers and the states of the replicas;
+    ``curves`` are the errors of the finished epochs.
     """
 
     done: tuple[int, ...]
@@ -162,11 +162,11 @@ class AsyncState:
 
 @dataclass(frozen=True, slots=True)
 class FinetuneState:
-    """The epoch that is next or was left at ``cursor``, and what was learned by then.
+    """State of fine-tuning at ``cursor`` in ``epoch``, the epoch to go on with.
 
     ``arrays`` holds the parameters, the parameters after the last good epoch and after the best
-    one, and the optimizer's memory. ``best_error`` and ``first_error`` are None before there is
-    one; ``curve`` holds the errors of the epochs before, None in the oldest files.
+    epoch, and the optimizer's state. ``best_error`` and ``first_error`` are None before there is
+    an error; ``curve`` holds the errors of earlier epochs, None in the oldest files.
     """
 
     epoch: int
@@ -182,21 +182,21 @@ State = PretrainState | StreamState | AsyncState
 
 
 class Saver(Protocol):
-    """Writes the state of a training where it is due."""
+    """Function that writes the state of a training when a checkpoint is due."""
 
     def __call__(self, state: Callable[[], Any], *, done: Any, final: bool) -> None:
-        """Take a function that returns the state, the epochs done, and whether it is the last."""
+        """Call ``state()`` if a checkpoint is due, after ``done`` epochs; at a stop it is final."""
         ...
 
 
 @contextmanager
 def refusing_others(what: str) -> Iterator[None]:
-    """Refuse a state that does not fit; ``what`` says which part is of what else.
+    """Turn an error of a state that does not fit into a refusal; ``what`` begins its message.
 
     Raises
     ------
     CheckpointError
-        Where an array is missing, or has another shape.
+        If an array is missing, or has another shape.
     """
     try:
         yield
@@ -214,11 +214,11 @@ class StateFile(Generic[StateT]):
     Attributes
     ----------
     header : type
-        A :class:`msgspec.Struct` of the fields in the file's header, but for the run's identity.
+        A :class:`msgspec.Struct` of the fields in the file's header, without the run's identity.
     pack : callable
-        Return the fields of the header, given a state and a table that takes the named arrays.
+        Takes a state and a table; adds the named arrays to the table, returns the header's fields.
     unpack : callable
-        Return the state, given its header and its arrays.
+        Takes the header and the arrays; returns the state.
     """
 
     header: Any
@@ -226,7 +226,7 @@ class StateFile(Generic[StateT]):
     unpack: Callable[[Any, dict[str, Array]], StateT]
 
     def write(self, path: Path, state: StateT, run: Mapping[str, Any]) -> None:
-        """Write a state and the identity of its run (JSON values); an old file stays until then.
+        """Write a state and the identity of its run (JSON values); then replace an older file.
 
         Raises
         ------
@@ -240,8 +240,8 @@ class StateFile(Generic[StateT]):
     def read(self, path: Path, check: Callable[[dict[str, Any]], Any] | None = None) -> StateT:
         """Return the state in a file.
 
-        ``check`` is called first, with the run that the header names, and raises CheckpointError
-        on another run; by default the state of any run is accepted.
+        ``check`` is called with the identity of the run in the header, and raises CheckpointError
+        if it is another run; by default the state of any run is accepted.
 
         Raises
         ------
@@ -267,7 +267,7 @@ class _OfRun(msgspec.Struct):
 
 
 def _finite(value: Any) -> Any:
-    """Write a number that JSON lacks as text: an early stopping's best begins with infinity."""
+    """Replace numbers that JSON lacks by texts: the best error of early stopping begins as inf."""
     if isinstance(value, dict):
         return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -276,7 +276,7 @@ def _finite(value: Any) -> Any:
 
 
 def _infinite(value: Any) -> Any:
-    """Read what :func:`_finite` wrote."""
+    """Undo :func:`_finite`."""
     if isinstance(value, dict):
         return {name: _infinite(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -303,7 +303,7 @@ def named(prefix: str, layer: Layer) -> dict[str, Array]:
 
 
 def _kinds_of(layer: Layer) -> dict[str, Any]:
-    """Return what a layer is apart from its arrays; a dense layer's shape is seen from those."""
+    """Return the fields of a layer that are no arrays; arrays tell the shape of a dense layer."""
     kinds = {name: getattr(layer, name) for name in LAYER_KINDS}
     if isinstance(layer, ConvolutionalLayer):
         kinds["shape"] = msgspec.to_builtins(layer.shape)
@@ -313,7 +313,7 @@ def _kinds_of(layer: Layer) -> dict[str, Any]:
 
 
 def _read_layer(prefix: str, kinds: Mapping[str, Any], arrays: Mapping[str, Array]) -> Layer:
-    """Return the layer that :func:`named` named."""
+    """Return the layer with the parameters that :func:`named` stored under a prefix."""
     parameters = {name: arrays.get(f"{prefix}.{name}") for name in ARRAYS}
     if any(parameters[name] is None for name in ARRAYS[:3]):
         raise ValueError(f"{prefix} lacks an array")
@@ -324,7 +324,7 @@ def _read_layer(prefix: str, kinds: Mapping[str, Any], arrays: Mapping[str, Arra
 
 
 def _pack_layer(number: int, state: LayerState, arrays: dict[str, Array]) -> dict[str, Any]:
-    """Add the arrays of the state of a layer, counted from 1; return its scalars."""
+    """Add the arrays in the state of a layer, counted from 1; return the other fields."""
     arrays |= named(f"layer.{number}", state.layer)
     arrays |= named(f"good.{number}", state.last_good)
     arrays |= {f"outputs.{number}.{version}": array for version, array in state.outputs.items()}
@@ -335,7 +335,7 @@ def _pack_layer(number: int, state: LayerState, arrays: dict[str, Array]) -> dic
 def _unpack_layer(
     number: int, scalars: _LayerScalars, kinds: dict[str, Any], arrays: dict[str, Array]
 ) -> LayerState:
-    """Return the state that :func:`_pack_layer` took apart."""
+    """Undo :func:`_pack_layer`."""
     outputs = part_of(arrays, f"outputs.{number}.")
     return LayerState(
         layer=_read_layer(f"layer.{number}", kinds, arrays),
@@ -351,7 +351,7 @@ def _unpack_layer(
 
 class _EpochsHeader(msgspec.Struct):
     past: Past
-    made: list[tuple[int, int]]  # those computed
+    made: list[tuple[int, int]]  # layer and version of computed activations
     snapshots: list[tuple[int, int]]
     states: list[_LayerScalars | None]
     kinds: list[dict[str, Any]]
@@ -390,7 +390,7 @@ def _unpack_epochs(header: _EpochsHeader, arrays: dict[str, Array]) -> PretrainS
         for number, version in header.snapshots
     }
     state = PretrainState(header.past, snapshots, header.made, tuple(states), header.curves)
-    # A damaged file is found now, not in the middle of the resumed run.
+    # A damaged file is refused here, not in the middle of the resumed run.
     held = {(i, version) for i, row in enumerate(header.past.held, start=1) for version in row}
     if not held <= snapshots.keys() or not held >= set(header.made):
         raise ValueError("versions are held without their parameters, or computed but not held")
@@ -454,11 +454,11 @@ def _unpack_stream(header: _StreamHeader, arrays: dict[str, Array]) -> StreamSta
 STREAM_STATE = StateFile(_StreamHeader, _pack_stream, _unpack_stream)
 
 
-# asynchronous runs and fine-tuning, whose arrays have their names already
+# asynchronous runs and fine-tuning: their arrays have names already
 
 
 def _flat(kind: Any) -> StateFile[Any]:
-    """Return the format of a kind of state: its ``arrays``, and a header of all other fields."""
+    """Return the format of a class of states: ``arrays``, and a header of all other fields."""
     types = get_type_hints(kind)
     others = [x for x in fields(kind) if x.name != "arrays"]
     header = msgspec.defstruct(
@@ -481,7 +481,7 @@ FINETUNE_STATE: StateFile[FinetuneState] = _flat(FinetuneState)
 
 
 def state_file_of(settings: PretrainSettings) -> StateFile[Any]:
-    """Return the format of a run's state: by its schedule, then by its hand-over."""
+    """Return the format of the state of a run with these settings."""
     if settings.schedule == ASYNC:
         return ASYNC_STATE
     return EPOCHS_STATE if settings.handoff == "epoch" else STREAM_STATE

@@ -3,9 +3,9 @@
 Guarantees:
 
 * A sleeping thread waits on a queue and uses no CPU.
-* The first failure reaches the driver as an answer; the others are asked to stop and leave after
-  their running minibatch.
-* The end breaks every wait and joins every thread, within a deadline.
+* The first failure reaches the driver as an answer; the other workers are asked to stop, and leave
+  after the running minibatch.
+* :meth:`Threads.end` breaks every wait and joins every thread, within a deadline.
 
 NumPy's products release the GIL, so the workers train at the same time.
 """
@@ -35,14 +35,14 @@ __all__ = ["ThreadLink", "Threads", "ThreadsRuntime"]
 
 
 class ThreadLink:
-    """A thread that was started here.
+    """Link to a worker in a thread of this process, which it starts.
 
     Parameters
     ----------
     name : str
     job : Job
     context : Context
-        ``times.sleep`` is how long the thread sleeps before it looks whether its caller lives.
+        After every ``times.sleep`` seconds of sleep the thread checks that its caller lives.
     """
 
     offset = 0.0
@@ -50,10 +50,10 @@ class ThreadLink:
     def __init__(self, name: str, job: Job, context: Context) -> None:
         self._orders = queue.SimpleQueue[Any]()
         self._inbox, self._is_killed = Inbox(), False
-        self._caller = threading.current_thread()  # a worker's thread ends soon after it
+        self._caller = threading.current_thread()  # a worker's thread ends soon after its caller
         self._sleep = context.times.sleep
         # A daemon only so that a thread stuck in foreign code cannot keep the process from ending;
-        # every ordinary way out joins it.
+        # every ordinary way out joins the thread.
         self.thread = threading.Thread(
             target=serve,
             args=(partial(job.open, context), self._next, self._inbox.put),
@@ -64,12 +64,12 @@ class ThreadLink:
 
     @property
     def channel(self) -> Connection | None:
-        """What is ready once an answer has come."""
+        """Connection that is readable once an answer has come."""
         return self._inbox.channel
 
     @property
     def has_ended(self) -> bool:
-        """Whether the thread has ended."""
+        """True if the thread has ended."""
         return not self.thread.is_alive()
 
     def send(self, order: Any) -> None:
@@ -77,11 +77,11 @@ class ThreadLink:
         self._orders.put(order)
 
     def poll(self, seconds: float) -> bool:
-        """Wait for an answer or the end; return whether one of them came."""
+        """Wait for an answer or the thread's end; return True if one of the two came."""
         return self._inbox.poll(seconds) or self.has_ended
 
     def receive(self) -> Any:
-        """Return the next answer; None if there is none, and never will be."""
+        """Return the next answer, or None if no answer can come any more."""
         return self._inbox.take()
 
     def ending(self) -> str:
@@ -90,18 +90,18 @@ class ThreadLink:
         return "its thread ended"
 
     def kill(self) -> None:
-        """Let the thread end after its order."""
+        """Ask the thread to end after the running order."""
         self._is_killed = True
         self._orders.put(None)
 
     def join(self, seconds: float) -> bool:
-        """Wait for the end of the thread, and drop its answers; return whether it has ended."""
+        """Wait for the end of the thread, and drop its answers; return True if it has ended."""
         self.thread.join(max(0.0, seconds))
         self._inbox.close()
         return self.has_ended
 
     def _next(self) -> Any:
-        # The wait has an end, though an order wakes it at once: a caller that died never kills it.
+        # The wait has an end, though an order ends it at once: a caller that died sends nothing.
         while not self._is_killed and self._caller.is_alive():
             try:
                 return self._orders.get(timeout=self._sleep)
@@ -116,7 +116,7 @@ class Threads:
     Parameters
     ----------
     name : str
-        What the threads are called, before their numbers.
+        Name of the threads; a thread appends the number of its worker.
     times : Timeouts
         Only ``join`` and ``sleep`` are used.
     """
@@ -137,7 +137,7 @@ class Threads:
         return self.links
 
     def replace(self, number: int, death: WorkerError) -> None:
-        """Replace no thread."""
+        """Return None: a thread is not replaced."""
 
     def set_workers(self, number: int, workers: int) -> None:
         """Set the number of threads that a worker may have, from its next step on."""
@@ -148,16 +148,16 @@ class Threads:
         self._stopping.set()
 
     def dump_stacks(self) -> None:
-        """Do nothing: these are threads of the caller's process."""
+        """Do nothing: the caller dumps the stacks of this process itself."""
 
     def kill(self) -> None:
-        """Let every thread end after its minibatch."""
+        """Ask every thread to end after its minibatch."""
         self.stop()
         for link in self.links:
             link.kill()
 
     def end(self) -> list[str]:
-        """Wake and join every thread; return the names of those that did not end in time."""
+        """Wake and join every thread; return the names of the threads that did not end in time."""
         self.kill()
         # One deadline for all: with one each, N stuck threads would cost N times as much.
         deadline = time.monotonic() + self._times.join
@@ -168,7 +168,7 @@ class Threads:
 
 @dataclass(frozen=True, slots=True)
 class _Present:
-    """Job of a thread with a worker that was built before."""
+    """Job of a thread: a worker that is built already, and the caller's stop function."""
 
     worker: LayerWorker
     stop: Callable[[], bool]
@@ -184,14 +184,14 @@ class _Present:
 
 
 class ThreadsRuntime(LinkedEpochs):
-    """One thread a layer.
+    """One thread per layer.
 
     Parameters
     ----------
     workers : sequence of LayerWorker
         From the lowest layer up.
     stop : callable
-        Asked by every thread once a minibatch whether to leave.
+        Called by every thread once per minibatch; True asks the thread to leave.
     times : Timeouts
         Only ``join`` and ``sleep`` are used.
     """

@@ -19,13 +19,13 @@ __all__ = ["Training"]
 
 
 class Training:
-    """Base of a training: its observers, the errors of all its epochs, and how it ends early.
+    """Base of a training: observers, the errors of all epochs, and the early end.
 
     Parameters
     ----------
     observers : iterable of callable
     history : ErrorHistory, optional
-        Errors of an earlier training that this one continues.
+        Errors of an earlier training, to which this training appends.
     save : callable, optional
         Called after each epoch, and at a stop with ``final=True``: given a function that returns
         the state of the training, and how many epochs are done.
@@ -55,16 +55,16 @@ class Training:
         self.emit(Notice(time.monotonic(), message))
 
     def stack(self) -> Stack:
-        """Return what was learned so far."""
+        """Return the stack of all layers as they are now."""
         raise NotImplementedError
 
     def state(self) -> Any:
-        """Return all that the rest of the training depends on."""
+        """Return the state from which the training can be resumed."""
         raise NotImplementedError
 
     @property
     def done(self) -> Any:
-        """The epochs that are finished, of each layer or of fine-tuning."""
+        """Number of finished epochs, of each layer or of fine-tuning."""
         raise NotImplementedError
 
     def _save(self, *, final: bool = False) -> None:
@@ -73,7 +73,7 @@ class Training:
 
     @contextmanager
     def ending(self, request: StopRequest) -> Iterator[None]:
-        """Save the state at a stop, and give the error that ends the training the newest stack."""
+        """Save the state at a stop, and add the newest stack to an error that ends the training."""
         try:
             yield
         except WorkerError as error:
@@ -86,12 +86,12 @@ class Training:
             raise RunInterrupted(self._how_far(), stack=self.stack(), signum=signum) from None
 
     def _salvaged(self) -> Stack | None:
-        """Return the newest stack, None if a device that has failed does not give it back."""
+        """Return the newest stack, or None if it is on a device that has failed."""
         try:
             return self.stack()
         except RuntimeError:
             return None
 
     def _how_far(self) -> str:
-        """Return in words how far a training is that was stopped."""
+        """Return a text with the progress of a stopped training."""
         raise NotImplementedError

@@ -3,14 +3,14 @@
 Guarantees, as long as every ``release`` follows from the schedule:
 
 * A published version never changes. Its activations are computed once, by its first reader, from
-  the activations of the version below that it was trained on.
+  the activations of the version below on which it was trained.
 * A layer's activations live in at most ``max_buffers`` arrays, allocated at first need and used
-  again. An array is given to a new version only after its old one was released.
+  again. A new version gets an array only after the release of the version that had it.
 * Only the worker of layer l+1 computes activations of layer l, and one lock guards the tables,
   never a computation.
-* On devices, each layer's activations live where their reader is, layer l+1, which brings over what
-  it computes them from: the snapshot, and the activations below in one copy, or chunk by chunk
-  where there is no room for that.
+* On devices, the activations of layer l live on the device of their reader, layer l+1. The reader
+  copies its sources there: the snapshot, and the activations below in one copy, or chunk by chunk
+  if the device lacks the room.
 
 A reader in this process calls :meth:`Versions.activations`. One in another process is sent the
 :class:`ActivationSource` instead, and reports back to :meth:`Versions.record_computed`.
@@ -66,9 +66,10 @@ class Versions:
     Attributes
     ----------
     data : Split
-        As it was given, on the host.
+        The parameter, on the host.
     allocate : callable, optional
-        Returns the array of a layer by its number, where they are not to be this object's own.
+        Takes the number of a layer and of an array; returns the array. None lets this object
+        allocate the arrays.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Versions:
         beside: int = 0,
     ) -> None:
         backend = backend or NumpyBackend()
-        # The backend of the reader of each layer, from the data's up; the top layer has no reader.
+        # The backend of each layer's reader, from the data's reader up; no layer reads the top.
         self._readers = [backend.for_layer(layer + 1) for layer in range(len(hidden) + 1)]
         with (stream := self._readers[0].stream()):
             self._inputs = Split(*(self._readers[0].examples(x, beside) for x in data))
@@ -97,11 +98,11 @@ class Versions:
         self._held: list[dict[int, _Version]] = [{} for _ in range(len(hidden) + 1)]
         self._free: list[list[int]] = [[] for _ in range(len(hidden) + 1)]
         self._allocated = [0] * (len(hidden) + 1)
-        self._own: dict[tuple[int, int], Split] = {}  # the arrays, by layer and number
+        self._own: dict[tuple[int, int], Split] = {}  # arrays by layer and number
 
     @property
     def inputs(self) -> Split:
-        """The data where the first layer is trained."""
+        """The data, on the device that trains the first layer."""
         return self._inputs
 
     def publish(self, layer: int, version: int, snapshot: Layer) -> None:
@@ -117,15 +118,15 @@ class Versions:
         stop: Callable[[], bool],
         run: PhaseRunner = in_turn,
     ) -> Split | None:
-        """Return the activations of a version, computing them if they are not computed yet.
+        """Return the activations of a version, computed now if they are not computed yet.
 
-        ``below`` is the version of the layer below that it was trained on; ``run`` works pieces
-        of the work. Returns None if ``stop`` turned true before they were ready.
+        ``below`` is the version of the layer below on which the version was trained; ``run``
+        computes the pieces of the work. Return None if ``stop`` turned true before the end.
 
         Raises
         ------
         ScheduleError
-            If the version, or what it is computed from, is not held.
+            If the version, or the version below, is not held.
         """
         source = self.source(layer, version, below)
         reader, rows = self._readers[layer], self._chunk_rows
@@ -135,35 +136,35 @@ class Versions:
         return activations
 
     def source(self, layer: int, version: int, below: int) -> ActivationSource:
-        """Return how the only reader of a version is to get its activations.
+        """Return the place of a version's activations for its only reader, or the way to them.
 
         Raises
         ------
         ScheduleError
-            If the version, or what it is computed from, is not held.
+            If the version, or the version below, is not held.
         """
         if layer == 0:
             return ActivationSource(0)
         held = self._version(layer, version)
-        # Read without the lock: only the one reader of this version, who asks here, sets them.
+        # Read without the lock: only the reader of this version, which calls here, sets the fields.
         if held.computed and held.buffer is not None:
             return ActivationSource(layer, held.buffer)
         buffer_below = self._computed_buffer(layer - 1, below)
         return ActivationSource(layer, self._take_buffer(layer, held), held.snapshot, buffer_below)
 
     def record_computed(self, layer: int, version: int) -> None:
-        """Record that the activations of a version were computed as its source says."""
+        """Record that the reader has computed the activations of a version."""
         if layer:
             self._version(layer, version).computed = True
 
     def close(self) -> None:
-        """Let go of the data and of the activations where the layers were trained."""
+        """Free the data and the activations on the devices that trained the layers."""
         self._inputs = self.data
         self._own.clear()
         self._readers[0].free_unused()
 
     def computed(self) -> list[tuple[int, int]]:
-        """Return layer and version of all activations there are."""
+        """Return layer and version of all computed activations."""
         with self._lock:
             return [
                 (layer, version)
@@ -173,9 +174,9 @@ class Versions:
             ]
 
     def compute(self, layer: int, version: int, snapshots: Sequence[Layer]) -> None:
-        """Compute a version's activations from the data again, through one snapshot a layer.
+        """Compute a version's activations again from the data, through one snapshot per layer.
 
-        Chunk by chunk as the first time, so that they are the same bits.
+        The chunks are the same as the first time, and so the bits are the same.
         """
         held = self._version(layer, version)
         reader, rows = self._readers[layer], self._chunk_rows
@@ -186,12 +187,12 @@ class Versions:
         held.computed = True
 
     def release(self, layer: int, version: int) -> None:
-        """Drop a version and take its activations' array back.
+        """Drop a version; a later version may use the array of its activations.
 
         Raises
         ------
         ScheduleError
-            If it is not held.
+            If the version is not held.
         """
         buffer = self._version(layer, version).buffer
         with self._lock:
@@ -200,7 +201,7 @@ class Versions:
                 self._free[layer].append(buffer)
 
     def _computed_buffer(self, layer: int, version: int) -> int:
-        """Return the number of the array of activations that are computed."""
+        """Return the number of the array with a version's computed activations."""
         if layer == 0:
             return 0
         held = self._version(layer, version)

@@ -1,4 +1,4 @@
-"""One layer in training, and its worker: it executes one command, in any runtime."""
+"""A layer in training, and the worker that trains its epochs in any runtime."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from syncpretrain.workers.state import LayerState
 __all__ = ["Inputs", "LayerInTraining", "LayerWorker", "WorkerFactory"]
 
 MAX_ROLLBACKS = 3  # of one layer in one run
-PROBE_ROWS = 1000  # rows looked at after each epoch; more would cost over 1 %
+PROBE_ROWS = 1000  # rows measured after each epoch; more rows would cost over 1 %
 
 
 class Inputs(Protocol):
@@ -46,17 +46,17 @@ class Inputs(Protocol):
 
 
 class LayerInTraining:
-    """One layer with all that it needs to train, in whole epochs or in a stream.
+    """A layer with its learner, step, early stopping and last good state.
 
     Parameters
     ----------
     learner : Learner
     step : Step
-        How the learner trains on a minibatch.
+        The learner's training on a minibatch.
     stopping : EarlyStopping, optional
-        Asked after each epoch whether the layer has learned enough.
+        Decides after each epoch whether the layer has learned enough.
     outputs : Outputs, optional
-        Measures the layer's drift after each epoch; asked too whether the layer has settled.
+        Measures the layer's drift after each epoch, and decides whether the layer has settled.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class LayerInTraining:
         self._rollbacks = 0
 
     def end_epoch(self) -> None:
-        """Keep the layer as it is for a roll-back, and add what its device has to say."""
+        """Keep a snapshot for a roll-back, and add a notice of the layer's device, if any."""
         if (notice := self.learner.recorder.take_notice()) is not None:
             self.warnings.append(f"layer {self.learner.layer} is {notice}")
         self.last_good = self.learner.snapshot()
@@ -92,12 +92,12 @@ class LayerInTraining:
         self.step.restart()
 
     def roll_back(self, failure: DivergedError, epoch: int) -> None:
-        """Take a layer that diverged back to its last epoch, with half the learning rate.
+        """Take a diverged layer back to the end of its last epoch, with half the learning rate.
 
         Raises
         ------
         DivergedError
-            If that was done :data:`MAX_ROLLBACKS` times.
+            After :data:`MAX_ROLLBACKS` roll-backs.
         """
         if self._rollbacks == MAX_ROLLBACKS:
             raise failure
@@ -113,10 +113,10 @@ class LayerInTraining:
     def state(self, cursor: Cursor) -> LayerState:
         """Return the state at a place in an epoch, in the arrays that the next minibatch changes.
 
-        Without a minibatch behind it, it is that of the last epoch's end.
+        At the begin of an epoch it is the state at the end of the last epoch.
         """
         return LayerState(
-            # At the end of an epoch both are equal, and the snapshot is there already.
+            # At the end of an epoch the two are equal, and the snapshot exists already.
             layer=self.learner.current() if cursor.minibatches else self.last_good,
             step_state=self.step.state(),
             last_good=self.last_good,
@@ -133,7 +133,7 @@ class LayerInTraining:
         Raises
         ------
         KeyError, ValueError
-            If it is the state of another layer.
+            If the state is of another layer.
         """
         with self.learner.stream:
             state = state.to(self.learner.backend.asarray)
@@ -155,23 +155,23 @@ class LayerWorker:
     inputs : Inputs
         The versions of the layer below.
     keep_states : bool
-        Whether each epoch ends with a copy of the whole state, for checkpoints.
+        True to end each epoch with a copy of the whole state, for checkpoints.
     replicas : int
-        The most workers that may share a step of this layer; this one leads the others.
+        Largest number of threads that may share a step of this layer; this worker's thread leads.
     times : Timeouts
-        Deadlines of these workers.
+        Deadlines of these threads.
 
     Attributes
     ----------
     progress : ndarray of shape (1,), float64
-        Progress of the running epoch; written here, read to show it. May be replaced by an array in
-        shared memory.
+        Finished share of the running epoch; the worker writes it, the runtime reads it. A runtime
+        may replace the array by one in shared memory.
     worker_count : ndarray of shape (1,), float64
-        Number of workers of the layer; read here before every step, set by the runtime. May be
-        replaced as well.
+        Number of threads of a step; the runtime sets it, the worker reads it before every step. A
+        runtime may replace this array too.
     keep : callable or None
-        Called after every minibatch with the number of minibatches that are done in the epoch, and
-        their summed error.
+        Called after every minibatch with the number of finished minibatches of the epoch, and the
+        sum of their errors.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class LayerWorker:
 
     @property
     def fraction(self) -> float:
-        """How far the running epoch is, in [0, 1]."""
+        """The finished share of the running epoch, in [0, 1]."""
         return float(self.progress[0])
 
     @fraction.setter
@@ -201,20 +201,21 @@ class LayerWorker:
         self.progress[0] = value
 
     def execute(self, command: Train, stop: Callable[[], bool]) -> Message:
-        """Train an epoch; never raises.
+        """Train an epoch; never raise an error.
 
-        A stop keeps what the learner has, as long as that is finite; any other failure takes it
-        back to its last epoch. The arrays in the message are where the layer is trained, and ready.
+        After a stop the learner keeps its parameters, as long as they are finite; any other failure
+        takes the learner back to its last epoch. The arrays in the message are on the device that
+        trains the layer, and ready.
         """
         self.layer.warnings.clear()
         message: Message | None = None
         try:
             with self.learner.stream:
                 message = self._execute(command, stop)
-                # The one wait: other streams read the message, and the memory this one let go of.
+                # The one wait: other streams read the message, and reuse memory that it freed.
                 self.learner.stream.synchronize()
                 return message
-        except BaseException as error:  # of the device itself: there is nothing to go back to
+        except BaseException as error:  # the device has failed, and the state is lost
             first = message.error if isinstance(message, Failed) else error
             return Failed(command, first, tuple(self.layer.warnings))
 
@@ -227,18 +228,18 @@ class LayerWorker:
             if not self.learner.is_finite():
                 self._roll_back()
             return Failed(command, stopped, tuple(self.layer.warnings), self.state())
-        # BaseException, also KeyboardInterrupt: nothing may leave the thread of a layer but through
-        # its message, or the driver would wait for that message until its deadline.
+        # BaseException, also KeyboardInterrupt: every error has to become a message, or the driver
+        # would wait for the message until its deadline.
         except BaseException as error:
             try:
                 self._roll_back()
                 state = self.state()
-            except (RuntimeError, MemoryError):  # of a device that has failed, where all fails then
+            except (RuntimeError, MemoryError):  # on a failed device every call fails
                 state = None
             return Failed(command, error, tuple(self.layer.warnings), state)
 
     def state(self) -> LayerState:
-        """Return a copy of everything that the next minibatch depends on."""
+        """Return a copy of the whole state before the next minibatch."""
         state = self.layer.state(self._cursor)
         return replace(
             state,
@@ -297,12 +298,12 @@ class LayerWorker:
         )
 
     def _epoch(self, X: NDArray[np.float32], epoch: int, stop: Callable[[], bool]) -> float:
-        """Train an epoch; where it diverges, take the layer back and halve its learning rate.
+        """Train an epoch; if it diverges, roll the layer back and train the epoch again.
 
         Raises
         ------
         DivergedError
-            If that has been done :data:`MAX_ROLLBACKS` times.
+            After :data:`MAX_ROLLBACKS` roll-backs.
         """
         while True:
             try:
@@ -322,7 +323,7 @@ class LayerWorker:
                 self._cursor = Cursor()
 
     def _probe(self, X: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return some rows of X, evenly spaced; of sparse ones an array."""
+        """Return at most :data:`PROBE_ROWS` evenly spaced rows of X, as a dense array."""
         if len(X) <= PROBE_ROWS:
             return X[:]
         backend, rows = self.learner.backend, evenly_spaced(np.arange(len(X)), PROBE_ROWS)
@@ -334,7 +335,7 @@ class LayerWorker:
     def _stops(self, train: NDArray[np.float32], held_out: NDArray[np.float32]) -> bool:
         if self.layer.stopping is None or not len(held_out):
             return False
-        host = self.learner.backend.tohost  # where likelihoods are computed, in float64
+        host = self.learner.backend.tohost  # likelihoods are computed on the host, in float64
         last, samples = self.layer.last_good.to(host), map(host, (self._probe(train), held_out))
         return self.layer.stopping.stops(last, *samples)
 
@@ -351,4 +352,4 @@ class LayerWorker:
         self.fraction = fraction
 
 
-WorkerFactory = Callable[[Inputs], LayerWorker]  # builds a worker, in its own process
+WorkerFactory = Callable[[Inputs], LayerWorker]  # builds a worker in the process that trains

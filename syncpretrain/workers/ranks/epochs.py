@@ -1,10 +1,10 @@
-"""Whole epochs on ranks: as rank 0 drives them, and as another rank trains a layer on versions.
+"""Whole epochs on ranks: the runtime on rank 0, and a layer that trains on versions elsewhere.
 
 The reader of a version gets the parameters of all layers below, or the version's activations,
-whichever are fewer numbers: the parameters have 3 MB where activations have 200. It computes the
-activations from the data, through one snapshot a layer. Where activations are sent, the rank of the
-layer computes them from the input that it trained the version on: the same products in the same
-chunks, and so the same bits.
+whichever are fewer numbers: parameters of 3 MB may stand for activations of 200 MB. The reader
+computes the activations from the data, through one snapshot per layer. Where activations are sent,
+the rank of the layer below computes them from the input on which the version was trained: the same
+products in the same chunks, and so the same bits.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ __all__ = ["ChainVersions", "KeptVersions", "RankOrder", "RanksRuntime", "layers
 
 
 class ChainVersions(Versions):
-    """Versions without activations here: snapshots, and chains of them.
+    """Versions without activations on this rank: snapshots, and chains of snapshots.
 
-    A chain has one snapshot a layer, through which the data become the activations of a version.
-    The reader of a version gets its chain, or the activations where they are fewer bytes.
+    A chain has one snapshot per layer; the data become the activations of a version through it.
+    The reader of a version gets the chain, or the activations where they are fewer bytes.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class ChainVersions(Versions):
     Attributes
     ----------
     on_release : callable or None
-        Called with layer and version as that is released.
+        Called with layer and version when a version is released.
     """
 
     def __init__(self, *arguments: object, parameters: Sequence[int], **options: object) -> None:
@@ -65,12 +65,12 @@ class ChainVersions(Versions):
     def chain(self, layer: int, version: int, below: int) -> tuple[Layer, ...]:
         """Return the snapshots from layer 1 up to a version; none for the data.
 
-        ``below`` is the version of the layer below that it was trained on.
+        ``below`` is the version of the layer below on which the version was trained.
 
         Raises
         ------
         ScheduleError
-            If the version, or what it is computed from, is not held.
+            If the version, or the version below, is not held.
         """
         if layer == 0:
             return ()
@@ -89,7 +89,7 @@ class ChainVersions(Versions):
         raise ScheduleError(f"version {version} of layer {layer} has no activations here")
 
     def compute(self, layer: int, version: int, snapshots: Sequence[Layer]) -> None:
-        """Note the chain from which a version's reader computes the activations again."""
+        """Record the chain by which the reader of a version computes the activations again."""
         self._version(layer, version).computed = True
         self._chains[layer, version] = tuple(snapshots)
 
@@ -103,9 +103,9 @@ class ChainVersions(Versions):
 
 @dataclass(frozen=True, slots=True)
 class RankOrder:
-    """An epoch to train, and the chain of snapshots through which the data become its input.
+    """An epoch to train, and the chain of snapshots that makes the input from the data.
 
-    ``chain`` is None in three cases: the rank has computed that input already, the layer reads the
+    ``chain`` is None in three cases: the rank has computed the input already, the layer reads the
     data, or the rank of the layer below sends the activations (``are_sent``).
     """
 
@@ -132,7 +132,7 @@ class DropVersion:
 def layers_sent_activations(
     rows: int, hidden: Sequence[int], parameters: Sequence[int]
 ) -> frozenset[int]:
-    """Return the layers, numbered from 1, that are sent activations rather than parameters.
+    """Return the layers, numbered from 1, that get activations rather than parameters.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def layers_sent_activations(
     parameters : sequence of int
         Numbers of each layer's parameters.
     """
-    # Instead of activations, a layer would be sent the parameters of all layers below it.
+    # Instead of activations, a layer would get the parameters of all layers below it.
     below = zip(hidden[:-1], accumulate(parameters), strict=False)
     return frozenset(
         layer for layer, (width, numbers) in enumerate(below, start=2) if rows * width < numbers
@@ -151,15 +151,15 @@ def layers_sent_activations(
 
 
 class KeptVersions:
-    """The input of a layer on its rank, and versions of the layer that may be handed up.
+    """Inputs of a layer on its rank, and versions of the layer to be handed up.
 
-    One thread trains the layer, another one hands up and drops.
+    One thread trains the layer; another thread hands versions up and drops them.
 
     Parameters
     ----------
     data : Split
     keeps : bool
-        True to keep versions, to hand them up; false to keep the newest input alone.
+        True keeps versions, to be handed up; False keeps only the newest input.
 
     Attributes
     ----------
@@ -170,20 +170,20 @@ class KeptVersions:
     def __init__(self, data: Split, *, keeps: bool) -> None:
         self.newest: Split | None = None
         self._data, self._keeps = data, keeps
-        # Guards the tables, never a computation: what is in them is not changed any more, so a
-        # reader may use it after the lock is released.
+        # Guards the tables, never a computation: entries are never changed, so a reader may use an
+        # entry after the lock is released.
         self._lock = threading.Lock()
         self._inputs = {0: data}  # layer 1 alone reads version 0
-        self._snapshots: dict[int, tuple[Layer, int]] = {}  # with the version it was trained on
+        self._snapshots: dict[int, tuple[Layer, int]] = {}  # with the version of the input
 
     def room(self, width: int) -> Split:
-        """Return arrays for an input; the values in them are no longer needed."""
-        if self.newest is not None and not self._keeps:  # no other thread reads it
+        """Return arrays for a new input; older values in the arrays are no longer needed."""
+        if self.newest is not None and not self._keeps:  # no other thread reads the arrays
             return self.newest
         return Split(*(np.empty((len(rows), width), dtype=np.float32) for rows in self._data))
 
     def take_input(self, version: int, activations: Split) -> None:
-        """Take the input that the next epochs train on."""
+        """Set the input of the next epochs."""
         self.newest = activations
         if self._keeps:
             with self._lock:
@@ -201,7 +201,7 @@ class KeptVersions:
         Raises
         ------
         ScheduleError
-            If the version, or what it was trained on, is not here.
+            If the version, or the input on which it was trained, is not here.
         """
         with self._lock:
             snapshot, reads = self._snapshots.get(version, (None, 0))
@@ -224,9 +224,9 @@ class KeptVersions:
 
 
 class _Inputs:
-    """The input of a layer: the data, what they become through a chain, or what is sent.
+    """Input of a layer: the data, activations by a chain, or activations from another rank.
 
-    ``take`` returns the activations that are sent, or None if the run ends first.
+    ``take`` returns the activations from another rank, or None if the run ends first.
     """
 
     def __init__(
@@ -251,8 +251,8 @@ class _Inputs:
         """Return the activations that the order describes, or None if ``stop`` turned true."""
         if self._agreed is None:
             return self._activations(layer, version, stop, run)
-        # Each rank computes all activations, and stops only if all do: a rank that left alone would
-        # be waited for in the next step.
+        # Each rank computes all activations, and stops only if all ranks stop: the others would
+        # wait in the next step for a rank that left alone.
         found = self._activations(layer, version, self._agreed.asked, run)
         return None if self._agreed.agree() else found
 
@@ -282,15 +282,15 @@ class RanksRuntime(LinkedEpochs):
     Parameters
     ----------
     worker_factories : sequence of callable
-        One a layer, from the lowest up; each can be sent to another rank.
+        One per layer, from the lowest up; a factory can be sent to another rank.
     versions : ChainVersions
     blas_threads : int
         BLAS threads of each rank.
     own : Membership
-        The membership of this process, rank 0.
+        Membership of this process, rank 0.
     times : Timeouts
     shares : RankShares
-        How many ranks may share a layer.
+        Number of ranks that may share a layer.
     """
 
     def __init__(
@@ -308,10 +308,10 @@ class RanksRuntime(LinkedEpochs):
         self._ranks = RunRanks(own, groups, times, data=data, blas_threads=blas_threads)
         super().__init__(self._ranks, times)
         self._worker_factories, self._versions = worker_factories, versions
-        self._there: dict[int, int] = {}  # by layer: the version that its rank has as input
+        self._there: dict[int, int] = {}  # by layer: the version that the layer's rank has as input
         rows = sum(map(len, data))
         self._sent = layers_sent_activations(rows, versions.hidden, versions.parameters)
-        self._kept = {layer - 1: set[int]() for layer in self._sent}  # versions, on their rank
+        self._kept = {layer - 1: set[int]() for layer in self._sent}  # versions on layers' ranks
 
     def _jobs(self) -> list[EpochAssignment]:
         self._versions.on_release = self._released
@@ -329,7 +329,7 @@ class RanksRuntime(LinkedEpochs):
     def _order(self, command: Train) -> RankOrder:
         layer, reads = command.layer, command.reads
         chain = self._versions.chain(layer - 1, reads, command.below_reads)
-        # Unknown until it reports: it may fail before it has computed its new input.
+        # Unknown until the rank reports: it may fail before it has computed the new input.
         has = self._there.pop(layer, None)
         lacks = bool(chain) and has != reads
         are_sent = lacks and reads in self._kept.get(layer - 1, ())
@@ -348,7 +348,7 @@ class RanksRuntime(LinkedEpochs):
             self._kept[layer].add(command.epoch)
 
     def _released(self, layer: int, version: int) -> None:
-        """Have the ranks that keep a version drop it: its own, and that of the layer above."""
+        """Tell the ranks of a layer and of the layer above to drop a version."""
         if version in self._kept.get(layer, ()):
             self._kept[layer].discard(version)
             self._ranks.send_first(layer, "versions", DropVersion(layer, version))
@@ -362,9 +362,9 @@ class RanksRuntime(LinkedEpochs):
 
 @dataclass(frozen=True, slots=True)
 class EpochAssignment(Assignment):
-    """A layer that trains on versions: its number and its ``WorkerFactory``.
+    """Job of a layer that trains on versions: its number and its ``WorkerFactory``.
 
-    ``ranks_above`` have the layer above, if that gets activations from here.
+    ``ranks_above`` are the ranks of the layer above, if they get activations from this rank.
     """
 
     reports_progress = True
@@ -395,7 +395,7 @@ class EpochAssignment(Assignment):
             if not hands_up:
                 yield obey
                 return
-            # In a thread: the layer above does not wait for an epoch's end.
+            # In a thread, so that the layer above does not wait for the end of an epoch.
             name = f"syncpretrain-layer-{context.number}-up"
             handing = threading.Thread(
                 target=self._hand_up, args=(context, kept), name=name, daemon=True
@@ -421,6 +421,6 @@ class EpochAssignment(Assignment):
                     kept.drop(order.version)
                 else:
                     kept.drop_input(order.version)
-        # The layer's own thread may be in an epoch; this answer makes rank 0 end the run.
+        # The thread that trains may be in an epoch; this answer makes rank 0 end the run.
         except BaseException as error:
             context.answer(Raised(error))

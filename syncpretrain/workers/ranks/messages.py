@@ -1,7 +1,7 @@
-"""Messages between rank 0, which leads a run, and the ranks that hold its layers.
+"""Messages between rank 0, which leads a run, and the ranks of its workers.
 
-The data are sent as bytes where every value is a 255th of one: a link of 1 Gb/s takes longer for
-float32 than a layer takes for half an epoch.
+The data are sent as bytes where every value is a byte divided by 255: over a link of 1 Gb/s the
+float32 values would take longer than half an epoch of a layer.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = [
 
 
 def to_send(data: Iterable[Any]) -> tuple[Any, ...]:
-    """Return what is sent for some data, in the fewest bytes that keep all bits."""
+    """Return the form in which data are sent: the fewest bytes that keep all bits."""
     return tuple(map(in_bytes, data))
 
 
 def received(data: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the data that were sent."""
+    """Return the data that :func:`to_send` packed."""
     return tuple(rows.rows() if isinstance(rows, ByteRows) else rows for rows in data)
 
 
@@ -46,32 +46,31 @@ DUMP: Port = (0, "dump")  # asks for the stacks of all threads on stderr
 def port(run: int, name: str, number: int = 0) -> Port:
     """Return a port of a run.
 
-    To the rank of a worker: ``orders``, ``workers``, ``minibatches`` and ``activations`` from the
+    Ports of a worker's rank: ``orders``, ``workers``, ``minibatches`` and ``activations`` from the
     layer below, ``versions`` to hand up or to drop, ``group`` from other ranks that share the work,
-    and ``stop``. To rank 0: ``answers`` of a worker, ``failures`` in blocks that were answered
-    before, ``progress``, and ``left``.
+    and ``stop``. Ports of rank 0: ``answers`` of a worker, ``failures`` in blocks that were
+    answered before they failed, ``progress``, and ``left``.
 
-    A replica fetches its parameters from ``slices``, and sends its change for server N to
-    ``change N``.
+    A replica gets parameters at ``slices``, and sends the change for server N to ``change N``.
     """
     return run, name, number
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Job of a worker on a rank: its number, and the ranks that share it, if several do.
+    """Job of a worker on a rank: the worker's number, and the ranks of the group that shares it.
 
-    The first rank of the ``group`` answers for all.
+    The first rank of ``group`` answers for all; the group of a worker on one rank is empty.
     """
 
-    reports_progress: ClassVar[bool] = False  # to rank 0, while it obeys an order
+    reports_progress: ClassVar[bool] = False  # True to report to rank 0 in the middle of an order
 
     number: int
     group: tuple[int, ...] = field(default=(), kw_only=True)
 
     @property
     def reads_data(self) -> bool:
-        """Whether the rank is sent the data of the run."""
+        """True if the worker reads the data of the run."""
         return True
 
     def open(self, context: Any) -> AbstractContextManager[Obey]:
@@ -81,7 +80,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class RunJob:
-    """Message to a rank: its jobs in a run, and what :func:`to_send` made of data that it reads."""
+    """Message to a rank: its jobs in a run, and the data packed by :func:`to_send`."""
 
     run: int
     jobs: tuple[Assignment, ...]
@@ -92,14 +91,14 @@ class RunJob:
 
 @dataclass(frozen=True, slots=True)
 class RunOver:
-    """Message to a rank: a run needs its layers no more."""
+    """Message to a rank: a run is over, and its workers end."""
 
     run: int
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """Message to a rank: the end of a call on rank 0, so that all ranks return the same.
+    """Message to a rank: the result of a call on rank 0, which all ranks return.
 
     ``status`` is the exit status of a command.
     """

@@ -1,4 +1,4 @@
-"""Placement of layers on ranks: one rank each, or a group of ranks that share its minibatches."""
+"""Placement of layers on ranks: one rank per layer, or a group that shares the minibatches."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["UNSHARED", "RankShares", "groups_of_layers", "ranks_of_layers", "spr
 
 @dataclass(frozen=True, slots=True)
 class RankShares:
-    """The most ranks that may share each layer, by default 1.
+    """Largest number of ranks that may share each layer, by default 1.
 
-    ``one_at_a_time`` is true if the layers train one after another.
+    ``one_at_a_time`` is True if the layers train one after another.
     """
 
     most: tuple[int, ...] = ()
@@ -28,29 +28,30 @@ UNSHARED = RankShares()
 def groups_of_layers(
     widths: Sequence[int], size: int, shares: RankShares
 ) -> dict[int, tuple[int, ...]]:
-    """Return the ranks of each layer, of ranks 1 to ``size - 1``.
+    """Return the ranks of each layer, out of the ranks 1 to ``size - 1``.
 
-    Ranks that are left when each layer has one go to layers that may be shared, one after another
-    to the heaviest by then. Layers that train one after another may each have all ranks. The ranks
-    of a group follow one another, so that they are likely to be on one machine.
+    Each layer gets one rank. The other ranks go one by one to the layer with the most work per
+    rank, among the layers that may be shared. Layers that train one after another may each have
+    all ranks. The ranks of a group have consecutive numbers, so that they are likely to be on one
+    machine.
 
     Parameters
     ----------
     widths : sequence of int
         Values of an example, then the units of each layer.
     size : int
-        Ranks, rank 0 included.
+        Number of ranks, with rank 0.
     shares : RankShares
     """
     alone = ranks_of_layers(widths, size)
     most = dict(enumerate(shares.most, start=1))
-    # Layers that train one after another never need their ranks at the same time: every layer may
-    # have all of them.
+    # Layers that train one after another never need ranks at the same time: every layer may have
+    # all ranks.
     if shares.one_at_a_time:
         found = {i: range(1, 1 + min(most.get(i, 1), size - 1)) for i in alone}
         return {i: tuple(own) if len(own) > 1 else (alone[i],) for i, own in sorted(found.items())}
-    # The weights of a layer stand for its cost. A rank goes to the layer that is the heaviest per
-    # rank by then; among equals to the lowest, which the others wait for.
+    # The weights of a layer stand for its cost. Among layers of equal cost per rank the lowest one
+    # gets the next rank, since the others wait for it.
     costs = {i: below * own for i, (below, own) in enumerate(pairwise(widths), start=1)}
     counts = dict.fromkeys(costs, 1)
     for _ in range(size - 1 - len(costs)):
@@ -68,7 +69,7 @@ def groups_of_layers(
 
 
 def ranks_of_layers(widths: Sequence[int], size: int) -> dict[int, int]:
-    """Return the rank of each layer, one each; heavy layers are spread first.
+    """Return one rank for each layer; heavy layers are dealt first.
 
     Parameters
     ----------
@@ -80,5 +81,5 @@ def ranks_of_layers(widths: Sequence[int], size: int) -> dict[int, int]:
 
 
 def spread(workers: int, size: int) -> dict[int, tuple[int, ...]]:
-    """Return the rank of each of some workers that cost the same, of ranks 1 to ``size - 1``."""
+    """Return a rank of 1 to ``size - 1`` for each of some workers of equal cost."""
     return dict(enumerate(deal([1] * workers, range(1, size)), start=1))

@@ -1,25 +1,25 @@
-"""Replicas of asynchronous training on the ranks of a job: as rank 0 uses them, and as they work.
+"""Replicas of asynchronous training on the ranks of a job, and rank 0's part in the training.
 
-By default rank 0 is the server: an order that fetches carries the parameters, an answer the change.
-A replica gets a task an order.
+By default rank 0 is the server: an order that fetches carries the parameters, an answer carries the
+change. An order is a task for a replica.
 
-With several servers these have ranks too, and replicas exchange slices of parameters and changes
-with them. Rank 0 keeps the clock and decides: whether a change is taken, with which share, and what
-a replica fetches. Every server gets the same decisions in the same order, so that a change is in
-all slices or in none, and the result has the bits of one server.
+With several servers, these are on ranks too, and replicas exchange slices of parameters and changes
+with the servers. Rank 0 keeps the clock and makes the decisions: whether a change is taken, with
+which share, and when a replica fetches. Every server gets the same decisions in the same order, so
+that a change is in all slices or in none, and the result has the bits of one server.
 
-With windows, replicas fetch parameters and add their changes without a server's help. Rank 0 or the
-ranks of the servers only have the memory. Three whole numbers on rank 0 are the clock: a change
-draws the next number, is added, and counts as added when it is whole in every slice. Its staleness
-is the number of changes that drew before it and were not added when its replica fetched, so that
-one that is on its way counts.
+With windows, replicas fetch parameters and add changes without a server. Rank 0, or the ranks of
+the slices, only have the memory. The clock is three whole numbers on rank 0: a change draws the
+next number, is added, and counts as added once it is whole in every slice. The staleness of a
+change is the number of changes that drew a number before it and were not added when its replica
+fetched; a change on its way counts.
 
-* No change is lost, and no element torn; who fetches while a change is being added gets a part of
-  it, as the rest comes with the next fetch.
-* A change that is too stale is not added. Changes that meet there may count one that is about to be
-  refused: they are never added too stale, and may be made anew without need.
+* No change is lost, and no element torn. A replica that fetches while a change is being added gets
+  a part of the change; the rest comes with the next fetch.
+* A change that is too stale is not added. Changes that are pushed at the same time may count one
+  that is about to be refused: no change is added too stale, but some are made anew without need.
 
-A rank that is lost ends the run, as MPI ends the job; the run resumes from its checkpoint.
+A lost rank ends the run, as MPI ends the job; the run resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -66,22 +66,24 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ServerRank:
-    """A server of a slice of the parameters, as replicas see it: its number and its rank."""
+    """Number and rank of a server, and the bounds of its slice of the parameters."""
 
     number: int
     rank: int
-    own: tuple[int, int]  # where the slice begins and ends
+    own: tuple[int, int]  # first element of the slice, and the element after the last one
 
 
 class RankServers:
-    """A :class:`~syncpretrain.parallel.replicas.server.Server` of replicas by their numbers.
+    """A :class:`~syncpretrain.parallel.replicas.server.Server` on ranks, one slice on each.
+
+    Numbers of replicas stand for their vectors.
 
     Parameters
     ----------
     own : ParameterServer
-        Its parameters here are as of the last :meth:`settle`.
+        Holds the parameters of the last :meth:`settle`.
     replicas : int
-        Numbered from 1; servers have the numbers after theirs.
+        Number of replicas. Replicas are numbered from 1, servers from ``replicas + 1``.
     times : Timeouts
         Only ``stall`` and ``tick`` are used.
     """
@@ -94,9 +96,9 @@ class RankServers:
         self._failure: BaseException | None = None
 
     def begin(self, ranks: RunRanks) -> tuple[tuple[ServerRank, ...], list[ServerAssignment]]:
-        """Return the servers as replicas have to know them, and what their ranks are sent."""
+        """Return the servers for the replicas' jobs, and the jobs of the servers."""
         self._ranks = ranks
-        # A server must know where each replica is, for it sends slices there by itself.
+        # A server needs the rank of each replica, since it sends slices there by itself.
         where = {number: ranks.groups[number][0] for number in self._replicas}
         known = tuple(
             ServerRank(number, ranks.groups[number][0], (own.start, own.stop))
@@ -105,7 +107,7 @@ class RankServers:
         return known, [ServerAssignment(number, self._own.rules, where) for number in self._slices]
 
     def fail(self, error: BaseException) -> None:
-        """Keep the error of a server, in the thread of the transport; :meth:`settle` raises it."""
+        """Store the error of a server, for :meth:`settle`; the transport's thread calls this."""
         self._failure = error
 
     def start(self) -> None:
@@ -115,25 +117,25 @@ class RankServers:
             self._send(number, SetSlice(self._own.parameters[own].copy(), mean_square[own].copy()))
 
     def end(self) -> None:
-        """Leave the ranks, which end with the replicas."""
+        """Forget the ranks; they end with the replicas."""
         self._ranks = None
 
     def fetch(self, out: int) -> int:
-        """Have every server send its slice to a replica; return the clock."""
+        """Tell every server to send its slice to a replica; return the clock."""
         self._send_all(SendSlice(out))
         return self._own.clock
 
     def push(self, change: int, then: int, fetched: int) -> Push:
-        """Have every server add its slice of a replica's change, or drop it."""
+        """Tell every server to add its slice of a replica's change, or to drop the slice."""
         push = self._own.decide(then)
-        # Also for a change that is dropped: its slices are on their way to the servers, and must be
-        # taken out of their ports.
+        # The servers are told of a dropped change too: its slices are on their way, and must be
+        # taken out of the ports.
         share = self._own.rules.share(push.staleness) if push.is_taken else None
         self._send_all(TakeChange(change, share))
         return push
 
     def settle(self) -> None:
-        """Wait for all changes, and bring the parameters here.
+        """Wait for all changes, and copy the parameters to this process.
 
         Raises
         ------
@@ -149,7 +151,7 @@ class RankServers:
         assert self._ranks is not None
         while missing:
             found = self._ranks.take("reports", self._times.tick)
-            # The failure of a server comes before its report, which lacks a change then.
+            # The failure of a server comes before its report, which then lacks a change.
             if self._failure is not None:
                 raise self._failure
             if found is not None:
@@ -170,7 +172,7 @@ class RankServers:
                 )
 
     def state(self) -> dict[str, Array]:
-        """Return what the next push depends on, as of the last :meth:`settle`."""
+        """Return the server's state at the last :meth:`settle`."""
         return self._own.state()
 
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -196,16 +198,17 @@ class RankServers:
         self._ranks.send(number, "orders", order)
 
 
-DRAWN_CHANGES, REFUSED_CHANGES, ADDED_CHANGES = range(3)  # of the clock
+DRAWN_CHANGES, REFUSED_CHANGES, ADDED_CHANGES = range(3)  # places of the clock's numbers
 CLOCK_SIZE = 3
-CLOCK_RANK = 0  # whose windows hold the parameters too, where they are not cut into slices
+CLOCK_RANK = 0  # holds the clock, and the parameters too if they are not cut into slices
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSlice:
-    """A slice of the parameters in a window: its rank, and where in that rank's vector it begins.
+    """A slice of the parameters in a window.
 
-    It is ``own`` of the parameters, from the first to the one behind the last.
+    ``at`` is the begin of the slice in the vector of the ``rank``; ``own`` are the bounds of the
+    slice in the parameters: its first element, and the element after the last one.
     """
 
     rank: int
@@ -215,7 +218,7 @@ class WindowSlice:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlaces:
-    """The windows of a run: their names, where each slice of the parameters is, and the rules."""
+    """Names of a run's windows, the places of the slices, and the rules of the training."""
 
     parameters: str
     clock: str
@@ -224,7 +227,7 @@ class WindowPlaces:
 
 
 class ParameterWindows:
-    """The parameters of a run, from any rank.
+    """Access to the parameters of a run, from any rank.
 
     Parameters
     ----------
@@ -236,16 +239,19 @@ class ParameterWindows:
         self._windows, self._places = windows, places
 
     def fetch(self, out: Array) -> int:
-        """Copy the parameters to ``out``; return the number of changes that are all in them."""
+        """Copy the parameters to ``out``; return the number of changes that are whole in them."""
         added = self._count(ADDED_CHANGES, 0)
         self.read(out)
         return added
 
     def push(self, change: Array, then: int) -> Push:
-        """Add a share of a change of parameters fetched at ``then``; use it up."""
+        """Add a share of a change to the parameters; overwrite ``change``.
+
+        ``then`` is the clock at which the replica fetched the parameters.
+        """
         rules, refused = self._places.rules, 0
         if rules.max_staleness is not None:
-            # Before the other number: rather too stale than too fresh.
+            # Read before the drawn number: the staleness may be found too high, never too low.
             refused = self._count(REFUSED_CHANGES, 0)
             staleness = self._count(DRAWN_CHANGES, 0) - refused - then
             if not rules.takes(staleness):
@@ -256,7 +262,7 @@ class ParameterWindows:
             return Push(staleness, is_taken=False)
         share = rules.share(staleness)
         if share != 1:
-            with np.errstate(over="ignore", invalid="ignore"):  # who trains looks at the result
+            with np.errstate(over="ignore", invalid="ignore"):  # the training checks the result
                 change *= np.float32(share)
         name = self._places.parameters
         for part in self._places.slices:
@@ -281,20 +287,21 @@ class ParameterWindows:
         return self._windows.fetch_and_add(self._places.clock, CLOCK_RANK, which, more)
 
 
-OnPush = Callable[[int, Push], None]  # given a replica, and what became of its push
+OnPush = Callable[[int, Push], None]  # takes the number of a replica, and its push
 
 
 class WindowServer:
-    """A :class:`~syncpretrain.parallel.replicas.server.Server` without requests to answer.
+    """A :class:`~syncpretrain.parallel.replicas.server.Server` of parameters in windows.
 
-    Replicas fetch and push by themselves, and answer with what became of their pushes.
+    Replicas fetch and push by themselves; the answer of a replica has the outcome of its push.
 
     Parameters
     ----------
     own : ParameterServer
-        Its parameters here are as of the last :meth:`settle`.
+        Holds the parameters of the last :meth:`settle`.
     replicas : int
-        Numbered from 1; slices have the numbers after theirs, if there are several.
+        Number of replicas. Replicas are numbered from 1, slices from ``replicas + 1`` if there are
+        several.
     """
 
     def __init__(self, own: ParameterServer, replicas: int) -> None:
@@ -305,7 +312,7 @@ class WindowServer:
         self._pushes: dict[int, Push] = {}
 
     def begin(self, ranks: RunRanks) -> tuple[WindowPlaces, list[ServerAssignment]]:
-        """Open the windows; return what replicas have to know of them, and no places of servers."""
+        """Open the windows; return their places for the replicas' jobs, and no jobs of servers."""
         self._ranks, windows = ranks, ranks.transport.windows
         lengths, parts = [0] * ranks.transport.size, list[WindowSlice]()
         for number, own in enumerate(self._own.slices, start=self._replicas + 1):
@@ -321,7 +328,7 @@ class WindowServer:
         return self._places, []
 
     def record(self, number: int, push: Push) -> None:
-        """Keep what became of a replica's push, in the thread of the transport."""
+        """Store the outcome of a replica's push; the transport's thread calls this."""
         self._pushes[number] = push
 
     def start(self) -> None:
@@ -330,7 +337,7 @@ class WindowServer:
             self._parameters.begin(self._own.parameters)
 
     def end(self) -> None:
-        """Close the windows, unless a rank does not answer: the job is aborted then."""
+        """Close the windows, unless a rank does not answer and the job will be aborted."""
         parameters, self._parameters = self._parameters, None
         if parameters is None or self._ranks is None or self._ranks.is_given_up:
             return
@@ -339,11 +346,11 @@ class WindowServer:
             self._ranks.transport.windows.close(name)
 
     def fetch(self, out: int) -> int:
-        """Do nothing: the replica fetches, and knows the clock."""
+        """Return 0: the replica itself fetches, and knows the clock."""
         return 0
 
     def push(self, change: int, then: int, fetched: int) -> Push:
-        """Return what became of the change that the replica has pushed."""
+        """Return the outcome of the change that the replica has pushed."""
         push = self._pushes.pop(change)
         if push.is_taken:
             self._own.clock += 1
@@ -352,12 +359,12 @@ class WindowServer:
         return push
 
     def settle(self) -> None:
-        """Bring the parameters here: no replica is at work."""
+        """Copy the parameters to this process; no replica is at work."""
         assert self._parameters is not None
         self._parameters.read(self._own.parameters)
 
     def state(self) -> dict[str, Array]:
-        """Return nothing: all that the next push depends on is the parameters."""
+        """Return no arrays: the next push depends on the parameters alone."""
         return {}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -371,7 +378,7 @@ class WindowServer:
 
 @dataclass(frozen=True, slots=True)
 class SetSlice:
-    """Message to a server: its parameters, and what the compensation remembers of them."""
+    """Message to a server: its parameters, and the mean squares for the compensation."""
 
     parameters: Array
     mean_square: Array
@@ -379,14 +386,14 @@ class SetSlice:
 
 @dataclass(frozen=True, slots=True)
 class SendSlice:
-    """Message to a server: send a replica the parameters as they are now."""
+    """Message to a server: send a replica the current parameters."""
 
     replica: int
 
 
 @dataclass(frozen=True, slots=True)
 class TakeChange:
-    """Message to a server: add a share of a replica's next change, or drop it if None."""
+    """Message to a server: add a share of a replica's next change; None drops the change."""
 
     replica: int
     share: float | None
@@ -394,12 +401,12 @@ class TakeChange:
 
 @dataclass(frozen=True, slots=True)
 class ReportSlice:
-    """Message to a server: send rank 0 what it has."""
+    """Message to a server: send rank 0 the slice."""
 
 
 @dataclass(frozen=True, slots=True)
 class SliceOf:
-    """A slice of a vector, from or to a server; ``mean_square`` is with a report alone."""
+    """Slice of a vector, from or to a server; only a report has ``mean_square``."""
 
     server: int
     values: Array
@@ -408,7 +415,7 @@ class SliceOf:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOrder:
-    """Message to a replica: an order, with the parameters if it fetches them."""
+    """Message to a replica: an order, with the parameters if the order fetches them."""
 
     order: Work | Save | Load
     fetched: Array | None
@@ -418,7 +425,7 @@ class ReplicaOrder:
 class Changed:
     """Answer of a replica that trained.
 
-    The ``change`` is here, unless servers have it, or a ``push`` to windows.
+    ``change`` is None with servers or windows; ``push`` is the outcome of a push to windows.
     """
 
     worked: Worked
@@ -427,16 +434,16 @@ class Changed:
 
 
 class ReplicaLink(RankLink):
-    """A replica on a rank.
+    """Link to a replica on a rank.
 
     Parameters
     ----------
     number, ranks
         See :class:`RankLink`.
     size : int
-        Length of the vectors that it exchanges with rank 0, 0 where that has no parameters.
+        Length of the vectors that the replica exchanges with rank 0; 0 with servers or windows.
     on_push : callable, optional
-        Called with its number and what became of its push to windows.
+        Called with the replica's number and the outcome of its push to windows.
     """
 
     def __init__(
@@ -447,17 +454,17 @@ class ReplicaLink(RankLink):
         self._on_push = on_push
 
     def send(self, order: Any) -> None:
-        """Send an order, with the parameters if it fetches them."""
+        """Send an order, with the parameters if the order fetches them."""
         fetches = bool(self.fetched.size) and isinstance(order, Work) and order.fetches
         super().send(ReplicaOrder(order, self.fetched if fetches else None))
 
     def receive(self) -> Any:
-        """Return the next answer, and fill the change.
+        """Return the next answer, and copy its change to :attr:`change`.
 
         Raises
         ------
         WorkerError
-            If its rank was lost: the job is at its end.
+            If the replica's rank was lost: MPI ends the job.
         """
         found = super().receive()
         if found is None:
@@ -472,14 +479,14 @@ class ReplicaLink(RankLink):
 
 
 class ServerLink(RankLink):
-    """A server on a rank; its failure is the failure of all replicas."""
+    """Link to a server on a rank; the failure of a server is the failure of all replicas."""
 
     def __init__(self, number: int, ranks: RunRanks, fail: Callable[[WorkerError], None]) -> None:
         super().__init__(number, ranks)
         self._fail = fail
 
     def take(self, source: int, answer: Raised) -> None:
-        """Pass on the failure of the server, which answers nothing else."""
+        """Pass on the failure of the server; a server answers nothing else."""
         cause = self.placed(source, answer).error
         error = WorkerError(f"a parameter server failed{place_of(cause)}: {described(cause)}")
         error.__cause__ = cause
@@ -489,7 +496,7 @@ class ServerLink(RankLink):
 
 
 class RankReplicas:
-    """Replicas and servers on ranks; a rank has several if there are fewer ranks.
+    """Replicas and servers on ranks; with fewer ranks than these, a rank holds several.
 
     Parameters
     ----------
@@ -518,11 +525,11 @@ class RankReplicas:
 
     @property
     def server(self) -> Server[Any]:
-        """The server: here, or on ranks."""
+        """The server: in this process, or on ranks."""
         return self._parameters if self._servers is None else self._servers
 
     def start(self) -> list[tuple[RankLink, Any, Any]]:
-        """Start them; return the link of each, and its vectors or twice its number."""
+        """Start all; return the link and the vectors of each replica, or twice its number."""
         servers, numbers = self._servers, range(1, self._replicas + 1)
         slices = len(self._parameters.slices)
         count = self._replicas + (slices if slices > 1 else 0)
@@ -534,12 +541,12 @@ class RankReplicas:
         given = self._factory, self._data, self._size, known
         ranks.start([*(ReplicaAssignment(number, *given) for number in numbers), *others])
         links = [ranks.links[number] for number in numbers]
-        if servers is not None:  # which know replicas by their numbers
+        if servers is not None:  # servers take the number of a replica in place of a vector
             return [(link, link.number, link.number) for link in links]
         return [(x, x.fetched, x.change) for x in links if isinstance(x, ReplicaLink)]
 
     def end(self) -> list[str]:
-        """End them; return the names of those that did not end in time."""
+        """End all; return the names of the replicas and servers that did not end in time."""
         ranks, self._ranks = self._ranks, None
         return [] if ranks is None else ranks.end()
 
@@ -553,10 +560,10 @@ class RankReplicas:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAssignment(Assignment):
-    """A replica of an asynchronous run: its number, what builds it, and what it trains on.
+    """Job of a replica of an asynchronous run: its number, factory and data.
 
-    It gets parameters and answers with changes of them. ``size`` is the number of its parameters.
-    The ``servers`` have them, or windows; else rank 0.
+    The replica gets parameters and answers with a change. ``size`` is the number of parameters,
+    which are on ``servers``, in windows, or on rank 0 if ``servers`` is empty.
     """
 
     factory: ReplicaFactory
@@ -566,7 +573,7 @@ class ReplicaAssignment(Assignment):
 
     @property
     def reads_data(self) -> bool:
-        """Whether the rank is sent the data of the run, which are here."""
+        """False: the job itself carries the data."""
         return False
 
     @contextmanager
@@ -586,7 +593,7 @@ class ReplicaAssignment(Assignment):
 def _trained(
     steps: LocalSteps, exchange: _WithServers | _InWindows | None, order: ReplicaOrder
 ) -> Any:
-    """Return the answer of a replica to an order, None if the run ends first."""
+    """Return the answer of a replica to an order, or None if the run ends first."""
     if order.fetched is not None:
         np.copyto(steps.fetched, order.fetched)
     fetches = isinstance(order.order, Work) and order.order.fetches
@@ -595,20 +602,20 @@ def _trained(
     found = answer(steps, order.order)
     if not isinstance(found, Worked):
         return found
-    # It stays as it is until the next order, which comes when rank 0 has it.
+    # The change is not overwritten before the next order, which comes once rank 0 has the change.
     if exchange is None:
         return Changed(found, steps.change, None)
     return Changed(found, None, exchange.push(steps.change))
 
 
 class _WithServers:
-    """Exchange of slices with servers on ranks."""
+    """Exchange of a replica with servers on ranks."""
 
     def __init__(self, context: RankContext, servers: Sequence[ServerRank]) -> None:
         self._context, self._servers = context, servers
 
     def fetch(self, out: Array) -> bool:
-        """Take the slices of the parameters; return False if the run ends first."""
+        """Copy the slices of the parameters to ``out``; return False if the run ends first."""
         parts = {server.number: slice(*server.own) for server in self._servers}
         for _ in parts:
             found = self._context.take("slices", self._context.number)
@@ -618,7 +625,8 @@ class _WithServers:
         return True
 
     def push(self, change: Array) -> None:
-        """Send each server its slice of a copy: the next change may be there before it is sent."""
+        """Send each server its slice of the change."""
+        # A copy: the next change may overwrite the array before it is sent.
         whole, context = change.copy(), self._context
         for server in self._servers:
             part = SliceOf(server.number, whole[slice(*server.own)])
@@ -627,30 +635,30 @@ class _WithServers:
 
 
 class _InWindows:
-    """Exchange through windows."""
+    """Exchange of a replica with parameters in windows."""
 
     def __init__(self, parameters: ParameterWindows) -> None:
         self._parameters, self._known = parameters, 0
 
     def fetch(self, out: Array) -> bool:
-        """Fetch the parameters, and the clock."""
+        """Copy the parameters to ``out``, and note the clock; return True."""
         self._known = self._parameters.fetch(out)
         return True
 
     def push(self, change: Array) -> Push:
-        """Add a share of the change, which is used up."""
+        """Add a share of the change to the parameters; overwrite ``change``."""
         push = self._parameters.push(change, self._known)
-        self._known += push.is_taken  # of its own push it knows
+        self._known += push.is_taken  # the replica's own push is no staleness
         return push
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAssignment(Assignment):
-    """A server of a slice of the parameters: its number, and the rank of each replica.
+    """Job of a server of a slice of the parameters: its number, and the rank of each replica.
 
-    Replicas fetch the slice, and send their changes of it. A replica's change is on its way before
-    rank 0 knows of it, so waiting for one that rank 0 has decided about ends. Nothing is answered
-    but an error.
+    Replicas get the slice from the server, and send it their changes. A replica sends its change
+    before its answer to rank 0, so the server's wait for a change that rank 0 has decided about
+    ends. A server answers only with an error.
     """
 
     rules: AsyncFields
@@ -658,7 +666,7 @@ class ServerAssignment(Assignment):
 
     @property
     def reads_data(self) -> bool:
-        """Whether the rank is sent the data of the run."""
+        """False: a server has no use for the data."""
         return False
 
     @contextmanager
@@ -671,7 +679,7 @@ class _Server:
     def __init__(self, context: RankContext, assignment: ServerAssignment) -> None:
         self._context, self._assignment = context, assignment
         self._slice: ServerSlice | None = None
-        self._sent: dict[int, Array] = {}  # to each replica last, for the compensation
+        self._sent: dict[int, Array] = {}  # last slice sent to each replica, for the compensation
 
     def obey(self, order: SetSlice | SendSlice | TakeChange | ReportSlice) -> None:
         context, assignment = self._context, self._assignment

@@ -1,9 +1,9 @@
-"""Ranks of a job as the place of a run: which worker each holds, and how they end.
+"""Ranks of a job as the place of a run: the workers on each rank, and their end.
 
 Guarantees:
 
-* A rank with nothing to do sleeps. It gets orders and sends answers, in messages.
-* A rank that dies is a failure of its worker, seen within a tick of the driver.
+* A rank with nothing to do sleeps. Orders and answers are messages.
+* The death of a rank is a failure of its worker, seen within a tick of the driver.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ RANK_DUMP_SECONDS = 0.3
 
 
 class RankLink:
-    """A worker on a rank, or on several that share it.
+    """Link to a worker on a rank, or on several ranks that share the worker.
 
-    Its answers arrive in the thread of the transport.
+    Answers arrive in the thread of the transport.
 
     Parameters
     ----------
@@ -51,34 +51,34 @@ class RankLink:
     def __init__(self, number: int, ranks: RunRanks) -> None:
         self.number, self.ranks = number, ranks
         self._inbox = Inbox()
-        self._failure: Raised | None = None  # in a block that was answered before
-        self._is_asked = False  # an order is not answered yet
+        self._failure: Raised | None = None  # in a block that was answered before it failed
+        self._is_asked = False  # True while an order is not answered yet
         # Once the rank is lost, a late answer would be taken for the answer to another order.
         self._is_lost = False
-        self._has_failed = False  # a rank of its group, by itself
+        self._has_failed = False  # True after a rank of the group has failed by itself
         ranks.listen("answers", self.take, number)
 
     @property
     def channel(self) -> Connection | None:
-        """What is ready once an answer has come."""
+        """Connection that is readable once an answer has come."""
         return None if self._is_lost else self._inbox.channel
 
     @property
     def offset(self) -> float:
-        """Seconds to add to times of the rank's clock."""
+        """Seconds to add to a time of the rank's clock, for a time of this process."""
         return self.ranks.transport.peers.offset(self.ranks.groups[self.number][0])
 
     @property
     def has_ended(self) -> bool:
-        """Whether the rank is lost, or has failed and has no order that it would answer."""
+        """True if the rank is lost, or has failed without an order to answer."""
         if self._is_lost or (self._failure is not None and not self._is_asked):
             return True
         return self.ranks.lost(self.number) is not None
 
     def take(self, source: int, answer: Any) -> None:
-        """Take in an answer of a rank."""
+        """Store an answer of a rank."""
         if isinstance(answer, Raised) and not isinstance(answer.error, SHARED_ENDS):
-            # What fails on one rank of a group may fail on all, and each tells it. Another one's
+            # A failure of one rank of a group may happen on all, and each rank sends it. A second
             # error would be taken for the answer to the next order, which asks for the layer.
             if self._has_failed and len(self.ranks.groups[self.number]) > 1:
                 return
@@ -86,24 +86,24 @@ class RankLink:
         self.put(self.placed(source, answer))
 
     def put(self, answer: Any) -> None:
-        """Take in an answer."""
+        """Store an answer."""
         self._inbox.put(answer)
 
     def fail(self, source: int, failure: Raised) -> None:
-        """Record a failure on a rank that is no answer."""
+        """Record a failure of a rank that answers no order."""
         self._failure = self.placed(source, failure)
 
     def send(self, order: Any) -> None:
-        """Send an order to every rank that holds the worker."""
+        """Send an order to every rank of the worker."""
         self._is_asked = True
         self.ranks.send(self.number, "orders", order)
 
     def poll(self, seconds: float) -> bool:
-        """Wait for an answer or the loss of the rank; return whether it came."""
+        """Wait for an answer or the loss of the rank; return True if one of the two came."""
         return self._is_lost or self._inbox.poll(seconds) or self.has_ended
 
     def receive(self) -> Any:
-        """Return the next answer; None if there is none, and never will be."""
+        """Return the next answer, or None if no answer can come any more."""
         found = None if self._is_lost else self._inbox.take()
         if found is None and not self._is_asked:
             found, self._failure = self._failure, None
@@ -117,16 +117,16 @@ class RankLink:
         return self.ranks.lost(self.number) or f"{name} does not answer"
 
     def kill(self) -> None:
-        """Count the rank as lost; the job is aborted in the end."""
+        """Count the rank as lost; the job is aborted at the end."""
         self._is_lost = True
         self.ranks.give_up()
 
     def close(self) -> None:
-        """Drop what comes."""
+        """Drop all answers, also the later ones."""
         self._inbox.close()
 
     def placed(self, source: int, answer: Any) -> Any:
-        """Return an answer, after the name of its rank was noted in its error."""
+        """Return an answer; write the name of its rank into its error, if it has one."""
         cause = getattr(getattr(answer, "error", None), "__cause__", None)
         if isinstance(cause, RemoteTraceback):
             cause.place = self.ranks.transport.peers.name(source)
@@ -140,26 +140,26 @@ class RunRanks:
     ----------
     own : Membership
     groups : mapping of int to tuple of int
-        The ranks that hold each worker; the first of them answers.
+        The ranks of each worker, by the worker's number; the first rank answers.
     times : Timeouts
         Only ``join`` is used.
     data : sequence of arrays, optional
-        Sent to the ranks that read them.
+        Sent to the ranks with jobs that read the data.
     blas_threads : int
         BLAS threads of each rank.
     is_eager : bool
-        Whether this rank exchanges something with others in every step.
+        True if this rank exchanges messages with others in every step.
     called : str
-        What the witness says before a rank that dies, with the numbers of its workers.
+        Begin of the witness's message about a dead rank; ``{}`` stands for the workers' numbers.
     link : callable
-        Returns the link to a worker, given its number and this object.
+        Takes the number of a worker and this object; returns the link to the worker.
 
     Attributes
     ----------
     groups
         See the parameter.
     links : dict of int to RankLink
-        The links to the workers that were started.
+        The link to each started worker, by the worker's number.
     """
 
     def __init__(
@@ -192,11 +192,11 @@ class RunRanks:
         self.links = {job.number: self._link(job.number, self) for job in jobs}
         self.listen("progress", self._record_progress)
         self.listen("failures", self._record_failure)
-        # Packed once for all ranks.
+        # The data are packed once for all ranks.
         sent = None if self._data is None else to_send(self._data)
         for rank in sorted({rank for group in self.groups.values() for rank in group}):
             own = tuple(job for job in jobs if rank in self.groups[job.number])
-            if not own:  # it only has memory, in a window
+            if not own:  # the rank only has memory, in a window
                 continue
             data = sent if any(job.reads_data for job in own) else None
             self._begun.append(rank)
@@ -207,27 +207,27 @@ class RunRanks:
         return list(self.links.values())
 
     def replace(self, number: int, death: WorkerError) -> None:
-        """Replace no rank: MPI cannot."""
+        """Return None: MPI cannot replace a rank."""
 
     def set_workers(self, number: int, workers: int) -> None:
         """Set the number of threads that a worker may have, from its next step on."""
         self.send(number, "workers", -(-workers // len(self.groups[number])))
 
     def send(self, number: int, name: str, thing: Any) -> None:
-        """Send something to a port of a worker, on every rank that holds it."""
+        """Send an object to a port of a worker, on every rank of the worker."""
         for rank in self.groups[number]:
             self.transport.send(rank, port(self.run, name, number), thing)
 
     def send_first(self, number: int, name: str, thing: Any) -> None:
-        """Send something to a port of a worker, on the rank that answers for it."""
+        """Send an object to a port of a worker, on the rank that answers for the worker."""
         self.transport.send(self.groups[number][0], port(self.run, name, number), thing)
 
     def take(self, name: str, timeout: float) -> tuple[int, Any] | None:
-        """Return the next thing that came to a port of this rank, and its sender; or None."""
+        """Return the sender and the next object at a port of this rank, None after a timeout."""
         return self.transport.take(port(self.run, name), timeout)
 
     def listen(self, name: str, handler: Handler, number: int = 0) -> None:
-        """Have a function called with what arrives at a port of this rank."""
+        """Call a function with every object that arrives at a port of this rank."""
         self.transport.listen(port(self.run, name, number), handler)
 
     def stop(self) -> None:
@@ -236,7 +236,7 @@ class RunRanks:
             self.transport.send(rank, port(self.run, "stop"), None)
 
     def dump_stacks(self) -> None:
-        """Have every other rank write on stderr where its threads stand."""
+        """Ask every other rank to write the stacks of its threads on stderr."""
         for rank in self._begun:
             self.transport.send(rank, DUMP, None)
         time.sleep(RANK_DUMP_SECONDS)  # this process writes its own stacks to the same stream next
@@ -245,7 +245,7 @@ class RunRanks:
         """Do nothing: MPI ends a job, not a rank."""
 
     def lost(self, number: int) -> str | None:
-        """Return how a rank of a worker was lost, None if none was.
+        """Return how a rank of a worker was lost, None if all its ranks are there.
 
         Raises
         ------
@@ -260,12 +260,12 @@ class RunRanks:
         return None
 
     def give_up(self) -> None:
-        """Record that a rank does not answer: the job is aborted in the end."""
+        """Record that a rank does not answer: the job is aborted at the end."""
         self._own.broken = True
 
     @property
     def is_given_up(self) -> bool:
-        """Whether a rank does not answer."""
+        """True after :meth:`give_up`."""
         return self._own.broken
 
     def end(self) -> list[str]:
@@ -281,7 +281,7 @@ class RunRanks:
             if found is not None:
                 waited.discard(found[0])
                 alive += [f"{name} of {self.transport.peers.name(found[0])}" for name in found[1]]
-            # A rank may die while it is waited for: it will not answer.
+            # A rank that dies during this wait will not answer.
             dead = {rank for rank in waited if self.transport.lost(rank) is not None}
             lost |= dead
             waited -= dead

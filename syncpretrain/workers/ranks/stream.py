@@ -1,13 +1,13 @@
-"""A layer of a stream on a rank: a block an order, a minibatch at a time from the rank below.
+"""A layer of a stream on a rank: an order is a block; minibatches come from the rank below.
 
-The rank of the layer below sends what it hands up straight to this one, as soon as it is computed,
-and the communication thread puts it into the ring while the layer computes. Its slot is free: the
-schedule lets the layer below process a minibatch only after this layer has answered for the one
-that lay there.
+The rank of the layer below sends a minibatch to this rank as soon as the minibatch is computed, and
+the communication thread puts it into the ring while the layer computes. The slot is free: the
+schedule lets the layer below process a minibatch only after this layer has answered for the older
+minibatch in the same slot.
 
 A block is answered before its last minibatch, unless an epoch ends there: the next order comes
-while that is computed, and the layer goes on without a pause. Rings have room for
-:data:`AHEAD_MINIBATCHES` more than the schedule knows of.
+while the last minibatch is computed, and the layer goes on without a pause. Rings have room for
+:data:`AHEAD_MINIBATCHES` more minibatches than the schedule counts.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from syncpretrain.workers.streamed.job import (
 
 __all__ = ["AHEAD_MINIBATCHES", "Inlet", "Outlet", "StreamAssignment", "StreamWorker"]
 
-AHEAD_MINIBATCHES = 1  # minibatches of a block that are not computed yet when it is answered
-# Parameters are sent to rank 0 at the end of an epoch, at most that often: if this rank is lost,
-# the error carries a stack with them.
+AHEAD_MINIBATCHES = 1  # minibatches of a block that are not computed yet at the answer
+# Least time between two sendings of the parameters to rank 0, at the end of an epoch: if this rank
+# is lost, the stack of the error has the parameters that were sent last.
 KNOWN_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class StreamAssignment(Assignment):
-    """A layer of a stream: its ``StreamedLayerFactory`` and rings; as of :class:`LayerPart`.
+    """Job of a layer of a stream: its ``StreamedLayerFactory`` and rings, as in a ``LayerPart``.
 
-    ``ranks_above`` have the layer above; a step has ``replicas`` threads on each rank.
+    ``ranks_above`` are the ranks of the layer above; a step has ``replicas`` threads on each rank.
     """
 
     layer_factory: Callable[..., Any]
@@ -67,7 +67,7 @@ class StreamAssignment(Assignment):
 
     @property
     def reads_data(self) -> bool:
-        """Whether the rank is sent the data of the run."""
+        """True if the layer reads the data of the run: the lowest layer does."""
         return self.below is None
 
     @contextmanager
@@ -81,7 +81,7 @@ class StreamAssignment(Assignment):
 
 @dataclass(frozen=True, slots=True)
 class HandedUp:
-    """A minibatch for the layer above, and the validation examples if a pass ended with it."""
+    """A minibatch for the layer above, with the validation examples at the end of a pass."""
 
     number: int
     minibatch: Array
@@ -89,14 +89,14 @@ class HandedUp:
 
 
 class Inlet:
-    """Ring of a layer's input; the communication thread fills it.
+    """Ring of a layer's input, which the communication thread fills.
 
     Parameters
     ----------
     rings : Rings
     passes : Passes
     times : Timeouts
-        Only ``tick`` and ``stall`` are used: how long a minibatch is waited for.
+        Only ``tick`` and ``stall`` are used; ``stall`` limits the wait for a minibatch.
     """
 
     def __init__(self, rings: Rings, passes: Passes, times: Timeouts) -> None:
@@ -105,7 +105,7 @@ class Inlet:
         self._newest = 0
 
     def put(self, source: int, handed: HandedUp) -> None:
-        """Take in a minibatch."""
+        """Put a minibatch into the ring."""
         self._rings.minibatches.put(handed.number, handed.minibatch)
         if handed.validation is not None:
             self._rings.validation.put(handed.number // self._passes.steps, handed.validation)
@@ -116,7 +116,7 @@ class Inlet:
 
     @property
     def newest(self) -> int:
-        """The newest minibatch that has come."""
+        """Number of the newest minibatch that has come."""
         return self._newest
 
     def wait_for(self, number: int, stop: Callable[[], bool]) -> None:
@@ -127,7 +127,7 @@ class Inlet:
         Stopped
             If ``stop`` turned true.
         StalledError
-            If it does not come.
+            If the minibatch does not come.
         """
         deadline = time.monotonic() + self._times.stall
         with self._changed:
@@ -145,7 +145,7 @@ class Inlet:
 class Outlet:
     """Sends the hidden means of a layer to the ranks of the layer above.
 
-    All ranks of a group have the same means; each sends them to some of the ranks above.
+    All ranks of a group have the same means; each rank sends them to some of the ranks above.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ class Outlet:
     run : int
     assignment : StreamAssignment
     rings : Rings
-        The rings into which the layer computes.
+        The rings into which the layer writes.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Outlet:
         self._above = assignment.ranks_above[group.index(transport.rank) :: len(group)]
 
     def send(self, number: int) -> None:
-        """Send a minibatch, if it is one that is handed up."""
+        """Send a minibatch, if the layer above trains on it."""
         if number not in self._assignment.handed_up:
             return
         passes, validation = self._assignment.passes, None
@@ -185,7 +185,7 @@ class StreamWorker:
     context : RankContext
     assignment : StreamAssignment
     pool : WorkerPool
-        Works the steps.
+        Threads that compute the steps.
     """
 
     def __init__(
@@ -194,8 +194,8 @@ class StreamWorker:
         self.context, self._assignment, self._pool = context, assignment, pool
         self._inlet: Inlet | None = None
         self._outlet: Outlet | None = None
-        self._failure: Raised | None = None  # in a minibatch that was answered for before
-        self._known = time.monotonic()  # when rank 0 got to know the layer
+        self._failure: Raised | None = None  # in a minibatch that was answered for before it failed
+        self._known = time.monotonic()  # time at which rank 0 got the layer last
         self._common = 0  # the newest minibatch that every rank of the group has
         self._layer = self._built()
         self._layer.progress = context.progress
@@ -218,7 +218,7 @@ class StreamWorker:
         return layer
 
     def obey(self, order: StreamOrder) -> Any:
-        """Do what an order says; return the answer, None if it was sent already."""
+        """Execute an order; return the answer, or None if it was sent already."""
         if self._failure is not None and not isinstance(order, GiveLayer):
             return self._failure
         try:
@@ -235,13 +235,13 @@ class StreamWorker:
         return answer
 
     def _process(self, block: Block) -> Processed | None:
-        """Process the minibatches of a block; return the answer, None if it was sent already."""
+        """Process the minibatches of a block; return the answer, or None if it was sent already."""
         results: list[EpochResult] = []
         for number in range(block.first, block.last):
             results += self._minibatch(number)
-        # Answer before the last minibatch: the next order travels while that is computed. Not at
-        # the end of an epoch, since the answer has its result; nor in a group, since all of it has
-        # to be through with a slot before rank 0 lets the layer below fill it.
+        # Answer before the last minibatch: the next order travels while the minibatch is computed.
+        # Not at the end of an epoch, since the answer has the epoch's result; nor in a group, since
+        # all ranks have to be through with a slot before rank 0 lets the layer below fill it.
         group, is_ahead = self.context.group, False
         if group is None and not self._ends_pass(block.last):
             self.context.answer(self._processed(results))
@@ -251,17 +251,17 @@ class StreamWorker:
         except BaseException as error:
             if not is_ahead:
                 raise
-            # The answer is gone. A stop will be the answer to the next block; a failure is told to
-            # rank 0 at once, since no other block may come.
+            # The answer is sent already. A stop becomes the answer to the next block; rank 0 gets a
+            # failure at once, since no other block may come.
             if not isinstance(error, Stopped):
                 self._failure = Raised(error)
                 self.context.send("failures", (self.context.number, self._failure))
         if group is not None:
-            group.gather(None)  # all have read their input; then it may be overwritten
+            group.gather(None)  # all ranks have read their input, and it may be overwritten
         return self._processed(results) if not is_ahead and self.context.leads else None
 
     def _ends_pass(self, number: int) -> bool:
-        """Return whether an epoch of the layer may end with a minibatch, or the stream."""
+        """Return True if an epoch of the layer, or the stream, may end with a minibatch."""
         steps, last = self._assignment.passes.steps, self._assignment.handed_up.stop - 1
         return self._layer.plan.at(number) % steps == 0 or number >= last > 0
 
@@ -280,7 +280,8 @@ class StreamWorker:
     def _processed(self, results: list[EpochResult]) -> Processed:
         """Return the answer to a block.
 
-        The layer is in it if it is trained, or rank 0 has known the same one for some time.
+        The answer has the layer after its last epoch, and after an epoch that ends
+        :data:`KNOWN_SECONDS` or more after rank 0 got the layer.
         """
         newest: Layer | None = None
         is_old = time.monotonic() > self._known + KNOWN_SECONDS
@@ -290,7 +291,7 @@ class StreamWorker:
         return Processed(tuple(results), newest, self._layer.busy_seconds, position)
 
     def _wait_for(self, inlet: Inlet, number: int) -> None:
-        """Wait for a minibatch, in a group until each rank has it; or raise Stopped on all."""
+        """Wait for a minibatch, in a group until each rank has it; raise Stopped on all or none."""
         group, should_stop = self.context.group, self.context.should_stop
         if group is None:
             inlet.wait_for(number, should_stop)
@@ -302,7 +303,7 @@ class StreamWorker:
             inlet.wait_for(number, should_stop)
         except Stopped:
             stops = True
-        # The ranks of a group get their minibatches by different ways. They agree on the newest
+        # The ranks of a group get minibatches by different ways. They agree on the newest minibatch
         # that all have, and so run the same steps; most minibatches need no exchange.
         found: list[tuple[int, bool]] = group.all_gather((inlet.newest, stops))
         if any(own for _, own in found):

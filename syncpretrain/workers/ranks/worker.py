@@ -1,7 +1,7 @@
-"""The workers of a rank in a run: a thread each, which gets orders and answers them.
+"""The workers of a rank in a run: each one a thread that gets orders and answers them.
 
-The communication thread of the transport puts orders into ports and calls handlers. A worker's
-thread alone computes; it leaves when the run is over, or when rank 0 is lost.
+The communication thread of the transport puts orders into ports and calls handlers. Only the
+workers' threads compute; they leave when the run is over, or when rank 0 is lost.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from syncpretrain.workers.ranks.messages import (
 
 __all__ = ["SHARED_ENDS", "RankContext", "RankWorkers", "follow"]
 
-# All ranks of a group compute the same, so each of them raises these at the same minibatch.
+# All ranks of a group compute the same, so every rank raises these errors at the same minibatch.
 SHARED_ENDS = (Stopped, DivergedError, DataError)
-RANK_LOOK_SECONDS = 0.25  # between two looks at rank 0 and at the progress of the workers
+RANK_LOOK_SECONDS = 0.25  # between two checks of rank 0 and of the workers' progress
 
 
 class RankContext:
-    """What a rank gives to a worker, beside what :class:`syncpretrain.workers.link.Context` has.
+    """Environment that a rank gives to a worker; see :class:`syncpretrain.workers.link.Context`.
 
     Parameters
     ----------
@@ -51,20 +51,20 @@ class RankContext:
     job : RunJob
     assignment : Assignment
     should_stop : callable
-        Asked between minibatches.
+        Called between minibatches; True asks the worker to leave.
 
     Attributes
     ----------
     transport, run, data
         The transport of this rank, the number of the run, and its data.
     group : Group or None
-        The ranks that hold the layer together, if there are several.
+        The ranks that share the worker, if there are several.
     stop : callable
-        Asked between minibatches; all ranks of a group find the same.
+        Called between minibatches; returns the same value on all ranks of a group.
     should_stop : callable
-        Asked by this rank alone.
+        The parameter: returns the value of this rank alone.
     agreed : AgreedStop or None
-        How a group agrees to stop.
+        Agreement of a group to stop.
     """
 
     def __init__(
@@ -92,14 +92,14 @@ class RankContext:
         return port(self.run, name, self.number)
 
     def next(self, name: str = "orders") -> Any:
-        """Return what comes next to a port of this worker, None at the end of the run."""
+        """Return the next object at a port of this worker, None at the end of the run."""
         own = self.port(name)
         while (found := self.transport.take(own, self.times.sleep)) is None:
-            pass  # the loop of this rank notices that rank 0 is lost, and ends the process
+            pass  # :func:`follow` notices that rank 0 is lost, and ends the process
         return found[1]
 
     def take(self, name: str, number: int) -> Any:
-        """Return the next thing that arrives at a port of this rank, None if the run ends first."""
+        """Return the next object at a port of this rank, None if the run ends first."""
         own = port(self.run, name, number)
         while (found := self.transport.take(own, self.times.tick)) is None:
             if self.should_stop():
@@ -107,43 +107,43 @@ class RankContext:
         return found[1]
 
     def send(self, name: str, thing: Any) -> None:
-        """Send something to a port of rank 0."""
+        """Send an object to a port of rank 0."""
         self.transport.send(0, port(self.run, name), thing)
 
     def answer(self, answer: Any) -> None:
-        """Send rank 0 an answer, if this rank is to answer; let the others know of an error."""
+        """Send rank 0 an answer, if this rank is to answer; tell the group of an error."""
         if self._is_to_answer(getattr(answer, "error", None)):
             self.transport.send(0, self.port("answers"), answer)
 
     @property
     def leads(self) -> bool:
-        """Whether this rank answers for the layer."""
+        """True if this rank answers for its group."""
         return self.group is None or not self.group.number
 
     @property
     def sharing(self) -> tuple[AgreedStop, ...]:
-        """Further arguments of the layer's factory: how a group agrees to stop."""
+        """Further arguments of the layer's factory: the agreement of a group to stop."""
         return () if self.agreed is None else (self.agreed,)
 
     def leave(self) -> None:
-        """Let the worker leave after its order."""
-        # A message to itself: the thread that waits for an order needs no second way to be woken.
+        """Ask the worker to leave after the running order."""
+        # A message to this rank: it wakes the worker's thread just as an order does.
         self._over.set()
         self.transport.send(self.transport.rank, self.port("orders"), None)
 
     def _is_to_answer(self, error: BaseException | None) -> bool:
-        """Return whether rank 0 is to be sent an answer.
+        """Return True if this rank is to send rank 0 an answer.
 
-        The first rank of a group answers, any other one only with an error of its own.
+        The first rank of a group answers; any other rank sends only an error of its own.
         """
         if self.group is None:
             return True
-        # A GroupError is the echo of another rank's failure, and that rank says why.
+        # A GroupError is the echo of another rank's failure, and that rank sends the reason.
         if isinstance(error, GroupError):
             return False
         if error is None or isinstance(error, SHARED_ENDS):
             return self.leads
-        # The others wait for this rank in the next exchange: they are woken with a GroupError.
+        # The other ranks wait for this one in the next exchange: a GroupError wakes them.
         self.group.fail()
         return True
 
@@ -172,7 +172,7 @@ class RankWorkers:
             RankContext(transport, job, own, self._stopping.is_set) for own in job.jobs
         ]
         # An eager transport looks more often for messages of other machines, at some per cent of a
-        # core: ranks gain by it only if they exchange something in every step.
+        # core: only ranks that exchange messages in every step gain by it.
         transport.is_eager = any(own.group is not None for own in self._contexts)
         self._sent: dict[int, float] = {}
         # Daemons only so that a thread stuck in foreign code cannot keep the process from ending.
@@ -189,7 +189,7 @@ class RankWorkers:
             thread.start()
 
     def report_progress(self) -> None:
-        """Report to rank 0 how far the orders are that take long, if they have moved."""
+        """Report the progress of long orders to rank 0, where it has changed."""
         now = {
             own.number: float(own.progress[0])
             for assignment, own in zip(self._job.jobs, self._contexts, strict=True)
@@ -201,11 +201,11 @@ class RankWorkers:
             self._transport.send(0, port(self._job.run, "progress"), moved)
 
     def close(self) -> list[str]:
-        """End the workers after their minibatch; return the names of threads that still live."""
+        """End the workers after their minibatch; return the names of the threads still alive."""
         self._stopping.set()
         for own in self._contexts:
             own.leave()
-        # Half of what rank 0 waits: it hears then which threads still live.
+        # Half of the time that rank 0 waits, so that rank 0 still gets the names.
         deadline = time.monotonic() + self._job.times.join / 2
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -220,7 +220,7 @@ class RankWorkers:
 
 
 def follow(transport: Transport) -> RunEnded:
-    """Hold layers for rank 0, until it says what became of all; return that.
+    """Hold workers for rank 0 until the end of its call; return the message that ends the call.
 
     Raises
     ------
@@ -256,7 +256,7 @@ def follow(transport: Transport) -> RunEnded:
 
 @contextmanager
 def _without_signals() -> Iterator[None]:
-    """Leave Ctrl-C and SIGTERM, which reach every rank, to rank 0, which says what to do."""
+    """Ignore Ctrl-C and SIGTERM: they reach rank 0 too, which decides what to do."""
     found: dict[int, Any] = {}
     try:
         if threading.current_thread() is threading.main_thread():
