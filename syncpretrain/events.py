@@ -165,7 +165,7 @@ class FinetuneStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class FinetuneEpochFinished(Event):
-    """An epoch of fine-tuning; errors are those of the whole unrolled stack."""
+    """Fine-tuning finished an epoch; its errors are errors of the whole unrolled stack."""
 
     epoch: int
     epochs: int

@@ -17,7 +17,7 @@ __all__ = ["Address", "Purpose", "generator"]
 
 
 class Purpose(IntEnum):
-    """What a draw is for; part of its address, so that two uses never share numbers."""
+    """The purpose of a draw; part of its address, so that two uses never share numbers."""
 
     WEIGHTS = 0
     ORDER = 1
@@ -35,9 +35,9 @@ class Purpose(IntEnum):
 
 
 class Address(NamedTuple):
-    """Where numbers are drawn: what they are for, and of which layer, epoch, step and shard.
+    """Address of random numbers: seed, purpose, layer, epoch, step and shard.
 
-    ``layer`` 0 stands for the whole stack. A shard is a part of a step whose draws are its own.
+    ``layer`` 0 stands for the whole stack. A shard is a part of a step with draws of its own.
     """
 
     seed: int
@@ -54,7 +54,7 @@ class Address(NamedTuple):
 
     @property
     def counter(self) -> tuple[int, int, int, int]:
-        """Where the counter of Philox starts, from its lowest word up."""
+        """The first value of Philox's counter, from the lowest word up."""
         return 0, self.step, self.epoch, self.shard
 
     def generator(self) -> np.random.Generator:

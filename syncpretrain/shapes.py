@@ -90,12 +90,12 @@ class DenseShape:
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionShape:
-    """A convolution whose maps are pooled.
+    """A convolution, and the pooling of its maps.
 
     Attributes
     ----------
     channels, height, width : int
-        Of the images that the layer reads.
+        Shape of the images that the layer reads.
     filters, size : int
         Number of filters, and their height and width.
     pad : int
@@ -108,13 +108,13 @@ class ConvolutionShape:
     channels_first : bool
         Whether the images that the layer reads lie channel by channel in memory.
     groups : int
-        Groups of filters, each of which reads its own part of the channels, in order (grouped
-        convolution). It divides filters and channels.
+        Number of groups of filters; each group reads its own part of the channels, in order
+        (grouped convolution). It divides filters and channels.
     rounded : bool
         Whether factors of its products are rounded to bfloat16, where ``rounds`` says so: while
         the layer is trained.
     tf32 : bool
-        Whether they are rounded to TF32, while the layer is trained on a GPU.
+        Whether factors of its products are rounded to TF32, while the layer is trained on a GPU.
     """
 
     name: ClassVar[str] = "convolution"
@@ -174,12 +174,12 @@ class ConvolutionShape:
 
     @property
     def unpooled(self) -> ConvolutionShape:
-        """The same without pooling, whose hidden units are those of the maps."""
+        """The same convolution without pooling: its hidden units are the units of the maps."""
         return replace(self, pool=1, pooling="max")
 
     @property
     def has_places(self) -> bool:
-        """Whether each number that is handed up has a place in its block, that of the maximum."""
+        """Whether each number that is handed up has a place: the maximum's in its block."""
         return self.pool > 1 and self.pooling == "max"
 
     @property
@@ -194,12 +194,12 @@ class ConvolutionShape:
 
     @property
     def precision(self) -> str:
-        """Of the product of images and filters."""
+        """Precision of the product of images and filters."""
         return "bfloat16" if self.rounds else "tf32" if self.tf32 else "float32"
 
     @property
     def precision_back(self) -> str:
-        """Of the products on the way back."""
+        """Precision of the products on the way back."""
         return "bfloat16" if self.rounds_back else "tf32" if self.tf32 else "float32"
 
     @property

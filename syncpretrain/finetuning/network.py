@@ -68,7 +68,7 @@ class Network:
     aligns : bool
         True to guess classes with the shares that they have among the labels.
     epochs : int
-        Of the whole training: the weight of rows without a label rises through them.
+        Epochs of the whole training: the weight of rows without a label rises through them.
     shards : int
         Number of parts that a step is cut into, for workers to share. One on a device.
     split : str

@@ -50,7 +50,7 @@ def check_normalized(units: Sequence[str], shapes: Sequence[LayerShape]) -> None
 
 
 def check_rows(batch_size: int, parts: int) -> None:
-    """Refuse minibatches with parts of a single row, whose inputs are all 0 once standardized.
+    """Refuse minibatches with parts of a single row: its standardized inputs would all be 0.
 
     Raises
     ------

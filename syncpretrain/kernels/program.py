@@ -470,7 +470,7 @@ def _units_number(units: str) -> Any:
 def _call(
     function: Callable[..., Any], *given: Any, slot: int | None = None, **options: Any
 ) -> _Call:
-    """Return the call of a function with arrays, the first of which decides its form."""
+    """Return the call of a function with arrays; the first array decides its form."""
     return _Call(form_for(function, given[0]), given, options, slot)
 
 

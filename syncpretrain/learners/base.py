@@ -314,7 +314,7 @@ class Places:
     Attributes
     ----------
     starts : list of int
-        Where each part begins, and the vector ends.
+        Offset at which each part begins, and the end of the vector.
     """
 
     def __init__(self, sizes: Sequence[int], backend: Backend) -> None:

@@ -111,7 +111,7 @@ class StepOnRanks:
 
 
 class Sharded(Protocol):
-    """A model whose minibatches are cut into shards of examples; a rank works some of them.
+    """A model that cuts a minibatch into shards of examples; a rank computes some of the shards.
 
     Attributes
     ----------

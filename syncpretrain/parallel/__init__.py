@@ -1,4 +1,4 @@
-"""Average gradients in shared memory: data parallelism for any model whose parameters are arrays.
+"""Average gradients in shared memory: data parallelism for any model with arrays as parameters.
 
 >>> def work(handle):  # doctest: +SKIP
 ...     with handle as worker:  # this thread or process is that worker now

@@ -80,7 +80,7 @@ def lockstep_row(layer: int, plan: LayerPlan, below: Row | None, *, drain: bool 
 
     N is the number of stipulated epochs of the layer below. After its own stipulated epochs the
     layer trains ``refresh_epochs`` on every newer version there will be, in order. Without
-    ``drain`` it trains only those of them that begin before layer 1 is done, which may cut a
+    ``drain`` it trains only the versions that begin before layer 1 is done, which may cut a
     refresh in the middle. Skipped versions take their time in this count: else a skip would make
     room for a later version, which may be released by then.
 

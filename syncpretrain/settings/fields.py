@@ -121,7 +121,7 @@ SPARSITY_COST = 1.0  # for convolutional RBMs: without a cost many filters are o
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What is declared of a field, beside its name.
+    """Declaration of a field, without its name.
 
     An annotation has the section of the help, called with ``metavar``, ``opposite`` and ``each``
     where it has them, and the text of the help behind it. :func:`settings_of` adds the others.
