@@ -113,6 +113,7 @@ def _fill(
         rows_in = reader.asarray(rows_in)
     for snapshot in snapshots[:-1]:
         rows_in = snapshot.up(rows_in)
+    # The last layer writes to the target itself, without a copy.
     snapshots[-1].up(rows_in, out=rows_out)
 
 

@@ -200,6 +200,7 @@ class LinkedEpochs(Closing):
     def wait(self, timeout: float) -> Message | None:
         """Return the next message of any worker, or the failure of a dead one, or None."""
         if not self._ready:
+            # Several workers may be ready at once; the caller takes one message a call.
             found = ready(self._links.values(), timeout)
             self._ready.extend(layer for layer, link in self._links.items() if link in found)
         return self._receive(self._ready.popleft()) if self._ready else None
@@ -233,6 +234,7 @@ class LinkedEpochs(Closing):
         if link is None:
             return Failed(command, death)
         self._links[layer] = link
+        # The new worker trains the rest of the epoch, or has kept the report of the whole.
         if is_busy:
             self.submit(command)
         return None

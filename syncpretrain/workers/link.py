@@ -202,6 +202,7 @@ class Inbox:
         with self._changed:
             if not self._answers:
                 return None
+            # A byte leaves with its answer: the channel is readable as long as answers are left.
             if self._pipe is not None:
                 self._pipe[0].recv_bytes()
             return self._answers.popleft()
@@ -272,6 +273,7 @@ class SentError:
 
     def __reduce__(self) -> tuple[Any, ...]:
         error, trace = self._error, "".join(traceback.format_exception(self._error))
+        # A stop is asked for, and no failure: a traceback would only distract.
         if isinstance(error, Stopped):
             trace = ""
         # Many errors can be pickled but not unpickled: the constructor takes other arguments.

@@ -69,6 +69,7 @@ PARENT_LOOK_SECONDS = 5.0  # between two checks of a sleeping process that its p
 FAILED_STATUS = 1
 DUMP_SECONDS = 0.3
 TRANSFER_SECONDS = 30  # without a byte, in the middle of a message
+# The parent's path finds the same modules; with -c alone Python looks in the current folder first.
 START = (
     "import sys; sys.path[:] = sys.argv[3:]; from syncpretrain.workers.processes import"
     " main; main(int(sys.argv[2]))"
@@ -114,6 +115,7 @@ class ProcessLink:
             for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", TRANSFER_SECONDS, 0))
             path = [entry for entry in sys.path if isinstance(entry, str)]
+            # Nobody reads the name: it is for lists of processes, as ps prints them.
             name, descriptor = f"syncpretrain-layer-{number}", str(theirs.fileno())
             # Blocked: neither signal may end a process that has not yet set itself to ignore them.
             found = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -240,6 +242,8 @@ class Processes:
         self._jobs, self._is_ending = jobs, False
         self._memory = self.share(SharedArrays.create(("<f8", (2 * len(jobs) + 1,))))
         (self._numbers,) = self._memory.map(write=True)
+        # Both are indexed by the numbers of workers, from 1. Their entries 0 are the stop flag and
+        # the last worker's progress, which nobody reads as such.
         self.progress, self.workers = self._numbers[: len(jobs) + 1], self._numbers[len(jobs) :]
         self.workers[1:] = 1
         self._replacement.open(len(jobs))
@@ -354,6 +358,7 @@ def main(descriptor: int) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    # A handler of Python's would wait for the main thread, which may be the stalled one.
     faulthandler.register(DUMP_SIGNAL)
     parent, orders = Connection(descriptor), queue.SimpleQueue[Any]()
     with contextlib.suppress(OSError):  # the parent has closed the socket

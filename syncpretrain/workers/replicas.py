@@ -152,6 +152,7 @@ class ReplicaPool(Closing):
             self._send_states()
 
     def _close(self) -> list[str]:
+        # Also after an error of the replicas' end, which would leave threads of the server behind.
         try:
             return self._end()
         finally:
@@ -255,6 +256,7 @@ class ReplicaPool(Closing):
         task, running.task = running.task, None
         assert task is not None
         found = running.link.receive()
+        # Nothing of a dead replica's change was applied: another replica does the task again.
         if found is None:
             again.append(task)
             self._bury(running)

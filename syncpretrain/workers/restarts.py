@@ -57,6 +57,7 @@ class Restarts:
         self._report = report
         self._lock = threading.Lock()  # guards the number of used restarts
         self._used = 0
+        # Appending to a deque and taking from it are atomic: no lock.
         self._messages: deque[str] = deque()
 
     def take(self) -> str | None:

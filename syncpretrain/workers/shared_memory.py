@@ -108,6 +108,7 @@ class SharedArrays:
         """Return the arrays, read-only unless ``write``."""
         access = mmap.PROT_READ | mmap.PROT_WRITE if write else mmap.PROT_READ
         memory = mmap.mmap(self.descriptor, self._ends()[-1], mmap.MAP_SHARED, access)
+        # The ends have one entry more than the arrays: not strict.
         return [
             np.ndarray(shape, np.dtype(dtype), memory, offset)
             for (dtype, shape), offset in zip(self.kinds, self._ends(), strict=False)

@@ -315,6 +315,7 @@ def _kinds_of(layer: Layer) -> dict[str, Any]:
 def _read_layer(prefix: str, kinds: Mapping[str, Any], arrays: Mapping[str, Array]) -> Layer:
     """Return the layer with the parameters that :func:`named` stored under a prefix."""
     parameters = {name: arrays.get(f"{prefix}.{name}") for name in ARRAYS}
+    # The fourth array, of the decoder, is missing where the weights are tied.
     if any(parameters[name] is None for name in ARRAYS[:3]):
         raise ValueError(f"{prefix} lacks an array")
     own: Any = parameters | {name: kinds[name] for name in LAYER_KINDS}
@@ -361,6 +362,7 @@ class _EpochsHeader(msgspec.Struct):
 def _pack_epochs(state: PretrainState, arrays: dict[str, Array]) -> dict[str, Any]:
     kinds: list[dict[str, Any]] = [{} for _ in state.states]
     for (number, version), layer in state.snapshots.items():
+        # All versions of a layer have the same kinds.
         arrays |= named(f"snapshot.{number}.{version}", layer)
         kinds[number - 1] = _kinds_of(layer)
     states: list[dict[str, Any] | None] = [None] * len(kinds)
@@ -461,6 +463,7 @@ def _flat(kind: Any) -> StateFile[Any]:
     """Return the format of a class of states: ``arrays``, and a header of all other fields."""
     types = get_type_hints(kind)
     others = [x for x in fields(kind) if x.name != "arrays"]
+    # A field with a default may lack in a file of an older version.
     header = msgspec.defstruct(
         kind.__name__,
         [(x.name, types[x.name], *(() if x.default is MISSING else (x.default,))) for x in others],

@@ -86,6 +86,7 @@ class ThreadLink:
 
     def ending(self) -> str:
         """Return how the thread ended."""
+        # A link without a channel is waited for no more.
         self._inbox.close()
         return "its thread ended"
 

@@ -241,6 +241,7 @@ class LayerWorker:
     def state(self) -> LayerState:
         """Return a copy of the whole state before the next minibatch."""
         state = self.layer.state(self._cursor)
+        # Copies of the arrays that the next minibatch changes, while the driver writes the state.
         return replace(
             state,
             layer=self.learner.snapshot() if self._cursor.minibatches else state.layer,
@@ -272,6 +273,7 @@ class LayerWorker:
         if X is None:
             raise Stopped
         trained_from = time.monotonic()
+        # Version 0, from which the drift of the first epoch is measured.
         if command.epoch == 1:
             self._record_outputs(X.train, 0)
         train_error = self._epoch(X.train, command.epoch, stop)

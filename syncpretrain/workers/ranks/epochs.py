@@ -261,6 +261,7 @@ class _Inputs:
     ) -> Split | None:
         if layer == 0:
             return self._data
+        # With neither a chain nor sent activations, the input is the same as in the last epoch.
         chain, found = self.order.chain, self._kept.newest
         if self.order.are_sent:
             found = self._take()
@@ -413,6 +414,7 @@ class EpochAssignment(Assignment):
         try:
             while (order := context.next("versions")) is not None:
                 if isinstance(order, HandUp):
+                    # NumPy's error state belongs to a thread; the other thread reports divergence.
                     with np.errstate(over="ignore", invalid="ignore"):
                         found = kept.activations(order.version, context.should_stop)
                     for rank in self.ranks_above if found is not None else ():

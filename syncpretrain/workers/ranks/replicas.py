@@ -240,6 +240,7 @@ class ParameterWindows:
 
     def fetch(self, out: Array) -> int:
         """Copy the parameters to ``out``; return the number of changes that are whole in them."""
+        # Read before the parameters: a change that is added meanwhile counts as missing in them.
         added = self._count(ADDED_CHANGES, 0)
         self.read(out)
         return added
@@ -256,6 +257,7 @@ class ParameterWindows:
             staleness = self._count(DRAWN_CHANGES, 0) - refused - then
             if not rules.takes(staleness):
                 return Push(staleness, is_taken=False)
+        # Drawn before it is added: replicas that push meanwhile count it in their staleness.
         staleness = self._count(DRAWN_CHANGES, 1) - refused - then
         if not rules.takes(staleness):
             self._count(REFUSED_CHANGES, 1)
@@ -315,6 +317,7 @@ class WindowServer:
         """Open the windows; return their places for the replicas' jobs, and no jobs of servers."""
         self._ranks, windows = ranks, ranks.transport.windows
         lengths, parts = [0] * ranks.transport.size, list[WindowSlice]()
+        # Slices on one rank lie one after another in that rank's vector.
         for number, own in enumerate(self._own.slices, start=self._replicas + 1):
             rank = ranks.groups[number][0] if len(self._own.slices) > 1 else CLOCK_RANK
             parts.append(WindowSlice(rank, lengths[rank], (own.start, own.stop)))

@@ -105,6 +105,7 @@ class RankLink:
     def receive(self) -> Any:
         """Return the next answer, or None if no answer can come any more."""
         found = None if self._is_lost else self._inbox.take()
+        # A failure between two orders stands for an answer, once; without one the rank is lost.
         if found is None and not self._is_asked:
             found, self._failure = self._failure, None
         self._is_lost |= found is None
@@ -211,6 +212,7 @@ class RunRanks:
 
     def set_workers(self, number: int, workers: int) -> None:
         """Set the number of threads that a worker may have, from its next step on."""
+        # Rounded up: the ranks of a group share the threads, and each needs one.
         self.send(number, "workers", -(-workers // len(self.groups[number])))
 
     def send(self, number: int, name: str, thing: Any) -> None:

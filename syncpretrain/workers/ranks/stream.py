@@ -162,6 +162,7 @@ class Outlet:
         self._transport, self._assignment, self._rings = transport, assignment, rings
         self._port = port(run, "minibatches", assignment.number + 1)
         group = assignment.group or (transport.rank,)
+        # The ranks above are dealt among the group: each gets every minibatch once.
         self._above = assignment.ranks_above[group.index(transport.rank) :: len(group)]
 
     def send(self, number: int) -> None:

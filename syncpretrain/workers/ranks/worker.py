@@ -165,6 +165,7 @@ class RankWorkers:
             job = replace(job, data=received(job.data))
         self._transport, self._job = transport, job
         self._stopping = threading.Event()
+        # Entered by hand: another call, of close, leaves the context.
         self._limit = blas_limit(job.blas_threads)
         self._limit.__enter__()
         transport.listen(port(job.run, "stop"), self._stop)
@@ -195,6 +196,7 @@ class RankWorkers:
             for assignment, own in zip(self._job.jobs, self._contexts, strict=True)
             if own.leads and assignment.reports_progress
         }
+        # Only what has changed is sent: a rank with nothing to do sends nothing.
         moved = {i: x for i, x in now.items() if self._sent.get(i) != x}
         if moved:
             self._sent |= moved
