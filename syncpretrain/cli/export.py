@@ -51,7 +51,7 @@ def command(run: Path, file_format: str | None, part: str | None, out: Path) -> 
     check_target(out, run)
     chosen = format_for(file_format, out)
     check_installed(chosen)
-    network = describe(load(run), part)
+    network = describe(load(run).model, part)
     files = write_export(out, chosen, network)
     wide = f"{len(network.table)} columns" if network.table else f"{network.width} values"
     end = f"{len(network.classes)} classes" if network.classes else f"{network.outputs} values"

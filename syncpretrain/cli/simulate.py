@@ -29,11 +29,10 @@ if TYPE_CHECKING:
 
     from syncpretrain.planning.scaling.costs import LayerCosts
     from syncpretrain.planning.scaling.curves import Curve, Options, Way
-    from syncpretrain.planning.scaling.network import Network
+    from syncpretrain.planning.scaling.work import Network
     from syncpretrain.settings import PretrainSettings
 
 __all__ = ["command"]
-
 
 SCHEDULE_WORDS = ("synchronized", "greedy", "rounds", "async")
 ALL_REDUCE_WORDS = ("auto", "ring", "tree", "star")
@@ -164,7 +163,7 @@ def _devices(options: dict[str, Any]) -> Sequence[int]:
     """Return the numbers of devices; with ``--cores`` at most the usable cores."""
     from syncpretrain.errors import SettingsError
     from syncpretrain.parallel.blas import usable_cores
-    from syncpretrain.planning.scaling.texts import devices_from
+    from syncpretrain.planning.scaling.job import devices_from
     from syncpretrain.planning.timings import sizes
 
     text, cores = options["devices"], usable_cores()
@@ -199,8 +198,8 @@ def _costs(options: dict[str, Any], stack: PretrainSettings, common: Options) ->
 def _network(options: dict[str, Any]) -> Network:
     """Return the network that the options ask for; between cores messages take no time."""
     from syncpretrain.errors import SettingsError
-    from syncpretrain.planning.scaling.network import Network
-    from syncpretrain.planning.scaling.texts import bandwidth_from, latency_from
+    from syncpretrain.planning.scaling.job import bandwidth_from, latency_from
+    from syncpretrain.planning.scaling.work import Network
 
     if options["cores"]:
         for name in ("bandwidth", "latency"):
@@ -222,7 +221,7 @@ def _ways_and_options(options: dict[str, Any]) -> tuple[Mapping[str, Way], Optio
     """Return the ways to train that the options name, and the options that all ways share."""
     from syncpretrain.errors import SettingsError
     from syncpretrain.planning.scaling.curves import ASYNCHRONOUS, WAYS, Options, Way
-    from syncpretrain.planning.scaling.texts import replicas_from
+    from syncpretrain.planning.scaling.job import replicas_from
 
     if options["layers"] is None:
         raise SettingsError(

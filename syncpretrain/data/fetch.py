@@ -25,8 +25,6 @@ __all__ = [
     "cache_folder",
     "check_file_of",
     "check_mirror",
-    "check_online",
-    "check_writable",
     "download",
     "fetch",
     "fetched",

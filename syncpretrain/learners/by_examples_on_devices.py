@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend, Event, Recorder, TrainStep
-from syncpretrain.backends.host_rows import HostRows
+from syncpretrain.backends.rows import HostRows
 from syncpretrain.kernels.arrays import Array, slices_of
 from syncpretrain.kernels.averaging import sum_in_order, tree_steps
 from syncpretrain.kernels.program import PhaseRunner, in_turn

@@ -31,7 +31,7 @@ from syncpretrain.models.layer import DenseLayer, Layer
 from syncpretrain.models.passes import down_through, rows_at_once, up_through
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["gibbs_chains", "gibbs_step", "imputed", "sampled"]
+__all__ = ["imputed", "sampled"]
 
 Layers = tuple[Layer, ...]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import Field, dataclass, replace
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,89 +25,9 @@ from syncpretrain.kernels.convolution import (
     visible_means,
 )
 from syncpretrain.kernels.precision import PRECISIONS
-from syncpretrain.shapes import ConvolutionShape, DenseShape, LayerShape
+from syncpretrain.shapes import ConvolutionShape, DenseShape
 
 __all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Layer", "in_float32", "parameters_sha256"]
-
-
-class Layer(Protocol):
-    """A trained layer of any kind: a dataclass with the attributes of a :class:`DenseLayer`.
-
-    The shapes of the arrays depend on the kind.
-    """
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def weight(self) -> Array:
-        """The encoder weights."""
-        ...
-
-    @property
-    def hidden_bias(self) -> Array:
-        """The biases of the hidden units."""
-        ...
-
-    @property
-    def visible_bias(self) -> Array:
-        """The biases of the visible units."""
-        ...
-
-    @property
-    def decoder_weight(self) -> Array | None:
-        """The decoder's own weights, or None if the decoder uses ``weight``."""
-        ...
-
-    @property
-    def decoding(self) -> Array:
-        """The decoder weights."""
-        ...
-
-    @property
-    def hidden_units(self) -> str:
-        """The kind of the hidden units."""
-        ...
-
-    @property
-    def visible_units(self) -> str:
-        """The kind of the visible units."""
-        ...
-
-    @property
-    def model(self) -> str:
-        """``rbm`` or ``autoencoder``."""
-        ...
-
-    def parameters(self) -> Iterator[tuple[str, Array]]:
-        """Yield name and array of each parameter in their fixed order."""
-        ...
-
-    def to(self, device: Callable[[Any], Any]) -> Layer:
-        """Return the layer with every array moved by ``device``, to a device or to the host."""
-        ...
-
-    @property
-    def shape(self) -> LayerShape:
-        """The shape of the layer; rows of its input have ``shape.visible`` numbers."""
-        ...
-
-    def up(self, X: Array, *, out: Array | None = None) -> Array:
-        """Return the mean of the hidden units for each row of X."""
-        ...
-
-    def down(self, H: Array, *, out: Array | None = None, units: str | None = None) -> Array:
-        """Return the mean of the visible units for each row of H.
-
-        ``units``, if given, replace the layer's own visible units.
-        """
-        ...
-
-    def reconstruct(self, X: Array, H: Array | None = None) -> Array:
-        """Return the layer's reconstruction of each row of X, as in training but without sampling.
-
-        ``H`` are the means of the hidden units for X, if they are known.
-        """
-        ...
 
 
 @dataclass(frozen=True, eq=False)  # == of two arrays is no truth value
@@ -270,15 +190,18 @@ class ConvolutionalLayer:
         return np.empty_like(self.weight, dtype=like.dtype, shape=shape, order="C")
 
 
+# A trained layer of any kind: the arrays and the passes of :class:`DenseLayer`, the shapes of the
+# arrays by the kind.
+Layer = DenseLayer | ConvolutionalLayer
+
+
 def in_float32(layer: Layer) -> Layer:
     """Return a layer with products in float32: the layer itself if it has them already."""
     if isinstance(layer, DenseLayer):
         return layer if layer.precision == "float32" else replace(layer, precision="float32")
-    shape = layer.shape
-    if not isinstance(shape, ConvolutionShape) or not (shape.rounded or shape.tf32):
+    if not (layer.shape.rounded or layer.shape.tf32):
         return layer
-    changed: Any = {"shape": shape.in_precision("float32")}
-    return replace(layer, **changed)
+    return replace(layer, shape=layer.shape.in_precision("float32"))
 
 
 @dataclass(frozen=True, eq=False)

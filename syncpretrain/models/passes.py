@@ -6,10 +6,10 @@ Probabilities near 0 and 1 hide how sure a unit is. Log-odds are linear in the u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +23,7 @@ __all__ = ["check_have_odds", "down_through", "rows_at_once", "up_through", "wit
 
 MOST_ROWS = 2000
 NUMBERS_AT_ONCE = 1 << 26  # inputs and outputs of a layer, 256 MB
-
-
-class _Step(Protocol):
-    def __call__(self, X: Array, *, out: Array | None = None) -> Array: ...
+Step = Callable[..., Array]  # takes rows and optionally ``out``
 
 
 def rows_at_once(layers: Iterable[Layer], most: int = MOST_ROWS) -> int:
@@ -46,11 +43,11 @@ def down_through(layers: Sequence[Layer], units: Sequence[str], codes: Array) ->
     ``layers``, and ``units``, the kinds of their visible units, are given from the lowest up.
     """
     pairs = zip(reversed(layers), reversed(units), strict=True)
-    steps: list[_Step] = [partial(layer.down, units=kind) for layer, kind in pairs]
+    steps: list[Step] = [partial(layer.down, units=kind) for layer, kind in pairs]
     return _through(steps, codes, layers, layers[0].shape.visible)
 
 
-def _through(steps: Sequence[_Step], X: Array, layers: Sequence[Layer], width: int) -> Array:
+def _through(steps: Sequence[Step], X: Array, layers: Sequence[Layer], width: int) -> Array:
     result = np.empty((len(X), width), dtype=np.float32)
     count = rows_at_once(layers)
     for start in range(0, len(X), count):

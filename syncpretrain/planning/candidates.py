@@ -11,8 +11,13 @@ import msgspec
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
-from syncpretrain.planning.simulate import EpochCost, Simulated, simulate
-from syncpretrain.planning.simulate_stream import StreamCost, simulate_stream
+from syncpretrain.planning.simulate import (
+    EpochCost,
+    Simulated,
+    StreamCost,
+    simulate,
+    simulate_stream,
+)
 from syncpretrain.planning.timings import GPU, LayerTimings, Timings, sizes
 from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.pretraining.memory import pretraining_bytes, stream_size
@@ -31,7 +36,6 @@ __all__ = [
     "settings_with",
     "simulated",
 ]
-
 
 WORTH_IT = 0.995  # a layer takes more workers if the run then takes at most this share of its time
 DENSE_SPLITS = ("examples", "units")

@@ -33,25 +33,23 @@ from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.gpu import drawn, unreadable_pairs
 from syncpretrain.planning.probes import (
+    MOST_NUMBERS,
+    MOST_SECONDS,
     PASSES,
+    PROBES,
+    PROBES_OF_SIZE,
     LayerProbes,
     Probe,
+    Sample,
     Steps,
     Work,
     beside,
     measured,
     notes_on,
     products,
+    sampled,
     transforming,
     validating,
-)
-from syncpretrain.planning.samples import (
-    MOST_NUMBERS,
-    MOST_SECONDS,
-    PROBES,
-    PROBES_OF_SIZE,
-    Sample,
-    sampled,
 )
 from syncpretrain.planning.timings import GPU, Timings, sizes
 from syncpretrain.pretraining.build import backend_of_layers, build_learner, build_learners
@@ -68,12 +66,8 @@ __all__ = [
     "is_on_gpus",
     "measure",
     "measure_devices",
-    "steps_on_device",
     "timings_of",
-    "transforming_on_device",
-    "validating_on_device",
 ]
-
 
 WIDE_NUMBERS = 40_000_000  # of the rows of a wide layer
 

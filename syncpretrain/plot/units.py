@@ -25,7 +25,6 @@ from syncpretrain.plot.canvas import (
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
-    "Activity",
     "activities",
     "activities_of",
     "codes",

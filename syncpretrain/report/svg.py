@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from syncpretrain.report.section import not_drawn
 
-__all__ = ["draw_svg", "themed"]
+__all__ = ["draw_svg"]
 
 INK, GRID = "#1b1f24", "#c9ced6"
 THEME = {INK: "var(--ink)", GRID: "var(--line)", "#dddddd": "var(--asleep)"}

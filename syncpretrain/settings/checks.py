@@ -33,18 +33,13 @@ from syncpretrain.units.kinds import INPUT_UNITS, KINDS, kind_of
 
 __all__ = [
     "ALWAYS",
-    "WHOLE_ONLY",
-    "check_async_pretraining",
     "check_blas_threads",
-    "check_convolutions",
-    "check_drift",
     "check_layers",
     "check_missing",
     "check_per_layer",
     "check_pretraining",
     "check_schedule",
     "check_sparse",
-    "check_visible_units",
     "kept_units",
     "parsed_shuffle",
     "parsed_waking",

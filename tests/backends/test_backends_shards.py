@@ -19,7 +19,7 @@ from trialruns import notices_of, stop_after
 from syncpretrain import pretrain
 from syncpretrain.backends import cuda_peers, cupy_backend, recorder
 from syncpretrain.backends.choice import backend_for
-from syncpretrain.backends.host_rows import HostRows
+from syncpretrain.backends.rows import HostRows
 from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.kernels.averaging import sum_in_order, tree_steps
 from syncpretrain.learners import by_examples_on_devices

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncpretrain.planning.simulate_stream import MOST_MINIBATCHES, StreamCost, simulate_stream
+from syncpretrain.planning.simulate import MOST_MINIBATCHES, StreamCost, simulate_stream
 from syncpretrain.schedule.stream import StreamEpochs
 
 
