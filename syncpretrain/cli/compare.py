@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from syncpretrain.cli.options import at_least, json_option
-from syncpretrain.cli.output import console_on, plain_table, print_text
+from syncpretrain.cli.output import add_numbers, console_on, plain_table, print_text
 from syncpretrain.cli.setting_options import (
     SectionedCommand,
     complete_by_data,
@@ -268,13 +268,12 @@ def _print_comparison(report: dict[str, Any], file: IO[str]) -> None:
     classes = report["objective"] == "classification"
     head = f"{layers} on {data['source']}, {report['objective']}, on the test examples:"
     print_text(console, head)
-    table = plain_table()
     wrong = "wrong,\n%" if classes else "\nerror"
     plain = ("\nspread", "\ngain", "\npasses", "pretrain\ns", "finetune\ns")
-    table.add_column("\nlabels", justify="right")
+    table = plain_table()
+    add_numbers(table, "\nlabels")
     table.add_column("\nstart", no_wrap=True)
-    for name in (wrong, *plain):
-        table.add_column(name, justify="right")
+    add_numbers(table, wrong, *plain)
     previous = None
     for row in report["table"]:
         if previous not in (None, row["labels"]):

@@ -19,7 +19,7 @@ from syncpretrain.cli.options import (
     json_option,
     measuring_options,
 )
-from syncpretrain.cli.output import console_on, counted, plain_table, print_text
+from syncpretrain.cli.output import add_numbers, console_on, counted, plain_table, print_text
 from syncpretrain.cli.setting_options import setting_options
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ def _draw(curves: Sequence[Curve], stack: PretrainSettings, path: Path) -> None:
     points = {
         curve.name: [(run.devices, curve.speedup(run)) for run in curve.runs] for curve in curves
     }
-    save_speedup_curves(points, path, title=f"{_shape(stack)}, simulated")
+    save_speedup_curves(points, path, title=f"{stack.stack_text}, simulated")
 
 
 def _print_curves(
@@ -312,7 +312,7 @@ def _print_curves(
     epochs = ",".join(map(str, sorted(set(stack.epochs))))
     base = curves[0].base
     say(
-        f"{_shape(stack)}, {counted(epochs, 'epoch')} of {options.examples:,} examples,"
+        f"{stack.stack_text}, {counted(epochs, 'epoch')} of {options.examples:,} examples,"
         f" minibatches of {stack.batch_size}: greedy on one device takes {base:.4g} s"
     )
     console.print(_table(curves[0]) if len(curves) == 1 else _speedups(curves))
@@ -329,20 +329,10 @@ def _print_curves(
     say(f"{NOT_SIMULATED[0].upper()}{NOT_SIMULATED[1:]}.")
 
 
-def _shape(stack: PretrainSettings) -> str:
-    return stack.architecture or "-".join(map(str, stack.layers))
-
-
-def _table_of(names: Sequence[str]) -> Table:
-    table = plain_table()
-    for name in names:
-        table.add_column(name, justify="right")
-    return table
-
-
 def _table(curve: Curve) -> Table:
     """Return the table of all figures of one way to train."""
-    table = _table_of(HEAD)
+    table = plain_table()
+    add_numbers(table, *HEAD)
     table.columns[-1].overflow = "fold"  # many layers need several lines
     for run in curve.runs:
         table.add_row(
@@ -359,7 +349,8 @@ def _table(curve: Curve) -> Table:
 
 
 def _speedups(curves: Sequence[Curve]) -> Table:
-    table = _table_of(["devices", *(curve.name for curve in curves)])
+    table = plain_table()
+    add_numbers(table, "devices", *(curve.name for curve in curves))
     for runs in zip(*(curve.runs for curve in curves), strict=True):
         times = [f"{c.speedup(run):.2f}" for c, run in zip(curves, runs, strict=True)]
         table.add_row(f"{runs[0].devices:,}", *times)

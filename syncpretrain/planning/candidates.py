@@ -15,8 +15,8 @@ from syncpretrain.planning.simulate import (
     EpochCost,
     Simulated,
     StreamCost,
+    play_stream,
     simulate,
-    simulate_stream,
 )
 from syncpretrain.planning.timings import GPU, LayerTimings, Timings, sizes
 from syncpretrain.pretraining.build import build_schedule
@@ -275,7 +275,7 @@ def _simulated_stream(task: Task, settings: PretrainSettings, timings: Timings) 
         costs.append(StreamCost(train, forward, end, cost.contention, timings.handover))
     where = settings.backend if timings.unit == GPU else "numpy"
     ring, block, _ = stream_size(settings, backend_for(where), steps)
-    seconds = simulate_stream(
+    run = play_stream(
         settings.stream.plans(steps),
         costs,
         steps=steps,
@@ -284,7 +284,7 @@ def _simulated_stream(task: Task, settings: PretrainSettings, timings: Timings) 
         workers=settings.workers or 1,
         replicas=settings.replicas,
     )
-    return Simulated(seconds, settings.epochs, (0,) * len(costs))
+    return Simulated(run.seconds, settings.epochs, (0,) * len(costs))
 
 
 def _bytes(task: Task, settings: PretrainSettings, run: Simulated) -> int:

@@ -462,23 +462,6 @@ def transforming_on_device(
     return work
 
 
-def validating_on_device(learner: Learner, held_out: Any) -> Work:
-    """Return what a worker does at the end of an epoch."""
-
-    def work(times: int) -> float:
-        with learner.stream:
-            started = perf_counter()
-            for _ in range(times):
-                learner.largest_weight()
-                learner.snapshot()
-                if len(held_out):
-                    learner.validation_error(held_out)
-            learner.stream.synchronize()
-            return perf_counter() - started
-
-    return work
-
-
 def measure_devices(
     settings: PretrainSettings, *, examples: int, held_out: int, seconds: float
 ) -> Timings:
@@ -551,7 +534,7 @@ class _DeviceBench:
             sample=Sample(batch, batch),
             step=Probe(self._steps[i]),
             products=Probe(steps_on_device(self._learner(i), bare.train_step, X)),
-            validation=Probe(validating_on_device(learner, held_out)),
+            validation=Probe(validating(learner, held_out)),
             busy=self._busy(i, pool),
         )
         for gpus in sizes(self.gpus) if self._can_share else ():

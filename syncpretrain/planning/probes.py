@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter, sleep
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -298,17 +299,19 @@ def transforming(layer: Layer, X: Array, run: PhaseRunner = in_turn) -> Work:
     return work
 
 
-def validating(learner: Learner, held_out: Array) -> Work:
-    """Return what a worker does at the end of an epoch."""
+def validating(learner: Learner, held_out: Any) -> Work:
+    """Return what a worker does at the end of an epoch, on the host or on a device."""
 
     def work(times: int) -> float:
-        started = perf_counter()
-        for _ in range(times):
-            learner.largest_weight()
-            learner.snapshot()
-            if len(held_out):
-                learner.validation_error(held_out)
-        return perf_counter() - started
+        with learner.stream:
+            started = perf_counter()
+            for _ in range(times):
+                learner.largest_weight()
+                learner.snapshot()
+                if len(held_out):
+                    learner.validation_error(held_out)
+            learner.stream.synchronize()
+            return perf_counter() - started
 
     return work
 

@@ -32,7 +32,6 @@ __all__ = [
     "Streamed",
     "play_stream",
     "simulate",
-    "simulate_stream",
 ]
 
 DONE = 1e-9  # of a part: what rounding leaves of it
@@ -232,7 +231,7 @@ class Streamed:
     busy: tuple[float, ...]
 
 
-def simulate_stream(
+def play_stream(
     plans: Sequence[StreamPlan],
     costs: Sequence[StreamCost],
     *,
@@ -241,8 +240,9 @@ def simulate_stream(
     block: int,
     workers: int,
     replicas: Sequence[int],
-) -> float:
-    """Return the seconds of a stream.
+    links: Collection[int] = (),
+) -> Streamed:
+    """Play a stream to its end.
 
     Parameters
     ----------
@@ -257,27 +257,9 @@ def simulate_stream(
         Workers of all layers together.
     replicas : sequence of int
         The most workers of a step of each layer.
-    """
-    return play_stream(
-        plans, costs, steps=steps, ring=ring, block=block, workers=workers, replicas=replicas
-    ).seconds
-
-
-def play_stream(
-    plans: Sequence[StreamPlan],
-    costs: Sequence[StreamCost],
-    *,
-    steps: int,
-    ring: int,
-    block: int,
-    workers: int,
-    replicas: Sequence[int],
-    links: Collection[int] = (),
-) -> Streamed:
-    """Play a stream to its end, as :func:`simulate_stream` does.
-
-    ``links`` are numbers of layers, counted from 1, that stand for a network's link between the
-    layers beside them: they pass minibatches on and take no worker.
+    links : collection of int
+        Numbers of layers, counted from 1, that stand for a network's link between the layers beside
+        them: they pass minibatches on and take no worker.
     """
     longest = max(plan.end for plan in plans)
     fewer = max(1, longest // MOST_MINIBATCHES)

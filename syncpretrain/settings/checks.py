@@ -26,6 +26,7 @@ from syncpretrain.settings.fields import (
     check_async,
     kind_and_number,
     parsed_corruption,
+    values_of,
 )
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.blocks import fitted_units, visible_kind
@@ -275,8 +276,7 @@ def _check_handoff(settings: PretrainFields) -> None:
         "refresh_epochs": ("0: no newer version wakes a layer", (0,)),
     }
     for name, (expected, values) in usual.items():
-        found = getattr(settings, name)
-        for value in found if isinstance(found, tuple) else (found,):
+        for value in values_of(settings, name):
             if value not in (values or expected.split(" or ")):
                 raise SettingsError(
                     f"{name}: got {value} with handoff minibatch, expected {expected}; leave it"
@@ -340,8 +340,7 @@ def check_async_pretraining(settings: PretrainFields) -> None:
             f"replicas: got {max(settings.replicas)}, expected at most {MAX_WORKERS}"
         )
     for name, (usual, why) in NOT_SUPPORTED.items():
-        found = getattr(settings, name)
-        for value in found if isinstance(found, tuple) else (found,):
+        for value in values_of(settings, name):
             if value not in usual:
                 raise SettingsError(
                     f"{name}: got {value} with schedule {ASYNC}, where {why}; leave it out"

@@ -16,7 +16,7 @@ from syncpretrain.cli.program import COMMANDS
 from syncpretrain.data import blocks
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import read_settings
-from syncpretrain.settings.files import tomllib
+from syncpretrain.settings.sections import tomllib
 
 SECONDS = 60  # of every wait
 
