@@ -9,7 +9,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import LAYERS, at_least, data_option, integers, json_option
+from syncpretrain.cli.options import (
+    LAYERS,
+    at_least,
+    data_option,
+    integers,
+    json_option,
+    number_option,
+)
 from syncpretrain.cli.output import add_numbers, console_on, counted, plain_table, print_text
 
 if TYPE_CHECKING:
@@ -63,9 +70,7 @@ TRAIN_PER_VALIDATION = 50  # rows: MNIST's 50,000, and 1,000 to validate with
     metavar="numpy|cupy[:N]",
     help="What is timed: the cores (default), all GPUs, or GPU N.",
 )
-@click.option(
-    "--rounds", type=at_least(1), default=1, metavar="N", help="Runs of each schedule. Default 1."
-)
+@number_option("--rounds", 1, "Runs of each schedule.")
 @click.option(
     "--target",
     type=float,

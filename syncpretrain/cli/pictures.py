@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
 from syncpretrain.cli.options import (
     RUN,
-    at_least,
     check_target,
     data_option,
+    number_option,
+    out_option,
     part_option,
     shape_option,
 )
 
 __all__ = ["filters", "reconstruct", "sample"]
 
-F = TypeVar("F", bound=Callable[..., Any])
 PIXELS = 36  # about the side of a filter in the picture
-
-
-def _out_option(default: str) -> Callable[[F], F]:
-    """Return ``--out``; ``default`` names the file without the option."""
-    return click.option(
-        "--out",
-        type=click.Path(path_type=Path),
-        metavar="FILE.png",
-        help=f"Default {default} in the folder of the run.",
-    )
 
 
 def _beside(run: Path, name: str) -> Path:
@@ -40,18 +28,10 @@ def _beside(run: Path, name: str) -> Path:
 
 @click.command("filters")
 @click.argument("run", type=RUN)
-@click.option(
-    "--layer", type=at_least(1), default=1, metavar="L", help="Counted from 1. Default 1."
-)
-@click.option(
-    "--count",
-    type=at_least(1),
-    default=100,
-    metavar="N",
-    help="Filters or hidden units, the first ones. Default 100.",
-)
+@number_option("--layer", 1, "Counted from 1.", metavar="L")
+@number_option("--count", 100, "Filters or hidden units, the first ones.")
 @shape_option
-@_out_option("filters.png")
+@out_option("FILE.png", "Default filters.png in the folder of the run.")
 def filters(run: Path, layer: int, count: int, shape: str | None, out: Path | None) -> None:
     """Draw the weights of a layer as images, as a PNG: the filters of a convolution.
 
@@ -91,22 +71,10 @@ def filters(run: Path, layer: int, count: int, shape: str | None, out: Path | No
 @click.argument("run", type=RUN)
 @data_option("Default what the run was trained on.")
 @part_option
-@click.option(
-    "--count",
-    type=at_least(1),
-    default=20,
-    metavar="N",
-    help="Examples, drawn at random. Default 20.",
-)
+@number_option("--count", 20, "Examples, drawn at random.")
 @shape_option
-@click.option(
-    "--seed",
-    type=at_least(0),
-    default=0,
-    metavar="N",
-    help="Another one draws other examples. Default 0.",
-)
-@_out_option("reconstructions.png")
+@number_option("--seed", 0, "Another one draws other examples.", least=0)
+@out_option("FILE.png", "Default reconstructions.png in the folder of the run.")
 def reconstruct(
     run: Path,
     data: str | None,
@@ -158,17 +126,11 @@ def reconstruct(
 )
 @data_option("For --start data; default what the run was trained on.")
 @part_option
-@click.option("--count", type=at_least(1), default=20, metavar="N", help="Chains. Default 20.")
-@click.option(
-    "--steps",
-    type=at_least(1),
-    default=1000,
-    metavar="N",
-    help="Steps of each chain. Default 1000.",
-)
+@number_option("--count", 20, "Chains.")
+@number_option("--steps", 1000, "Steps of each chain.")
 @shape_option
-@click.option("--seed", type=at_least(0), default=0, metavar="N", help="Default 0.")
-@_out_option("samples.png")
+@number_option("--seed", 0, least=0)
+@out_option("FILE.png", "Default samples.png in the folder of the run.")
 def sample(
     run: Path,
     start: str,

@@ -10,6 +10,8 @@ from syncpretrain.cli.options import RUN, check_target, data_option, out_option,
 
 __all__ = ["encode", "predict", "score"]
 
+OUT = out_option("FILE", "The file to write: .csv, .npy, .npz or .parquet.", required=True)
+
 
 @click.command("encode")
 @click.argument("run", type=RUN)
@@ -24,7 +26,7 @@ __all__ = ["encode", "predict", "score"]
 @click.option(
     "--log-odds", is_flag=True, help="Write log-odds of binary units instead of probabilities."
 )
-@out_option
+@OUT
 def encode(
     run: Path, data: str | None, part: str | None, layer: int | None, log_odds: bool, out: Path
 ) -> None:
@@ -61,7 +63,7 @@ def encode(
 @data_option("Default what the run was trained on.")
 @part_option
 @click.option("--proba", is_flag=True, help="Write the probability of each class too.")
-@out_option
+@OUT
 def predict(run: Path, data: str | None, part: str | None, proba: bool, out: Path) -> None:
     """Write the class of each example by its own name, or the number that a regression predicts.
 
@@ -127,7 +129,7 @@ def predict(run: Path, data: str | None, part: str | None, proba: bool, out: Pat
     metavar="FRACTION",
     help="Quantile of the training scores above which an example is an outlier. Default 0.99.",
 )
-@out_option
+@OUT
 def score(
     run: Path,
     data: str | None,

@@ -18,6 +18,8 @@ from syncpretrain.cli.options import (
     check_target,
     json_option,
     measuring_options,
+    number_option,
+    out_option,
 )
 from syncpretrain.cli.output import add_numbers, console_on, counted, plain_table, print_text
 from syncpretrain.cli.setting_options import setting_options
@@ -102,15 +104,9 @@ HEAD = ("devices", "at work", "seconds", "times", "idle", "moved GB", "memory GB
     help="How gradients are summed; star is through one shared link. Default ring or tree,"
     " whichever is faster.",
 )
-@click.option(
-    "--servers", type=at_least(1), default=1, metavar="N", help="Servers of async. Default 1."
-)
-@click.option(
-    "--push-every",
-    type=at_least(1),
-    default=1,
-    metavar="H",
-    help="Minibatches between two exchanges of async with the server. Default 1.",
+@number_option("--servers", 1, "Servers of async.")
+@number_option(
+    "--push-every", 1, "Minibatches between two exchanges of async with the server.", metavar="H"
 )
 @click.option(
     "--costs",
@@ -118,12 +114,7 @@ HEAD = ("devices", "at work", "seconds", "times", "idle", "moved GB", "memory GB
     help="Seconds of a minibatch of each layer, or a JSON file of costs. Default measured here.",
 )
 @measuring_options
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="FILE.png",
-    help="Also draw the speed-ups, as a PNG.",
-)
+@out_option("FILE.png", "Also draw the speed-ups, as a PNG.")
 @json_option
 def command(out: Path | None, as_json: bool, **options: Any) -> None:
     """Predict the time of a run on any number of devices of a cluster.

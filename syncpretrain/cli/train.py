@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from syncpretrain.cli.options import json_option, log_option
+from syncpretrain.cli.options import json_option, log_option, out_option, quiet_option
 from syncpretrain.cli.output import counted
 from syncpretrain.cli.program import command_line
 from syncpretrain.cli.ranks import check_runtime_of
@@ -62,12 +62,7 @@ RECORDED = (
 @setting_options(without=("run",))
 @hidden_option
 @source_options
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="The run folder, new or empty. Default a new one in runs/.",
-)
+@out_option("DIR", "The run folder, new or empty. Default a new one in runs/.")
 @click.option(
     "--resume",
     type=click.Path(path_type=Path),
@@ -103,7 +98,7 @@ RECORDED = (
 @setting_options(only=("run",))
 @log_option
 @json_option
-@click.option("--quiet", is_flag=True, help="Print nothing but errors and --json.")
+@quiet_option
 def command(
     resume: Path | None,
     print_config: bool | None,
