@@ -41,7 +41,7 @@ def encode(
     from syncpretrain.cli.run_data import examples_of
     from syncpretrain.data.output_file import check_output, write_output
     from syncpretrain.errors import SettingsError
-    from syncpretrain.models.passes import with_log_odds
+    from syncpretrain.models.layer import with_log_odds
     from syncpretrain.models.stack import load
 
     check_target(out, run, data)

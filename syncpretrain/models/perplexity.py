@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain.errors import DataError
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.layer import Layer, rows_at_once
 from syncpretrain.models.likelihood import (
     POPULATIONS,
     Doubles,
@@ -20,7 +20,6 @@ from syncpretrain.models.likelihood import (
     free_energy,
     parameters_with_log_z,
 )
-from syncpretrain.models.passes import rows_at_once
 from syncpretrain.models.stack import Stack
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units.kinds import kind_of

@@ -27,11 +27,13 @@ from syncpretrain.models.layer import (
     DenseLayer,
     Head,
     Layer,
+    down_through,
     in_float32,
     parameters_sha256,
+    up_through,
+    with_log_odds,
 )
 from syncpretrain.models.model_file import Model, read_model, write_model
-from syncpretrain.models.passes import down_through, up_through, with_log_odds
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.rng import Purpose, generator
 

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_array, check_is_fitted
 
 from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 from syncpretrain.kernels.activations import activate
-from syncpretrain.models.passes import check_have_odds
+from syncpretrain.models.layer import check_have_odds
 from syncpretrain.pretraining.online import OnlineStack
 from syncpretrain.sklearn.base import StackEstimator, of_numbers, rows_for, training_rows
 from syncpretrain.sklearn.passes import Matrix, codes_of, decoded, energies, reconstruction_errors
