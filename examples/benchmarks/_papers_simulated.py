@@ -15,8 +15,7 @@ from typing import Any
 
 from syncpretrain.planning.scaling.curves import Exchange, scaled, serve
 from syncpretrain.planning.scaling.job import Job
-from syncpretrain.planning.scaling.network import Network
-from syncpretrain.planning.scaling.work import LayerWork
+from syncpretrain.planning.scaling.work import LayerWork, Network
 from syncpretrain.settings import settings_from
 
 __all__ = ["SIMULATED", "SLIDES_NODES", "SLIDES_TASKS", "Figure", "rows_of"]

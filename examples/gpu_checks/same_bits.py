@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from gpu_checks.bench import Bench, Table
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.backends.cupy_backend import CupyBackend
-from syncpretrain.backends.host_rows import HostRows
 from syncpretrain.backends.recorder import Recorder
+from syncpretrain.backends.rows import HostRows
 from syncpretrain.events import Event, Notice
 
 __all__ = ["GROUPS", "WAYS", "Recordings", "Run", "same_bits", "watched_recordings"]

@@ -15,16 +15,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from syncpretrain.backends.fused import FusedArrays, FusedStep
-from syncpretrain.backends.fused_tuning import FusedTuning, Rule, TunedArrays
+from syncpretrain.backends.fused import FusedArrays, Rule, TunedArrays
 from syncpretrain.rng import Address
 
-__all__ = ["Backend", "Draws", "Event", "Later", "Recorder", "Stream", "TrainStep", "device_of"]
+if TYPE_CHECKING:
+    from syncpretrain.backends.cuda_fused import CudaFused, CudaTuning
+
+__all__ = [
+    "Backend",
+    "Draws",
+    "Event",
+    "Later",
+    "Recorder",
+    "Stream",
+    "TrainStep",
+    "deal",
+    "device_of",
+]
 
 
 class Draws(Protocol):
@@ -75,12 +87,19 @@ class Event(Protocol):
         ...
 
 
-class TrainStep(Protocol):
-    """A step of training on some rows of X."""
+# A step of training on some rows of X: a call with X, rows, and the keywords epoch and step. It
+# returns the error of the rows, on a device an array of shape ().
+TrainStep = Callable[..., Any]
 
-    def __call__(self, X: Any, rows: Any, *, epoch: int, step: int) -> Any:
-        """Train on the rows; return their error, on a device an array of shape ()."""
-        ...
+
+class Later(NamedTuple):
+    """A number that a device may still compute.
+
+    ``value`` returns the number; it waits for the work queued before the number was asked for, and
+    no more.
+    """
+
+    value: Callable[[], float]
 
 
 class Recorder(Protocol):
@@ -125,14 +144,6 @@ class Recorder(Protocol):
             Numbers of each step that the optimizer, and nothing else, computes with; see
             :meth:`syncpretrain.finetuning.optimizers.Optimizer.numbers`.
         """
-        ...
-
-
-class Later(Protocol):
-    """A number that a device may still compute."""
-
-    def value(self) -> float:
-        """Return the number; wait for the work queued before it was asked for, and no more."""
         ...
 
 
@@ -204,11 +215,11 @@ class Backend(Protocol):
         """Return vectors of the devices of a layer as an equation takes them on this one."""
         ...
 
-    def fused_step(self, arrays: FusedArrays) -> FusedStep | None:
+    def fused_step(self, arrays: FusedArrays) -> CudaFused | None:
         """Return the step of contrastive divergence as a whole; None without one for the arrays."""
         ...
 
-    def fused_tuning(self, arrays: TunedArrays, rule: Rule) -> FusedTuning | None:
+    def fused_tuning(self, arrays: TunedArrays, rule: Rule) -> CudaTuning | None:
         """Return the step of fine-tuning as a whole; None without one for the arrays."""
         ...
 
@@ -301,3 +312,37 @@ class Backend(Protocol):
 def device_of(layer: int, devices: Sequence[int]) -> int:
     """Return the device of a layer, counted from 1, with the layers dealt round-robin."""
     return devices[(layer - 1) % len(devices)]
+
+
+def deal(
+    costs: Sequence[float], places: Sequence[int], shares: Sequence[int] = ()
+) -> tuple[tuple[int, ...], ...]:
+    """Return where each piece of work is done, so that no place has much more than others.
+
+    The costliest piece comes first, and goes to the place with the least by then (longest
+    processing time first; Graham 1969: at most 4/3 of the least that is possible). What is equal
+    goes to the first.
+
+    Parameters
+    ----------
+    costs : sequence of float
+    places : sequence of int
+        At least one.
+    shares : sequence of int, optional
+        Number of places that each piece is spread over evenly, if there are as many; 1 by default.
+
+    Returns
+    -------
+    tuple of tuple of int
+        The places of each piece.
+    """
+    loads = dict.fromkeys(places, 0.0)
+    most = [min(n, len(loads)) for n in shares] or [1] * len(costs)
+    found: list[tuple[int, ...]] = [()] * len(costs)
+    # What counts is the part that one place gets. Sorting is stable, so equal pieces keep their
+    # order and every run deals alike.
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i] / most[i]):
+        found[i] = tuple(sorted(loads, key=lambda place: loads[place])[: most[i]])
+        for place in found[i]:
+            loads[place] += costs[i] / most[i]
+    return tuple(found)

@@ -128,7 +128,7 @@ def why_no_fused_tuning(name: str, precision: str) -> str | None:
     """Return a notice that the GPU of a fine-tuning cannot make whole steps; else None."""
     if name == "numpy":
         return None
-    from syncpretrain.backends.tuning_check import why_not_tuned
+    from syncpretrain.backends.fused_check import why_not_tuned
 
     backend = select(name)
     return why_not_tuned(backend.xp, backend.devices()[0], precision)

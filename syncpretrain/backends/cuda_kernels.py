@@ -51,14 +51,7 @@ from syncpretrain.rng import Address
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "CudaConvolutions",
-    "CudaErrors",
-    "CudaKernels",
-    "CudaSteps",
-    "DeviceDraws",
-    "kernels_of",
-]
+__all__ = ["CudaKernels", "kernels_of"]
 
 
 # Numbers of a lowered matrix or of maps, 128 MB of float32. A constant, and not the memory that is

@@ -37,25 +37,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from syncpretrain.backends.base import Draws, Event, Later, Stream, device_of
-from syncpretrain.backends.cuda_fused import CudaFused
+from syncpretrain.backends.base import Draws, Event, Later, Stream, deal, device_of
+from syncpretrain.backends.cuda_fused import CudaFused, CudaTuning
 from syncpretrain.backends.cuda_kernels import CudaKernels, kernels_of
 from syncpretrain.backends.cuda_peers import PeerVectors, enable_access
-from syncpretrain.backends.cuda_tuning import CudaTuning
-from syncpretrain.backends.dealing import deal
-from syncpretrain.backends.device_rows import DeviceRows
-from syncpretrain.backends.fused import FusedArrays, FusedStep
-from syncpretrain.backends.fused_check import has_fused_steps
-from syncpretrain.backends.fused_tuning import FusedTuning, Rule, TunedArrays
-from syncpretrain.backends.host_rows import HostRows, OrderedRows
-from syncpretrain.backends.numpy_backend import Known
+from syncpretrain.backends.fused import FusedArrays, Rule, TunedArrays
+from syncpretrain.backends.fused_check import has_fused_steps, has_fused_tuning
 from syncpretrain.backends.recorder import Recorder
-from syncpretrain.backends.tuning_check import has_fused_tuning
+from syncpretrain.backends.rows import DeviceRows, HostRows, OrderedRows
 from syncpretrain.data.blocks import ByteRows, bytes_of, in_bytes
 from syncpretrain.rng import Address
 
-__all__ = ["CupyBackend", "DeviceEvent", "DeviceLater", "DeviceStream"]
-
+__all__ = ["CupyBackend", "DeviceStream"]
 
 # At 0.1 ms a step, one launch and one look at the error in 5 ms.
 STEPS_AT_ONCE = 50
@@ -136,7 +129,7 @@ class CupyBackend:
         own._group, own._places = group, places or self._places
         return own
 
-    def fused_step(self, arrays: FusedArrays) -> FusedStep | None:
+    def fused_step(self, arrays: FusedArrays) -> CudaFused | None:
         """Return the step of contrastive divergence as a whole; None without one for the arrays."""
         with self.xp.cuda.Device(self.device):
             has_steps = has_fused_steps(self.xp, self.device, arrays.precision)
@@ -147,7 +140,7 @@ class CupyBackend:
                 return CudaFused(self.xp, arrays, now=lambda: source.now)
         return None
 
-    def fused_tuning(self, arrays: TunedArrays, rule: Rule) -> FusedTuning | None:
+    def fused_tuning(self, arrays: TunedArrays, rule: Rule) -> CudaTuning | None:
         """Return the step of fine-tuning as a whole; None without one for the arrays."""
         with self.xp.cuda.Device(self.device):
             has_steps = has_fused_tuning(self.xp, self.device, arrays.precision)
@@ -266,9 +259,9 @@ class CupyBackend:
 
     def later(self, number: Any) -> Later:
         """Return a number of shape () as it is after what is queued now, without waiting for it."""
-        return (
-            DeviceLater(self.xp, number) if isinstance(number, self.xp.ndarray) else Known(number)
-        )
+        if not isinstance(number, self.xp.ndarray):
+            return Later(lambda: number)
+        return Later(_DeviceNumber(self.xp, number).value)
 
     def stream(self, priority: int = 0) -> Stream:
         """Return a new non-blocking stream of the GPU."""
@@ -409,7 +402,7 @@ class DeviceEvent:
         self._cupy.cuda.get_current_stream().wait_event(self._event)
 
 
-class DeviceLater:
+class _DeviceNumber:
     """A number that is copied to pinned memory, and known once the copy is done."""
 
     def __init__(self, cupy: Any, number: Any) -> None:

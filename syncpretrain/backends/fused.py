@@ -1,11 +1,11 @@
-"""The interface of steps of contrastive divergence that a device makes as a whole."""
+"""The arrays and numbers of steps that a device makes as a whole."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-__all__ = ["FusedArrays", "FusedStep", "Pace"]
+__all__ = ["FusedArrays", "Pace", "Rule", "TunedArrays"]
 
 
 class FusedArrays(NamedTuple):
@@ -44,33 +44,39 @@ class Pace(NamedTuple):
     l1: float
 
 
-class FusedStep(Protocol):
-    """A step of contrastive divergence that a device makes as a whole."""
+class Rule(NamedTuple):
+    """An optimizer: ``adam``, or ``sgd`` with momentum, Nesterov's if asked."""
 
-    def takes(self, X: Any, rows: Any) -> bool:
-        """Return whether it gathers such rows itself: arrays of the device, X of float32."""
-        ...
+    name: str
+    momentum: float = 0.0
+    nesterov: bool = False
 
-    def __call__(self, X: Any, rows: Any, draws: Sequence[Sequence[int]], pace: Pace) -> Any:
-        """Train by CD-k on some rows of X.
 
-        Parameters
-        ----------
-        X : array of shape (examples, V)
-        rows : array of int64, or None
-            The numbers of the rows; None for all rows.
-        draws : sequence of k sequences of int
-            The key and the counter of the numbers that hidden states are drawn with.
-        pace : Pace
+class TunedArrays(NamedTuple):
+    """The arrays of a network of dense layers, and of its optimizer, all on one device.
 
-        Returns
-        -------
-        error : device array of shape (), float64
-            The squared error of the last reconstruction, not synchronized.
+    Attributes
+    ----------
+    parameters : array of shape (n,)
+        The weight of each layer with its bias behind it, and gaps between layers that align these.
+    moments : tuple of arrays of that shape
+        Both moments of Adam; the velocity of gradient descent with momentum; else none.
+    chain : sequence of (weight, bias)
+        Views of the parameters.
+    activations, deltas : sequence of arrays of shape (B, units)
+        Room for minibatches of up to B examples, a pair a layer.
+    units : sequence of str
+    loss : str
+        ``squared`` or ``cross-entropy``.
+    precision : str
+        Precision of the products; see :mod:`syncpretrain.kernels.precision`.
+    """
 
-        Raises
-        ------
-        ValueError
-            If these are more rows than there is room for.
-        """
-        ...
+    parameters: Any
+    moments: tuple[Any, ...]
+    chain: Sequence[tuple[Any, Any]]
+    activations: Sequence[Any]
+    deltas: Sequence[Any]
+    units: Sequence[str]
+    loss: str
+    precision: str

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from syncpretrain.backends.base import Draws, Event, Later, Recorder, Stream, TrainStep
-from syncpretrain.backends.fused import FusedArrays
-from syncpretrain.backends.fused_tuning import Rule, TunedArrays
+from syncpretrain.backends.fused import FusedArrays, Rule, TunedArrays
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.rng import Address
 
-__all__ = ["Known", "NumpyBackend"]
+__all__ = ["NumpyBackend"]
 
 
 class _NullStream(nullcontext[None]):
@@ -59,16 +58,6 @@ class _Direct:
             own = rows[start : start + batch_size]
             total += work(X, own, epoch=epoch, step=step + number)
         return total
-
-
-class Known(NamedTuple):
-    """A number that is there."""
-
-    number: float
-
-    def value(self) -> float:
-        """Return it."""
-        return self.number
 
 
 class NumpyBackend:
@@ -155,7 +144,7 @@ class NumpyBackend:
 
     def later(self, number: Any) -> Later:
         """Return the number."""
-        return Known(number)
+        return Later(lambda: number)
 
     def stream(self, priority: int = 0) -> Stream:
         """Return a null object."""

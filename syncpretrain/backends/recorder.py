@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from syncpretrain.backends.base import TrainStep
 from syncpretrain.backends.cublas import Cublas
 from syncpretrain.backends.cuda_source import CudaSource
-from syncpretrain.backends.device_rows import DeviceRows
+from syncpretrain.backends.rows import DeviceRows
 from syncpretrain.kernels.arrays import ordered_sum
 
 __all__ = ["Recorder"]

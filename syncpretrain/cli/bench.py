@@ -9,8 +9,15 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import LAYERS, at_least, data_option, integers, json_option
-from syncpretrain.cli.output import console_on, counted, plain_table, print_text
+from syncpretrain.cli.options import (
+    LAYERS,
+    at_least,
+    data_option,
+    integers,
+    json_option,
+    number_option,
+)
+from syncpretrain.cli.output import add_numbers, console_on, counted, plain_table, print_text
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
@@ -63,9 +70,7 @@ TRAIN_PER_VALIDATION = 50  # rows: MNIST's 50,000, and 1,000 to validate with
     metavar="numpy|cupy[:N]",
     help="What is timed: the cores (default), all GPUs, or GPU N.",
 )
-@click.option(
-    "--rounds", type=at_least(1), default=1, metavar="N", help="Runs of each schedule. Default 1."
-)
+@number_option("--rounds", 1, "Runs of each schedule.")
 @click.option(
     "--target",
     type=float,
@@ -185,13 +190,11 @@ def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO
     say(f"{_title(task)}, {counted(plan.timings.workers, 'worker' if unit == CORE else unit)}")
     for count, peak in bench.peak.items():
         say(f"large products, {counted(count, unit)}: {peak / 1e9:.0f} GFLOP/s")
-    table = plain_table()
-    table.add_column("\nschedule", no_wrap=True)
+    table = plain_table("\nschedule")
     greedy = ["times greedy\none core", "times greedy\nall cores"]
     if unit != CORE:
         greedy = ["times\ngreedy"]
-    for name in ("\nseconds", "\nexpected", "of the\nlimit", *greedy):
-        table.add_column(name, justify="right")
+    add_numbers(table, "\nseconds", "\nexpected", "of the\nlimit", *greedy)
     for row in bench.rows():
         table.add_row(
             row["name"] + (" *" if row["name"] == plan.choice.name else ""),
@@ -215,6 +218,5 @@ def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO
 
 def _title(task: Task) -> str:
     settings = task.settings
-    shape = settings.architecture or "-".join(map(str, settings.layers))
     epochs = ",".join(map(str, sorted(set(task.settings.epochs))))
-    return f"{shape}, {counted(epochs, 'epoch')} of {task.examples:,} examples"
+    return f"{settings.stack_text}, {counted(epochs, 'epoch')} of {task.examples:,} examples"

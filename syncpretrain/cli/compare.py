@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import at_least, json_option
-from syncpretrain.cli.output import console_on, plain_table, print_text
+from syncpretrain.cli.options import json_option, number_option, out_option, quiet_option
+from syncpretrain.cli.output import add_numbers, console_on, plain_table, print_text
 from syncpretrain.cli.setting_options import (
     SectionedCommand,
     complete_by_data,
@@ -82,23 +82,18 @@ def start_names(text: str) -> tuple[str, ...]:
     metavar="NAME[,NAME...]",
     help="Classifiers of scikit-learn to measure too: svc, extra-trees, spreading. Default none.",
 )
-@click.option(
-    "--seeds", type=at_least(1), default=3, metavar="S", help="Runs of each start. Default 3."
-)
+@number_option("--seeds", 3, "Runs of each start.", metavar="S")
 @click.option(
     "--labels",
     type=label_counts,
     metavar="N[,N...]",
     help="Labelled examples to classify with, such as 100,1000,all. Default all.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="The folder of the table and the curve, new or empty. Default a new one in runs/.",
+@out_option(
+    "DIR", "The folder of the table and the curve, new or empty. Default a new one in runs/."
 )
 @json_option
-@click.option("--quiet", is_flag=True, help="Print nothing but errors and --json.")
+@quiet_option
 def command(
     preset: str | None,
     config: Path | None,
@@ -268,13 +263,12 @@ def _print_comparison(report: dict[str, Any], file: IO[str]) -> None:
     classes = report["objective"] == "classification"
     head = f"{layers} on {data['source']}, {report['objective']}, on the test examples:"
     print_text(console, head)
-    table = plain_table()
     wrong = "wrong,\n%" if classes else "\nerror"
     plain = ("\nspread", "\ngain", "\npasses", "pretrain\ns", "finetune\ns")
-    table.add_column("\nlabels", justify="right")
+    table = plain_table()
+    add_numbers(table, "\nlabels")
     table.add_column("\nstart", no_wrap=True)
-    for name in (wrong, *plain):
-        table.add_column(name, justify="right")
+    add_numbers(table, wrong, *plain)
     previous = None
     for row in report["table"]:
         if previous not in (None, row["labels"]):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN, check_target
+from syncpretrain.cli.options import RUN, check_target, out_option
 from syncpretrain.models.export.formats import EXPORT_FORMATS, EXPORT_PARTS
 
 __all__ = ["command"]
@@ -25,12 +25,10 @@ __all__ = ["command"]
     type=click.Choice(EXPORT_PARTS),
     help="Default what the run was trained for: its classifier or regressor, else its encoder.",
 )
-@click.option(
-    "--out",
+@out_option(
+    "FILE",
+    f"The file to write: {', '.join(kind.suffix for kind in EXPORT_FORMATS.values())}.",
     required=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help=f"The file to write: {', '.join(kind.suffix for kind in EXPORT_FORMATS.values())}.",
 )
 def command(run: Path, file_format: str | None, part: str | None, out: Path) -> None:
     """Write a part of a run as a model of another library, without a pickle.
@@ -51,7 +49,7 @@ def command(run: Path, file_format: str | None, part: str | None, out: Path) -> 
     check_target(out, run)
     chosen = format_for(file_format, out)
     check_installed(chosen)
-    network = describe(load(run), part)
+    network = describe(load(run).model, part)
     files = write_export(out, chosen, network)
     wide = f"{len(network.table)} columns" if network.table else f"{network.width} values"
     end = f"{len(network.classes)} classes" if network.classes else f"{network.outputs} values"

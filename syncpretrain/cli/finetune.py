@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import RUN, json_option, log_option
+from syncpretrain.cli.options import RUN, json_option, log_option, out_option, quiet_option
 from syncpretrain.cli.program import command_line
 from syncpretrain.cli.setting_options import (
     OPTIONS,
@@ -31,16 +31,11 @@ __all__ = ["command"]
 @click.command("finetune", cls=SectionedCommand, context_settings={"max_content_width": 100})
 @click.argument("run", type=RUN)
 @setting_options(only=("data", "finetune", "seed", "blas_threads", "backend"))
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="The run folder, new or empty. Default a new one in runs/.",
-)
+@out_option("DIR", "The run folder, new or empty. Default a new one in runs/.")
 @setting_options(only=("run",))
 @log_option
 @json_option
-@click.option("--quiet", is_flag=True, help="Print nothing but errors and --json.")
+@quiet_option
 def command(
     run: Path,
     out: Path | None,

@@ -25,8 +25,10 @@ __all__ = [
     "log_option",
     "measuring_options",
     "momentums",
+    "number_option",
     "out_option",
     "part_option",
+    "quiet_option",
     "shape_option",
     "words",
 ]
@@ -137,26 +139,28 @@ def shape_option(command: F) -> F:
     )(command)
 
 
-def out_option(command: F) -> F:
-    """Add ``--out``: a file in the format of its suffix."""
+def out_option(metavar: str, text: str, *, required: bool = False) -> Callable[[F], F]:
+    """Return ``--out``, a path that the command writes."""
+    path = click.Path(path_type=Path)
+    return click.option("--out", type=path, metavar=metavar, help=text, required=required)
+
+
+def number_option(
+    flag: str, default: int, text: str = "", *, least: int = 1, metavar: str = "N"
+) -> Callable[[F], F]:
+    """Return an option for a whole number of at least ``least``; its help names the default."""
     return click.option(
-        "--out",
-        required=True,
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="The file to write: .csv, .npy, .npz or .parquet.",
-    )(command)
+        flag,
+        type=at_least(least),
+        default=default,
+        metavar=metavar,
+        help=f"{text} Default {default}.".lstrip(),
+    )
 
 
 def measuring_options(command: F) -> F:
     """Add ``--examples`` and ``--seconds`` to a command that predicts from measurements."""
-    seconds = click.option(
-        "--seconds",
-        type=at_least(0),
-        default=7,
-        metavar="S",
-        help="About how long to measure. Default 7.",
-    )
+    seconds = number_option("--seconds", 7, "About how long to measure.", least=0, metavar="S")
     examples = click.option(
         "--examples",
         type=at_least(1),
@@ -176,6 +180,13 @@ def log_option(command: F) -> F:
         multiple=True,
         help="Log the run there too; may be repeated.",
     )(command)
+
+
+def quiet_option(command: F) -> F:
+    """Add ``--quiet``, beside ``--json``."""
+    return click.option("--quiet", is_flag=True, help="Print nothing but errors and --json.")(
+        command
+    )
 
 
 def json_option(command: F) -> F:

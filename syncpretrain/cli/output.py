@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from syncpretrain.events import Observer
 
 __all__ = [
+    "add_numbers",
     "console_on",
     "counted",
     "plain_table",
@@ -50,8 +51,7 @@ def print_run(report: dict[str, Any], file: IO[str]) -> None:
     """Print the result of a run of ``train``."""
     console = console_on(file)
     table = _print_data(console, report)
-    for name in ("\nepochs", "busy\nseconds", "asleep\nseconds"):
-        table.add_column(name, justify="right")
+    add_numbers(table, "\nepochs", "busy\nseconds", "asleep\nseconds")
     for row in report["layers"]:
         times = (f"{row['busy_seconds']:.1f}", f"{row['idle_seconds']:.1f}")
         table.add_row(*_errors_cells(row), str(row["epochs"]), *times)
@@ -100,12 +100,21 @@ def console_on(file: IO[str], *, width: int | None = None) -> Console:
     return Console(file=file, highlight=False, width=width)
 
 
-def plain_table() -> Table:
-    """Return an empty table without a frame."""
+def plain_table(*texts: str) -> Table:
+    """Return an empty table without a frame, with columns of texts."""
     from rich import box
     from rich.table import Table
 
-    return Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for name in texts:
+        table.add_column(name, no_wrap=True)
+    return table
+
+
+def add_numbers(table: Table, *names: str) -> None:
+    """Add columns of numbers to a table."""
+    for name in names:
+        table.add_column(name, justify="right")
 
 
 def print_text(console: Console, text: str) -> None:
@@ -124,8 +133,7 @@ def _diagnosis_table(layers: list[dict[str, Any]]) -> Table:
         "saturated\nunits",
     )
     estimated = any(row["log_z"] for row in layers)
-    for name in (*names, *(("\nlog Z", "log-\nlikelihood") if estimated else ())):
-        table.add_column(name, justify="right")
+    add_numbers(table, *names, *(("\nlog Z", "log-\nlikelihood") if estimated else ()))
     for row in layers:
         cells = [str(row["layer"]), _number(row["free_energy_gap"])]
         cells += [_number(row["pseudo_likelihood"])]
@@ -153,12 +161,11 @@ def _print_data(console: Console, report: dict[str, Any]) -> Table:
     print_text(console, f"{data['name']}: {data['source']}")
     print_text(console, ", ".join(f"{data[part]:,} {part}" for part in parts))
     table = plain_table()
-    table.add_column("\nlayer", justify="right")
+    add_numbers(table, "\nlayer")
     dense = all(" " not in row["shape"] for row in report["layers"])
     table.add_column("\nunits", no_wrap=dense)
-    for part in report["layers"][0]["reconstruction_error"]:
-        table.add_column(f"{part}\nerror", justify="right")
-    table.add_column("of the\nmean's", justify="right")
+    parts = report["layers"][0]["reconstruction_error"]
+    add_numbers(table, *(f"{part}\nerror" for part in parts), "of the\nmean's")
     return table
 
 

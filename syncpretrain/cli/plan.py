@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from syncpretrain.cli.options import TRAIN_PER_HELD_OUT, json_option, measuring_options
-from syncpretrain.cli.output import console_on, counted, plain_table, print_text
+from syncpretrain.cli.output import add_numbers, console_on, counted, plain_table, print_text
 from syncpretrain.cli.setting_options import (
     FINETUNE,
     OPTIONS,
@@ -21,6 +21,7 @@ from syncpretrain.cli.setting_options import (
 )
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC
+from syncpretrain.settings.fields import values_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -156,8 +157,7 @@ def _train_command(
 
 def _differs(pretrain: PretrainSettings, name: str, value: Any) -> bool:
     """Return whether a setting has another value than all candidates take for granted."""
-    found = getattr(pretrain, name)
-    return any(x != value for x in (found if isinstance(found, tuple) else (found,)))
+    return any(x != value for x in values_of(pretrain, name))
 
 
 def print_plan(plan: Plan, tuned: TuningPlan | None, line: str, file: IO[str]) -> None:
@@ -169,10 +169,9 @@ def print_plan(plan: Plan, tuned: TuningPlan | None, line: str, file: IO[str]) -
 
     say = partial(print_text, console)
     task, workers, unit = plan.task.settings, plan.timings.workers, plan.timings.unit
-    shape = task.architecture or "-".join(map(str, task.layers))
     epochs = ",".join(map(str, sorted(set(task.epochs))))
     say(
-        f"{shape}, {counted(epochs, 'epoch')} of {plan.task.examples:,} examples,"
+        f"{task.stack_text}, {counted(epochs, 'epoch')} of {plan.task.examples:,} examples,"
         f" {counted(workers, 'worker' if unit == CORE else unit)}"
     )
     console.print(_table(plan))
@@ -199,12 +198,9 @@ def _table(plan: Plan) -> Table:
     """Return the candidates as a table, the choice marked."""
     from syncpretrain.planning.timings import CORE
 
-    table = plain_table()
-    table.add_column("\n")
-    table.add_column("\nschedule", no_wrap=True)
+    table = plain_table("\n", "\nschedule")
     alone = "times\none core" if plan.timings.unit == CORE else "times\nin turn"
-    for name in ("\nseconds", alone, "of the\nbound", "memory\nGB"):
-        table.add_column(name, justify="right")
+    add_numbers(table, "\nseconds", alone, "of the\nbound", "memory\nGB")
     for candidate in plan.candidates:
         table.add_row(
             "*" if candidate is plan.choice else "",

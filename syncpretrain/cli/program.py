@@ -19,8 +19,7 @@ import click
 
 from syncpretrain.cli.ranks import check_command, follow, is_follower, leading
 
-__all__ = ["command_line", "keep_arguments", "main"]
-
+__all__ = ["command_line", "main"]
 
 COMMANDS = {
     "train": "Pretrain a stack of layers in parallel, and fine-tune it.",
@@ -44,6 +43,19 @@ COMMANDS = {
     "doctor": "Check this machine: versions, BLAS and its threads, GPU.",
     "completion": "Complete commands and options in the shell: print or install its script.",
 }
+# Modules of several commands, each a function with the command's name; the other commands have a
+# module of their own name with the function ``command``.
+SHARED = {
+    "predict": "rows",
+    "score": "rows",
+    "encode": "rows",
+    "reconstruct": "pictures",
+    "filters": "pictures",
+    "sample": "pictures",
+    "presets": "installation",
+    "doctor": "installation",
+    "completion": "installation",
+}
 FAILED, REFUSED, STALLED, SIGNAL = 1, 2, 75, 128
 
 
@@ -58,7 +70,8 @@ class Program(click.Group):
         """Import a command."""
         if name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"syncpretrain.cli.{name}").command
+        module = import_module(f"syncpretrain.cli.{SHARED.get(name, name)}")
+        command: click.Command = getattr(module, name if name in SHARED else "command")
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import RUN, check_target, data_option, part_option, shape_option
+from syncpretrain.cli.options import (
+    RUN,
+    check_target,
+    data_option,
+    out_option,
+    part_option,
+    shape_option,
+)
 
 if TYPE_CHECKING:
     from syncpretrain.report.examples import Shown
@@ -24,12 +31,7 @@ REPORT_NAME = "report.html"
 @data_option("Default what the run was trained on.")
 @part_option
 @shape_option
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="FILE.html",
-    help="Default report.html in the folder of the run.",
-)
+@out_option("FILE.html", "Default report.html in the folder of the run.")
 def command(
     run: Path,
     other: Path | None,

@@ -18,8 +18,10 @@ from syncpretrain.cli.options import (
     check_target,
     json_option,
     measuring_options,
+    number_option,
+    out_option,
 )
-from syncpretrain.cli.output import console_on, counted, plain_table, print_text
+from syncpretrain.cli.output import add_numbers, console_on, counted, plain_table, print_text
 from syncpretrain.cli.setting_options import setting_options
 
 if TYPE_CHECKING:
@@ -29,11 +31,10 @@ if TYPE_CHECKING:
 
     from syncpretrain.planning.scaling.costs import LayerCosts
     from syncpretrain.planning.scaling.curves import Curve, Options, Way
-    from syncpretrain.planning.scaling.network import Network
+    from syncpretrain.planning.scaling.work import Network
     from syncpretrain.settings import PretrainSettings
 
 __all__ = ["command"]
-
 
 SCHEDULE_WORDS = ("synchronized", "greedy", "rounds", "async")
 ALL_REDUCE_WORDS = ("auto", "ring", "tree", "star")
@@ -103,15 +104,9 @@ HEAD = ("devices", "at work", "seconds", "times", "idle", "moved GB", "memory GB
     help="How gradients are summed; star is through one shared link. Default ring or tree,"
     " whichever is faster.",
 )
-@click.option(
-    "--servers", type=at_least(1), default=1, metavar="N", help="Servers of async. Default 1."
-)
-@click.option(
-    "--push-every",
-    type=at_least(1),
-    default=1,
-    metavar="H",
-    help="Minibatches between two exchanges of async with the server. Default 1.",
+@number_option("--servers", 1, "Servers of async.")
+@number_option(
+    "--push-every", 1, "Minibatches between two exchanges of async with the server.", metavar="H"
 )
 @click.option(
     "--costs",
@@ -119,12 +114,7 @@ HEAD = ("devices", "at work", "seconds", "times", "idle", "moved GB", "memory GB
     help="Seconds of a minibatch of each layer, or a JSON file of costs. Default measured here.",
 )
 @measuring_options
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="FILE.png",
-    help="Also draw the speed-ups, as a PNG.",
-)
+@out_option("FILE.png", "Also draw the speed-ups, as a PNG.")
 @json_option
 def command(out: Path | None, as_json: bool, **options: Any) -> None:
     """Predict the time of a run on any number of devices of a cluster.
@@ -164,7 +154,7 @@ def _devices(options: dict[str, Any]) -> Sequence[int]:
     """Return the numbers of devices; with ``--cores`` at most the usable cores."""
     from syncpretrain.errors import SettingsError
     from syncpretrain.parallel.blas import usable_cores
-    from syncpretrain.planning.scaling.texts import devices_from
+    from syncpretrain.planning.scaling.job import devices_from
     from syncpretrain.planning.timings import sizes
 
     text, cores = options["devices"], usable_cores()
@@ -199,8 +189,8 @@ def _costs(options: dict[str, Any], stack: PretrainSettings, common: Options) ->
 def _network(options: dict[str, Any]) -> Network:
     """Return the network that the options ask for; between cores messages take no time."""
     from syncpretrain.errors import SettingsError
-    from syncpretrain.planning.scaling.network import Network
-    from syncpretrain.planning.scaling.texts import bandwidth_from, latency_from
+    from syncpretrain.planning.scaling.job import bandwidth_from, latency_from
+    from syncpretrain.planning.scaling.work import Network
 
     if options["cores"]:
         for name in ("bandwidth", "latency"):
@@ -222,7 +212,7 @@ def _ways_and_options(options: dict[str, Any]) -> tuple[Mapping[str, Way], Optio
     """Return the ways to train that the options name, and the options that all ways share."""
     from syncpretrain.errors import SettingsError
     from syncpretrain.planning.scaling.curves import ASYNCHRONOUS, WAYS, Options, Way
-    from syncpretrain.planning.scaling.texts import replicas_from
+    from syncpretrain.planning.scaling.job import replicas_from
 
     if options["layers"] is None:
         raise SettingsError(
@@ -300,7 +290,7 @@ def _draw(curves: Sequence[Curve], stack: PretrainSettings, path: Path) -> None:
     points = {
         curve.name: [(run.devices, curve.speedup(run)) for run in curve.runs] for curve in curves
     }
-    save_speedup_curves(points, path, title=f"{_shape(stack)}, simulated")
+    save_speedup_curves(points, path, title=f"{stack.stack_text}, simulated")
 
 
 def _print_curves(
@@ -313,7 +303,7 @@ def _print_curves(
     epochs = ",".join(map(str, sorted(set(stack.epochs))))
     base = curves[0].base
     say(
-        f"{_shape(stack)}, {counted(epochs, 'epoch')} of {options.examples:,} examples,"
+        f"{stack.stack_text}, {counted(epochs, 'epoch')} of {options.examples:,} examples,"
         f" minibatches of {stack.batch_size}: greedy on one device takes {base:.4g} s"
     )
     console.print(_table(curves[0]) if len(curves) == 1 else _speedups(curves))
@@ -330,20 +320,10 @@ def _print_curves(
     say(f"{NOT_SIMULATED[0].upper()}{NOT_SIMULATED[1:]}.")
 
 
-def _shape(stack: PretrainSettings) -> str:
-    return stack.architecture or "-".join(map(str, stack.layers))
-
-
-def _table_of(names: Sequence[str]) -> Table:
-    table = plain_table()
-    for name in names:
-        table.add_column(name, justify="right")
-    return table
-
-
 def _table(curve: Curve) -> Table:
     """Return the table of all figures of one way to train."""
-    table = _table_of(HEAD)
+    table = plain_table()
+    add_numbers(table, *HEAD)
     table.columns[-1].overflow = "fold"  # many layers need several lines
     for run in curve.runs:
         table.add_row(
@@ -360,7 +340,8 @@ def _table(curve: Curve) -> Table:
 
 
 def _speedups(curves: Sequence[Curve]) -> Table:
-    table = _table_of(["devices", *(curve.name for curve in curves)])
+    table = plain_table()
+    add_numbers(table, "devices", *(curve.name for curve in curves))
     for runs in zip(*(curve.runs for curve in curves), strict=True):
         times = [f"{c.speedup(run):.2f}" for c, run in zip(curves, runs, strict=True)]
         table.add_row(f"{runs[0].devices:,}", *times)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from syncpretrain.cli.options import json_option, log_option
+from syncpretrain.cli.options import json_option, log_option, out_option, quiet_option
 from syncpretrain.cli.output import counted
 from syncpretrain.cli.program import command_line
 from syncpretrain.cli.ranks import check_runtime_of
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-
 GIGABYTE = 1e9
 # Options that a replay takes from the recorded run.
 RECORDED = (
@@ -63,12 +62,7 @@ RECORDED = (
 @setting_options(without=("run",))
 @hidden_option
 @source_options
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="The run folder, new or empty. Default a new one in runs/.",
-)
+@out_option("DIR", "The run folder, new or empty. Default a new one in runs/.")
 @click.option(
     "--resume",
     type=click.Path(path_type=Path),
@@ -104,7 +98,7 @@ RECORDED = (
 @setting_options(only=("run",))
 @log_option
 @json_option
-@click.option("--quiet", is_flag=True, help="Print nothing but errors and --json.")
+@quiet_option
 def command(
     resume: Path | None,
     print_config: bool | None,
@@ -253,7 +247,7 @@ def _checked(run: _NewRun) -> Run:
 def _config_of(run: _NewRun) -> str:
     """Return the ``config.toml`` that a run would have."""
     from syncpretrain.runs.prepare import with_absolute_path
-    from syncpretrain.settings.files import settings_text
+    from syncpretrain.settings.sections import settings_text
 
     return settings_text(with_absolute_path(_checked(run).settings)).rstrip("\n")
 
@@ -317,13 +311,12 @@ def _dry_run_text(found: DryRun, data: Dataset) -> str:
     from syncpretrain.data.dataset import PARTS
 
     pretrain, tuned = found.settings.pretrain, found.settings.finetune
-    shape = pretrain.architecture or "-".join(map(str, pretrain.layers))
     own = pretrain.epochs if len(set(pretrain.epochs)) > 1 else pretrain.epochs[:1]
     epochs = ",".join(map(str, own))
     sizes = ", ".join(f"{len(getattr(data, part)):,} {part}" for part in PARTS)
     lines = [
         f"data: {data.name}, {data.source} ({sizes})",
-        f"stack: {shape}, {counted(epochs, 'epoch')}, {pretrain.schedule},"
+        f"stack: {pretrain.stack_text}, {counted(epochs, 'epoch')}, {pretrain.schedule},"
         f" runtime {pretrain.runtime}",
         f"memory: up to {_gigabytes(found.bytes)}, and {_gigabytes(found.data_bytes)} of data;"
         f" {_gigabytes(found.free_bytes)} are free",

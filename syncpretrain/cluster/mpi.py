@@ -35,7 +35,7 @@ import numpy as np
 from syncpretrain.cluster.engine import BOOT_ID_FILE, Buffer, Engine, Window, WindowValues, sizes_in
 from syncpretrain.errors import SettingsError
 
-__all__ = ["MARK_BYTES", "Bells", "MPIEngine", "MPIWindow", "import_mpi", "machine_mark"]
+__all__ = ["MARK_BYTES", "Bells", "MPIEngine", "import_mpi", "machine_mark"]
 
 
 ENVELOPE_TAG, PIECE_TAG = 1, 2

@@ -26,7 +26,7 @@ from syncpretrain.cluster.engine import Engine, Window, WindowValues
 from syncpretrain.errors import StalledError
 from syncpretrain.parallel.timeouts import Timeouts
 
-__all__ = ["WINDOWS_PORT", "CloseWindow", "OpenWindow", "Windows"]
+__all__ = ["WINDOWS_PORT", "Windows"]
 
 WINDOWS_PORT = (0, "windows")  # OpenWindow and CloseWindow, to every rank
 PIECE = 1 << 18  # elements of one call, which takes a millisecond or so

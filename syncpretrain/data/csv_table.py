@@ -36,16 +36,7 @@ from syncpretrain.data.table import (
 )
 from syncpretrain.errors import DataError
 
-__all__ = [
-    "UNKNOWN",
-    "Head",
-    "Passed",
-    "is_number",
-    "opened",
-    "read_csv_table",
-    "read_head",
-    "read_numbers",
-]
+__all__ = ["Head", "is_number", "opened", "read_csv_table", "read_head"]
 
 MAX_LINE = 1 << 24
 LINES_AT_ONCE = 10_000

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,8 +26,6 @@ __all__ = [
     "cache_folder",
     "check_file_of",
     "check_mirror",
-    "check_online",
-    "check_writable",
     "download",
     "fetch",
     "fetched",
@@ -188,31 +187,48 @@ def fetch(
 def _fetch_file(
     named: NamedData, file: RemoteFile, path: Path, mirror: str | None, report: Fetching
 ) -> None:
-    reasons = []
-    for url in named.urls(file, mirror):
-        try:
-            data = fetched(
-                url,
-                most=2 * file.bytes,
-                seconds=SET_SECONDS,
-                report=lambda done: report(file, done),
-            )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, data, check=lambda written: _check_sum(written, file))
-        except ImportError as error:
-            raise DataError(
-                f"name: {named.name} cannot be fetched without pooch ({error}); pip install"
-                ' "syncpretrain[digits]"'
-            ) from error
-        except Exception as error:  # whatever the network does, there may be another address
-            reason = str(error) if isinstance(error, DataError) else brief(error)
-            reasons.append(f"{urlsplit(url).hostname}: {reason}")
-        else:
-            return
+    get = partial(fetched, most=2 * file.bytes, seconds=SET_SECONDS, report=partial(report, file))
+    try:
+        reasons = _stored(named.urls(file, mirror), path, get, partial(_check_sum, file=file))
+    except ImportError as error:
+        raise DataError(
+            f"name: {named.name} cannot be fetched without pooch ({error}); pip install"
+            ' "syncpretrain[digits]"'
+        ) from error
+    if reasons is None:
+        return
     raise DataError(
         f"name: {named.name} could not be fetched: {file.name}: {'; '.join(reasons)}; try another"
         f" address with --mirror URL, or put the file into {path.parent}"
     )
+
+
+def _stored(
+    urls: Sequence[str], path: Path, get: Callable[[str], bytes], check: Callable[[Path], object]
+) -> list[str] | None:
+    """Write a file from the first address that sends the right bytes.
+
+    Return None, or the reason of each address if none did.
+
+    Raises
+    ------
+    ImportError
+        Without pooch.
+    """
+    reasons = []
+    for url in urls:
+        try:
+            data = get(url)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, data, check=check)
+        except ImportError:
+            raise
+        except Exception as error:  # whatever the network does, there may be another address
+            reason = str(error) if isinstance(error, DataError) else brief(error)
+            reasons.append(f"{urlsplit(url).hostname}: {reason}")
+        else:
+            return None
+    return reasons
 
 
 def _is_right(path: Path, file: RemoteFile) -> bool:
@@ -276,17 +292,13 @@ def download(urls: Sequence[str], path: Path, *, sha256: str) -> None:
         raise FailedBeforeError(
             "the download failed less than a day ago; SYNCPRETRAIN_OFFLINE=0 tries again"
         )
-    reasons = []
-    for url in urls:
-        try:
-            _place(_fetch(url), path, sha256=sha256)
-        except ImportError as error:
-            raise DataError("it cannot be downloaded without pooch") from error
-        except Exception as error:  # whatever the network does, the caller has another source
-            reasons.append(f"{urlsplit(url).hostname}: {brief(error)}")
-        else:
-            failed.unlink(missing_ok=True)
-            return
+    try:
+        reasons = _stored(urls, path, _fetch, lambda written: read_idx(written, sha256=sha256))
+    except ImportError as error:
+        raise DataError("it cannot be downloaded without pooch") from error
+    if reasons is None:
+        failed.unlink(missing_ok=True)
+        return
     with suppress(OSError):  # a full disk: then it is tried again, and nothing is lost
         failed.parent.mkdir(parents=True, exist_ok=True)
         failed.touch()
@@ -300,11 +312,6 @@ def _is_recent(failed: Path) -> bool:
     except OSError:
         return False
     return 0 <= age < PAUSE_SECONDS  # below 0 the clock was set back
-
-
-def _place(data: bytes, path: Path, *, sha256: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, data, check=lambda written: read_idx(written, sha256=sha256))
 
 
 def check_online() -> str:

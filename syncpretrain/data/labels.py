@@ -16,7 +16,6 @@ from syncpretrain.errors import DataError
 __all__ = [
     "Classes",
     "as_classes",
-    "check_size",
     "doubts_about",
     "label_notices",
     "labels_in",

@@ -54,7 +54,6 @@ __all__ = [
     "FORMATS",
     "Rows",
     "Wanted",
-    "array_labels",
     "check_examples",
     "check_file",
     "colours_last",
@@ -63,7 +62,6 @@ __all__ = [
     "map_npy",
     "read_file",
     "read_rows",
-    "rows_of_table",
 ]
 
 LIKE_A_TARGET = ("class", "label", "labels", "target")  # names of a last column

@@ -122,13 +122,8 @@ def mark_missing(X: Floats) -> Floats:
 
 def _check_interval(X: Floats, part: Any, name: str, start: int) -> None:
     own = X[:, part.columns]
-    bad = (own < 0) | (own > 1)
-    if bad.any():
-        row, column = np.argwhere(bad)[0]
-        raise DataError(
-            f"{name}: got {own[row, column]:g} at {_place(row + start, column + part.start)},"
-            f" expected values in [0, 1] for {part}; take gaussian for numbers of any size"
-        )
+    expected = f"values in [0, 1] for {part}; take gaussian for numbers of any size"
+    _refuse(own, (own < 0) | (own > 1), part, name, start, expected)
 
 
 def _check_groups(X: Floats, part: Any, name: str, start: int) -> None:
@@ -151,12 +146,18 @@ def _check_counts(X: Floats, part: Any, name: str, start: int) -> None:
     own = X[:, part.columns]
     with np.errstate(invalid="ignore"):
         bad = ~((own >= 0) & (own == np.floor(own)))
+    expected = f"whole numbers of 0 or more for {part}; give 0 for what does not occur"
+    _refuse(own, bad, part, name, start, expected)
+
+
+def _refuse(
+    own: Floats, bad: NDArray[np.bool_], part: Any, name: str, start: int, expected: str
+) -> None:
+    """Refuse the first bad value of a part's columns, if there is one."""
     if bad.any():
         row, column = np.argwhere(bad)[0]
-        raise DataError(
-            f"{name}: got {own[row, column]:g} at {_place(row + start, column + part.start)},"
-            f" expected whole numbers of 0 or more for {part}; give 0 for what does not occur"
-        )
+        place = _place(row + start, column + part.start)
+        raise DataError(f"{name}: got {own[row, column]:g} at {place}, expected {expected}")
 
 
 def _place(row: int, column: int) -> str:

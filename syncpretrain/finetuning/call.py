@@ -26,7 +26,7 @@ from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.tasks import Form, Part
 from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.stack import Stack
-from syncpretrain.observers.verbose import observing
+from syncpretrain.observers import observing
 from syncpretrain.settings.by_data import in_words
 from syncpretrain.settings.convert import check_names
 from syncpretrain.settings.fields import names_of

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.backends.fused_tuning import FusedTuning, Rule, TunedArrays
+from syncpretrain.backends.fused import Rule, TunedArrays
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.finetuning.chain import Affine, Dropout, Link, places_of, views
 from syncpretrain.finetuning.program import (
@@ -42,6 +42,9 @@ from syncpretrain.kernels.losses import count_errors, loss_of, squared_error
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.units.kinds import kind_of
+
+if TYPE_CHECKING:
+    from syncpretrain.backends.cuda_fused import CudaTuning
 
 __all__ = ["Network"]
 
@@ -200,7 +203,7 @@ class Network:
             self._gradient[self.key] = self.program()
         return self.work(self._gradient[self.key], run)
 
-    def fused(self, moments: tuple[Array, ...], rule: Rule) -> FusedTuning | None:
+    def fused(self, moments: tuple[Array, ...], rule: Rule) -> CudaTuning | None:
         """Return the step together with its optimizer's as one of the device, if it has such steps.
 
         ``moments`` are the arrays of the optimizer. There is none with dropout, with weights of

@@ -12,12 +12,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.fused_tuning import FusedTuning, Rule
+from syncpretrain.backends.fused import Rule
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.tasks import Examples
@@ -26,6 +26,9 @@ from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.optimizers import adam_rates
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.settings.finetuning import FinetuneSettings
+
+if TYPE_CHECKING:
+    from syncpretrain.backends.cuda_fused import CudaTuning
 
 __all__ = [
     "LEARNING_RATES",
@@ -41,7 +44,6 @@ __all__ = [
     "optimizer_for",
     "scheduled",
 ]
-
 
 LEARNING_RATES = {"adam": 0.001, "sgd": 0.1, "cg": 1.0, "lbfgs": 1.0}  # the last two have none
 
@@ -109,7 +111,7 @@ class Descent:
         zeros = partial(network.backend.zeros, dtype=network.parameters.dtype)
         self._state = update.state(zeros, len(network.parameters))
         self._programs: dict[tuple[int, ...], Program] = {}
-        self._fused: list[FusedTuning | None] = []  # one, once the network was asked
+        self._fused: list[CudaTuning | None] = []  # one, once the network was asked
 
     def train(self, examples: Examples, rows: Any, at: At, run: PhaseRunner = in_turn) -> float:
         """Take one step on some rows; return the error before it, summed over the rows.
@@ -160,7 +162,7 @@ class Descent:
             np.copyto(array, state[name])
         self.steps = steps
 
-    def _fused_step(self) -> FusedTuning | None:
+    def _fused_step(self) -> CudaTuning | None:
         """Return the step that the device makes as a whole, if it supports the minibatch."""
         if not self._fused:
             moments = tuple(array for array in self._state.values() if array.size)

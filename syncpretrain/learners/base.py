@@ -92,7 +92,8 @@ class Learner(ABC):
         with self.stream:
             self.recorder = backend.recorder()
             self.flat = FlatParameters(dict(self._now.parameters()), backend)
-            self._train(replace(self._now, **self.flat.views(self.flat.parameters)))
+            moved: Any = self.flat.views(self.flat.parameters)
+            self._train(replace(self._now, **moved))
             self.stream.synchronize()
 
     def _train(self, layer: Layer) -> None:

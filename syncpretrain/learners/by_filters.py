@@ -7,7 +7,6 @@ is added up. All shards wait for each other after each phase.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -39,8 +38,8 @@ from syncpretrain.shapes import ConvolutionShape
 __all__ = ["by_filters"]
 
 
-class ByFilters(LearnerStep, ABC):
-    """The steps of a learner with filters and channels that are dealt out to shards.
+class ByFilters(LearnerStep):
+    """The filters and channels of a learner, dealt out to shards: what its steps share.
 
     Parameters
     ----------
@@ -61,22 +60,21 @@ class ByFilters(LearnerStep, ABC):
         self._scratch = [np.empty(size, dtype=np.float32) for _ in range(shards)]
         self._errors = [0.0] * shards
 
-    def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+    def _train(
+        self,
+        phases: Sequence[Phase],
+        X: Array,
+        rows: NDArray[np.intp],
+        *,
+        epoch: int,
+        step: int,
+        run: PhaseRunner,
     ) -> float:
-        """Train on some rows of X; return their summed squared reconstruction error."""
+        """Work the phases from some rows of X to the gradients, and move; return the error."""
         self._X, self._rows, self._epoch, self._step = X, rows, epoch, step
         self._errors = [0.0] * len(self._errors)
-        run([self._gather, *self._phases(), self._move], len(self._errors))
+        run([*phases, self._move], len(self._errors))
         return ordered_sum(self._errors, 0.0)
-
-    @abstractmethod
-    def _phases(self) -> Sequence[Phase]:
-        """Return the phases from a gathered minibatch to its gradients."""
-
-    @abstractmethod
-    def _gather(self, shard: int) -> None:
-        """Fill a shard's rows of the minibatch."""
 
     def _own_rows(self, shard: int) -> slice:
         return slices_of(len(self._rows), len(self._errors))[shard]
@@ -138,11 +136,15 @@ class RBMByFilters(ByFilters):
         self._none = np.empty(0, dtype=np.float32)
         self._no_bias = np.zeros(self._shape.filters, dtype=np.float32)
 
-    def _phases(self) -> Sequence[Phase]:
-        chain: list[Phase] = []
+    def train_step(
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+    ) -> float:
+        """Train on some rows of X; return their summed squared reconstruction error."""
+        phases: list[Phase] = [self._gather]
         for k in range(self.learner.settings.cd_steps):
-            chain += [partial(self._draw, k), self._down]
-        return [*chain, self._fill]
+            phases += [partial(self._draw, k), self._down]
+        phases.append(self._fill)
+        return self._train(phases, X, rows, epoch=epoch, step=step, run=run)
 
     def _gather(self, shard: int) -> None:
         own = self._own_rows(shard)
@@ -206,8 +208,12 @@ class AutoencoderByFilters(ByFilters):
         self._x, self._y, self._stacked, self._deltas, self._places = learner.buffers
         self._positions = self._shape.output.height * self._shape.output.width
 
-    def _phases(self) -> Sequence[Phase]:
-        return [self._encode, self._decode, self._fill]
+    def train_step(
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+    ) -> float:
+        """Train on some rows of X; return their summed squared reconstruction error."""
+        phases = [self._gather, self._encode, self._decode, self._fill]
+        return self._train(phases, X, rows, epoch=epoch, step=step, run=run)
 
     def _gather(self, shard: int) -> None:
         learner, own, (z, _) = self.learner, self._own_rows(shard), self._halves(self._stacked)
@@ -278,7 +284,8 @@ class AutoencoderByFilters(ByFilters):
         db[own] = mine.sum(axis=0)
 
 
-def by_filters(learner: Any, shards: int) -> ByFilters:
+def by_filters(learner: Any, shards: int) -> RBMByFilters | AutoencoderByFilters:
     """Return the step of a convolutional learner in shards of its filters and channels."""
-    kind = RBMByFilters if isinstance(learner, BaseRBM) else AutoencoderByFilters
-    return kind(learner, shards)
+    if isinstance(learner, BaseRBM):
+        return RBMByFilters(learner, shards)
+    return AutoencoderByFilters(learner, shards)

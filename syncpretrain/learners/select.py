@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TypeGuard
 
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.by_examples import ByExamples
-from syncpretrain.learners.by_examples_on_devices import ByExamplesOnDevices
+from syncpretrain.learners.by_examples import ByExamples, ByExamplesOnDevices
 from syncpretrain.learners.by_filters import by_filters
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder, ConvolutionalRBM

@@ -7,18 +7,21 @@ divergence it is four launches.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.fused import FusedArrays, FusedStep, Pace
+from syncpretrain.backends.fused import FusedArrays, Pace
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Address, Purpose
+
+if TYPE_CHECKING:
+    from syncpretrain.backends.cuda_fused import CudaFused
 
 __all__ = ["FusedDivergence", "LearnerStep", "Step", "WholeStep", "fused_step_of", "load_state"]
 
@@ -113,13 +116,13 @@ class FusedDivergence(LearnerStep):
     ----------
     rbm : RBM
         An RBM without persistent chains, sparsity or dropout.
-    fused : FusedStep
+    fused : CudaFused
         The device's step for its arrays.
     """
 
     learner: RBM
 
-    def __init__(self, rbm: RBM, fused: FusedStep) -> None:
+    def __init__(self, rbm: RBM, fused: CudaFused) -> None:
         super().__init__(rbm)
         self._fused = fused
 

@@ -16,7 +16,7 @@ from syncpretrain.data.dataset import PARTS, Dataset, is_labelled
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.losses import squared_error
-from syncpretrain.models.passes import rows_at_once
+from syncpretrain.models.layer import rows_at_once
 from syncpretrain.models.stack import Stack
 
 __all__ = ["accuracies", "layer_errors", "regression_errors", "stack_error"]

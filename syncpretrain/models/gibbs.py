@@ -27,11 +27,10 @@ from syncpretrain.kernels.conditions import (
     impose,
 )
 from syncpretrain.kernels.contrastive_divergence import draw_noise, sample
-from syncpretrain.models.layer import DenseLayer, Layer
-from syncpretrain.models.passes import down_through, rows_at_once, up_through
+from syncpretrain.models.layer import DenseLayer, Layer, down_through, rows_at_once, up_through
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["gibbs_chains", "gibbs_step", "imputed", "sampled"]
+__all__ = ["imputed", "sampled"]
 
 Layers = tuple[Layer, ...]
 

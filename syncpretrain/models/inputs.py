@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,7 +23,6 @@ from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "checked_codes",
-    "checked_width",
     "constant_columns",
     "in_columns",
     "is_bounded",
@@ -34,12 +33,7 @@ __all__ = [
 FEW_NAMES = 5  # names of columns in a message
 
 
-class _Shaped(Protocol):
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-
-S = TypeVar("S", bound=_Shaped)
+S = TypeVar("S", bound=Any)  # an array, or rows that are stored in another form
 
 
 def prepared_examples(

@@ -1,18 +1,24 @@
-"""The parts of a stack: dense and convolutional layers, and the head on top.
+"""The parts of a stack: dense and convolutional layers, the head on top, and passes through layers.
 
 A learner publishes a layer: its parameters, the kinds of its units, and the passes up and down.
+Examples pass through several layers a few rows at a time. The top layer may return the log-odds of
+its binary units in place of their probabilities: probabilities near 0 and 1 hide how sure a unit
+is, and log-odds are linear in the input of the unit.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import Field, dataclass, replace
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from syncpretrain.data.scaling import Scaling
+from syncpretrain.data.sparse_rows import run_of
+from syncpretrain.errors import DataError
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
@@ -25,89 +31,22 @@ from syncpretrain.kernels.convolution import (
     visible_means,
 )
 from syncpretrain.kernels.precision import PRECISIONS
-from syncpretrain.shapes import ConvolutionShape, DenseShape, LayerShape
+from syncpretrain.shapes import ConvolutionShape, DenseShape
+from syncpretrain.units.kinds import kind_of
 
-__all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Layer", "in_float32", "parameters_sha256"]
-
-
-class Layer(Protocol):
-    """A trained layer of any kind: a dataclass with the attributes of a :class:`DenseLayer`.
-
-    The shapes of the arrays depend on the kind.
-    """
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def weight(self) -> Array:
-        """The encoder weights."""
-        ...
-
-    @property
-    def hidden_bias(self) -> Array:
-        """The biases of the hidden units."""
-        ...
-
-    @property
-    def visible_bias(self) -> Array:
-        """The biases of the visible units."""
-        ...
-
-    @property
-    def decoder_weight(self) -> Array | None:
-        """The decoder's own weights, or None if the decoder uses ``weight``."""
-        ...
-
-    @property
-    def decoding(self) -> Array:
-        """The decoder weights."""
-        ...
-
-    @property
-    def hidden_units(self) -> str:
-        """The kind of the hidden units."""
-        ...
-
-    @property
-    def visible_units(self) -> str:
-        """The kind of the visible units."""
-        ...
-
-    @property
-    def model(self) -> str:
-        """``rbm`` or ``autoencoder``."""
-        ...
-
-    def parameters(self) -> Iterator[tuple[str, Array]]:
-        """Yield name and array of each parameter in their fixed order."""
-        ...
-
-    def to(self, device: Callable[[Any], Any]) -> Layer:
-        """Return the layer with every array moved by ``device``, to a device or to the host."""
-        ...
-
-    @property
-    def shape(self) -> LayerShape:
-        """The shape of the layer; rows of its input have ``shape.visible`` numbers."""
-        ...
-
-    def up(self, X: Array, *, out: Array | None = None) -> Array:
-        """Return the mean of the hidden units for each row of X."""
-        ...
-
-    def down(self, H: Array, *, out: Array | None = None, units: str | None = None) -> Array:
-        """Return the mean of the visible units for each row of H.
-
-        ``units``, if given, replace the layer's own visible units.
-        """
-        ...
-
-    def reconstruct(self, X: Array, H: Array | None = None) -> Array:
-        """Return the layer's reconstruction of each row of X, as in training but without sampling.
-
-        ``H`` are the means of the hidden units for X, if they are known.
-        """
-        ...
+__all__ = [
+    "ConvolutionalLayer",
+    "DenseLayer",
+    "Head",
+    "Layer",
+    "check_have_odds",
+    "down_through",
+    "in_float32",
+    "parameters_sha256",
+    "rows_at_once",
+    "up_through",
+    "with_log_odds",
+]
 
 
 @dataclass(frozen=True, eq=False)  # == of two arrays is no truth value
@@ -270,15 +209,18 @@ class ConvolutionalLayer:
         return np.empty_like(self.weight, dtype=like.dtype, shape=shape, order="C")
 
 
+# A trained layer of any kind: the arrays and the passes of :class:`DenseLayer`, the shapes of the
+# arrays by the kind.
+Layer = DenseLayer | ConvolutionalLayer
+
+
 def in_float32(layer: Layer) -> Layer:
     """Return a layer with products in float32: the layer itself if it has them already."""
     if isinstance(layer, DenseLayer):
         return layer if layer.precision == "float32" else replace(layer, precision="float32")
-    shape = layer.shape
-    if not isinstance(shape, ConvolutionShape) or not (shape.rounded or shape.tf32):
+    if not (layer.shape.rounded or layer.shape.tf32):
         return layer
-    changed: Any = {"shape": shape.in_precision("float32")}
-    return replace(layer, **changed)
+    return replace(layer, shape=layer.shape.in_precision("float32"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,3 +251,73 @@ def parameters_sha256(
     for array in arrays:
         digest.update(np.ascontiguousarray(array, dtype="<f4").data)
     return digest.hexdigest()
+
+
+MOST_ROWS = 2000
+NUMBERS_AT_ONCE = 1 << 26  # inputs and outputs of a layer, 256 MB
+Step = Callable[..., Array]  # takes rows and optionally ``out``
+
+
+def rows_at_once(layers: Iterable[Layer], most: int = MOST_ROWS) -> int:
+    """Return how many rows go through layers together: ``most``, or fewer if layers are wide."""
+    widest = max(layer.shape.visible + layer.shape.hidden for layer in layers)
+    return max(1, min(most, NUMBERS_AT_ONCE // widest))
+
+
+def up_through(layers: Sequence[Layer], X: Array) -> Array:
+    """Pass the rows of X up through layers, given from the lowest up; return the codes."""
+    return _through([layer.up for layer in layers], X, layers, layers[-1].shape.hidden)
+
+
+def down_through(layers: Sequence[Layer], units: Sequence[str], codes: Array) -> Array:
+    """Pass codes down through layers; return the means of the lowest visible units.
+
+    ``layers``, and ``units``, the kinds of their visible units, are given from the lowest up.
+    """
+    pairs = zip(reversed(layers), reversed(units), strict=True)
+    steps: list[Step] = [partial(layer.down, units=kind) for layer, kind in pairs]
+    return _through(steps, codes, layers, layers[0].shape.visible)
+
+
+def _through(steps: Sequence[Step], X: Array, layers: Sequence[Layer], width: int) -> Array:
+    result = np.empty((len(X), width), dtype=np.float32)
+    count = rows_at_once(layers)
+    for start in range(0, len(X), count):
+        part = slice(start, start + count)
+        rows = run_of(X, part) if layers[0].shape.name == "dense" else X[part]
+        for step in steps[:-1]:
+            rows = step(rows)
+        steps[-1](rows, out=result[part])
+    return result
+
+
+def with_log_odds(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return the layers with a top layer that returns the log-odds of its units, not their means.
+
+    Raises
+    ------
+    DataError
+        If the units of the top layer are not binary, or exclude each other.
+    """
+    *below, top = layers
+    check_have_odds(top.hidden_units)
+    if isinstance(top, ConvolutionalLayer) and top.shape.pooling == "prob":
+        raise DataError(
+            "log_odds: got probabilistic pooling in the layer of the codes, expected max or mean;"
+            " leave log_odds out"
+        )
+    return (*below, replace(top, hidden_units="gaussian"))
+
+
+def check_have_odds(units: str) -> None:
+    """Refuse hidden units that are not binary.
+
+    Raises
+    ------
+    DataError
+    """
+    if not kind_of(units).is_binary:
+        raise DataError(
+            f"log_odds: got {units} units in the layer of the codes, expected bernoulli; leave"
+            " log_odds out"
+        )

@@ -6,42 +6,278 @@ unit has |v - a|^2 / 2 in place of -a v, a Gaussian hidden unit |h - b|^2 / 2 in
 rectified unit stands for many binary units with biases b - 1/2, b - 3/2, ... (Nair and Hinton
 2010). One choice in a group of softmax units, and the words of a document, have -a v. Z is the sum
 of exp(-E) over all states. All sums are in float64.
+
+The partition function of an RBM with binary hidden units, and visible units of any kind, is the sum
+over the hidden units' states of exp(b h) prod_i sum_v exp(-E_i(v; x_i)), where x = h W^T + a is the
+input of the visible units; the record of a kind has the inner sum. For counts the inner sum is over
+the documents of D words, in their order, so that Z depends on D. Z is enumerated, or estimated by
+annealing. Annealing keeps the visible biases, except for binary units: at the highest temperature
+the visible units do not depend on the hidden ones.
+
+For a replicated softmax, Z of documents of D words is sum_h exp(b h + D f(h)), where f(h) = log
+sum_k exp(a_k + (W h)_k) is the log of the unnormalized probability of one word: the length is an
+inverse temperature. So one pass of annealed importance sampling, from length 0, where the hidden
+units are independent and Z is known, up to the longest document, gives log Z of every length on its
+way (Salakhutdinov and Hinton 2009 anneal anew for each length). The chains hold hidden units alone,
+drawn one after the other with the words summed out: chains of words and hidden units hardly move in
+long documents, since many words determine the hidden units.
+
+Chains are weighted by exp(dD f(h)) for each step dD of the length (Neal 2001). They form
+populations; when the weights of a population have become uneven, its chains are resampled by their
+weights (Del Moral, Doucet and Jasra 2006), so that the mean weight stays an unbiased estimate of Z.
+The populations are independent: the spread of their estimates is the error bar.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise, product
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.conditions import is_missing
+from syncpretrain.kernels.conditions import Conditions, draw_words, is_missing
+from syncpretrain.kernels.contrastive_divergence import draw_noise, sample
 from syncpretrain.models.layer import DenseLayer, Layer
-from syncpretrain.models.partition import (
-    POPULATIONS,
-    Doubles,
-    Words,
-    annealed_over_lengths,
-    annealed_weights,
-    summed_over_hidden,
-)
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
     "MAX_ENUMERATED",
+    "POPULATIONS",
+    "Doubles",
     "LogZ",
+    "Words",
+    "annealed_over_lengths",
+    "enumerated_over_lengths",
     "free_energy",
     "log_z",
     "log_z_ais",
     "parameters_with_log_z",
     "pseudo_likelihood",
 ]
+
+Doubles = NDArray[np.float64]
+RBMParameters = tuple[Doubles, Doubles, Doubles]
+STATES_AT_ONCE = 1 << 12
+POPULATIONS = 10
+EVEN_SHARE = 0.5  # effective share of the chains, below which they are resampled
+CERTAIN = 500.0  # largest log-odds: their exponential is still finite
+
+
+def binary_states(units: int) -> Iterator[Doubles]:
+    """Yield all states of binary units, a few thousand rows at a time."""
+    states = product((0.0, 1.0), repeat=units)
+    while chunk := [state for state, _ in zip(states, range(STATES_AT_ONCE), strict=False)]:
+        yield np.array(chunk).reshape(len(chunk), units)
+
+
+def summed_over_hidden(parameters: RBMParameters, units: str, words: tuple[float, ...]) -> float:
+    """Return log Z by enumeration of the hidden units.
+
+    ``words`` has the number of words D for each block of counts.
+    """
+    W, a, b = parameters
+    total = -math.inf
+    for h in binary_states(len(b)):
+        terms = h @ b + _log_sums(h @ W.T + a, a, units, words)
+        total = float(np.logaddexp(total, np.logaddexp.reduce(terms)))
+    return total
+
+
+def annealed_weights(
+    parameters: RBMParameters,
+    units: str,
+    words: tuple[float, ...],
+    betas: Doubles,
+    chains: int,
+    draws: np.random.Generator,
+) -> tuple[float, Doubles]:
+    """Return log Z at the highest temperature, and each chain's logarithm of the ratio to it.
+
+    This is annealed importance sampling (Salakhutdinov and Murray 2008; for counts Salakhutdinov
+    and Hinton 2009, section 4.1).
+    """
+    W, a, b = parameters
+    if kind_of(units).is_binary:
+        return _annealed_binary(parameters, betas, chains, draws)
+    conditions = Conditions(words=tuple(np.full((chains, 1), float(count)) for count in words))
+    weights = np.zeros(chains)
+    v = _drawn(np.tile(a, (chains, 1)), units, conditions, draws)
+    for beta, hotter in zip(betas[1:], betas[:-1], strict=True):
+        upward = v @ W + b
+        weights += _gained(upward, beta, hotter)
+        h = _drawn(beta * upward, "bernoulli", None, draws)
+        v = _drawn(beta * (h @ W.T) + a, units, conditions, draws)
+    base = len(b) * math.log(2) + float(_log_sums(a[None], a, units, words)[0])
+    return base, weights
+
+
+def _annealed_binary(
+    parameters: RBMParameters, betas: Doubles, chains: int, draws: np.random.Generator
+) -> tuple[float, Doubles]:
+    """Return the same for binary visible units: they begin uniform, with annealed biases."""
+    W, a, b = parameters
+    v = _draw(np.full((chains, len(a)), 0.5), draws)
+    weights = np.zeros(chains)
+    for beta, hotter in zip(betas[1:], betas[:-1], strict=True):
+        upward = v @ W + b
+        # log p*_beta(v) of the visible units, the hidden ones summed out
+        weights += (beta - hotter) * (v @ a)
+        weights += _gained(upward, beta, hotter)
+        h = _draw(_sigmoid(beta * upward), draws)
+        v = _draw(_sigmoid(beta * (h @ W.T + a)), draws)
+    return (len(a) + len(b)) * math.log(2), weights
+
+
+def _gained(upward: Doubles, beta: float, hotter: float) -> Doubles:
+    """Return the change of the hidden units' sum of log(1 + exp) from one beta to the next."""
+    gained: Doubles = (np.logaddexp(0, beta * upward) - np.logaddexp(0, hotter * upward)).sum(1)
+    return gained
+
+
+def _draw(probabilities: Doubles, draws: np.random.Generator) -> Doubles:
+    return (draws.random(probabilities.shape) < probabilities).astype(np.float64)
+
+
+def _sigmoid(x: Doubles) -> Doubles:
+    with np.errstate(over="ignore"):
+        return 1 / (1 + np.exp(-x))
+
+
+def _log_sums(x: Doubles, a: Doubles, units: str, words: tuple[float, ...]) -> Doubles:
+    kind = kind_of(units)
+    more = () if kind.blocks is None else (words,)
+    assert kind.log_sum is not None
+    sums: Doubles = kind.log_sum(np, x, a, *more).sum(axis=1)
+    return sums
+
+
+def _drawn(
+    x: Any, units: str, conditions: Conditions | None, draws: np.random.Generator
+) -> Doubles:
+    """Draw states of units with inputs x; x is overwritten."""
+    noise: Any = draw_noise(draws, units, out=np.empty(x.shape, dtype=np.float32))
+    states: Any = sample(x, units, noise, out=np.empty_like(x))
+    drawn: Any = draw_words(states, units, noise, conditions)
+    return drawn  # type: ignore[no-any-return]
+
+
+class Words(NamedTuple):
+    """Parameters of a replicated softmax: W of shape (V, H), a (V,), b (H,)."""
+
+    W: Doubles
+    a: Doubles
+    b: Doubles
+
+    def log_sums(self, h: Doubles) -> Doubles:
+        """Return f(h) of each row of hidden states."""
+        x = h @ self.W.T + self.a
+        top = x.max(axis=1)
+        x -= top[:, None]
+        sums: Doubles = top + np.log(np.exp(x, out=x).sum(axis=1))
+        return sums
+
+
+def enumerated_over_lengths(words: Words, lengths: Doubles) -> Doubles:
+    """Return log Z for each length by enumeration of the hidden units."""
+    total = np.full(len(lengths), -np.inf)
+    for h in binary_states(len(words.b)):
+        terms = (h @ words.b)[:, None] + words.log_sums(h)[:, None] * lengths
+        total = np.logaddexp(total, np.logaddexp.reduce(terms, axis=0))
+    return total
+
+
+def annealed_over_lengths(
+    words: Words, lengths: Doubles, *, chains: int, steps: int, draws: np.random.Generator
+) -> Doubles:
+    """Estimate log Z for each length by annealed importance sampling over the length.
+
+    Parameters
+    ----------
+    words : Words
+    lengths : ndarray of shape (n,)
+        Lengths, 0 or more.
+    chains, steps : int
+        Chains of each population, and steps from length 0 to the longest; the steps become longer
+        with the length.
+    draws : Generator
+
+    Returns
+    -------
+    ndarray of shape (POPULATIONS, n)
+        Logarithms of the populations' estimates of Z, which are unbiased and independent.
+    """
+    uniform = draws.random((POPULATIONS * chains, len(words.b)))
+    h = (uniform < 1 / (1 + np.exp(-words.b))).astype(np.float64)
+    weights = np.full((POPULATIONS, chains), np.logaddexp(0, words.b).sum())
+    found = np.tile(weights[:, :1], len(lengths))  # right for length 0
+    sums = words.log_sums(h)
+    grid = np.expm1(np.linspace(0, np.log1p(lengths.max()), steps + 1))
+    grid[-1] = lengths.max()
+    for length, longer in pairwise(grid):
+        sums = sums.reshape(weights.shape)
+        own = np.flatnonzero((lengths > length) & (lengths <= longer))
+        ahead = weights[..., None] + (lengths[own] - length) * sums[..., None]
+        found[:, own] = _log_mean(ahead, axis=1)
+        weights += (longer - length) * sums
+        _resample(h, weights, draws)
+        sums = _sweep(words, h, longer, draws)
+    return found
+
+
+def _resample(h: Doubles, weights: Doubles, draws: np.random.Generator) -> None:
+    """Resample the chains of each population with uneven weights, in place."""
+    chains = weights.shape[1]
+    for number, own in enumerate(weights):
+        share = np.exp(own - own.max())
+        share /= share.sum()
+        if 1 / np.square(share).sum() >= EVEN_SHARE * chains:
+            continue
+        points = (draws.random() + np.arange(chains)) / chains  # systematic resampling
+        parents = np.minimum(np.searchsorted(np.cumsum(share), points), chains - 1)
+        rows = slice(number * chains, (number + 1) * chains)
+        h[rows] = h[rows][parents]
+        own[:] = _log_mean(own, axis=0)
+
+
+def _sweep(words: Words, h: Doubles, length: float, draws: np.random.Generator) -> Doubles:
+    """Draw each hidden unit given the others, in place, for documents of a length; return f(h).
+
+    p is proportional to the probability of each word. A unit that goes on multiplies p by exp of
+    the unit's weights, a unit that goes off divides it, so that a sweep computes the exponentials
+    of all words only once.
+    """
+    p = h @ words.W.T + words.a  # (chains, V)
+    top = p.max(axis=1)
+    p -= top[:, None]
+    total = np.exp(p, out=p).sum(axis=1)
+    uniform = draws.random(h.shape)
+    for j, column in enumerate(words.W.T):
+        on, off = np.exp(column), np.exp(-column)
+        was_on = h[:, j] > 0
+        flipped = np.where(was_on, p @ off, p @ on)
+        gain = np.where(was_on, total / flipped, flipped / total)  # p(on) over p(off)
+        odds = np.clip(words.b[j] + length * np.log(gain), -CERTAIN, CERTAIN)
+        is_on = uniform[:, j] < 1 / (1 + np.exp(-odds))
+        h[:, j] = is_on
+        p[is_on & ~was_on] *= on
+        p[was_on & ~is_on] *= off
+        total = np.where(is_on == was_on, total, flipped)
+    sums: Doubles = top + np.log(total)
+    return sums
+
+
+def _log_mean(x: Doubles, axis: int) -> Doubles:
+    top = x.max(axis=axis, keepdims=True)
+    mean: Doubles = np.log(np.exp(x - top).mean(axis=axis)) + np.squeeze(top, axis)
+    return mean
+
 
 MAX_ENUMERATED = 20  # binary units: their 2**20 states are enumerated
 
@@ -164,7 +400,7 @@ def log_z_ais(
     chains, steps : int
         Independent chains, and temperatures between the uniform distribution and the RBM; with
         visible units that are not binary, between independent visible units and the RBM; with
-        counts alone, lengths of documents from 0 on (``syncpretrain/models/partition.py``).
+        counts alone, lengths of documents from 0 on (``syncpretrain/models/likelihood.py``).
     seed : int
         Seed of the chains.
 

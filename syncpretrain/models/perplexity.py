@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain.errors import DataError
-from syncpretrain.models.layer import Layer
-from syncpretrain.models.likelihood import free_energy, parameters_with_log_z
-from syncpretrain.models.partition import (
+from syncpretrain.models.layer import Layer, rows_at_once
+from syncpretrain.models.likelihood import (
     POPULATIONS,
     Doubles,
     Words,
     annealed_over_lengths,
     enumerated_over_lengths,
+    free_energy,
+    parameters_with_log_z,
 )
-from syncpretrain.models.passes import rows_at_once
 from syncpretrain.models.stack import Stack
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units.kinds import kind_of
@@ -63,7 +63,7 @@ def perplexity(
 
     The partition function depends on the length of a document. It is exact with up to 12 hidden
     units; with more it is estimated for all lengths at once
-    (``syncpretrain/models/partition.py``).
+    (``syncpretrain/models/likelihood.py``).
 
     Parameters
     ----------

@@ -15,8 +15,8 @@ from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents, is_missing
+from syncpretrain.models.layer import rows_at_once
 from syncpretrain.models.likelihood import free_energy
-from syncpretrain.models.passes import rows_at_once
 from syncpretrain.models.stack import Stack
 
 __all__ = ["SCORED_BY", "check_scores", "feature_names", "feature_scores", "scores"]

@@ -27,200 +27,34 @@ from syncpretrain.models.layer import (
     DenseLayer,
     Head,
     Layer,
+    down_through,
     in_float32,
     parameters_sha256,
+    up_through,
+    with_log_odds,
 )
 from syncpretrain.models.model_file import Model, read_model, write_model
-from syncpretrain.models.passes import down_through, up_through, with_log_odds
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.rng import Purpose, generator
 
 if TYPE_CHECKING:
     from syncpretrain.models.export.foreign import Dense
 
-__all__ = ["ConvolutionalLayer", "DenseLayer", "Described", "Exports", "Head", "Stack", "load"]
+__all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Stack", "load"]
 
-
-S = TypeVar("S", bound="Exports")
-
-
-class Described:
-    """Display of a stack as a table, at a prompt and in a notebook: a row a layer."""
-
-    layers: tuple[Layer, ...]
-    info: dict[str, Any]
-    scaling: Scaling | None
-    head: Head | None
-    history: ErrorHistory | None
-
-    def __repr__(self) -> str:
-        """Return one line a layer, without the weights."""
-        rows = (" ".join(row).rstrip() for row in self._rows())
-        return "\n".join([f"Stack of {len(self.layers)} layers", *(f"  {row}" for row in rows)])
-
-    def _repr_html_(self) -> str:
-        """Return the same lines as a table, for notebooks."""
-        return html_table(f"Stack of {len(self.layers)} layers", self._rows(), self.history)
-
-    def _rows(self) -> list[tuple[str, ...]]:
-        return table_rows(self.layers, self.head, self.info.get("epochs", []))
-
-
-def _described(stack: Described, part: str | None) -> Any:
-    # Imported on use: a training would begin 5 % later.
-    from syncpretrain.models.export.describe import describe
-
-    return describe(stack, part)
-
-
-class Exports(Described):
-    """Exports to other libraries, and imports from them; the libraries are imported on use.
-
-    ``part`` is ``encoder`` (rows to codes), ``decoder`` (codes to rows), ``autoencoder`` (rows to
-    reconstructions), ``classifier`` (rows to probabilities), ``regressor`` (rows to numbers), or
-    None for the part that the stack was trained for. The network takes raw rows, as
-    :meth:`Stack.encode` does: it contains the standardization and the categories of a table.
-    Bytes are divided by 255 beforehand.
-    """
-
-    def export(
-        self, path: str | Path, part: str | None = None, *, file_format: str | None = None
-    ) -> list[Path]:
-        """Write a part to a file, without a pickle; return the files.
-
-        Parameters
-        ----------
-        path : str or Path
-            Path of the file; PyTorch's parameters get a Python file of the same name too.
-        part : str, optional
-        file_format : str, optional
-            ``onnx``, ``torch``, ``keras``, ``sklearn`` or ``npz``; default by the suffix,
-            ``.onnx``, ``.safetensors``, ``.keras``, ``.skops`` or ``.npz``.
-
-        Raises
-        ------
-        SettingsError
-            If the stack has no such part, the format cannot hold it, or a package is missing.
-        OSError
-            If the file cannot be written.
-        """
-        chosen = format_for(file_format, Path(path))
-        check_installed(chosen)
-        return write_export(Path(path), chosen, _described(self, part))
-
-    def to_torch(self, part: str | None = None) -> Any:
-        """Return a part as an ``nn.Sequential`` of PyTorch, float32, on the CPU.
-
-        For a table with categories, a row has a number for each column: a category is given by its
-        place among the texts in ``stack.info["columns"]``, or NaN if it is missing.
-
-        Raises
-        ------
-        SettingsError
-            If the stack has no such part, or PyTorch is not installed.
-        """
-        from syncpretrain.models.export.torch_model import build
-
-        return build(_described(self, part))
-
-    def to_onnx(self, part: str | None = None) -> Any:
-        """Return a part as an ``onnx.ModelProto``, of operator set 17.
-
-        For a table with categories, each column is an input of shape (n, 1), texts as texts. A
-        classifier has a second output, ``label``.
-
-        Raises
-        ------
-        SettingsError
-            If the stack has no such part, or the package onnx is not installed.
-        """
-        from syncpretrain.models.export.onnx_model import build
-
-        return build(_described(self, part))
-
-    def to_keras(self, part: str | None = None) -> Any:
-        """Return a part as a ``keras.Model`` of Keras 3; rows are as for :meth:`to_torch`.
-
-        Raises
-        ------
-        SettingsError
-            If the stack has no such part, or Keras and a backend are not installed.
-        """
-        from syncpretrain.models.export.keras_model import build
-
-        return build(_described(self, part))
-
-    def to_sklearn(self, part: str | None = None) -> Any:
-        """Return a part as a fitted ``MLPClassifier`` or ``MLPRegressor`` of scikit-learn.
-
-        ``predict`` of an encoder returns codes. For a table with categories the result is a
-        ``Pipeline``; its rows are arrays of objects with the texts in them.
-
-        Raises
-        ------
-        SettingsError
-            If the stack has no such part, the part does not fit a perceptron, or scikit-learn is
-            not installed.
-        """
-        from syncpretrain.models.export.sklearn_model import build
-
-        return build(_described(self, part))
-
-    @classmethod
-    def from_torch(cls: type[S], network: Any, decoder: Any = None, **options: Any) -> S:
-        """Return a stack of the dense layers of an ``nn.Sequential``.
-
-        Parameters
-        ----------
-        network : nn.Sequential
-            Modules ``nn.Linear``, each followed by Sigmoid, ReLU, Tanh or nothing.
-        decoder : nn.Sequential, optional
-            Mirror image of the network; default the transposed weights, and biases of 0.
-        classes : sequence of int or of str, optional
-            Labels of the last layer's outputs; they make it the head of a classifier.
-        regression : bool
-            True makes the last layer the head of a regression.
-        visible_units : str
-            ``gaussian`` (default), or ``bernoulli`` for values in [0, 1].
-
-        Raises
-        ------
-        DataError
-            If the network is no plain stack of dense layers.
-        """
-        from syncpretrain.models.export.foreign import layers_of_torch
-
-        return _imported(cls, layers_of_torch, network, decoder, **options)
-
-    @classmethod
-    def from_keras(cls: type[S], network: Any, decoder: Any = None, **options: Any) -> S:
-        """Return a stack of the dense layers of a Keras model; see :meth:`from_torch`."""
-        from syncpretrain.models.export.foreign import layers_of_keras
-
-        return _imported(cls, layers_of_keras, network, decoder, **options)
-
-
-def _imported(
-    made: Callable[..., S],
-    read: Callable[[Any], list[Dense]],
-    network: Any,
-    decoder: Any,
-    *,
-    classes: Sequence[Any] | None = None,
-    regression: bool = False,
-    visible_units: str = "gaussian",
-) -> S:
-    from syncpretrain.models.export.foreign import parts_of
-
-    own, down = read(network), None if decoder is None else read(decoder)
-    options: dict[str, Any] = {"classes": classes, "regression": regression}
-    layers, head = parts_of(own, down, visible_units=visible_units, **options)
-    return made(layers, {}, None, head)
+S = TypeVar("S", bound="Stack")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Stack(Exports):
+class Stack:
     """A pretrained deep network: an encoder up the layers and a decoder down again.
+
+    Exports to other libraries, and imports from them, import these libraries on use. A ``part`` of
+    an export is ``encoder`` (rows to codes), ``decoder`` (codes to rows), ``autoencoder`` (rows to
+    reconstructions), ``classifier`` (rows to probabilities), ``regressor`` (rows to numbers), or
+    None for the part that the stack was trained for. The exported network takes raw rows, as
+    :meth:`encode` does: it contains the standardization and the categories of a table. Bytes are
+    divided by 255 beforehand.
 
     Attributes
     ----------
@@ -468,6 +302,11 @@ class Stack(Exports):
         found = down if self.scaling is None else self.scaling.invert(down)
         return found if self.meaning is None else self.meaning.restored(found)
 
+    @property
+    def model(self) -> Model:
+        """The parts of the stack, as a model file has them."""
+        return Model(self.layers, self.info, self.scaling, self.head)
+
     def save(self, path: str | Path) -> None:
         """Write the stack to a safetensors file, whole or not at all.
 
@@ -476,7 +315,158 @@ class Stack(Exports):
         OSError
             If the file cannot be written; an earlier file stays as it was.
         """
-        write_model(Path(path), Model(self.layers, self.info, self.scaling, self.head))
+        write_model(Path(path), self.model)
+
+    def export(
+        self, path: str | Path, part: str | None = None, *, file_format: str | None = None
+    ) -> list[Path]:
+        """Write a part to a file, without a pickle; return the files.
+
+        Parameters
+        ----------
+        path : str or Path
+            Path of the file; PyTorch's parameters get a Python file of the same name too.
+        part : str, optional
+        file_format : str, optional
+            ``onnx``, ``torch``, ``keras``, ``sklearn`` or ``npz``; default by the suffix,
+            ``.onnx``, ``.safetensors``, ``.keras``, ``.skops`` or ``.npz``.
+
+        Raises
+        ------
+        SettingsError
+            If the stack has no such part, the format cannot hold it, or a package is missing.
+        OSError
+            If the file cannot be written.
+        """
+        chosen = format_for(file_format, Path(path))
+        check_installed(chosen)
+        return write_export(Path(path), chosen, self._described(part))
+
+    def to_torch(self, part: str | None = None) -> Any:
+        """Return a part as an ``nn.Sequential`` of PyTorch, float32, on the CPU.
+
+        For a table with categories, a row has a number for each column: a category is given by its
+        place among the texts in ``stack.info["columns"]``, or NaN if it is missing.
+
+        Raises
+        ------
+        SettingsError
+            If the stack has no such part, or PyTorch is not installed.
+        """
+        from syncpretrain.models.export.torch_model import build
+
+        return build(self._described(part))
+
+    def to_onnx(self, part: str | None = None) -> Any:
+        """Return a part as an ``onnx.ModelProto``, of operator set 17.
+
+        For a table with categories, each column is an input of shape (n, 1), texts as texts. A
+        classifier has a second output, ``label``.
+
+        Raises
+        ------
+        SettingsError
+            If the stack has no such part, or the package onnx is not installed.
+        """
+        from syncpretrain.models.export.onnx_model import build
+
+        return build(self._described(part))
+
+    def to_keras(self, part: str | None = None) -> Any:
+        """Return a part as a ``keras.Model`` of Keras 3; rows are as for :meth:`to_torch`.
+
+        Raises
+        ------
+        SettingsError
+            If the stack has no such part, or Keras and a backend are not installed.
+        """
+        from syncpretrain.models.export.keras_model import build
+
+        return build(self._described(part))
+
+    def to_sklearn(self, part: str | None = None) -> Any:
+        """Return a part as a fitted ``MLPClassifier`` or ``MLPRegressor`` of scikit-learn.
+
+        ``predict`` of an encoder returns codes. For a table with categories the result is a
+        ``Pipeline``; its rows are arrays of objects with the texts in them.
+
+        Raises
+        ------
+        SettingsError
+            If the stack has no such part, the part does not fit a perceptron, or scikit-learn is
+            not installed.
+        """
+        from syncpretrain.models.export.sklearn_model import build
+
+        return build(self._described(part))
+
+    @classmethod
+    def from_torch(cls: type[S], network: Any, decoder: Any = None, **options: Any) -> S:
+        """Return a stack of the dense layers of an ``nn.Sequential``.
+
+        Parameters
+        ----------
+        network : nn.Sequential
+            Modules ``nn.Linear``, each followed by Sigmoid, ReLU, Tanh or nothing.
+        decoder : nn.Sequential, optional
+            Mirror image of the network; default the transposed weights, and biases of 0.
+        classes : sequence of int or of str, optional
+            Labels of the last layer's outputs; they make it the head of a classifier.
+        regression : bool
+            True makes the last layer the head of a regression.
+        visible_units : str
+            ``gaussian`` (default), or ``bernoulli`` for values in [0, 1].
+
+        Raises
+        ------
+        DataError
+            If the network is no plain stack of dense layers.
+        """
+        from syncpretrain.models.export.foreign import layers_of_torch
+
+        return cls(*_imported(layers_of_torch, network, decoder, **options))
+
+    @classmethod
+    def from_keras(cls: type[S], network: Any, decoder: Any = None, **options: Any) -> S:
+        """Return a stack of the dense layers of a Keras model; see :meth:`from_torch`."""
+        from syncpretrain.models.export.foreign import layers_of_keras
+
+        return cls(*_imported(layers_of_keras, network, decoder, **options))
+
+    def _described(self, part: str | None) -> Any:
+        # Imported on use: a training would begin 5 % later.
+        from syncpretrain.models.export.describe import describe
+
+        return describe(self.model, part)
+
+    def __repr__(self) -> str:
+        """Return one line a layer, without the weights."""
+        rows = (" ".join(row).rstrip() for row in self._rows())
+        return "\n".join([f"Stack of {len(self.layers)} layers", *(f"  {row}" for row in rows)])
+
+    def _repr_html_(self) -> str:
+        """Return the same lines as a table, for notebooks."""
+        return html_table(f"Stack of {len(self.layers)} layers", self._rows(), self.history)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return table_rows(self.layers, self.head, self.info.get("epochs", []))
+
+
+def _imported(
+    read: Callable[[Any], list[Dense]],
+    network: Any,
+    decoder: Any,
+    *,
+    classes: Sequence[Any] | None = None,
+    regression: bool = False,
+    visible_units: str = "gaussian",
+) -> Model:
+    from syncpretrain.models.export.foreign import parts_of
+
+    own, down = read(network), None if decoder is None else read(decoder)
+    options: dict[str, Any] = {"classes": classes, "regression": regression}
+    layers, head = parts_of(own, down, visible_units=visible_units, **options)
+    return Model(layers, {}, None, head)
 
 
 def load(path: str | Path) -> Stack:
@@ -492,8 +482,7 @@ def load(path: str | Path) -> Stack:
     ModelFileError
         If the file is missing, damaged or of another format. Nothing in it is ever executed.
     """
-    model = read_model(Path(path))
-    return Stack(model.layers, model.info, model.scaling, model.head)
+    return Stack(*read_model(Path(path)))
 
 
 def table_rows(

@@ -1,1 +1,33 @@
 """Observers turn events into progress, history and files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+from syncpretrain.events import Observer
+
+__all__ = ["observing"]
+
+
+@contextmanager
+def observing(verbose: bool) -> Iterator[list[Observer]]:
+    """Yield the observers that print progress on standard error: none unless ``verbose``."""
+    if not verbose:
+        yield []
+        return
+    from rich.console import Console  # a silent call does not need it
+
+    from syncpretrain.observers.progress import progress_observer
+
+    console = Console(stderr=True)
+    live = _has_widgets() if console.is_jupyter else sys.stderr.isatty()
+    with progress_observer(console, live=live) as observer:
+        yield [observer]
+
+
+def _has_widgets() -> bool:
+    """Return whether rich can redraw in a notebook."""
+    return all(find_spec(name) is not None for name in ("IPython", "ipywidgets"))

@@ -10,7 +10,7 @@ from typing import Any
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Event, Observer
 
-__all__ = ["LOGGERS", "TENSORBOARD_FOLDER", "check_loggers", "flat_settings", "logging_to"]
+__all__ = ["LOGGERS", "check_loggers", "flat_settings", "logging_to"]
 
 LOGGERS = ("tensorboard", "mlflow")
 TENSORBOARD_FOLDER = "tensorboard"  # in the run folder

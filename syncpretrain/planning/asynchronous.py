@@ -25,7 +25,6 @@ from syncpretrain.workers.worker import PROBE_ROWS
 __all__ = [
     "AsyncPlan",
     "AsyncStage",
-    "AsyncWay",
     "async_seconds",
     "exchange_seconds",
     "predict_async",

@@ -11,8 +11,13 @@ import msgspec
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
-from syncpretrain.planning.simulate import EpochCost, Simulated, simulate
-from syncpretrain.planning.simulate_stream import StreamCost, simulate_stream
+from syncpretrain.planning.simulate import (
+    EpochCost,
+    Simulated,
+    StreamCost,
+    play_stream,
+    simulate,
+)
 from syncpretrain.planning.timings import GPU, LayerTimings, Timings, sizes
 from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.pretraining.memory import pretraining_bytes, stream_size
@@ -31,7 +36,6 @@ __all__ = [
     "settings_with",
     "simulated",
 ]
-
 
 WORTH_IT = 0.995  # a layer takes more workers if the run then takes at most this share of its time
 DENSE_SPLITS = ("examples", "units")
@@ -271,7 +275,7 @@ def _simulated_stream(task: Task, settings: PretrainSettings, timings: Timings) 
         costs.append(StreamCost(train, forward, end, cost.contention, timings.handover))
     where = settings.backend if timings.unit == GPU else "numpy"
     ring, block, _ = stream_size(settings, backend_for(where), steps)
-    seconds = simulate_stream(
+    run = play_stream(
         settings.stream.plans(steps),
         costs,
         steps=steps,
@@ -280,7 +284,7 @@ def _simulated_stream(task: Task, settings: PretrainSettings, timings: Timings) 
         workers=settings.workers or 1,
         replicas=settings.replicas,
     )
-    return Simulated(seconds, settings.epochs, (0,) * len(costs))
+    return Simulated(run.seconds, settings.epochs, (0,) * len(costs))
 
 
 def _bytes(task: Task, settings: PretrainSettings, run: Simulated) -> int:

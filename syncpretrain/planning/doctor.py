@@ -38,7 +38,7 @@ from syncpretrain.planning.gpu import (
     unreadable_pairs,
 )
 
-__all__ = ["Finding", "Status", "diagnose"]
+__all__ = ["Status", "diagnose"]
 
 
 Status = Literal["ok", "warning", "problem"]

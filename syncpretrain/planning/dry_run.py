@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from syncpretrain.backends.choice import backend_for
-from syncpretrain.backends.host_rows import HostRows
+from syncpretrain.backends.rows import HostRows
 from syncpretrain.data.blocks import bytes_of
 from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.order import steps_per_epoch

@@ -33,25 +33,23 @@ from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.gpu import drawn, unreadable_pairs
 from syncpretrain.planning.probes import (
+    MOST_NUMBERS,
+    MOST_SECONDS,
     PASSES,
+    PROBES,
+    PROBES_OF_SIZE,
     LayerProbes,
     Probe,
+    Sample,
     Steps,
     Work,
     beside,
     measured,
     notes_on,
     products,
+    sampled,
     transforming,
     validating,
-)
-from syncpretrain.planning.samples import (
-    MOST_NUMBERS,
-    MOST_SECONDS,
-    PROBES,
-    PROBES_OF_SIZE,
-    Sample,
-    sampled,
 )
 from syncpretrain.planning.timings import GPU, Timings, sizes
 from syncpretrain.pretraining.build import backend_of_layers, build_learner, build_learners
@@ -68,12 +66,8 @@ __all__ = [
     "is_on_gpus",
     "measure",
     "measure_devices",
-    "steps_on_device",
     "timings_of",
-    "transforming_on_device",
-    "validating_on_device",
 ]
-
 
 WIDE_NUMBERS = 40_000_000  # of the rows of a wide layer
 
@@ -468,23 +462,6 @@ def transforming_on_device(
     return work
 
 
-def validating_on_device(learner: Learner, held_out: Any) -> Work:
-    """Return what a worker does at the end of an epoch."""
-
-    def work(times: int) -> float:
-        with learner.stream:
-            started = perf_counter()
-            for _ in range(times):
-                learner.largest_weight()
-                learner.snapshot()
-                if len(held_out):
-                    learner.validation_error(held_out)
-            learner.stream.synchronize()
-            return perf_counter() - started
-
-    return work
-
-
 def measure_devices(
     settings: PretrainSettings, *, examples: int, held_out: int, seconds: float
 ) -> Timings:
@@ -557,7 +534,7 @@ class _DeviceBench:
             sample=Sample(batch, batch),
             step=Probe(self._steps[i]),
             products=Probe(steps_on_device(self._learner(i), bare.train_step, X)),
-            validation=Probe(validating_on_device(learner, held_out)),
+            validation=Probe(validating(learner, held_out)),
             busy=self._busy(i, pool),
         )
         for gpus in sizes(self.gpus) if self._can_share else ():

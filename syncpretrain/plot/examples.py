@@ -21,7 +21,6 @@ __all__ = [
     "MOST_BARS_SHOWN",
     "check_decoder",
     "draw_bars",
-    "draw_grid",
     "error_shares",
     "filter_grid",
     "filters",

@@ -89,7 +89,7 @@ def curves_of(run: Any) -> list[Curve]:
         named = [(f"layer {n}", curve) for n, curve in enumerate(run.layers, start=1)]
         found = [_curve_of_errors(title, x) for title, x in (*named, ("fine-tuning", run.finetune))]
     else:
-        timeline = _timeline(run)
+        timeline = course_of(run)
         numbers = range(1, len(timeline.layers))
         found = [_curve_of_spans(f"layer {n}", timeline.of_layer(n)) for n in numbers]
         found.append(_curve_of_spans("fine-tuning", timeline.of_layer(0)))
@@ -99,7 +99,8 @@ def curves_of(run: Any) -> list[Curve]:
     return [curve for curve in found if len(curve.epochs)]
 
 
-def _timeline(run: Any) -> Timeline:
+def course_of(run: Any) -> Timeline:
+    """Return the timeline of a run, given as such, as its history or as its folder."""
     if isinstance(run, Timeline):
         return run
     return timeline_of(run.events) if isinstance(run, History) else read_timeline(Path(run))

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from syncpretrain.errors import DataError
-from syncpretrain.observers.history import History
 from syncpretrain.plot.canvas import ASLEEP, colour_of, new_axes, text_colour_on
+from syncpretrain.plot.learning import course_of
 from syncpretrain.runs.timeline import (
     EpochSpan,
     Timeline,
     critical_path,
-    read_timeline,
-    timeline_of,
 )
 
 __all__ = ["PIXELS_PER_INCH", "TUNING_NAME", "draw_space_time", "first_second", "space_time"]
@@ -70,10 +67,7 @@ def space_time(run: Any, *, axes: Any = None) -> Any:
     >>> [label.get_text() for label in axes.get_yticklabels()]
     ['layer 1', 'layer 2']
     """
-    if isinstance(run, History):
-        timeline = timeline_of(run.events)
-    else:
-        timeline = run if isinstance(run, Timeline) else read_timeline(Path(run))
+    timeline = course_of(run)
     if not (timeline.spans or timeline.tuning):
         raise DataError("run: no epoch of it is finished; a diagram needs one")
     rows = len(timeline.layers) - 1 + bool(timeline.tuning)

@@ -12,7 +12,7 @@ from syncpretrain.data.dataset import is_labelled
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.diagnosis import NEAR_LIMIT
-from syncpretrain.models.passes import up_through
+from syncpretrain.models.layer import up_through
 from syncpretrain.models.stack import Stack
 from syncpretrain.plot.canvas import (
     COLOURS_OF_SERIES,
@@ -25,7 +25,6 @@ from syncpretrain.plot.canvas import (
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
-    "Activity",
     "activities",
     "activities_of",
     "codes",

@@ -20,8 +20,7 @@ from syncpretrain.learners.rbm import RBM, SparseRBM
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.schedule.kinds import SCHEDULES, ScheduleOptions
-from syncpretrain.schedule.pace import Fixed, Pace
+from syncpretrain.schedule.kinds import SCHEDULES, Fixed, Pace, ScheduleOptions
 from syncpretrain.schedule.reads import LayerPlan, Reads
 from syncpretrain.schedule.schedule import Schedule
 from syncpretrain.settings.checks import parsed_waking
@@ -49,7 +48,6 @@ __all__ = [
     "rank_shares",
     "step_on_ranks",
 ]
-
 
 AUTOENCODER_PRODUCTS = 5  # of a step: as many as of CD-1
 

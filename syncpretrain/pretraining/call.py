@@ -36,7 +36,7 @@ from syncpretrain.events import Notice, Observer
 from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.stack import Stack
-from syncpretrain.observers.verbose import observing
+from syncpretrain.observers import observing
 from syncpretrain.pretraining.driver import driver_for, rows_of
 from syncpretrain.pretraining.settled import settled
 from syncpretrain.pretraining.training import Driver
@@ -51,7 +51,6 @@ from syncpretrain.units.kinds import kind_of
 from syncpretrain.workers.state import State, state_file_of
 
 __all__ = ["SavedCall", "pretrain"]
-
 
 AUTO_UNITS = "auto"  # by columns
 JUDGED_ROWS = 1000  # for the verdict

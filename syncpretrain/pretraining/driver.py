@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import why_no_fused_steps, why_no_gpu
-from syncpretrain.backends.host_rows import HostRows
+from syncpretrain.backends.rows import HostRows
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.events import (
     DriftJudged,
@@ -64,14 +64,7 @@ from syncpretrain.workers.shared_memory import check_runtime
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import LayerState, PretrainState
 
-__all__ = [
-    "Pretraining",
-    "TrainedLayers",
-    "Untrained",
-    "driver_for",
-    "placement_of",
-    "rows_of",
-]
+__all__ = ["Pretraining", "TrainedLayers", "Untrained", "driver_for", "placement_of", "rows_of"]
 
 
 @dataclass(slots=True)

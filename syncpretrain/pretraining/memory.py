@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.backends.host_rows import buffer_bytes
+from syncpretrain.backends.rows import buffer_bytes
 from syncpretrain.data.blocks import bytes_of, in_bytes
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.parallel.available_memory import check_available

@@ -11,7 +11,7 @@ from syncpretrain.report.section import Section, details, paragraph, table
 from syncpretrain.runs.record import RunRecord
 from syncpretrain.settings import Settings
 
-__all__ = ["configuration_section", "is_tuned", "setting_text", "texts_of_settings"]
+__all__ = ["configuration_section", "is_tuned", "texts_of_settings"]
 
 
 SHOWN_FIRST = {

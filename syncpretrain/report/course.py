@@ -16,12 +16,12 @@ from syncpretrain.plot.space_time_diagram import (
 from syncpretrain.report.section import (
     Section,
     details,
+    draw_svg,
     number,
     paragraph,
     seconds_text,
     table,
 )
-from syncpretrain.report.svg import draw_svg
 from syncpretrain.runs.record import RunRecord
 from syncpretrain.runs.timeline import Timeline, critical_path, path_seconds
 

@@ -29,6 +29,7 @@ from syncpretrain.plot.images import image_grid, shades
 from syncpretrain.plot.units import activities_of, draw_activity, draw_codes
 from syncpretrain.report.section import (
     Section,
+    draw_svg,
     figure,
     image,
     not_drawn,
@@ -36,7 +37,6 @@ from syncpretrain.report.section import (
     row_of_figures,
     table,
 )
-from syncpretrain.report.svg import draw_svg
 from syncpretrain.shapes import ConvolutionShape, ImageShape
 
 __all__ = ["Shown", "example_sections", "examples_to_show"]

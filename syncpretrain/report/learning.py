@@ -8,8 +8,7 @@ from typing import Any
 
 from syncpretrain.plot.canvas import colour_of
 from syncpretrain.plot.learning import Curve, curves_of, draw_curve
-from syncpretrain.report.section import Section, figure, paragraph, row_of_figures
-from syncpretrain.report.svg import draw_svg
+from syncpretrain.report.section import Section, draw_svg, figure, paragraph, row_of_figures
 from syncpretrain.runs.record import RunRecord
 
 __all__ = ["learning_section"]

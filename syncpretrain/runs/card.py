@@ -30,7 +30,7 @@ def card_of(
         Command that began the run.
     """
     parts = [
-        f"# {_shape(settings)}, {settings.pretrain.model}",
+        f"# {settings.pretrain.stack_text}, {settings.pretrain.model}",
         _summary(report, settings),
         "## Repeat it\n\n" + _repetition(report, settings, identity, command),
         "## Results\n\n" + _results(report),
@@ -39,11 +39,6 @@ def card_of(
         _use(report),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _shape(settings: Settings) -> str:
-    pretrain = settings.pretrain
-    return pretrain.architecture or "-".join(map(str, pretrain.layers))
 
 
 def _summary(report: dict[str, Any], settings: Settings) -> str:

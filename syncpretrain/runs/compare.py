@@ -36,15 +36,11 @@ from syncpretrain.settings.fields import HANDOFF_DEFAULTS
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
-    "BASELINES",
-    "RANDOM",
     "STARTS",
     "START_FORMS",
     "USUAL_STARTS",
     "Measured",
     "Outcome",
-    "Summary",
-    "check_baselines",
     "compare",
     "is_start",
     "measured",

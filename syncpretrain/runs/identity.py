@@ -26,7 +26,6 @@ from syncpretrain.settings.fields import PER_LAYER
 from syncpretrain.storage import write_atomically
 
 __all__ = [
-    "Difference",
     "RunIdentity",
     "check_header",
     "check_resumable",

@@ -227,7 +227,7 @@ def _described(settings: Settings) -> dict[str, str]:
     how = "streamed" if pretrain.handoff == "minibatch" else pretrain.pace
     schedule = f"{pretrain.schedule}, {how}" if how in ("streamed", "free") else pretrain.schedule
     return {
-        "layers": pretrain.architecture or "-".join(map(str, pretrain.layers)),
+        "layers": pretrain.stack_text,
         "schedule": schedule,
         "data": settings.data.name,
         "objective": settings.finetune.objective,

@@ -6,15 +6,6 @@ and every refusal names the place, the value given and the value expected.
 """
 
 from syncpretrain.settings.fields import MomentumSchedule
-from syncpretrain.settings.files import (
-    checked,
-    names_in,
-    preset_names,
-    preset_path,
-    read_settings,
-    settings_from,
-    write_settings,
-)
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.settings.sections import (
     ELSEWHERE,
@@ -22,9 +13,16 @@ from syncpretrain.settings.sections import (
     PretrainSettings,
     RunSettings,
     Settings,
+    checked,
     moved_elsewhere,
+    names_in,
     off_ranks,
+    preset_names,
+    preset_path,
+    read_settings,
     replaced,
+    settings_from,
+    write_settings,
 )
 
 __all__ = [

@@ -26,6 +26,7 @@ from syncpretrain.settings.fields import (
     check_async,
     kind_and_number,
     parsed_corruption,
+    values_of,
 )
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.blocks import fitted_units, visible_kind
@@ -33,18 +34,13 @@ from syncpretrain.units.kinds import INPUT_UNITS, KINDS, kind_of
 
 __all__ = [
     "ALWAYS",
-    "WHOLE_ONLY",
-    "check_async_pretraining",
     "check_blas_threads",
-    "check_convolutions",
-    "check_drift",
     "check_layers",
     "check_missing",
     "check_per_layer",
     "check_pretraining",
     "check_schedule",
     "check_sparse",
-    "check_visible_units",
     "kept_units",
     "parsed_shuffle",
     "parsed_waking",
@@ -280,8 +276,7 @@ def _check_handoff(settings: PretrainFields) -> None:
         "refresh_epochs": ("0: no newer version wakes a layer", (0,)),
     }
     for name, (expected, values) in usual.items():
-        found = getattr(settings, name)
-        for value in found if isinstance(found, tuple) else (found,):
+        for value in values_of(settings, name):
             if value not in (values or expected.split(" or ")):
                 raise SettingsError(
                     f"{name}: got {value} with handoff minibatch, expected {expected}; leave it"
@@ -345,8 +340,7 @@ def check_async_pretraining(settings: PretrainFields) -> None:
             f"replicas: got {max(settings.replicas)}, expected at most {MAX_WORKERS}"
         )
     for name, (usual, why) in NOT_SUPPORTED.items():
-        found = getattr(settings, name)
-        for value in found if isinstance(found, tuple) else (found,):
+        for value in values_of(settings, name):
             if value not in usual:
                 raise SettingsError(
                     f"{name}: got {value} with schedule {ASYNC}, where {why}; leave it out"

@@ -13,7 +13,6 @@ from syncpretrain.shapes import LayerShape
 from syncpretrain.units.kinds import kind_of
 
 __all__ = [
-    "check_backend",
     "check_precision",
     "check_pretraining_backend",
     "check_tuning_backend",

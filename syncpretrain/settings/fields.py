@@ -83,6 +83,7 @@ __all__ = [
     "settings_of",
     "usual_costs",
     "usual_rates",
+    "values_of",
 ]
 
 # Larger numbers are slips of the keyboard: a run without end, or a machine busy with threads alone.
@@ -561,6 +562,11 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     ] = None
 
     @property
+    def stack_text(self) -> str:
+        """The units of the input and of each layer, or the layers with convolutions, as text."""
+        return self.architecture or "-".join(map(str, self.layers))
+
+    @property
     def shapes(self) -> tuple[LayerShape, ...]:
         """The shape of each layer."""
         return shapes_of(self.layers, self.architecture)
@@ -627,6 +633,12 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
         return self.corruption[layer - 1] != "none"
 
 
+def values_of(settings: msgspec.Struct, name: str) -> tuple[Any, ...]:
+    """Return the values of a setting: one a layer, or the one it has."""
+    found = getattr(settings, name)
+    return found if isinstance(found, tuple) else (found,)
+
+
 def check_finite(settings: msgspec.Struct, *, prefix: str = "") -> None:
     """Refuse infinity and NaN; ``prefix`` is the prefix of the options' names.
 
@@ -636,8 +648,7 @@ def check_finite(settings: msgspec.Struct, *, prefix: str = "") -> None:
         Naming the setting.
     """
     for name in settings.__struct_fields__:
-        found = getattr(settings, name)
-        for value in found if isinstance(found, tuple) else (found,):
+        for value in values_of(settings, name):
             if isinstance(value, float) and not math.isfinite(value):
                 raise SettingsError(f"{prefix}{name}: got {value}, expected a finite number")
 

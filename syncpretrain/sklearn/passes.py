@@ -20,8 +20,8 @@ from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.data.visible import has_missing, marked
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.inputs import is_bounded
+from syncpretrain.models.layer import rows_at_once, with_log_odds
 from syncpretrain.models.likelihood import free_energy
-from syncpretrain.models.passes import rows_at_once, with_log_odds
 from syncpretrain.models.stack import Stack
 
 __all__ = [

@@ -40,7 +40,6 @@ from syncpretrain.units.kinds import (
 
 __all__ = [
     "COUNTS",
-    "SOFTMAX",
     "Block",
     "Blocks",
     "blocks_text",

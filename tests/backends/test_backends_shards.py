@@ -19,13 +19,12 @@ from trialruns import notices_of, stop_after
 from syncpretrain import pretrain
 from syncpretrain.backends import cuda_peers, cupy_backend, recorder
 from syncpretrain.backends.choice import backend_for
-from syncpretrain.backends.host_rows import HostRows
+from syncpretrain.backends.rows import HostRows
 from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.kernels.averaging import sum_in_order, tree_steps
-from syncpretrain.learners import by_examples_on_devices
+from syncpretrain.learners import by_examples
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.by_examples import ByExamples
-from syncpretrain.learners.by_examples_on_devices import ByExamplesOnDevices
+from syncpretrain.learners.by_examples import ByExamples, ByExamplesOnDevices
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.select import step_for
@@ -388,7 +387,7 @@ def test_a_step_that_fails_leaves_the_devices_in_order(bits, monkeypatch):
     step = step_for(learner, 2, "examples", 2)
     backend.synchronize()
     start = learner.snapshot().to(backend.tohost)
-    real, left = by_examples_on_devices.tree_steps, [3]
+    real, left = by_examples.tree_steps, [3]
 
     def fail(*given, **options):
         left[0] -= 1
@@ -401,7 +400,7 @@ def test_a_step_that_fails_leaves_the_devices_in_order(bits, monkeypatch):
             own = {"epoch": 2, "stop": lambda: False, "progress": lambda _: None}
             return train_epoch(learner, step, X, **own)
 
-    monkeypatch.setattr(by_examples_on_devices, "tree_steps", fail)
+    monkeypatch.setattr(by_examples, "tree_steps", fail)
     with pytest.raises(MemoryError):
         epoch()
     with learner.stream:

@@ -17,10 +17,10 @@ from minibatches import train
 from trialruns import notices_of
 
 from syncpretrain import finetune, pretrain
-from syncpretrain.backends import cuda_tuning, fused_check, tuning_check
+from syncpretrain.backends import cuda_fused, fused_check
+from syncpretrain.backends.cuda_fused import TUNING_FILES, CudaTuning
 from syncpretrain.backends.cuda_source import CudaSource, cuda_source
-from syncpretrain.backends.cuda_tuning import TUNING_FILES, CudaTuning
-from syncpretrain.backends.fused_tuning import Rule
+from syncpretrain.backends.fused import Rule
 from syncpretrain.finetuning.chain import Affine, Dropout
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import Optimizer, adam, gradient_descent
@@ -355,7 +355,7 @@ class TestTrial:
             found._module = double.xp.RawModule(code=code.replace(right, wrong), options=options)
             return found
 
-        monkeypatch.setattr(cuda_tuning, "_source", source)
+        monkeypatch.setattr(cuda_fused, "_source", source)
         double = backend_of("double", monkeypatch)
         (notice,) = self.notices(bits, precision)
         assert notice.startswith(
@@ -388,6 +388,6 @@ class TestTrial:
 
     def test_nothing_is_tried_without_tensor_cores(self, double, monkeypatch, bits):
         monkeypatch.setattr(fakecupy, "CAPABILITY", "75")
-        monkeypatch.setattr(tuning_check, "_difference", None)
+        monkeypatch.setattr(fused_check, "_tuning_difference", None)
         backend_of("double", monkeypatch)
         assert self.notices(bits) == []

@@ -17,9 +17,9 @@ from syncpretrain.backends.cuda_fused import (
     MANY,
     PRODUCT_MEMORY,
     PRODUCT_THREADS,
+    TUNING_FILES,
 )
 from syncpretrain.backends.cuda_source import COMPILER_OPTIONS, CUDA_FILES, cuda_source
-from syncpretrain.backends.cuda_tuning import TUNING_FILES
 from syncpretrain.kernels.precision import PRECISIONS
 
 # Turing, Ampere, Hopper and Blackwell, and how many registers a thread may have: so that four

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trialruns import notices_of
 
 from syncpretrain import pretrain
-from syncpretrain.backends.dealing import deal
+from syncpretrain.backends.base import deal
 from syncpretrain.cli import main
 from syncpretrain.pretraining.build import backend_of_layers, layer_costs
 from syncpretrain.pretraining.driver import driver_for, placement_of

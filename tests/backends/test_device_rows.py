@@ -11,10 +11,9 @@ from backends import BACKENDS, DEVICES, STAND_INS, backend_of, leave_free, on_de
 from trialruns import notices_of, stop_after
 
 from syncpretrain import finetune, pretrain
-from syncpretrain.backends import host_rows
+from syncpretrain.backends import rows as kept_rows
 from syncpretrain.backends.cupy_backend import CupyBackend
-from syncpretrain.backends.device_rows import DeviceRows
-from syncpretrain.backends.host_rows import HostRows, buffer_bytes
+from syncpretrain.backends.rows import DeviceRows, HostRows, buffer_bytes
 from syncpretrain.data import blocks
 from syncpretrain.data.blocks import blocks_of, bytes_of
 from syncpretrain.data.scaling import column_means
@@ -97,7 +96,7 @@ def as_bytes(monkeypatch):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of 40 rows of 16 columns."""
-    monkeypatch.setattr(host_rows, "BLOCK_BYTES", 40 * 16 * 4)
+    monkeypatch.setattr(kept_rows, "BLOCK_BYTES", 40 * 16 * 4)
 
 
 def same_bits(actual: np.ndarray, expected: np.ndarray) -> None:

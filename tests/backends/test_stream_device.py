@@ -18,9 +18,10 @@ from streamedruns import LAYERS, VARIANTS, streamed
 from trialruns import died, library_threads, notices_of, settings_on
 
 from syncpretrain import pretrain
-from syncpretrain.backends import cublas, cupy_backend, host_rows
+from syncpretrain.backends import cublas, cupy_backend
+from syncpretrain.backends import rows as kept_rows
 from syncpretrain.backends.cupy_backend import CupyBackend
-from syncpretrain.backends.host_rows import HostRows
+from syncpretrain.backends.rows import HostRows
 from syncpretrain.data import blocks
 from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import EpochFinished
@@ -487,7 +488,7 @@ class TestData:
     @pytest.mark.parametrize("shuffle", ["rows", "blocks:25"])
     @pytest.mark.parametrize("visible_bias", ["zero", "log-odds"])
     def test_a_file(self, bits, device, tmp_path, shuffle, visible_bias, monkeypatch):
-        monkeypatch.setattr(host_rows, "BLOCK_BYTES", 40 * 16 * 4)
+        monkeypatch.setattr(kept_rows, "BLOCK_BYTES", 40 * 16 * 4)
         np.save(tmp_path / "x.npy", bits)
         own = {"shuffle": shuffle, "visible_bias": visible_bias, "validation": bits[:50]}
         expected, _ = self.run(bits, **own)
@@ -496,12 +497,12 @@ class TestData:
         assert not [text for text in notices_of(events) if "no room" in text]
 
     def test_an_array_that_the_gpu_has_no_room_for(self, bits, device, monkeypatch):
-        monkeypatch.setattr(host_rows, "BLOCK_BYTES", 40 * 16 * 4)
+        monkeypatch.setattr(kept_rows, "BLOCK_BYTES", 40 * 16 * 4)
         expected, _ = self.run(bits)
         settings = settings_from(**STREAM, backend="cupy").pretrain
         rows = held_rows(settings, device, steps=7, held_out=0)
         beside = pretraining_bytes(settings.shapes, examples=rows, batch_size=30)
-        room = host_rows.buffer_bytes(200, 16) + room_bytes(settings, device, 7)
+        room = kept_rows.buffer_bytes(200, 16) + room_bytes(settings, device, 7)
         # Of two devices the second has half of what is beside the data.
         each = (beside + room) // len(device.devices())
         leave_free(monkeypatch, each + 1)
@@ -576,7 +577,7 @@ class TestMemory:
         )
         assert found["run"] - without >= rings + 2 * 20 * 12 * 4
         monkeypatch.setattr(fakecupy, "MEMORY", (found["run"] + 6_000) // 2)
-        monkeypatch.setattr(host_rows, "BLOCK_BYTES", 3 * 16 * 4)
+        monkeypatch.setattr(kept_rows, "BLOCK_BYTES", 3 * 16 * 4)
         found = json.loads(call("train", *own)[0])["gpu_bytes"]
         room = 2 * 20 * 16 * 4
         assert found["data_on_host"] and found["data"] == 2 * 3 * 16 * 4 + room + 50 * 16 * 4

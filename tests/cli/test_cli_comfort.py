@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from backends import backend_of
 
-from syncpretrain.backends import host_rows
+from syncpretrain.backends import rows as kept_rows
 from syncpretrain.cli.program import COMMANDS
 from syncpretrain.data import blocks
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import read_settings
-from syncpretrain.settings.files import tomllib
+from syncpretrain.settings.sections import tomllib
 
 SECONDS = 60  # of every wait
 
@@ -219,7 +219,7 @@ class TestDryRun:
         np.savez(folder / "x.npz", X=pixels)
         assert self.predicted(call, *own)["gpu_bytes"]["data"] == 60 * 6
         monkeypatch.setattr(fakecupy, "MEMORY", found["run"] + 200)
-        monkeypatch.setattr(host_rows, "BLOCK_BYTES", 3 * 6 * 4)
+        monkeypatch.setattr(kept_rows, "BLOCK_BYTES", 3 * 6 * 4)
         found = self.predicted(call, *own)["gpu_bytes"]
         assert found["data_on_host"]
         assert 2 * 3 * 6 * 4 <= found["data"] <= 200, "two buffers, and what is held out"

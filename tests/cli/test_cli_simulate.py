@@ -10,7 +10,7 @@ import pytest
 from syncpretrain.cli.simulate import ALL_REDUCE_WORDS, SCHEDULE_WORDS
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.scaling.curves import ASYNCHRONOUS, WAYS
-from syncpretrain.planning.scaling.network import ALL_REDUCES
+from syncpretrain.planning.scaling.work import ALL_REDUCES
 from syncpretrain.planning.timings import sizes
 from syncpretrain.plot.curves import save_speedup_curves
 from syncpretrain.schedule.kinds import SCHEDULES

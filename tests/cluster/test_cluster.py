@@ -11,12 +11,12 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from localengines import local_engines
 
 from syncpretrain.cluster import job
 from syncpretrain.cluster.engine import APART_BYTES, pack, sizes_in, unpack
 from syncpretrain.cluster.job import Membership, check_ranks, member, using
 from syncpretrain.cluster.launched import launched
-from syncpretrain.cluster.local import local_engines
 from syncpretrain.cluster.mpi import import_mpi
 from syncpretrain.cluster.transport import Beat, Link, Peers, Transport, has_died
 from syncpretrain.errors import SettingsError, WorkerError

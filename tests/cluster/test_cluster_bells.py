@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from localengines import local_engines
 
 from syncpretrain.cluster import transport
-from syncpretrain.cluster.local import local_engines
 from syncpretrain.cluster.mpi import MARK_BYTES, Bells, machine_mark
 from syncpretrain.cluster.transport import Naps, Transport
 from syncpretrain.parallel.timeouts import Timeouts

@@ -16,9 +16,9 @@ from syncpretrain.backends.cublas import Cublas
 from syncpretrain.backends.cuda_source import CudaSource
 from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.backends.gpu_check import import_cupy, missing
-from syncpretrain.backends.host_rows import HostRows
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.backends.recorder import Recorder
+from syncpretrain.backends.rows import HostRows
 from syncpretrain.kernels.dispatch import register
 
 NO_GPU = missing()

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.by_examples import ByExamples
-from syncpretrain.learners.by_examples_on_devices import ByExamplesOnDevices
+from syncpretrain.learners.by_examples import ByExamples, ByExamplesOnDevices
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.steps import FusedDivergence, WholeStep
 

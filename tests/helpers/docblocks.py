@@ -10,8 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
 
-from syncpretrain.schedule.kinds import SCHEDULES, ScheduleOptions
-from syncpretrain.schedule.pace import Pace
+from syncpretrain.schedule.kinds import SCHEDULES, Pace, ScheduleOptions
 from syncpretrain.schedule.reads import LayerPlan
 from syncpretrain.schedule.schedule import Command, Schedule, Train
 

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from localengines import local_engines
+
 from syncpretrain.cluster.job import Membership, using
-from syncpretrain.cluster.local import local_engines
 from syncpretrain.cluster.transport import Link, Transport
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.ranks.messages import CONTROL, RunEnded

@@ -9,8 +9,7 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from syncpretrain.schedule.kinds import SCHEDULES, ScheduleOptions
-from syncpretrain.schedule.pace import Pace
+from syncpretrain.schedule.kinds import SCHEDULES, Pace, ScheduleOptions
 from syncpretrain.schedule.reads import LayerPlan, Reads, Rule, planned_rows, rounds_row
 from syncpretrain.schedule.schedule import Command, Release, Schedule, Train
 

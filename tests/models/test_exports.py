@@ -37,22 +37,22 @@ class TestPlainArrays:
 
     def test_names_stand_beside_them(self, tmp_path):
         path = tmp_path / "c.npz"
-        write_export(path, "npz", describe(case("table", "three")))
+        write_export(path, "npz", describe(case("table", "three").model))
         about = Reader(path).about
         assert about["part"] == "classifier"
         assert about["classes"] == ["b", "c", "a"]
         assert about["inputs"] == ["age", "colour", "codes", "size"]
         assert about["categories"] == {"colour": ["blue", "green", "red"], "size": ["L", "S"]}
-        write_export(path, "npz", describe(case("table"), "decoder"))
+        write_export(path, "npz", describe(case("table").model, "decoder"))
         names = ["age", *(f"colour={x}" for x in ("blue", "green", "red")), "codes"]
         assert Reader(path).about["outputs"] == [*names, "size=L", "size=S"]
 
 
 class TestParts:
     def test_the_default_is_what_the_stack_was_trained_for(self):
-        assert default_part(case("dense")) == "encoder"
-        assert default_part(case("dense", "two")) == "classifier"
-        assert default_part(case("dense", "numbers")) == "regressor"
+        assert default_part(case("dense").model) == "encoder"
+        assert default_part(case("dense", "two").model) == "classifier"
+        assert default_part(case("dense", "numbers").model) == "regressor"
 
     @pytest.mark.parametrize(
         ("name", "head", "part", "message"),
@@ -68,12 +68,12 @@ class TestParts:
     )
     def test_one_that_a_stack_does_not_have(self, name, head, part, message):
         with pytest.raises(SettingsError, match=f"^part: got {part}, .*{message}"):
-            describe(case(name, head), part)
+            describe(case(name, head).model, part)
 
     def test_units_that_no_format_has(self, monkeypatch):
         monkeypatch.delitem(describe_module.FUNCTIONS, "tanh")
         with pytest.raises(SettingsError, match=r"^units: got tanh, which no format has"):
-            describe(case("standardized"))
+            describe(case("standardized").model)
 
 
 class TestFormats:
@@ -82,7 +82,7 @@ class TestFormats:
         for name, kind in EXPORT_FORMATS.items():
             if kind.package:
                 with pytest.raises(SettingsError, match=f"^format: got {name}.*{kind.package}"):
-                    write_export(tmp_path / f"x{kind.suffix}", name, describe(case("dense")))
+                    write_export(tmp_path / f"x{kind.suffix}", name, describe(case("dense").model))
         assert not list(tmp_path.iterdir())
 
     def test_a_backend_that_keras_does_not_know(self, tmp_path, monkeypatch):
@@ -98,7 +98,7 @@ class TestFormats:
 
     def test_a_python_file_of_the_user_stays(self, tmp_path):
         (tmp_path / "train.py").write_text("print()\n")
-        network = describe(case("dense"))
+        network = describe(case("dense").model)
         for name, message in (
             ("train", "another file of that name"),
             ("my-net", "no Python module"),
@@ -148,4 +148,4 @@ class TestCommand:
         assert re.search(f"^Error: {message}.*\n$", said)
 
     def test_about_is_json(self, run):
-        assert json.loads(describe(case("dense")).about)["part"] == "encoder"
+        assert json.loads(describe(case("dense").model).about)["part"] == "encoder"

@@ -78,7 +78,7 @@ def test_progress_is_redrawn_in_a_widget(bits, displayed):
 
 
 def test_without_widgets_it_is_lines(bits, displayed, monkeypatch, recwarn):
-    monkeypatch.setattr("syncpretrain.observers.verbose.find_spec", lambda name: None)
+    monkeypatch.setattr("syncpretrain.observers.find_spec", lambda name: None)
     pretrain(bits, layers=[16, 9], epochs=2, verbose=True)
     assert not any(isinstance(found, Output) for found in displayed)
     assert not recwarn.list

@@ -10,12 +10,12 @@ import pytest
 from syncpretrain import Stack
 from syncpretrain.errors import DataError
 from syncpretrain.models.layer import DenseLayer
-from syncpretrain.models.likelihood import free_energy
-from syncpretrain.models.partition import (
+from syncpretrain.models.likelihood import (
     POPULATIONS,
     Words,
     annealed_over_lengths,
     enumerated_over_lengths,
+    free_energy,
 )
 from syncpretrain.models.perplexity import perplexity
 

@@ -14,7 +14,7 @@ from randomconvolutions import convolutional_stack, random_layer
 from syncpretrain import Stack, load
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
-from syncpretrain.models import passes
+from syncpretrain.models import layer as layer_module
 from syncpretrain.models.diagnosis import diagnose_layers
 from syncpretrain.models.evaluation import layer_errors, stack_error
 from syncpretrain.models.layer import ConvolutionalLayer
@@ -104,8 +104,8 @@ class TestPasses:
     def test_a_few_rows_at_a_time(self, X, most, monkeypatch):
         stack = convolutional_stack(TEXT)
         whole = stack.reconstruct(X)
-        monkeypatch.setattr(passes, "NUMBERS_AT_ONCE", most)
-        assert passes.rows_at_once(stack.layers) == max(1, most // 120)
+        monkeypatch.setattr(layer_module, "NUMBERS_AT_ONCE", most)
+        assert layer_module.rows_at_once(stack.layers) == max(1, most // 120)
         np.testing.assert_allclose(stack.reconstruct(X), whole, rtol=1e-5)
 
     def test_wrong_widths(self):

@@ -9,12 +9,11 @@ import pytest
 from syncpretrain.errors import SettingsError
 from syncpretrain.parallel import available_memory
 from syncpretrain.planning import measure as measure_module
-from syncpretrain.planning import probes, samples
+from syncpretrain.planning import probes
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import plan_for
 from syncpretrain.planning.measure import check_measuring, measure
-from syncpretrain.planning.probes import Probe, measured
-from syncpretrain.planning.samples import Sample, sampled
+from syncpretrain.planning.probes import Probe, Sample, measured, sampled
 from syncpretrain.settings import settings_from
 
 IMAGES = "1x12x12,conv:4x3,conv:4x3,6"
@@ -122,7 +121,7 @@ class TestMeasuring:
         assert found.notes[-1].startswith("not all was timed in 60 s: ")
 
     def test_nothing_is_timed_where_one_row_takes_too_long(self, monkeypatch):
-        monkeypatch.setattr(samples, "USUAL_SPEED", 1e-3)
+        monkeypatch.setattr(probes, "USUAL_SPEED", 1e-3)
         monkeypatch.setattr(probes.Probe, "warm_up", None)
         found = measure(settings(IMAGES), workers=2, examples=100, seconds=0)
         operations = 2 * 5 * 10 * 10 * 4 * 9

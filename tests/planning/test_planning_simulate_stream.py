@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncpretrain.planning.simulate_stream import MOST_MINIBATCHES, StreamCost, simulate_stream
+from syncpretrain.planning.simulate import MOST_MINIBATCHES, StreamCost, play_stream
 from syncpretrain.schedule.stream import StreamEpochs
 
 
 def run(costs, *, epochs=10, delay=0.0, steps=10, workers=2, replicas=None, block=1) -> float:
-    return simulate_stream(
+    return play_stream(
         StreamEpochs((epochs,) * len(costs), delay).plans(steps),
         costs,
         steps=steps,
@@ -19,7 +19,7 @@ def run(costs, *, epochs=10, delay=0.0, steps=10, workers=2, replicas=None, bloc
         block=block,
         workers=workers,
         replicas=replicas or (1,) * len(costs),
-    )
+    ).seconds
 
 
 def cost(*seconds: float, forward=0.2, **others: float) -> StreamCost:

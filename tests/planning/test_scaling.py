@@ -24,20 +24,21 @@ from syncpretrain.planning.scaling.curves import (
     scaled,
     serve,
 )
-from syncpretrain.planning.scaling.job import Job, Placed, place
+from syncpretrain.planning.scaling.job import (
+    Job,
+    Placed,
+    bandwidth_from,
+    devices_from,
+    latency_from,
+    place,
+    replicas_from,
+)
 from syncpretrain.planning.scaling.measured import (
     costs_together,
     machine_costs,
     measured_costs,
 )
-from syncpretrain.planning.scaling.network import Network
-from syncpretrain.planning.scaling.texts import (
-    bandwidth_from,
-    devices_from,
-    latency_from,
-    replicas_from,
-)
-from syncpretrain.planning.scaling.work import GroupWork, LayerWork, PartCost, SharedCost
+from syncpretrain.planning.scaling.work import GroupWork, LayerWork, Network, PartCost, SharedCost
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.settings import settings_from
 

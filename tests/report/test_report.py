@@ -19,7 +19,7 @@ from syncpretrain.events import EpochFinished, FinetuneEpochFinished
 from syncpretrain.report.comparison import comparison_sections, differing_settings
 from syncpretrain.report.outcome import headline_of, outcome_section
 from syncpretrain.report.schedules import timings_of
-from syncpretrain.report.svg import draw_svg
+from syncpretrain.report.section import draw_svg
 from syncpretrain.runs.folder import owned
 from syncpretrain.runs.record import read_run
 from syncpretrain.runs.run import train_run

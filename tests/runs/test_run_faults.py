@@ -297,7 +297,7 @@ class TestRefusedFolder:
             if name == "run.json":
                 patch.setattr("syncpretrain.runs.identity.RunIdentity.write", refuse)
             else:
-                patch.setattr("syncpretrain.settings.files.write_atomically", half)
+                patch.setattr("syncpretrain.settings.sections.write_atomically", half)
             with pytest.raises(SettingsError, match="No space left on device; name another"):
                 train_run(settings, out=tmp_path / "run")
         assert not any((tmp_path / "run").iterdir())

@@ -29,7 +29,7 @@ from syncpretrain.runs.checkpoints import CHECKPOINTS_NAME, PRETRAINED_NAME
 from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, IDENTITY_NAME, LOCK_NAME, owned
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from, write_settings
-from syncpretrain.settings.files import tomllib
+from syncpretrain.settings.sections import tomllib
 
 LAYERS = (16, 10, 6, 4)
 OLD_RUNS = Path(__file__).parents[1] / "data" / "run_4a28c1a"

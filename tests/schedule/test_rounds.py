@@ -14,8 +14,7 @@ from scheduleplay import layer_plans, planned_reads, play, shortened, stops_afte
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.build import build_schedule
-from syncpretrain.schedule.kinds import GROUP_SIZE
-from syncpretrain.schedule.pace import Planned
+from syncpretrain.schedule.kinds import GROUP_SIZE, Planned
 from syncpretrain.schedule.reads import (
     LayerPlan,
     Reads,

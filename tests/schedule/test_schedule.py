@@ -19,7 +19,7 @@ from scheduleplay import (
 )
 
 from syncpretrain.errors import ScheduleError, SettingsError
-from syncpretrain.schedule.pace import Fixed, Pace, Planned
+from syncpretrain.schedule.kinds import Fixed, Pace, Planned
 from syncpretrain.schedule.reads import LayerPlan, Reads, greedy_row, lockstep_row
 from syncpretrain.schedule.schedule import Schedule, Train
 

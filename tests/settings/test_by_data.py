@@ -36,7 +36,7 @@ from syncpretrain.settings.by_data import (
     in_words,
     pretrain_by_data,
 )
-from syncpretrain.settings.files import preset_path
+from syncpretrain.settings.sections import preset_path
 
 MNIST = (784, 1000, 500, 250, 30)
 

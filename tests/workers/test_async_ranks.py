@@ -15,10 +15,10 @@ import pytest
 from asyncreplicas import SIZE, CountingReplica
 from hypothesis import given
 from hypothesis import strategies as st
+from localengines import LocalEngine, local_engines
 from localranks import WAIT, local_ranks
 
 from syncpretrain import pretrain
-from syncpretrain.cluster.local import LocalEngine, local_engines
 from syncpretrain.cluster.mpi import MPIEngine
 from syncpretrain.cluster.transport import Transport, last_beat
 from syncpretrain.errors import SettingsError, StalledError, WorkerError

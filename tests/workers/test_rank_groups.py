@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from localengines import local_engines
 from localranks import local_ranks
 
 from syncpretrain.cluster.group import AgreedStop, Group, GroupError
-from syncpretrain.cluster.local import local_engines
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.averaging import add_subtrees, add_tree, subtrees

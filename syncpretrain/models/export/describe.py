@@ -6,62 +6,39 @@ Every format is made from this list (:mod:`syncpretrain.models.export.steps`) an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from syncpretrain.data.columns import columns_in
 from syncpretrain.data.meaning import meaning_in
-from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.formats import EXPORT_PARTS
 from syncpretrain.models.export.steps import FUNCTIONS, Network
-from syncpretrain.models.layer import Head, Layer
+from syncpretrain.models.layer import Layer
+from syncpretrain.models.model_file import Model
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["Trained", "default_part", "describe"]
+__all__ = ["default_part", "describe"]
 
 PARTS_OF_HEADS = {"classification": "classifier", "regression": "regressor"}
 
 
-class Trained(Protocol):
-    """The attributes of a stack that an export reads."""
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """The layers from the input up."""
-        ...
-
-    @property
-    def info(self) -> dict[str, Any]:
-        """The origin of the stack, with the columns of a table."""
-        ...
-
-    @property
-    def scaling(self) -> Scaling | None:
-        """The standardization of the input."""
-        ...
-
-    @property
-    def head(self) -> Head | None:
-        """The output layer on top of the code, if there is one."""
-        ...
-
-
-def default_part(stack: Trained) -> str:
+def default_part(stack: Model) -> str:
     """Return the part that a stack was trained for: by its head, or the encoder."""
     return "encoder" if stack.head is None else PARTS_OF_HEADS[stack.head.kind]
 
 
-def describe(stack: Trained, part: str | None = None) -> Network:
+def describe(stack: Model, part: str | None = None) -> Network:
     """Return a part of a stack as steps.
 
     Parameters
     ----------
-    stack : Stack
+    stack : Model
+        The parts of a stack.
     part : str, optional
         ``encoder`` (rows to codes), ``decoder`` (codes to rows), ``autoencoder`` (rows to their
         reconstructions), ``classifier`` (rows to the probabilities of the classes), ``regressor``
@@ -109,7 +86,7 @@ def describe(stack: Trained, part: str | None = None) -> Network:
     return Network(part, tuple(up), rows, outputs, inputs, own, head.classes)
 
 
-def _check_part(stack: Trained, part: str) -> None:
+def _check_part(stack: Model, part: str) -> None:
     """Refuse a part that a stack does not have."""
     if part not in EXPORT_PARTS:
         raise SettingsError(f"part: got {part}, expected {', '.join(EXPORT_PARTS)}")
@@ -134,7 +111,7 @@ def _check_part(stack: Trained, part: str) -> None:
         )
 
 
-def _input_of(stack: Trained) -> tuple[list[kinds.Step], tuple[kinds.ColumnChoices, ...]]:
+def _input_of(stack: Model) -> tuple[list[kinds.Step], tuple[kinds.ColumnChoices, ...]]:
     """Return the steps from a raw row to prepared values, and the columns of a row of a table."""
     lowest, scaling = stack.layers[0], stack.scaling
     found: list[kinds.Step] = []
@@ -178,7 +155,7 @@ def _encoder(layers: Sequence[Layer]) -> Iterator[kinds.Step]:
         yield kinds.ToRows(maps.output, channels_first=False)
 
 
-def _decoder(stack: Trained) -> Iterator[kinds.Step]:
+def _decoder(stack: Model) -> Iterator[kinds.Step]:
     """Yield the steps from codes to rows in the units of the data."""
     layers, images = stack.layers, False
     units = (layers[0].visible_units, *(layer.hidden_units for layer in layers))

@@ -4,7 +4,7 @@ There are two kinds of runs.
 
 *With a schedule of layers*, a group of devices trains each layer. A group stands for one worker of
 the simulations of a machine (:mod:`syncpretrain.planning.simulate` and
-:mod:`syncpretrain.planning.simulate_stream`), which play the schedules that the runtimes execute. A
+:mod:`syncpretrain.planning.simulate`), which play the schedules that the runtimes execute. A
 whole version reaches the layer above as activations or as the parameters of all layers below,
 whichever is faster; the pass that computes it counts as the reader's, as on one machine. A
 minibatch passes a link of its own, beside the training. With fewer devices than layers, a free
@@ -42,10 +42,8 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.planning.scaling.costs import LayerCosts, works_of
 from syncpretrain.planning.scaling.job import PARAMETER_COPIES, PAYING, Job, Placed, Scaled
-from syncpretrain.planning.scaling.network import Network
-from syncpretrain.planning.scaling.work import GroupWork
-from syncpretrain.planning.simulate import EpochCost, simulate
-from syncpretrain.planning.simulate_stream import StreamCost, play_stream
+from syncpretrain.planning.scaling.work import GroupWork, Network
+from syncpretrain.planning.simulate import EpochCost, StreamCost, play_stream, simulate
 from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.schedule.stream import (
@@ -64,13 +62,10 @@ __all__ = [
     "Curve",
     "Exchange",
     "Options",
-    "Served",
     "Way",
     "check_way",
     "curve",
-    "greedy_seconds",
     "scaled",
-    "scaled_by_server",
     "serve",
 ]
 

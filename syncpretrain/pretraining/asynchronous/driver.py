@@ -28,8 +28,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import Stopped, diverged, run_away
 from syncpretrain.learners.select import step_for
-from syncpretrain.models.layer import Layer
-from syncpretrain.models.passes import up_through
+from syncpretrain.models.layer import Layer, up_through
 from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import ReplicaFactory, Task, part_of, tasks_of
 from syncpretrain.parallel.signals import StopRequest

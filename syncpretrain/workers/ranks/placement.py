@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from syncpretrain.backends.dealing import deal
+from syncpretrain.backends.base import deal
 
 __all__ = ["UNSHARED", "RankShares", "groups_of_layers", "ranks_of_layers", "spread"]
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from syncpretrain.backends.base import Backend, Event
-from syncpretrain.backends.host_rows import HostRows
+from syncpretrain.backends.rows import HostRows
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.epoch import Stopped

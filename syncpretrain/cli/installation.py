@@ -1,13 +1,65 @@
-"""``syncpretrain completion``: completion of commands and options in the shell."""
+"""Commands about the installation: ``doctor``, ``presets``, ``completion``."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import click
 
-__all__ = ["command"]
+from syncpretrain.cli.options import json_option
+
+__all__ = ["completion", "doctor", "presets"]
+
+MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
+
+
+@click.command("doctor")
+@json_option
+def doctor(as_json: bool) -> None:
+    """Check this machine, in a few seconds; status 1 if training would go wrong.
+
+    \b
+    Examples:
+      syncpretrain doctor
+      syncpretrain doctor --json
+    """
+    from dataclasses import asdict
+
+    from syncpretrain.planning.doctor import diagnose
+
+    findings = diagnose()
+    if as_json:
+        click.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}))
+    for finding in () if as_json else findings:
+        click.echo(f"{MARKS[finding.status]}  {finding.topic}: {finding.found}")
+        if finding.advice:
+            click.echo(f"         {finding.advice}")
+    if any(finding.status == "problem" for finding in findings):
+        raise click.exceptions.Exit(1)
+
+
+@click.command("presets")
+@click.argument("name", required=False)
+def presets(name: str | None) -> None:
+    """List the presets of train, or print one: settings with the papers they come from.
+
+    \b
+    Examples:
+      syncpretrain presets
+      syncpretrain presets hinton2006
+      syncpretrain train --preset hinton2006
+    """
+    from syncpretrain.settings import preset_names, preset_path
+
+    if name is not None:
+        click.echo(preset_path(name).read_text(encoding="utf-8"), nl=False)
+        return
+    for known in preset_names():
+        first = preset_path(known).read_text(encoding="utf-8").splitlines()[0]
+        click.echo(f"{known:18} {first.removeprefix('# ').rstrip(',')}")
+
 
 PROGRAM = "syncpretrain"
 ASKING_VARIABLE = "_SYNCPRETRAIN_COMPLETE"  # a shell sets it to ask click for completions
@@ -18,7 +70,7 @@ START_FILES = {"bash": ".bashrc", "zsh": ".zshrc"}  # read by each new shell
 @click.command("completion")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.option("--install", is_flag=True, help="Install the script for new shells of this user.")
-def command(shell: str, install: bool) -> None:
+def completion(shell: str, install: bool) -> None:
     """Print the script that completes commands and options in a shell, or install it.
 
     --install writes the script into the user's folder for data (bash, zsh) or settings (fish), and

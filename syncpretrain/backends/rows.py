@@ -1,8 +1,9 @@
-"""Examples that a device has no room for: they stay on the host, and come a block at a time.
+"""Examples of a run with a device: kept there as bytes, or left on the host.
 
-The order of an epoch is known at its beginning, so the block after the one that is trained on is
-copied meanwhile: from one of two pinned buffers, into one of two buffers of the device, on a stream
-of its own. Two events of each buffer keep this right, in whatever order host and device get there:
+Rows that the device has no room for stay on the host, and come a block at a time. The order of an
+epoch is known at its beginning, so the block after the one that is trained on is copied meanwhile:
+from one of two pinned buffers, into one of two buffers of the device, on a stream of its own. Two
+events of each buffer keep this right, in whatever order host and device get there:
 
 * ``copied``: the copy is done before the host writes to the pinned buffer again, and before the
   layer's stream reads the device's buffer.
@@ -26,15 +27,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.data.blocks import StoredRows, chunks
+from syncpretrain.data.blocks import ByteRows, StoredRows, chunks
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 
-__all__ = ["BLOCK_BYTES", "BUFFERS", "HostRows", "OrderedRows", "buffer_bytes"]
+__all__ = ["BLOCK_BYTES", "DeviceRows", "HostRows", "OrderedRows", "buffer_bytes"]
 
 # Bytes of a buffer: some 10,000 rows of 784. Its copy takes a millisecond or more, so that
 # the microseconds of events and waits do not count.
 BLOCK_BYTES = 1 << 25
 BUFFERS = 2  # one is trained on, one is filled
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRows(ByteRows):
+    """Rows of a device, of values that are bytes divided by 255.
+
+    A slice is a new float32 array of the device, filled on the current stream; ``Backend.gather``
+    makes minibatches. Another device gets a run of the bytes by its ``Backend.asarray``, and
+    divides there.
+    """
+
+    backend: Backend
+
+    def __getitem__(self, key: slice) -> Any:
+        return self.backend.asarray(self.run(key))
+
+    def blocks(self) -> Iterator[Any]:
+        """Yield all rows, a few at a time."""
+        for chunk in chunks(self.shape):
+            yield self[chunk]
 
 
 def buffer_bytes(rows: int, width: int) -> int:

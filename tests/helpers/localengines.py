@@ -17,8 +17,6 @@ import numpy as np
 
 from syncpretrain.cluster.engine import Buffer, Engine, Window, WindowValues
 
-__all__ = ["LocalEngine", "local_engines"]
-
 MEETING_SECONDS = 20.0  # for all ranks to open or close a window
 
 Letter = tuple[int, list[Buffer]]
