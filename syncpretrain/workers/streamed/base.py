@@ -19,15 +19,15 @@ from syncpretrain.schedule.stream import Block, StreamPlan
 from syncpretrain.workers.link import STDERR
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import StreamedLayerState
-from syncpretrain.workers.streamed.inputs import RingSize
+from syncpretrain.workers.streamed.inputs import Passes, Rings, RingSize
 
 __all__ = [
     "BaseStreamedLayer",
     "EpochResult",
+    "LayerPart",
     "Sharing",
     "Stream",
     "StreamedLayerFactory",
-    "built_layers",
 ]
 
 
@@ -173,23 +173,24 @@ class BaseStreamedLayer(ABC):
         """
 
 
-# Builds a layer in whichever process trains it, given the memory that it reads, and the memory
-# through which it hands up, if it does.
-StreamedLayerFactory = Callable[[Split, Split | None], BaseStreamedLayer]
+@dataclass(frozen=True, slots=True)
+class LayerPart:
+    """One layer's part in a stream: its plan, its input, and the minibatches that it hands up.
 
-
-def built_layers(
-    layer_factories: Sequence[StreamedLayerFactory], data: Split, sizes: Sequence[RingSize]
-) -> list[BaseStreamedLayer]:
-    """Return layers from the lowest up, on memory of this process.
-
-    ``data`` is what layer 1 reads, and ``sizes`` are of what lies between two layers.
+    ``below`` is None for layer 1, ``above`` for the last layer.
     """
-    memory = [data, *(size.memory() for size in sizes)]
-    return [
-        build(below, above)
-        for build, below, above in zip(layer_factories, memory, [*memory[1:], None], strict=True)
-    ]
+
+    layer: int
+    plan: StreamPlan
+    passes: Passes
+    below: RingSize | None
+    above: RingSize | None
+    handed_up: range
+
+
+# Builds a layer in whichever process trains it, given the data or the rings that it reads, and the
+# rings through which it hands up, if it does; rings, or memory for them.
+StreamedLayerFactory = Callable[[Split | Rings, Split | Rings | None], BaseStreamedLayer]
 
 
 class Stream:
