@@ -7,13 +7,11 @@ process the blocks; the driver's thread waits, emits the events of what was done
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.data.blocks import StoredRows
@@ -49,12 +47,12 @@ from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.schedule.stream import StreamPlan, StreamSchedule
 from syncpretrain.settings.sections import PretrainSettings
-from syncpretrain.workers.link import failure_of
+from syncpretrain.workers.link import Job, Place, failure_of
 from syncpretrain.workers.restarts import Restarts
-from syncpretrain.workers.shared_memory import check_runtime
+from syncpretrain.workers.shared_memory import SharedSplits, check_runtime
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import StreamState, refusing_others
-from syncpretrain.workers.streamed.base import EpochResult, LayerPart, Stream
+from syncpretrain.workers.streamed.base import EpochResult, LayerPart, Stream, StreamedLayerFactory
 from syncpretrain.workers.streamed.inputs import (
     HOST,
     Passes,
@@ -182,20 +180,62 @@ def stream_runtime(
     parts = layer_parts(plans, ends, passes, sizes)
     if settings.runtime not in ("processes", "mpi"):
         return _stream_here(settings, data, parts, size, backend)
-    shared, sent = _shared(settings, data)
-    layer_factories = [
-        partial(build_streamed_layer, settings, part, None if part.below else sent)
-        for part in parts
-    ]
-    from syncpretrain.workers.streamed.remote import LinkedStream, RemoteLayer, stream_in_processes
+    if isinstance(data.train, ArrayPasses):
+        raise SettingsError(
+            f"runtime: got {settings.runtime} with an iterable as X, expected threads or serial; an"
+            " iterable stays in the process that it is in"
+        )
+    from syncpretrain.workers.streamed.remote import LinkedStream, RemoteLayer
 
     layers = [
         RemoteLayer(p.layer, p.plan, passes.steps, partial(_untrained, settings, p.layer), times)
         for p in parts
     ]
     if settings.runtime == "processes":
-        rest = (settings.replicas, times, restarts, [FROM_THE_DATA, *reread])
-        return stream_in_processes(layer_factories, layers, shared, sizes, *rest)
+        place, jobs = _in_processes(settings, data, parts, reread, times, restarts)
+    else:
+        place, jobs = _on_ranks(settings, data, parts, times)
+    return LinkedStream(place, layers, jobs, times, restarts)
+
+
+Jobs = Callable[[], Sequence[Job]]  # the job of each layer, as the workers are started
+
+
+def _factories(
+    settings: PretrainSettings, parts: Sequence[LayerPart]
+) -> list[StreamedLayerFactory]:
+    return [partial(build_streamed_layer, settings, part) for part in parts]
+
+
+def _in_processes(
+    settings: PretrainSettings,
+    data: Split,
+    parts: Sequence[LayerPart],
+    reread: Sequence[int],
+    times: Timeouts,
+    restarts: Restarts | None,
+) -> tuple[Place, Jobs]:
+    """Return processes, which share the data and the rings, and what each of them trains."""
+    from syncpretrain.workers.processes import Processes
+    from syncpretrain.workers.streamed.job import StreamJob
+
+    place = Processes(times, restarts=restarts)
+
+    def jobs() -> list[StreamJob]:
+        in_file = isinstance(data.train, StoredRows)  # which the first process reads itself
+        memory: list[Any] = [data if in_file else place.share(SharedSplits.of(data))]
+        sizes = [part.above for part in parts if part.above is not None]
+        memory += (place.share(SharedSplits.create(x.all_rows, x.width, 1)) for x in sizes)
+        ends = memory, [*memory[1:], None], settings.replicas, [FROM_THE_DATA, *reread]
+        return [StreamJob(*own) for own in zip(_factories(settings, parts), *ends, strict=True)]
+
+    return place, jobs
+
+
+def _on_ranks(
+    settings: PretrainSettings, data: Split, parts: Sequence[LayerPart], times: Timeouts
+) -> tuple[Place, Jobs]:
+    """Return the ranks of a job, and what each of them trains."""
     from syncpretrain.cluster.job import member
     from syncpretrain.workers.ranks.placement import groups_of_layers
     from syncpretrain.workers.ranks.run import RunRanks
@@ -203,8 +243,6 @@ def stream_runtime(
 
     own = member()
     groups = groups_of_layers(settings.layers, own.transport.size, rank_shares(settings))
-    # In every block a rank waits for rank 0.
-    ranks = RunRanks(own, groups, times, data=shared, is_eager=True)
     assignments = [
         StreamAssignment(
             number=part.layer,
@@ -214,9 +252,10 @@ def stream_runtime(
             replicas=-(-settings.replicas[part.layer - 1] // len(groups[part.layer])),
             group=groups[part.layer],
         )
-        for part, factory in zip(parts, layer_factories, strict=True)
+        for part, factory in zip(parts, _factories(settings, parts), strict=True)
     ]
-    return LinkedStream(ranks, layers, lambda: assignments, times)
+    # In every block a rank waits for rank 0.
+    return RunRanks(own, groups, times, data=data, is_eager=True), lambda: assignments
 
 
 def _stream_here(
@@ -238,7 +277,7 @@ def _stream_here(
             above = part.above.on(backend.for_layer(part.layer + 1), backend.for_layer(part.layer))
         layers.append(
             build_streamed_layer(
-                settings, part, None, below, above, backend=backend, most=most, beside=beside
+                settings, part, below, above, backend=backend, most=most, beside=beside
             )
         )
         below = above or below
@@ -248,7 +287,6 @@ def _stream_here(
 def build_streamed_layer(
     settings: PretrainSettings,
     part: LayerPart,
-    data: Split | None,
     below: Split | Rings,
     above: Split | Rings | None,
     shared: AgreedStop | None = None,
@@ -259,18 +297,16 @@ def build_streamed_layer(
 ) -> StreamedLayer:
     """Return one layer, which reads ``below`` and hands up through ``above``, None at the top.
 
-    Layer 1 reads ``data``, or ``below`` where there are none.
-    It is fit to be sent to another process as a partial function of the others. ``shared`` is of
-    the ranks that make its steps together, ``most`` the most minibatches of a run, and ``beside``
-    the bytes that the run needs on a device apart from the data.
+    A partial function of the settings and the part is fit to be sent to another process.
+    ``shared`` is of the ranks that make the layer's steps together, ``most`` the most minibatches
+    of a run, and ``beside`` the bytes that the run needs on a device apart from the data.
     """
     place = backend.for_layer(part.layer)
     if part.below is not None:
         source: Source = RingSource(part.below.rings(below), part.passes, place)
     else:
-        given = below if data is None else data
-        assert isinstance(given, Split)
-        source = data_source(settings, given, part.passes, backend=place, most=most, beside=beside)
+        assert isinstance(below, Split)
+        source = data_source(settings, below, part.passes, backend=place, most=most, beside=beside)
     own = build_layer(
         settings,
         part.layer,
@@ -284,19 +320,6 @@ def build_streamed_layer(
         layer.connect(part.above.rings(above), part.handed_up)
     place.synchronize()
     return layer
-
-
-def _shared(settings: PretrainSettings, data: Split) -> tuple[Split, Split | None]:
-    """Return what processes share of the data, and what the first of them is sent."""
-    if isinstance(data.train, StoredRows):  # which it reads from the file
-        nothing = np.zeros((0, settings.layers[0]), dtype=np.float32)
-        return Split(nothing, nothing), data
-    if isinstance(data.train, ArrayPasses):
-        raise SettingsError(
-            f"runtime: got {settings.runtime} with an iterable as X, expected threads or serial; an"
-            " iterable stays in the process that it is in"
-        )
-    return data, None
 
 
 def _reread(settings: PretrainSettings, passes: Passes, restarts: Restarts | None) -> list[int]:

@@ -7,11 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Protocol
 
 import numpy as np
 
-from syncpretrain.kernels.program import PhaseRunner, Phases, in_turn
+from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.step_sharing import StepSharing
 from syncpretrain.parallel.timeouts import Timeouts
@@ -25,7 +24,6 @@ __all__ = [
     "BaseStreamedLayer",
     "EpochResult",
     "LayerPart",
-    "Sharing",
     "Stream",
     "StreamedLayerFactory",
 ]
@@ -43,27 +41,6 @@ class EpochResult:
     validation_error: float | None
     warnings: tuple[str, ...]
     is_last: bool
-
-
-class Sharing(Protocol):
-    """Steps of one layer that other threads may help with, as of :class:`StepSharing`."""
-
-    @property
-    def calls(self) -> int:
-        """How often helpers have been called away."""
-        ...
-
-    def run(self, phases: Phases, shards: int) -> None:
-        """Run the phases of a step, with the helpers that come."""
-        ...
-
-    def help(self, calls: int) -> bool:
-        """Help until called away; return False if there was nothing to do for a while."""
-        ...
-
-    def call(self) -> None:
-        """Call the helpers away."""
-        ...
 
 
 class BaseStreamedLayer(ABC):
@@ -133,7 +110,7 @@ class BaseStreamedLayer(ABC):
         if state.steps is not None:
             self.plan = replace(self.plan, steps=state.steps)
 
-    def sharing(self, times: Timeouts) -> Sharing:
+    def sharing(self, times: Timeouts) -> StepSharing:
         """Return what lets the pool's idle threads help with the steps."""
         return StepSharing(times)
 

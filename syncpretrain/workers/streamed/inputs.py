@@ -187,20 +187,12 @@ class Ring:
         """Return a copy of an array; the caller has waited for its writer."""
         return np.array(self._reader.tohost(self.slot(number, rows)))
 
-    def aside(self) -> Ring:
-        """Return a ring of one array of its own, for what is not to be handed on."""
-        return Ring(np.empty_like(self.memory[: self._rows]), 1)
-
 
 class Rings(NamedTuple):
     """Rings between two layers: of minibatches, and of validation examples by pass."""
 
     minibatches: Ring
     validation: Ring
-
-    def aside(self) -> Rings:
-        """Return rings for what is not to be handed on."""
-        return Rings(self.minibatches.aside(), self.validation.aside())
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,10 +180,9 @@ class StreamedLayer(BaseStreamedLayer):
 
     def process_again(self, last: int, run: PhaseRunner = in_turn) -> None:
         """Go on to a minibatch; all up to it were handed up before, and are not touched."""
-        # Rings aside take what it hands up: the layer above may be reading the real ones.
+        # It hands up nothing: the layer above may be reading what lies there.
         above, busy = self._above, self.busy_seconds
-        if above is not None:
-            self._above = above[0].aside(), above[1]
+        self._above = None
         self.process(Block(self.number, self.position + 1, last), lambda: False, run)
         self._above, self.busy_seconds = above, busy
 
