@@ -28,7 +28,7 @@ from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.signals import StopRequest
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import (
     backend_of_layers,
     build_layer,
@@ -52,7 +52,7 @@ from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.shared_memory import SharedSplits, check_runtime
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import StreamState, refusing_others
-from syncpretrain.workers.streamed.base import EpochResult, LayerPart, Stream, StreamedLayerFactory
+from syncpretrain.workers.streamed.base import EpochResult, LayerPart, Stream
 from syncpretrain.workers.streamed.inputs import (
     HOST,
     Passes,
@@ -70,19 +70,6 @@ if TYPE_CHECKING:
     from syncpretrain.cluster.group import AgreedStop
 
 __all__ = ["StreamedPretraining", "build_streamed_layer", "stream_runtime"]
-
-
-def layer_parts(
-    plans: Sequence[StreamPlan], ends: Sequence[int], passes: Passes, sizes: Sequence[RingSize]
-) -> list[LayerPart]:
-    """Return each layer's part in the stream."""
-    handed_up = [range(p.skipped + 1, n + 1) for p, n in zip(plans[1:], ends[1:], strict=True)]
-    return [
-        LayerPart(i + 1, plan, passes, below, above, numbers)
-        for i, (plan, below, above, numbers) in enumerate(
-            zip(plans, [None, *sizes], [*sizes, None], [*handed_up, range(0)], strict=True)
-        )
-    ]
 
 
 class DeviceStream(Stream):
@@ -140,11 +127,10 @@ def stream_runtime(
     data: Split,
     plans: Sequence[StreamPlan],
     ends: Sequence[int],
-    *,
     size: StreamSize,
     backend: Backend,
-    times: Timeouts = TIMEOUTS,
-    restarts: Restarts | None = None,
+    times: Timeouts,
+    restarts: Restarts | None,
 ) -> Stream:
     """Return the runtime of a streamed run, to be entered as a context.
 
@@ -173,11 +159,15 @@ def stream_runtime(
     check_runtime(settings.runtime)
     passes = Passes(len(data.train), len(data.validation), settings.batch_size)
     reread = _reread(settings, passes, restarts)
-    sizes = [
-        RingSize(n, passes.size(1), passes_in_ring(n, passes.steps), passes.held_out, width)
-        for n, width in zip([size.ring + n for n in reread], settings.layers[1:-1], strict=True)
-    ]
-    parts = layer_parts(plans, ends, passes, sizes)
+    parts: list[LayerPart] = []
+    for i, plan in enumerate(plans):
+        below, above, handed_up = parts[-1].above if parts else None, None, range(0)
+        if i + 1 < len(plans):
+            waiting, width = size.ring + reread[i], settings.layers[i + 1]
+            held = passes_in_ring(waiting, passes.steps), passes.held_out
+            above = RingSize(waiting, passes.size(1), *held, width)
+            handed_up = range(plans[i + 1].skipped + 1, ends[i + 1] + 1)
+        parts.append(LayerPart(i + 1, plan, passes, below, above, handed_up))
     if settings.runtime not in ("processes", "mpi"):
         return _stream_here(settings, data, parts, size, backend)
     if isinstance(data.train, ArrayPasses):
@@ -201,12 +191,6 @@ def stream_runtime(
 Jobs = Callable[[], Sequence[Job]]  # the job of each layer, as the workers are started
 
 
-def _factories(
-    settings: PretrainSettings, parts: Sequence[LayerPart]
-) -> list[StreamedLayerFactory]:
-    return [partial(build_streamed_layer, settings, part) for part in parts]
-
-
 def _in_processes(
     settings: PretrainSettings,
     data: Split,
@@ -227,7 +211,10 @@ def _in_processes(
         sizes = [part.above for part in parts if part.above is not None]
         memory += (place.share(SharedSplits.create(x.all_rows, x.width, 1)) for x in sizes)
         ends = memory, [*memory[1:], None], settings.replicas, [FROM_THE_DATA, *reread]
-        return [StreamJob(*own) for own in zip(_factories(settings, parts), *ends, strict=True)]
+        return [
+            StreamJob(partial(build_streamed_layer, settings, part), *own)
+            for part, *own in zip(parts, *ends, strict=True)
+        ]
 
     return place, jobs
 
@@ -246,13 +233,13 @@ def _on_ranks(
     assignments = [
         StreamAssignment(
             number=part.layer,
-            layer_factory=factory,
+            layer_factory=partial(build_streamed_layer, settings, part),
             part=part,
             ranks_above=groups.get(part.layer + 1, ()),
             replicas=-(-settings.replicas[part.layer - 1] // len(groups[part.layer])),
             group=groups[part.layer],
         )
-        for part, factory in zip(parts, _factories(settings, parts), strict=True)
+        for part in parts
     ]
     # In every block a rank waits for rank 0.
     return RunRanks(own, groups, times, data=data, is_eager=True), lambda: assignments
@@ -365,15 +352,9 @@ class StreamedPretraining(Driver):
         """Build all that depends on how many minibatches may wait between two layers."""
         self._size = size
         self._schedule = StreamSchedule(self.plans, **size._asdict(), epoch=self._steps)
+        own = self._backend, self._times, self._restarts
         self._runtime = stream_runtime(
-            self.settings,
-            self._data,
-            self.plans,
-            self._schedule.ends,
-            size=size,
-            backend=self._backend,
-            times=self._times,
-            restarts=self._restarts,
+            self.settings, self._data, self.plans, self._schedule.ends, size, *own
         )
         self._layers = self._runtime.layers
 

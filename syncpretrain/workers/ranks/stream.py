@@ -52,7 +52,7 @@ KNOWN_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class StreamAssignment(Assignment):
-    """A layer of a stream: its ``StreamedLayerFactory``, and its part.
+    """A layer of a stream: what builds it, given its input and its rings above, and its part.
 
     ``ranks_above`` have the layer above; a step has ``replicas`` threads on each rank.
     """

@@ -16,16 +16,14 @@ from syncpretrain.parallel.step_sharing import StepSharing
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.stream import Block, StreamPlan
 from syncpretrain.workers.link import STDERR
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import StreamedLayerState
-from syncpretrain.workers.streamed.inputs import Passes, Rings, RingSize
+from syncpretrain.workers.streamed.inputs import Passes, RingSize
 
 __all__ = [
     "BaseStreamedLayer",
     "EpochResult",
     "LayerPart",
     "Stream",
-    "StreamedLayerFactory",
 ]
 
 
@@ -163,11 +161,6 @@ class LayerPart:
     below: RingSize | None
     above: RingSize | None
     handed_up: range
-
-
-# Builds a layer in whichever process trains it, given the data or the rings that it reads, and the
-# rings through which it hands up, if it does; rings, or memory for them.
-StreamedLayerFactory = Callable[[Split | Rings, Split | Rings | None], BaseStreamedLayer]
 
 
 class Stream:

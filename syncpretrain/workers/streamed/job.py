@@ -49,7 +49,7 @@ class StreamJob:
     another finds the newest ``reread`` minibatches that were read below.
     """
 
-    layer_factory: Callable[..., Any]  # a StreamedLayerFactory
+    layer_factory: Callable[..., Any]  # builds the layer, given its input and what is above
     below: SharedSplits | Split
     above: SharedSplits | None
     replicas: int
