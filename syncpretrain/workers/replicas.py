@@ -363,7 +363,7 @@ class ReplicaJob:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What the process has to be given."""
+        """Descriptors of the memory that the process is given."""
         shared = (self.data, self.vectors)
         return tuple(own.descriptor for own in shared if isinstance(own, SharedArrays))
 

@@ -18,12 +18,7 @@ from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.minibatches import ArrayPasses
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.errors import SettingsError, StalledError
-from syncpretrain.events import (
-    EpochFinished,
-    EpochStarted,
-    LayerFinished,
-    Notice,
-)
+from syncpretrain.events import EpochFinished, EpochStarted, LayerFinished, Notice
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer

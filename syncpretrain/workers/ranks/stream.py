@@ -34,13 +34,7 @@ from syncpretrain.workers.ranks.worker import RankContext
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult, LayerPart
 from syncpretrain.workers.streamed.inputs import Passes, Rings
-from syncpretrain.workers.streamed.job import (
-    GiveLayer,
-    Processed,
-    StreamOrder,
-    TakeState,
-    obeyed,
-)
+from syncpretrain.workers.streamed.job import GiveLayer, Processed, StreamOrder, TakeState, obeyed
 
 __all__ = ["AHEAD_MINIBATCHES", "Inlet", "Outlet", "StreamAssignment", "StreamWorker"]
 
@@ -64,7 +58,7 @@ class StreamAssignment(Assignment):
 
     @property
     def reads_data(self) -> bool:
-        """Whether the rank is sent the data of the run."""
+        """True if the rank is sent the data of the run."""
         return self.part.below is None
 
     @contextmanager

@@ -122,7 +122,7 @@ class Ring:
     Parameters
     ----------
     memory : array of shape (capacity * rows, width), float32
-        Where the arrays lie, one below another; ``rows`` are the rows of the largest array.
+        Memory of the arrays, one below another; ``rows`` are the rows of the largest array.
     capacity : int
         The number of arrays that may wait to be read.
     reader, writer : Backend
@@ -271,7 +271,7 @@ class Source(ABC):
     def run(self, first: int, last: int) -> AbstractContextManager[tuple[Any, Any]]:
         """Give rows, and the numbers of the rows of successive minibatches of one pass.
 
-        What is queued after the context may overwrite them.
+        Work that is queued after the context may overwrite them.
         """
 
     @abstractmethod

@@ -57,7 +57,7 @@ class StreamJob:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What the process has to be given."""
+        """Descriptors of the memory that the process is given."""
         return tuple(x.descriptor for x in (self.below, self.above) if isinstance(x, SharedSplits))
 
     @contextmanager

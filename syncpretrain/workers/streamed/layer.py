@@ -107,8 +107,7 @@ class StreamedLayer(BaseStreamedLayer):
 
     def _copy(self, array: Any) -> Any:
         """Return a copy of an array on the host."""
-        host = self._backend.tohost(array)  # on the host the array itself
-        return host.copy() if host is array else host
+        return array.copy() if isinstance(array, np.ndarray) else self._backend.tohost(array)
 
     def release(self) -> None:
         """Keep the layer on the host, and nothing on the device: it is not trained any more."""

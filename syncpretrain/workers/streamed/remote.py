@@ -27,21 +27,10 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.step_sharing import StepSharing
 from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.schedule.stream import Block, StreamPlan
-from syncpretrain.workers.link import (
-    Job,
-    Link,
-    Place,
-    Raised,
-    death_of,
-    failure_of,
-)
+from syncpretrain.workers.link import Job, Link, Place, Raised, death_of, failure_of
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.state import StreamedLayerState
-from syncpretrain.workers.streamed.base import (
-    BaseStreamedLayer,
-    EpochResult,
-    Stream,
-)
+from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult, Stream
 from syncpretrain.workers.streamed.job import (
     GiveLayer,
     GiveState,
