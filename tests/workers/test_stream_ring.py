@@ -29,8 +29,8 @@ def rows(first, last):
 
 
 def read(source, first, last):
-    with source.run(first, last) as (X, numbers):
-        return X[numbers]
+    X, numbers = source.run(first, last)
+    return X[numbers]
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3])

@@ -246,9 +246,12 @@ class Source(ABC):
         True while an iterable is asked for its next array, which may take any time.
     inputs : Split or None
         The data as they are kept: on the host as they are, on a device its copy; None for a ring.
+    rings : Rings or None
+        The rings; None for the data.
     """
 
     inputs: Split | None = None
+    rings: Rings | None = None
 
     def __init__(self, passes: Passes, backend: Backend) -> None:
         self._passes, self._backend, self.is_waiting = passes, backend, False
@@ -268,11 +271,16 @@ class Source(ABC):
             raise Stopped
 
     @abstractmethod
-    def run(self, first: int, last: int) -> AbstractContextManager[tuple[Any, Any]]:
-        """Give rows, and the numbers of the rows of successive minibatches of one pass.
+    def run(self, first: int, last: int) -> tuple[Any, Any]:
+        """Return rows, and the numbers of the rows of successive minibatches of one pass.
 
-        Work that is queued after the context may overwrite them.
+        Work that is queued after :meth:`done` may overwrite them.
         """
+
+    def done(self, last: int) -> None:
+        """Allow others to overwrite a run, behind the work that is queued by now."""
+        if self.rings is not None:
+            self.rings.minibatches.end_reading(last)
 
     @abstractmethod
     def measured(self, first: int) -> Any:
@@ -306,29 +314,27 @@ class RingSource(Source):
 
     def __init__(self, rings: Rings, passes: Passes, backend: Backend = HOST) -> None:
         super().__init__(passes, backend)
-        self._rings = rings
+        self.rings: Rings = rings
         # The numbers 0 .. n - 1 twice: the rows of successive arrays are one slice of them, also
         # where the arrays go around the end of the ring.
         n = len(rings.minibatches.memory)
         self._numbers = backend.asarray(np.arange(2 * n) % n)
 
-    @contextmanager
-    def run(self, first: int, last: int) -> Iterator[tuple[Any, Any]]:
-        """Give the rows of the ring, and the numbers of some."""
-        ring = self._rings.minibatches
+    def run(self, first: int, last: int) -> tuple[Any, Any]:
+        """Return the rows of the ring, and the numbers of some."""
+        ring = self.rings.minibatches
         ring.begin_reading(last)
         start = ring.start(first)
-        yield ring.memory, self._numbers[start : start + self._passes.rows(first, last)]
-        ring.end_reading(last)
+        return ring.memory, self._numbers[start : start + self._passes.rows(first, last)]
 
     def measured(self, first: int) -> Any:
         """Return the minibatch: those after it are not known yet."""
-        return self._rings.minibatches.slot(first, self._passes.size(first))
+        return self.rings.minibatches.slot(first, self._passes.size(first))
 
     @contextmanager
     def validation(self, count: int) -> Iterator[Any]:
         """Give the validation examples of a pass."""
-        ring = self._rings.validation
+        ring = self.rings.validation
         ring.begin_reading(count)
         yield ring.slot(count, self._passes.held_out)
         ring.end_reading(count)
@@ -404,8 +410,8 @@ class RowsSource(DataSource):
         self._order: Any = None  # of the pass, and of a file its row numbers never as a whole
         self._rows: Any = None
 
-    def run(self, first: int, last: int) -> AbstractContextManager[tuple[Any, Any]]:
-        """Give all rows, or a copy of the rows of the run, and the numbers of the run's rows."""
+    def run(self, first: int, last: int) -> tuple[Any, Any]:
+        """Return all rows, or a copy of the rows of the run, and the numbers of the run's rows."""
         X = self._X
         number, step = divmod(first - 1, self._passes.steps)
         if number + 1 != self._pass:
@@ -415,13 +421,13 @@ class RowsSource(DataSource):
             if not isinstance(X, FileRows):
                 self._rows = self._backend.order(X, self._order.rows())
         if isinstance(X, FileRows):
-            return nullcontext(self._from_file(X, step))
+            return self._from_file(X, step)
         start, count = step * self._passes.batch_size, self._passes.rows(first, last)
         rows = self._rows[start : start + count]
         if self._gathered is None:
-            return nullcontext((X, rows))
+            return X, rows
         self._backend.gather(X, rows, out=self._gathered[:count])
-        return nullcontext((self._gathered, self._all[:count]))
+        return self._gathered, self._all[:count]
 
     def _from_file(self, X: FileRows, step: int) -> tuple[Any, Any]:
         """Return the rows of one minibatch, and have the blocks behind it read ahead."""
@@ -494,14 +500,14 @@ class PassesSource(DataSource):
             self._running = None  # now, not at the next pass: a DataLoader ends its processes
         return array
 
-    def run(self, first: int, last: int) -> AbstractContextManager[tuple[Any, Any]]:
-        """Give the arrays, on a device a copy, and the numbers of their rows."""
+    def run(self, first: int, last: int) -> tuple[Any, Any]:
+        """Return the arrays, on a device a copy, and the numbers of their rows."""
         done = 0
         for array in self._fetched:  # small enough to be copied without a wait
             if self._rows is not self._host:
                 self._rows[done : done + len(array)] = self._backend.asarray(array)
             done += len(array)
-        return nullcontext((self._rows, self._all[:done]))
+        return self._rows, self._all[:done]
 
     def measured(self, first: int) -> Any:
         """Return the means of the first pass, in one row, or without them the first minibatch."""

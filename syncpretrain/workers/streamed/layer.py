@@ -201,32 +201,35 @@ class StreamedLayer(BaseStreamedLayer):
         """
         started = time.monotonic()
         results = []
-        for first in range(block.first, block.last + 1, self._most):
-            last = min(first + self._most - 1, block.last)
-            self.source.fetch(first, last, stop)
-            with self.learner.stream, np.errstate(all="ignore"):  # what overflows is found below
-                results += self._process(first, last, run)
-            self.progress[0] = last
+        with np.errstate(all="ignore"):  # what overflows is found below
+            for first in range(block.first, block.last + 1, self._most):
+                last = min(first + self._most - 1, block.last)
+                self.source.fetch(first, last, stop)
+                with self.learner.stream:
+                    results += self._process(first, last, run)
+                self.progress[0] = last
         self.busy_seconds += time.monotonic() - started
         return results
 
     def _process(self, first: int, last: int, run: PhaseRunner) -> list[EpochResult]:
         """Process a run; return the epoch that ended with it, if one did."""
-        epoch, step, trains = self._where(first)
-        handed_up = self._handed_up(first, last)
-        with self.source.run(first, last) as (X, rows):
-            if (epoch, step) == (1, 0):
-                self.learner.start(self.source.measured(first))
-            if trains and step == 0:
-                self._started = time.monotonic()
-                self._error, self._examples = 0.0, 0
-            if trains or handed_up:
-                error = self._queue(X, rows, first, bool(handed_up), run)
-            if trains:
-                self._later.append((step, len(rows), self._backend.later(error)))
+        own, steps = self.plan.at(first), self._passes.steps
+        epoch, step = (own - 1) // steps + 1, (own - 1) % steps
+        trains, handed_up = own <= self.plan.steps, self._handed_up(first, last)
+        X, rows = self.source.run(first, last)
+        if own == 1:
+            self.learner.start(self.source.measured(first))
+        if trains and step == 0:
+            self._started = time.monotonic()
+            self._error, self._examples = 0.0, 0
+        if trains or handed_up:
+            error = self._queue(X, rows, epoch, step, trains, first if handed_up else 0, run)
+        if trains:
+            self._later.append((step, len(rows), self._backend.later(error)))
+        self.source.done(last)
         if handed_up and self._staged is not None:
             self._copy_up(first, handed_up)
-        ends = trains and self.plan.at(last) % self._passes.steps == 0
+        ends = trains and self.plan.at(last) % steps == 0
         symptom = self._symptom(ends) if trains else ""
         if symptom:
             self.source.check(X, rows)
@@ -241,23 +244,23 @@ class StreamedLayer(BaseStreamedLayer):
         self._pass_validation(last)
         return [self._epoch_result(epoch)] if ends else []
 
-    def _where(self, number: int) -> tuple[int, int, bool]:
-        """Return the epoch and the step of a minibatch, and whether the layer trains on it."""
-        own = self.plan.at(number)
-        epoch, step = divmod(own - 1, self._passes.steps)
-        return epoch + 1, step, own <= self.plan.steps
+    def _queue(
+        self, X: Any, rows: Any, epoch: int, begin: int, trains: bool, first: int, run: PhaseRunner
+    ) -> Any:
+        """Queue the steps of a run, or forward passes alone; return the sum of their errors.
 
-    def _queue(self, X: Any, rows: Any, first: int, hands_up: bool, run: PhaseRunner) -> Any:
-        """Queue the steps of a run, or forward passes alone; return the sum of their errors."""
-        epoch, begin, trains = self._where(first)
+        ``begin`` is its first step, ``first`` its first minibatch, 0 if none is handed up.
+        """
 
         def work(X: Any, rows: Any, *, epoch: int, step: int) -> Any:
-            out = self._place(first, step - begin, len(rows)) if hands_up else None
+            out = self._place(first, step - begin, len(rows)) if first else None
             if trains:
                 return self._train_on(X, rows, epoch=epoch, step=step, out=out, run=run)
             self._forward(X, rows, out)
             return self._no_error
 
+        if not self._backend.devices():  # where a run is one minibatch, and nothing is recorded
+            return work(X, rows, epoch=epoch, step=begin)
         return self.learner.recorder.train(
             work,
             X,
@@ -265,7 +268,7 @@ class StreamedLayer(BaseStreamedLayer):
             batch_size=self._passes.batch_size,
             epoch=epoch,
             step=begin,
-            constants=(self.learner.constants(epoch) if trains else None, hands_up),
+            constants=(self.learner.constants(epoch) if trains else None, bool(first)),
         )
 
     def _train_on(
