@@ -333,9 +333,8 @@ class StreamedPretraining(Driver):
         self._backend = backend_of_layers(settings)
         self.slots = min(workers_of(settings), sum(settings.replicas))
         self._data = Split(data.train, data.validation[:PROBE_ROWS])
-        steps = steps_per_epoch(len(data.train), settings.batch_size)
+        self._steps = steps = steps_per_epoch(len(data.train), settings.batch_size)
         self.plans = settings.stream.plans(steps)
-        self._steps = steps
         self._build_layers(stream_size(settings, self._backend, steps))
         self._pool: StreamPool | None = None
         self._watch = Watch(self.emit, self._times)

@@ -71,8 +71,7 @@ class StreamedLayer(BaseStreamedLayer):
         super().__init__(learner.layer, plan, passes.steps)
         self.layer, self.learner, self._passes = layer, learner, passes
         self.source, self._backend, self._most = source, learner.backend, most
-        visible = learner.current().shape.visible
-        self._rows = self._backend.empty((learner.batch_size, visible))
+        self._rows = self._backend.empty((learner.batch_size, learner.current().shape.visible))
         self._staged: Any = None  # what a run on a device hands up
         with learner.stream:
             self._hands_up_own_means = learner.hidden_means(0) is not None
@@ -331,8 +330,10 @@ class StreamedLayer(BaseStreamedLayer):
             for _, _, other in self._later:  # its memory is soon that of other numbers
                 other.value()
             self._later.clear()
-            behind = "" if self._most == 1 else " or behind it"
-            return f"the error is {error} in minibatch {step + 1}{behind}"
+            where = f"in minibatch {step + 1}"
+            if self._backend.devices():  # where it is that of a block
+                where = f"after {self._examples} good examples of it"
+            return f"the error is {error} {where}"
         return run_away(self.learner) if ends else ""
 
     def _pass_validation(self, number: int) -> None:
