@@ -94,6 +94,10 @@ class PassOrder:
         whole = rows[0] if len(rows) == 1 else np.concatenate(rows)
         return whole[first - start : last - start]
 
+    def rows(self) -> NDArray[np.intp]:
+        """Return the row numbers of the pass, minibatch after minibatch."""
+        return np.concatenate([self._draw(n) for n in range(len(self._groups))])
+
     def group(self, step: int) -> int:
         """Return the number of the group that a minibatch begins in."""
         return self._group_at(step * self._batch_size)

@@ -51,7 +51,7 @@ from syncpretrain.pretraining.build import (
     placement_text,
     rank_shares,
 )
-from syncpretrain.pretraining.runtimes import runtime_for, versions_for, workers_of
+from syncpretrain.pretraining.runtimes import EpochsRun, runtime_for, versions_for, workers_of
 from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, UNTRAINED
 from syncpretrain.schedule.reads import Reads
@@ -342,16 +342,16 @@ class Pretraining(Driver):
         worker_factories = build_worker_factories(
             self.settings, states, keep_states=keeps, backend=self._backend, times=self._times
         )
-        runtime = runtime_for(
-            self.settings.runtime,
-            worker_factories,
-            self._versions,
+        run = EpochsRun(
+            worker_factories=worker_factories,
+            versions=self._versions,
             blas_threads=self._blas_threads,
             stop=tick_and_ask if self.settings.runtime == "serial" else request,
             times=self._times,
             restarts=self._restarts,
             shares=rank_shares(self.settings),
         )
+        runtime = runtime_for(self.settings.runtime, run)
         return runtime
 
     def _emit_decisions(self) -> None:

@@ -10,29 +10,47 @@ from dataclasses import dataclass
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.parallel.blas import usable_cores
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.memory import pretraining_bytes, shard_bytes
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.epochs import Runtime
-from syncpretrain.workers.ranks.placement import UNSHARED, RankShares
+from syncpretrain.workers.ranks.placement import RankShares
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.versions import Versions
 from syncpretrain.workers.worker import LayerWorker, WorkerFactory
 
-__all__ = ["RUNTIMES", "runtime_for", "versions_for", "workers_of"]
+__all__ = ["RUNTIMES", "EpochsRun", "runtime_for", "versions_for", "workers_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """All that a runtime may need of a run; the parameters of :func:`runtime_for`."""
+class EpochsRun:
+    """All that a runtime may need of a run by epochs.
+
+    Attributes
+    ----------
+    worker_factories : sequence of callable
+        One a layer: builds its worker, here or in a process of its own.
+    versions : Versions
+        The versions that the workers read, from :func:`versions_for`.
+    blas_threads : int
+        BLAS threads of each process that is started.
+    stop : callable
+        Asked between minibatches whether to stop, by the workers of this process.
+    times : Timeouts
+        How long the caller and the workers wait for each other.
+    restarts : Restarts, optional
+        For processes that die.
+    shares : RankShares
+        How many ranks may share a layer.
+    """
 
     worker_factories: Sequence[WorkerFactory]
     versions: Versions
     blas_threads: int
     stop: Callable[[], bool]
     times: Timeouts
-    restarts: Restarts
+    restarts: Restarts | None
     shares: RankShares
 
     def workers(self) -> list[LayerWorker]:
@@ -40,26 +58,26 @@ class _Run:
         return [build(self.versions) for build in self.worker_factories]
 
 
-def _serial(run: _Run) -> Runtime:
+def _serial(run: EpochsRun) -> Runtime:
     from syncpretrain.workers.serial import SerialRuntime
 
     return SerialRuntime(run.workers(), run.stop)
 
 
-def _threads(run: _Run) -> Runtime:
+def _threads(run: EpochsRun) -> Runtime:
     from syncpretrain.workers.threads import ThreadsRuntime
 
     return ThreadsRuntime(run.workers(), run.stop, run.times)
 
 
-def _processes(run: _Run) -> Runtime:
+def _processes(run: EpochsRun) -> Runtime:
     from syncpretrain.workers.processes import ProcessesRuntime
 
     factories = list(run.worker_factories)
     return ProcessesRuntime(factories, run.versions, run.blas_threads, run.times, run.restarts)
 
 
-def _mpi(run: _Run) -> Runtime:
+def _mpi(run: EpochsRun) -> Runtime:
     from syncpretrain.cluster.job import member
     from syncpretrain.workers.ranks.epochs import ChainVersions, RanksRuntime
 
@@ -69,7 +87,7 @@ def _mpi(run: _Run) -> Runtime:
     return RanksRuntime(factories, run.versions, run.blas_threads, own, run.times, run.shares)
 
 
-RUNTIMES: dict[str, Callable[[_Run], Runtime]] = {
+RUNTIMES: dict[str, Callable[[EpochsRun], Runtime]] = {
     "serial": _serial,
     "threads": _threads,
     "processes": _processes,
@@ -111,46 +129,6 @@ def workers_of(settings: PretrainSettings) -> int:
     return settings.workers or (sum(settings.replicas) if elsewhere else usable_cores())
 
 
-def runtime_for(
-    name: str,
-    worker_factories: Sequence[WorkerFactory],
-    versions: Versions,
-    *,
-    blas_threads: int,
-    stop: Callable[[], bool],
-    times: Timeouts = TIMEOUTS,
-    restarts: Restarts | None = None,
-    shares: RankShares = UNSHARED,
-) -> Runtime:
-    """Return the runtime of a name, to be entered as a context.
-
-    Parameters
-    ----------
-    name : str
-        ``serial``, ``threads``, ``processes`` or ``mpi``.
-    worker_factories : sequence of callable
-        One a layer: builds its worker, here or in a process of its own.
-    versions : Versions
-        The versions that the workers read, from :func:`versions_for`.
-    blas_threads : int
-        BLAS threads of each process that is started.
-    stop : callable
-        Asked between minibatches whether to stop, by the workers of this process.
-    times : Timeouts
-        How long the caller and the workers wait for each other.
-    restarts : Restarts, optional
-        For processes that die.
-    shares : RankShares
-        How many ranks may share a layer.
-    """
-    return RUNTIMES[name](
-        _Run(
-            worker_factories=worker_factories,
-            versions=versions,
-            blas_threads=blas_threads,
-            stop=stop,
-            times=times,
-            restarts=restarts or Restarts(),
-            shares=shares,
-        )
-    )
+def runtime_for(name: str, run: EpochsRun) -> Runtime:
+    """Return the runtime of a name in :data:`RUNTIMES`, to be entered as a context."""
+    return RUNTIMES[name](run)

@@ -93,14 +93,16 @@ def replicas_in(
         late = replicas - 1 if rules.simulate_staleness is None else rules.simulate_staleness
         return ReplicaTurns(server, [factory(data) for _ in range(replicas)], rules, late)
     trial = Trial(replicas) if rules.trim_replicas else None
-    given = factory, tuple(data), replicas, times
-    if runtime == "threads":
-        return ReplicaPool(server, rules, *_threads(server, *given), report, times, trial)
-    if runtime == "processes":
-        return ReplicaPool(server, rules, *_processes(server, *given), report, times, trial)
+    given = server, factory, tuple(data), replicas, times
+    if runtime != "mpi":
+        place = (
+            Processes(times) if runtime == "processes" else Threads("syncpretrain-replica", times)
+        )
+        start = partial(_started, place, *given[:-1])
+        return ReplicaPool(server, rules, start, place.end, report, times, trial)
     from syncpretrain.workers.ranks.replicas import RankReplicas
 
-    ranks = RankReplicas(server, *given, exchange)
+    ranks = RankReplicas(*given, exchange)
     return ReplicaPool(ranks.server, rules, ranks.start, ranks.end, report, times, trial)
 
 
@@ -325,80 +327,51 @@ class _Running:
         self.has_rested = False  # True if others trained meanwhile: the parameters are stale
 
 
-Ways = tuple[Callable[[], Started], Callable[[], list[str]]]
+Vectors = SharedArrays | Sequence[Array] | Array
 
 
-def _threads(
+def _started(
+    place: Threads | Processes,
     server: ParameterServer,
     factory: ReplicaFactory,
     data: tuple[Array, ...],
     replicas: int,
-    times: Timeouts,
-) -> Ways:
-    """Return the functions that start and end replicas in threads."""
-    place = Threads("syncpretrain-replica", times)
-
-    def start() -> Started:
-        vectors = np.empty((replicas, 2, len(server.parameters)), np.float32)
-        links = place.start([_LocalReplica(factory, data, *pair) for pair in vectors])
-        return [(link, *pair) for link, pair in zip(links, vectors, strict=True)]
-
-    return start, place.end
-
-
-@dataclass(frozen=True, slots=True)
-class _LocalReplica:
-    """Job of a replica in a thread."""
-
-    factory: ReplicaFactory
-    data: tuple[Array, ...]
-    fetched: Array
-    change: Array
-
-    @contextmanager
-    def open(self, context: Context) -> Iterator[Obey]:
-        steps = LocalSteps(self.factory(self.data), self.fetched, self.change)
-        yield partial(answer, steps)
-
-
-def _processes(
-    server: ParameterServer,
-    factory: ReplicaFactory,
-    data: tuple[Array, ...],
-    replicas: int,
-    times: Timeouts,
-) -> Ways:
-    """Return the functions that start and end replicas in processes."""
-    place = Processes(times)
-
-    def start() -> Started:
-        size = len(server.parameters)
+) -> Started:
+    """Start replicas in a place of this machine."""
+    size = len(server.parameters)
+    vectors: Vectors = np.empty((replicas, 2, size), np.float32)
+    given: Vectors = data
+    if isinstance(place, Processes):
         vectors = place.share(SharedArrays.create(*[(FLOAT, (2, size))] * replicas))
-        job = ReplicaJob(factory, place.share(SharedArrays.of(*data)), vectors)
-        links = place.start([job] * replicas)
-        return [(link, *pair) for link, pair in zip(links, vectors.map(write=True), strict=True)]
+        given = place.share(SharedArrays.of(*data))
+    links = place.start([ReplicaJob(factory, given, vectors)] * replicas)
+    return [(link, *pair) for link, pair in zip(links, _mapped(vectors), strict=True)]
 
-    return start, place.end
+
+def _mapped(arrays: Vectors, *, write: bool = True) -> Any:
+    return arrays.map(write=write) if isinstance(arrays, SharedArrays) else arrays
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaJob:
-    """Job of a replica in a process.
+    """Job of a replica in a thread or a process.
 
     ``vectors`` has two rows for each replica: the fetched parameters, and the change.
     """
 
     factory: ReplicaFactory
-    data: SharedArrays
-    vectors: SharedArrays
+    data: Vectors
+    vectors: Vectors
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """Descriptors of the memory that the process maps."""
-        return self.data.descriptor, self.vectors.descriptor
+        shared = (self.data, self.vectors)
+        return tuple(own.descriptor for own in shared if isinstance(own, SharedArrays))
 
     @contextmanager
     def open(self, context: Context) -> Iterator[Obey]:
         """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
-        fetched, change = self.vectors.map(write=True)[context.number - 1]
-        yield partial(answer, LocalSteps(self.factory(self.data.map()), fetched, change))
+        fetched, change = _mapped(self.vectors)[context.number - 1]
+        data = _mapped(self.data, write=False)
+        yield partial(answer, LocalSteps(self.factory(data), fetched, change))

@@ -36,8 +36,8 @@ from syncpretrain.pretraining.memory import (
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.state import STREAM_STATE
-from syncpretrain.workers.streamed.device_inputs import DeviceRing, Events
-from syncpretrain.workers.streamed.layer import DeviceStreamedLayer
+from syncpretrain.workers.streamed.inputs import Events, Ring
+from syncpretrain.workers.streamed.layer import StreamedLayer
 
 ON_DEVICES = [v for v in VARIANTS if not {"shards"} & VARIANTS[v].keys()]
 # A delay moves minibatches, whatever learns of them: each learner with one, and each delay.
@@ -175,14 +175,14 @@ class TestOrder:
             with monkeypatch.context() as patch:
                 with_small_rings(name, patch)
                 expected = self.outcome(bits, delay=delay)
-                made = DeviceRing.__init__
+                made = Ring.__init__
 
                 def without(self, *args, made=made):
                     made(self, *args)
                     events, method = fault.split(".")
                     setattr(getattr(self, events), method, lambda number: True)
 
-                patch.setattr(DeviceRing, "__init__", without)
+                patch.setattr(Ring, "__init__", without)
                 outcomes[name] = self.outcome(bits, delay=delay) == expected
         assert outcomes == {"double": True, "deferred": False}
 
@@ -234,8 +234,8 @@ class TestOrder:
     def test_rings_lie_where_they_are_read(self, bits, double):
         layers = on_device(bits)._layers
         rings = [layer._above[0].minibatches for layer in layers[:2]]
-        assert [ring._arrays.device.id for ring in rings] == [1, 1]
-        assert [ring._arrays.shape for ring in rings] == [(4 * 30, 12), (4 * 30, 8)]
+        assert [ring.memory.device.id for ring in rings] == [1, 1]
+        assert [ring.memory.shape for ring in rings] == [(4 * 30, 12), (4 * 30, 8)]
 
 
 class TestBlocks:
@@ -260,13 +260,13 @@ class TestBlocks:
         events, worked = [], []
         own = {"delay": delay, "observers": [events.append]}
         own |= {} if variant == "uneven" else {"epochs": 4}
-        process = DeviceStreamedLayer.process
+        process = StreamedLayer.process
 
         def counted(self, block, stop, *run):
             worked.append(block)
             return process(self, block, stop, *run)
 
-        monkeypatch.setattr(DeviceStreamedLayer, "process", counted)
+        monkeypatch.setattr(StreamedLayer, "process", counted)
         expected = on_device(bits, variant, **own).run().parameters_sha256
         launched = queued.count("graph")
         if delay:
@@ -300,7 +300,7 @@ class TestBlocks:
 
 def interrupted(bits, variant, number, monkeypatch, **options):
     """Return the state of a run that was stopped in a number of blocks, None at its end."""
-    states, seen, process = [], itertools.count(1), DeviceStreamedLayer.process
+    states, seen, process = [], itertools.count(1), StreamedLayer.process
     main = threading.main_thread().ident
 
     def processing(self, block, stop, *run):
@@ -314,7 +314,7 @@ def interrupted(bits, variant, number, monkeypatch, **options):
             states.append(state())
 
     with monkeypatch.context() as patch:
-        patch.setattr(DeviceStreamedLayer, "process", processing)
+        patch.setattr(StreamedLayer, "process", processing)
         run = on_device(bits, variant, **options)
         run.save = save
         try:
@@ -559,7 +559,7 @@ class TestMemory:
         counted = 4 * VERSIONS * rows * sum(LAYERS[1:-1])
         held = [layer._staged for layer in run._layers[:2]]
         for layer in run._layers[:2]:
-            held += [ring._arrays for ring in layer._above[0]]
+            held += [ring.memory for ring in layer._above[0]]
         assert sum(array.nbytes for array in held) <= counted
 
     def test_a_dry_run_counts_them_and_where_the_data_stay(

@@ -32,11 +32,17 @@ def killed_worker(
 
 
 def killed_streamed_layer(
-    folder: Path, kills: Collection[Kill], pause: float, settings: Any, place: Any, *rest: Any
+    folder: Path,
+    kills: Collection[Kill],
+    pause: float,
+    settings: Any,
+    place: Any,
+    *rest: Any,
+    **how: Any,
 ) -> Any:
     """Return a streamed layer; see above."""
     at = arranged(folder, kills, pause, place.layer)
-    layer = original_streamed_layer(settings, place, *rest)
+    layer = original_streamed_layer(settings, place, *rest, **how)
     kill_after_steps(layer.layer.step, at("step"))
     return layer
 

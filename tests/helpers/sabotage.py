@@ -77,10 +77,10 @@ def build_worker(kind, failing, settings, layer, *rest):
     return worker
 
 
-def build_streamed_layer(kind, failing, settings, place, *rest):
+def build_streamed_layer(kind, failing, settings, place, *rest, **how):
     if kind == "worker_factory" and place.layer == failing:
         raise MemoryError("out of luck")
-    layer = original_streamed_layer(settings, place, *rest)
+    layer = original_streamed_layer(settings, place, *rest, **how)
     if place.layer == failing:
         (tell_of_helpers if kind == "helped" else sabotaged)(layer.layer.step, kind)
     return layer

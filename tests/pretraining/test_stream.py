@@ -40,7 +40,7 @@ def transcribed(bits, variant, delay) -> list[np.ndarray]:
     settings = settings_from(LAYERS, **options).pretrain
     learners = build_learners(settings)
     scaled = streamed(bits, variant)
-    data = scaled._source.minibatch(1)[0]
+    data = scaled._data.train
     steps = -(-len(data) // 30)
     delays = [round(i * delay * steps) for i in range(len(learners))]
     own = [n * steps for n in settings.epochs]

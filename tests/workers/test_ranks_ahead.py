@@ -27,7 +27,7 @@ from syncpretrain.workers.ranks.stream import StreamWorker
 from syncpretrain.workers.ranks.worker import RankContext
 from syncpretrain.workers.streamed.job import GiveLayer, Processed
 from syncpretrain.workers.streamed.layer import StreamedLayer
-from syncpretrain.workers.streamed.remote import RemoteLayer, Stopping
+from syncpretrain.workers.streamed.remote import LinkedStream, RemoteLayer
 
 LAYERS = (16, 12, 8, 5)
 EPOCHS = (3, 2, 4)
@@ -132,7 +132,8 @@ def remote():
     ranks = Ranks()
     layer = RemoteLayer(2, StreamPlan(skipped=0, steps=70), 7, None, Timeouts(stall=WAIT, tick=0.0))
     link = RankLink(2, ranks)
-    layer.connect(link, Stopping(lambda: None, Timeouts()), np.zeros(1), np.zeros(1))
+    place = SimpleNamespace(progress=np.zeros(3), stop=lambda: None, replace=lambda *death: None)
+    layer.connect(link, LinkedStream(place, [layer], list, Timeouts()))
     yield layer, link, ranks
     link.close()
 

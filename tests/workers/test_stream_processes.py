@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -34,7 +35,7 @@ from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.schedule.stream import Block, StreamPlan
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.link import Raised
-from syncpretrain.workers.streamed.remote import LentThreads, RemoteLayer, Stopping
+from syncpretrain.workers.streamed.remote import LentThreads, LinkedStream, RemoteLayer
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 5)
@@ -216,7 +217,8 @@ class Dead:
 def connected(error):
     """Return a layer with a worker that ended with an error."""
     layer = RemoteLayer(2, StreamPlan(skipped=0, steps=4), 4, None, Timeouts())
-    layer.connect(Dead(error), Stopping(lambda: None, Timeouts()), np.zeros(1), np.zeros(1))
+    place = SimpleNamespace(progress=np.zeros(3), stop=lambda: None)
+    layer.connect(Dead(error), LinkedStream(place, [layer], list, Timeouts()))
     return layer
 
 

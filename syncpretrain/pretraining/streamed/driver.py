@@ -7,30 +7,23 @@ process the blocks; the driver's thread waits, emits the events of what was done
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.data.blocks import StoredRows
+from syncpretrain.data.minibatches import ArrayPasses
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.errors import SettingsError, StalledError
-from syncpretrain.events import (
-    EpochFinished,
-    EpochStarted,
-    LayerFinished,
-    Notice,
-)
+from syncpretrain.events import EpochFinished, EpochStarted, LayerFinished, Notice
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.signals import StopRequest
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import (
     backend_of_layers,
     build_layer,
@@ -49,77 +42,29 @@ from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.schedule.stream import StreamPlan, StreamSchedule
 from syncpretrain.settings.sections import PretrainSettings
-from syncpretrain.workers.link import failure_of
+from syncpretrain.workers.link import Job, Place, failure_of
 from syncpretrain.workers.restarts import Restarts
-from syncpretrain.workers.shared_memory import check_runtime
+from syncpretrain.workers.shared_memory import SharedSplits, check_runtime
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import StreamState, refusing_others
-from syncpretrain.workers.streamed.base import (
-    EpochResult,
-    Stream,
-    StreamedLayerFactory,
-    built_layers,
-)
-from syncpretrain.workers.streamed.device_inputs import (
-    DeviceRings,
-    DeviceSource,
-    RingRuns,
-    data_runs,
-)
+from syncpretrain.workers.streamed.base import EpochResult, LayerPart, Stream
 from syncpretrain.workers.streamed.inputs import (
-    DataSource,
+    HOST,
     Passes,
-    PassesSource,
+    Rings,
     RingSize,
     RingSource,
     Source,
-    source_of,
+    data_source,
 )
-from syncpretrain.workers.streamed.layer import DeviceStreamedLayer, StreamedLayer
+from syncpretrain.workers.streamed.layer import StreamedLayer
 from syncpretrain.workers.streamed.pool import StreamPool
 from syncpretrain.workers.worker import PROBE_ROWS
 
 if TYPE_CHECKING:
     from syncpretrain.cluster.group import AgreedStop
-    from syncpretrain.workers.ranks.stream import StreamAssignment
 
-__all__ = [
-    "DeviceStream",
-    "LayerPart",
-    "StreamedPretraining",
-    "build_streamed_layer",
-    "device_stream",
-    "layer_parts",
-    "stream_runtime",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerPart:
-    """One layer's part in a stream: its plan, its input, and the minibatches that it hands up.
-
-    ``below`` is None for layer 1, ``above`` for the last layer.
-    """
-
-    layer: int
-    plan: StreamPlan
-    passes: Passes
-    below: RingSize | None
-    above: RingSize | None
-    handed_up: range
-
-
-def layer_parts(
-    plans: Sequence[StreamPlan], ends: Sequence[int], passes: Passes, sizes: Sequence[RingSize]
-) -> list[LayerPart]:
-    """Return each layer's part in the stream."""
-    handed_up = [range(p.skipped + 1, n + 1) for p, n in zip(plans[1:], ends[1:], strict=True)]
-    return [
-        LayerPart(i + 1, plan, passes, below, above, numbers)
-        for i, (plan, below, above, numbers) in enumerate(
-            zip(plans, [None, *sizes], [*sizes, None], [*handed_up, range(0)], strict=True)
-        )
-    ]
+__all__ = ["StreamedPretraining", "build_streamed_layer", "stream_runtime"]
 
 
 class DeviceStream(Stream):
@@ -127,25 +72,22 @@ class DeviceStream(Stream):
 
     Parameters
     ----------
-    layers : sequence of DeviceStreamedLayer
+    layers : sequence of StreamedLayer
         From the lowest up.
-    inputs : Split
-        The data on the device of the first layer.
     data : Split
-        The same data as they were given: ``inputs`` at the end.
+        The data as they were given.
     backend : Backend
+
+    Attributes
+    ----------
+    inputs : Split
+        The data on the device of the first layer; at the end as they were given.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[DeviceStreamedLayer],
-        inputs: Split,
-        data: Split,
-        backend: Backend,
-    ) -> None:
+    def __init__(self, layers: Sequence[StreamedLayer], data: Split, backend: Backend) -> None:
         super().__init__(layers)
-        self.inputs, self._data, self._backend = inputs, data, backend
-        self._own = list(layers)
+        self._own, self._data, self._backend = list(layers), data, backend
+        self.inputs = layers[0].source.inputs or data
 
     def __exit__(
         self,
@@ -167,52 +109,6 @@ class DeviceStream(Stream):
         self._backend.free_unused()
 
 
-def device_stream(
-    settings: PretrainSettings,
-    data: DataSource,
-    plans: Sequence[StreamPlan],
-    ends: Sequence[int],
-    *,
-    size: StreamSize,
-    backend: Backend,
-) -> DeviceStream:
-    """Return the layers of a stream, each on its own device, with the rings between them.
-
-    Parameters
-    ----------
-    settings : PretrainSettings
-    data : DataSource
-    plans : sequence of StreamPlan
-        One a layer.
-    ends : sequence of int
-        The last minibatch that each layer processes.
-    size : StreamSize
-        Minibatches of its rings and blocks.
-    backend : Backend
-        The layers are dealt to its devices.
-    """
-    passes = data.passes
-    held = passes_in_ring(size.ring, passes.steps), passes.held_out
-    sizes = [RingSize(size.ring, passes.size(1), *held, width) for width in settings.layers[1:-1]]
-    parts = layer_parts(plans, ends, passes, sizes)
-    rows = held_rows(settings, backend, steps=passes.steps, held_out=passes.held_out)
-    beside = pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
-    runs = data_runs(data, backend.for_layer(1), most=size.block, beside=beside)
-    source: DeviceSource = runs
-    layers = []
-    for part in parts:
-        own = build_layer(settings, part.layer, backend, shards=1)
-        layer = DeviceStreamedLayer(own, part.plan, source, passes, most=size.block)
-        if part.above is not None:
-            reader = backend.for_layer(part.layer + 1)
-            rings = DeviceRings.of(part.above, reader, own.learner.backend)
-            layer.connect(rings, part.handed_up)
-            source = RingRuns(rings, passes)
-            reader.synchronize()
-        layers.append(layer)
-    return DeviceStream(layers, runs.inputs, data.data, backend)
-
-
 # A process that replaces another reads again from its ring what came after the kept state. The
 # ring is longer by REREAD_BYTES of minibatches, within these two limits, and a state is kept at
 # least once in that many: many, to keep states seldom.
@@ -223,26 +119,29 @@ FROM_THE_DATA = 1 << 62  # is never overwritten
 
 def stream_runtime(
     settings: PretrainSettings,
-    data: DataSource,
+    data: Split,
     plans: Sequence[StreamPlan],
     ends: Sequence[int],
-    *,
     size: StreamSize,
-    times: Timeouts = TIMEOUTS,
-    restarts: Restarts | None = None,
+    backend: Backend,
+    times: Timeouts,
+    restarts: Restarts | None,
 ) -> Stream:
-    """Return the runtime of a streamed run with NumPy, to be entered as a context.
+    """Return the runtime of a streamed run, to be entered as a context.
 
     Parameters
     ----------
     settings : PretrainSettings
-    data : DataSource
+    data : Split
+        Its training part may be in a file, or what an iterable gives.
     plans : sequence of StreamPlan
         One a layer.
     ends : sequence of int
         The last minibatch that each layer processes.
     size : StreamSize
         Minibatches of its rings and blocks.
+    backend : Backend
+        Its devices, if it has some, are dealt the layers.
     times : Timeouts
     restarts : Restarts, optional
         For processes that die.
@@ -253,106 +152,156 @@ def stream_runtime(
         If the system does not have it.
     """
     check_runtime(settings.runtime)
-    passes = data.passes
+    passes = Passes(len(data.train), len(data.validation), settings.batch_size)
     reread = _reread(settings, passes, restarts)
-    sizes = [
-        RingSize(n, passes.size(1), passes_in_ring(n, passes.steps), passes.held_out, width)
-        for n, width in zip([size.ring + n for n in reread], settings.layers[1:-1], strict=True)
-    ]
-    parts = layer_parts(plans, ends, passes, sizes)
-    shared = data.data
-    source: DataSource | None = data
-    if settings.runtime in ("processes", "mpi"):
-        shared, source = _shared(settings, data)
-    layer_factories = [
-        partial(build_streamed_layer, settings, part, source if part.below is None else None)
-        for part in parts
-    ]
+    parts: list[LayerPart] = []
+    for i, plan in enumerate(plans):
+        below, above, handed_up = parts[-1].above if parts else None, None, range(0)
+        if i + 1 < len(plans):
+            waiting, width = size.ring + reread[i], settings.layers[i + 1]
+            held = passes_in_ring(waiting, passes.steps), passes.held_out
+            above = RingSize(waiting, passes.size(1), *held, width)
+            handed_up = range(plans[i + 1].skipped + 1, ends[i + 1] + 1)
+        parts.append(LayerPart(i + 1, plan, passes, below, above, handed_up))
     if settings.runtime not in ("processes", "mpi"):
-        return Stream(built_layers(layer_factories, shared, sizes))
-    from syncpretrain.workers.streamed.remote import LinkedStream, RemoteLayer, stream_in_processes
+        return _stream_here(settings, data, parts, size, backend)
+    if isinstance(data.train, ArrayPasses):
+        raise SettingsError(
+            f"runtime: got {settings.runtime} with an iterable as X, expected threads or serial; an"
+            " iterable stays in the process that it is in"
+        )
+    from syncpretrain.workers.streamed.remote import LinkedStream, RemoteLayer
 
     layers = [
         RemoteLayer(p.layer, p.plan, passes.steps, partial(_untrained, settings, p.layer), times)
         for p in parts
     ]
     if settings.runtime == "processes":
-        rest = (settings.replicas, times, restarts, [FROM_THE_DATA, *reread])
-        return stream_in_processes(layer_factories, layers, shared, sizes, *rest)
+        place, jobs = _in_processes(settings, data, parts, reread, times, restarts)
+    else:
+        place, jobs = _on_ranks(settings, data, parts, times)
+    return LinkedStream(place, layers, jobs, times, restarts)
+
+
+Jobs = Callable[[], Sequence[Job]]  # the job of each layer, as the workers are started
+
+
+def _in_processes(
+    settings: PretrainSettings,
+    data: Split,
+    parts: Sequence[LayerPart],
+    reread: Sequence[int],
+    times: Timeouts,
+    restarts: Restarts | None,
+) -> tuple[Place, Jobs]:
+    """Return processes, which share the data and the rings, and what each of them trains."""
+    from syncpretrain.workers.processes import Processes
+    from syncpretrain.workers.streamed.job import StreamJob
+
+    place = Processes(times, restarts=restarts)
+
+    def jobs() -> list[StreamJob]:
+        in_file = isinstance(data.train, StoredRows)  # which the first process reads itself
+        memory: list[Any] = [data if in_file else place.share(SharedSplits.of(data))]
+        sizes = [part.above for part in parts if part.above is not None]
+        memory += (place.share(SharedSplits.create(x.all_rows, x.width, 1)) for x in sizes)
+        ends = memory, [*memory[1:], None], settings.replicas, [FROM_THE_DATA, *reread]
+        return [
+            StreamJob(partial(build_streamed_layer, settings, part), *own)
+            for part, *own in zip(parts, *ends, strict=True)
+        ]
+
+    return place, jobs
+
+
+def _on_ranks(
+    settings: PretrainSettings, data: Split, parts: Sequence[LayerPart], times: Timeouts
+) -> tuple[Place, Jobs]:
+    """Return the ranks of a job, and what each of them trains."""
     from syncpretrain.cluster.job import member
     from syncpretrain.workers.ranks.placement import groups_of_layers
     from syncpretrain.workers.ranks.run import RunRanks
+    from syncpretrain.workers.ranks.stream import StreamAssignment
 
     own = member()
     groups = groups_of_layers(settings.layers, own.transport.size, rank_shares(settings))
-    # In every block a rank waits for rank 0.
-    ranks = RunRanks(own, groups, times, data=shared, is_eager=True)
-    assignments = _assignments(settings, parts, layer_factories, groups)
-    return LinkedStream(ranks, layers, lambda: assignments, times)
-
-
-def _assignments(
-    settings: PretrainSettings,
-    parts: Sequence[LayerPart],
-    factories: Sequence[StreamedLayerFactory],
-    groups: Mapping[int, tuple[int, ...]],
-) -> list[StreamAssignment]:
-    """Return the layers as ranks are to hold them."""
-    from syncpretrain.workers.ranks.stream import StreamAssignment
-
-    return [
+    assignments = [
         StreamAssignment(
             number=part.layer,
-            layer_factory=factory,
-            passes=part.passes,
-            below=part.below,
-            above=part.above,
-            handed_up=part.handed_up,
+            layer_factory=partial(build_streamed_layer, settings, part),
+            part=part,
             ranks_above=groups.get(part.layer + 1, ()),
             replicas=-(-settings.replicas[part.layer - 1] // len(groups[part.layer])),
             group=groups[part.layer],
         )
-        for part, factory in zip(parts, factories, strict=True)
+        for part in parts
     ]
+    # In every block a rank waits for rank 0.
+    return RunRanks(own, groups, times, data=data, is_eager=True), lambda: assignments
+
+
+def _stream_here(
+    settings: PretrainSettings,
+    data: Split,
+    parts: Sequence[LayerPart],
+    size: StreamSize,
+    backend: Backend,
+) -> Stream:
+    """Return layers of this process, on its cores or on devices, and the rings between them."""
+    below: Split | Rings = data
+    passes, layers = parts[0].passes, []
+    rows = held_rows(settings, backend, steps=passes.steps, held_out=passes.held_out)
+    beside = pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
+    most = size.block if size.steps else 1
+    for part in parts:
+        above = None
+        if part.above is not None:
+            above = part.above.on(backend.for_layer(part.layer + 1), backend.for_layer(part.layer))
+        layers.append(
+            build_streamed_layer(
+                settings, part, below, above, backend=backend, most=most, beside=beside
+            )
+        )
+        below = above or below
+    return DeviceStream(layers, data, backend) if backend.devices() else Stream(layers)
 
 
 def build_streamed_layer(
     settings: PretrainSettings,
     part: LayerPart,
-    data: DataSource | None,
-    below: Split,
-    above: Split | None,
+    below: Split | Rings,
+    above: Split | Rings | None,
     shared: AgreedStop | None = None,
+    *,
+    backend: Backend = HOST,
+    most: int = 1,
+    beside: int = 0,
 ) -> StreamedLayer:
-    """Return one layer, which reads one memory and hands up through another, None at the top.
+    """Return one layer, which reads ``below`` and hands up through ``above``, None at the top.
 
-    Layer 1 reads ``data``, or the memory where there is none.
-    It is fit to be sent to another process as a partial function of the others. ``shared`` is of
-    the ranks that make its steps together.
+    A partial function of the settings and the part is fit to be sent to another process.
+    ``shared`` is of the ranks that make the layer's steps together, ``most`` the most minibatches
+    of a run, and ``beside`` the bytes that the run needs on a device apart from the data.
     """
-    source: Source
-    if part.below is None:
-        source = source_of(settings, below) if data is None else data
+    place = backend.for_layer(part.layer)
+    if part.below is not None:
+        source: Source = RingSource(part.below.rings(below), part.passes, place)
     else:
-        source = RingSource(part.below.rings(below), part.passes)
-    own = build_layer(settings, part.layer, shared=shared, hands_up=part.above is not None)
-    layer = StreamedLayer(own, part.plan, source, part.passes)
+        assert isinstance(below, Split)
+        source = data_source(settings, below, part.passes, backend=place, most=most, beside=beside)
+    own = build_layer(
+        settings,
+        part.layer,
+        backend,
+        shared,
+        hands_up=part.above is not None,
+        shards=1 if backend.devices() else None,
+    )
+    layer = StreamedLayer(own, part.plan, source, part.passes, most=most)
     if part.above is not None and above is not None:
         layer.connect(part.above.rings(above), part.handed_up)
+    place.synchronize()
     return layer
-
-
-def _shared(settings: PretrainSettings, data: DataSource) -> tuple[Split, DataSource | None]:
-    """Return what processes share of the data, and what the first of them is sent."""
-    if isinstance(data.data.train, StoredRows):  # which it reads from the file
-        nothing = np.zeros((0, settings.layers[0]), dtype=np.float32)
-        return Split(nothing, nothing), data
-    if isinstance(data, PassesSource):
-        raise SettingsError(
-            f"runtime: got {settings.runtime} with an iterable as X, expected threads or serial; an"
-            " iterable stays in the process that it is in"
-        )
-    return data.data, None
 
 
 def _reread(settings: PretrainSettings, passes: Passes, restarts: Restarts | None) -> list[int]:
@@ -382,13 +331,10 @@ class StreamedPretraining(Driver):
     def _build(self, data: Split) -> None:
         settings = self.settings
         self._backend = backend_of_layers(settings)
-        held_out = data.validation[:PROBE_ROWS]
-        workers = workers_of(settings)
-        self.slots = min(workers, sum(settings.replicas))
-        self._source = source_of(settings, Split(data.train, held_out))
-        steps = steps_per_epoch(len(data.train), settings.batch_size)
+        self.slots = min(workers_of(settings), sum(settings.replicas))
+        self._data = Split(data.train, data.validation[:PROBE_ROWS])
+        self._steps = steps = steps_per_epoch(len(data.train), settings.batch_size)
         self.plans = settings.stream.plans(steps)
-        self._steps = steps
         self._build_layers(stream_size(settings, self._backend, steps))
         self._pool: StreamPool | None = None
         self._watch = Watch(self.emit, self._times)
@@ -400,14 +346,11 @@ class StreamedPretraining(Driver):
         """Build all that depends on how many minibatches may wait between two layers."""
         self._size = size
         self._schedule = StreamSchedule(self.plans, **size._asdict(), epoch=self._steps)
-        self._runtime = self._built(size)
+        own = self._backend, self._times, self._restarts
+        self._runtime = stream_runtime(
+            self.settings, self._data, self.plans, self._schedule.ends, size, *own
+        )
         self._layers = self._runtime.layers
-
-    def _built(self, size: StreamSize) -> Stream:
-        own = self.settings, self._source, self.plans, self._schedule.ends
-        if self._backend.devices():
-            return device_stream(*own, size=size, backend=self._backend)
-        return stream_runtime(*own, size=size, times=self._times, restarts=self._restarts)
 
     def _opened(self) -> Stream:
         states = () if self.resume is None else self.resume.layers
@@ -424,7 +367,7 @@ class StreamedPretraining(Driver):
     def inputs(self) -> Split:
         """The data where the first layer is trained."""
         own = self._runtime
-        return own.inputs if isinstance(own, DeviceStream) else self._source.data
+        return own.inputs if isinstance(own, DeviceStream) else self._data
 
     def state(self) -> StreamState:
         """Return all that the rest of the run depends on."""

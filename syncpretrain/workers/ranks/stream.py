@@ -32,15 +32,9 @@ from syncpretrain.workers.link import Obey, Raised
 from syncpretrain.workers.ranks.messages import Assignment, port
 from syncpretrain.workers.ranks.worker import RankContext
 from syncpretrain.workers.split import Split
-from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult
-from syncpretrain.workers.streamed.inputs import Passes, Rings, RingSize
-from syncpretrain.workers.streamed.job import (
-    GiveLayer,
-    Processed,
-    StreamOrder,
-    TakeState,
-    obeyed,
-)
+from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult, LayerPart
+from syncpretrain.workers.streamed.inputs import Passes, Rings
+from syncpretrain.workers.streamed.job import GiveLayer, Processed, StreamOrder, TakeState, obeyed
 
 __all__ = ["AHEAD_MINIBATCHES", "Inlet", "Outlet", "StreamAssignment", "StreamWorker"]
 
@@ -52,23 +46,20 @@ KNOWN_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class StreamAssignment(Assignment):
-    """Job of a layer of a stream: its ``StreamedLayerFactory`` and rings, as in a ``LayerPart``.
+    """Job of a layer of a stream: the function that builds the layer, and the part in the stream.
 
     ``ranks_above`` are the ranks of the layer above; a step has ``replicas`` threads on each rank.
     """
 
     layer_factory: Callable[..., Any]
-    passes: Passes
-    below: RingSize | None
-    above: RingSize | None
-    handed_up: range
+    part: LayerPart
     ranks_above: tuple[int, ...]
     replicas: int
 
     @property
     def reads_data(self) -> bool:
-        """True if the layer reads the data of the run: the lowest layer does."""
-        return self.below is None
+        """True if the rank is sent the data of the run."""
+        return self.part.below is None
 
     @contextmanager
     def open(self, context: RankContext) -> Iterator[Obey]:
@@ -159,7 +150,7 @@ class Outlet:
     def __init__(
         self, transport: Transport, run: int, assignment: StreamAssignment, rings: Rings
     ) -> None:
-        self._transport, self._assignment, self._rings = transport, assignment, rings
+        self._transport, self._part, self._rings = transport, assignment.part, rings
         self._port = port(run, "minibatches", assignment.number + 1)
         group = assignment.group or (transport.rank,)
         # The ranks above are dealt among the group: each gets every minibatch once.
@@ -167,12 +158,12 @@ class Outlet:
 
     def send(self, number: int) -> None:
         """Send a minibatch, if the layer above trains on it."""
-        if number not in self._assignment.handed_up:
+        if number not in self._part.handed_up:
             return
-        passes, validation = self._assignment.passes, None
+        passes, validation = self._part.passes, None
         if number % passes.steps == 0 and passes.held_out:
-            validation = self._rings.validation.array(number // passes.steps, passes.held_out)
-        minibatch = self._rings.minibatches.array(number, passes.size(number))
+            validation = self._rings.validation.slot(number // passes.steps, passes.held_out)
+        minibatch = self._rings.minibatches.slot(number, passes.size(number))
         handed = HandedUp(number, minibatch, validation)
         for rank in self._above:
             self._transport.send(rank, self._port, handed)
@@ -203,18 +194,19 @@ class StreamWorker:
 
     def _built(self) -> BaseStreamedLayer:
         assignment, context = self._assignment, self.context
-        memory = context.data if assignment.below is None else assignment.below.memory()
-        assert memory is not None
-        below = Split(*memory)
-        above: Split | None = None
-        if assignment.above is not None:
-            above = assignment.above.memory()
-            rings = assignment.above.rings(above)
-            self._outlet = Outlet(context.transport, context.run, assignment, rings)
+        part, above = assignment.part, None
+        if part.above is not None:
+            above = part.above.on()
+            self._outlet = Outlet(context.transport, context.run, assignment, above)
+        if part.below is not None:
+            below: Split | Rings = part.below.on()
+        else:
+            assert context.data is not None
+            below = Split(*context.data)
         layer: BaseStreamedLayer = assignment.layer_factory(below, above, *context.sharing)
         context.progress[0] = layer.progress[0]
-        if assignment.below is not None:
-            self._inlet = Inlet(assignment.below.rings(below), assignment.passes, context.times)
+        if isinstance(below, Rings):
+            self._inlet = Inlet(below, part.passes, context.times)
             context.transport.listen(context.port("minibatches"), self._inlet.put)
         return layer
 
@@ -263,7 +255,8 @@ class StreamWorker:
 
     def _ends_pass(self, number: int) -> bool:
         """Return True if an epoch of the layer, or the stream, may end with a minibatch."""
-        steps, last = self._assignment.passes.steps, self._assignment.handed_up.stop - 1
+        part = self._assignment.part
+        steps, last = part.passes.steps, part.handed_up.stop - 1
         return self._layer.plan.at(number) % steps == 0 or number >= last > 0
 
     def _minibatch(self, number: int) -> list[EpochResult]:

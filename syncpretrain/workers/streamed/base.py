@@ -7,28 +7,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Protocol
 
 import numpy as np
 
-from syncpretrain.kernels.program import PhaseRunner, Phases, in_turn
+from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.step_sharing import StepSharing
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.stream import Block, StreamPlan
 from syncpretrain.workers.link import STDERR
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import StreamedLayerState
-from syncpretrain.workers.streamed.inputs import RingSize
+from syncpretrain.workers.streamed.inputs import Passes, RingSize
 
-__all__ = [
-    "BaseStreamedLayer",
-    "EpochResult",
-    "Sharing",
-    "Stream",
-    "StreamedLayerFactory",
-    "built_layers",
-]
+__all__ = ["BaseStreamedLayer", "EpochResult", "LayerPart", "Stream"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,27 +34,6 @@ class EpochResult:
     validation_error: float | None
     warnings: tuple[str, ...]
     is_last: bool
-
-
-class Sharing(Protocol):
-    """Steps of one layer that other threads may help with, as of :class:`StepSharing`."""
-
-    @property
-    def calls(self) -> int:
-        """How often helpers have been called away."""
-        ...
-
-    def run(self, phases: Phases, shards: int) -> None:
-        """Run the phases of a step, with the helpers that come."""
-        ...
-
-    def help(self, calls: int) -> bool:
-        """Help until called away; return False if there was nothing to do for a while."""
-        ...
-
-    def call(self) -> None:
-        """Call the helpers away."""
-        ...
 
 
 class BaseStreamedLayer(ABC):
@@ -133,7 +103,7 @@ class BaseStreamedLayer(ABC):
         if state.steps is not None:
             self.plan = replace(self.plan, steps=state.steps)
 
-    def sharing(self, times: Timeouts) -> Sharing:
+    def sharing(self, times: Timeouts) -> StepSharing:
         """Return what lets the pool's idle threads help with the steps."""
         return StepSharing(times)
 
@@ -173,23 +143,19 @@ class BaseStreamedLayer(ABC):
         """
 
 
-# Builds a layer in whichever process trains it, given the memory that it reads, and the memory
-# through which it hands up, if it does.
-StreamedLayerFactory = Callable[[Split, Split | None], BaseStreamedLayer]
+@dataclass(frozen=True, slots=True)
+class LayerPart:
+    """One layer's part in a stream: its plan, its input, and the minibatches that it hands up.
 
-
-def built_layers(
-    layer_factories: Sequence[StreamedLayerFactory], data: Split, sizes: Sequence[RingSize]
-) -> list[BaseStreamedLayer]:
-    """Return layers from the lowest up, on memory of this process.
-
-    ``data`` is what layer 1 reads, and ``sizes`` are of what lies between two layers.
+    ``below`` is None for layer 1, ``above`` for the last layer.
     """
-    memory = [data, *(size.memory() for size in sizes)]
-    return [
-        build(below, above)
-        for build, below, above in zip(layer_factories, memory, [*memory[1:], None], strict=True)
-    ]
+
+    layer: int
+    plan: StreamPlan
+    passes: Passes
+    below: RingSize | None
+    above: RingSize | None
+    handed_up: range
 
 
 class Stream:

@@ -23,6 +23,7 @@ from syncpretrain.schedule.stream import BLOCK_MINIBATCHES, Block
 from syncpretrain.workers.link import Context, Obey
 from syncpretrain.workers.restarts import Keeping, KeptStates
 from syncpretrain.workers.shared_memory import SharedSplits
+from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import StreamedLayerState
 from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult
 from syncpretrain.workers.streamed.layer import StreamedLayer
@@ -43,21 +44,21 @@ __all__ = [
 class StreamJob:
     """Job of a process that trains a layer.
 
-    It reads what lies in the memory ``below``, and hands up through the memory ``above``, if it
-    has one. A step has at most ``replicas`` threads. A process that replaces another finds the
-    newest ``reread`` minibatches that were read below.
+    The process reads the memory ``below``, or data in a file, and hands up through the memory
+    ``above``, if it has one. A step has at most ``replicas`` threads. A process that replaces
+    another finds the newest ``reread`` minibatches that were read below.
     """
 
-    layer_factory: Callable[..., Any]  # a StreamedLayerFactory
-    below: SharedSplits
+    layer_factory: Callable[..., Any]  # builds the layer, given its input and what is above
+    below: SharedSplits | Split
     above: SharedSplits | None
     replicas: int
     reread: int = 0
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What the process has to be given."""
-        return tuple(x.descriptor for x in (self.below, self.above) if x is not None)
+        """Descriptors of the memory that the process is given."""
+        return tuple(x.descriptor for x in (self.below, self.above) if isinstance(x, SharedSplits))
 
     @contextmanager
     def open(self, context: Context) -> Iterator[Obey]:
@@ -79,7 +80,7 @@ class StreamJob:
         yield obey
 
     def _layer(self) -> StreamedLayer:
-        (below,) = self.below.map()
+        below = self.below if isinstance(self.below, Split) else self.below.map()[0]
         above = self.above.map(write=True)[0] if self.above is not None else None
         layer: StreamedLayer = self.layer_factory(below, above)
         return layer

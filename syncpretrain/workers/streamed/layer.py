@@ -1,9 +1,19 @@
-"""Streamed layers: each trains on the hidden means that the layer below computes as it trains.
+"""A streamed layer trains on the hidden means that the layer below computes as it trains.
 
 A minibatch is handed up through a ring (:mod:`syncpretrain.workers.streamed.inputs`), the
 validation examples at the end of every pass over the data through another. What a layer computes is
 a function of the minibatches that it has processed, so no timing and no number of workers changes a
-bit. On the host a layer looks at the error of each minibatch, on a device at the sum of a block.
+bit.
+
+A layer works its minibatches in runs: on the host one at a time, and looks at its error; on a
+device a block at a time. There a run is queued as a whole on a stream of the layer's own, and the
+host goes on to the next block, of this layer or another, while the device works. Streams wait for
+each other's events, the host for the error of the run before, and at the end of an epoch for the
+layer.
+
+The host computes hidden means in the ring itself. A device computes them in an array of its own,
+where a recorded run finds the same place every time, and copies them into the ring behind the run.
+A device hands up 0 in place of what is not finite, since it finds a divergence a run later.
 """
 
 from __future__ import annotations
@@ -13,57 +23,100 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Later
-from syncpretrain.kernels.arrays import Array, ordered_sum
+from syncpretrain.kernels.arrays import ordered_sum
 from syncpretrain.kernels.program import PhaseRunner, in_turn
-from syncpretrain.learners.epoch import Cursor, Stopped, diverged, run_away
+from syncpretrain.learners.epoch import Cursor, diverged, run_away
 from syncpretrain.models.layer import Layer
 from syncpretrain.schedule.stream import Block, StreamPlan
 from syncpretrain.workers.state import StreamedLayerState
 from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult
-from syncpretrain.workers.streamed.device_inputs import DeviceRings, DeviceSource
 from syncpretrain.workers.streamed.inputs import Passes, Rings, Source
 from syncpretrain.workers.worker import LayerInTraining
 
-__all__ = ["DeviceStreamedLayer", "LearningLayer", "StreamedLayer"]
+__all__ = ["StreamedLayer"]
 
 
-RingsT = TypeVar("RingsT", Rings, DeviceRings)
-
-
-class LearningLayer(BaseStreamedLayer, Generic[RingsT]):
-    """One layer of a stream with its learner, wherever its minibatches come from.
+class StreamedLayer(BaseStreamedLayer):
+    """One layer of a stream: it trains, and hands up what it computes.
 
     Parameters
     ----------
     layer : LayerInTraining
         Its early stopping is given the validation examples at the end of every pass.
     plan : StreamPlan
+    source : Source
+        Source of its minibatches.
     passes : Passes
-        Over the data, which end its epochs.
+        The passes over the data, which end its epochs.
+    most : int
+        The most minibatches of a run. On a device no block has more, and none goes beyond the end
+        of an epoch or of a pass.
     """
 
-    def __init__(self, layer: LayerInTraining, plan: StreamPlan, passes: Passes) -> None:
+    def __init__(
+        self,
+        layer: LayerInTraining,
+        plan: StreamPlan,
+        source: Source,
+        passes: Passes,
+        *,
+        most: int = 1,
+    ) -> None:
         learner = layer.learner
         super().__init__(learner.layer, plan, passes.steps)
         self.layer, self.learner, self._passes = layer, learner, passes
-        visible = learner.current().shape.visible
-        self._rows = learner.backend.empty((learner.batch_size, visible))
+        self.source, self._backend, self._most = source, learner.backend, most
+        self._rows = self._backend.empty((learner.batch_size, learner.current().shape.visible))
+        self._staged: Any = None  # what a run on a device hands up
         with learner.stream:
             self._hands_up_own_means = learner.hidden_means(0) is not None
+            self._no_error = self._backend.zeros((), np.float64)
         self._error, self._examples = 0.0, 0  # of the running epoch
+        self._later: deque[tuple[int, int, Later]] = deque()  # steps, examples and errors of runs
         self._started = 0.0
         self._validation_error: float | None = None
-        self._above: tuple[RingsT, range] | None = None
+        self._validation: tuple[int, Later] | None = None  # a newer one: examples, summed error
+        self._above: tuple[Rings, range] | None = None
+        self._released: Layer | None = None  # at the end, on the host
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while an iterable is asked for data; a stop is looked for before they are used."""
+        return self._released is None and self.source.is_waiting
+
+    def connect(self, rings: Rings, numbers: range) -> None:
+        """Hand up the hidden means of some minibatches."""
+        self._above = rings, numbers
+        if self._backend.devices():
+            width = self.learner.current().shape.hidden
+            self._staged = self._backend.empty((self._most * self._passes.batch_size, width))
+
+    def current(self) -> Layer:
+        """Return the layer as it was at the end of its last minibatch; if finite, else epoch."""
+        if self._released is not None:
+            return self._released
+        with self.learner.stream:
+            finite = self.learner.is_finite()
+            return (self.learner.current() if finite else self.layer.last_good).to(self._copy)
+
+    def _copy(self, array: Any) -> Any:
+        """Return a copy of an array on the host."""
+        return array.copy() if isinstance(array, np.ndarray) else self._backend.tohost(array)
+
+    def release(self) -> None:
+        """Keep the layer on the host, and nothing on the device: it is not trained any more."""
+        self._released = self.current()
+        del self.layer, self.learner, self.source, self._above, self._staged
+        del self._rows, self._no_error, self._later, self._validation
 
     def live_state(self) -> StreamedLayerState:
         """Return the state without the rings, in the arrays that the next minibatch changes."""
+        self._take_validation()
         begun = self.plan.at(self.position) % self._passes.steps
         return StreamedLayerState(
             position=self.position,
@@ -76,10 +129,25 @@ class LearningLayer(BaseStreamedLayer, Generic[RingsT]):
             passes={},
         )
 
-    def _with_rings(self, live: StreamedLayerState, above: int | None) -> StreamedLayerState:
-        """Add to a state a copy of what was handed up, and is not processed above yet."""
+    def state(self, above: int | None) -> StreamedLayerState:
+        """Return a copy of everything that the next minibatch depends on, on the host.
+
+        ``above`` is the position of the layer above, None at the top.
+        """
+        with self.learner.stream:
+            live = self.live_state()
+            own = live.state.to(self._copy)
+            self.learner.stream.synchronize()  # which fills the rings
+        # Those not looked at yet stay to be looked at: a state changes nothing.
+        pending = [
+            (n, error) for _, n, later in self._later if math.isfinite(error := later.value())
+        ]
+        error = ordered_sum((error for _, error in pending), self._error)
+        own = replace(own, cursor=Cursor(own.cursor.minibatches, error))
+        live = replace(live, state=own, examples=live.examples + sum(n for n, _ in pending))
         if self._above is None or above is None:
             return live
+        # A copy of what was handed up, and is not processed above yet.
         (minibatches, validation), _ = self._above
         handed = self._handed_up(above + 1, self.position)
         ring = {n: minibatches.on_host(n, self._passes.size(n)) for n in handed}
@@ -105,114 +173,14 @@ class LearningLayer(BaseStreamedLayer, Generic[RingsT]):
             if self._above is not None:
                 for ring, arrays in zip(self._above[0], (state.ring, state.passes), strict=True):
                     for number, array in sorted(arrays.items()):
-                        ring.put(number, self.learner.backend.asarray(array))
+                        ring.put(number, self._backend.asarray(array))
             self.learner.stream.synchronize()
-
-    def connect(self, rings: RingsT, numbers: range) -> None:
-        """Hand up the hidden means of some minibatches."""
-        self._above = rings, numbers
-
-    def _handed_up(self, first: int, last: int) -> range:
-        """Return which of some successive minibatches the layer above reads."""
-        if self._above is None:
-            return range(0)
-        numbers = self._above[1]
-        return range(max(first, numbers.start), min(last + 1, numbers.stop))
-
-    def _begin_epoch(self) -> None:
-        self._started = time.monotonic()
-        self._error, self._examples = 0.0, 0
-
-    def _train_on(
-        self,
-        X: Any,
-        rows: Any,
-        *,
-        epoch: int,
-        step: int,
-        out: Any = None,
-        run: PhaseRunner = in_turn,
-    ) -> Any:
-        """Train on a minibatch; fill ``out``, if any, with the means from before the update."""
-        # Most steps compute them anyway, and are asked for a copy; the others need a forward pass
-        # of their own.
-        if out is not None and not self._hands_up_own_means:
-            self._forward(X, rows, out)
-        error = self.layer.step.train_step(X, rows, epoch=epoch, step=step, run=run)
-        if out is not None and self._hands_up_own_means:
-            self.layer.step.hand_up(out)
-        return error
-
-    def _forward(self, X: Any, rows: Any, out: Any) -> None:
-        """Compute hidden means as the layer is now."""
-        own = self.learner.backend.gather(X, rows, out=self._rows[: len(rows)])
-        self.learner.current().up(own, out=out)
-
-    def _roll_back(self, epoch: int, symptom: str) -> None:
-        """Take the layer back to its last epoch; it goes on from here.
-
-        The minibatches that it has seen since are lost to it: the layers above have read them.
-        """
-        self.layer.roll_back(diverged(self.learner, epoch, symptom), epoch)
-
-    def _epoch_result(self, epoch: int) -> EpochResult:
-        self.layer.end_epoch()
-        warnings = tuple(self.layer.warnings)
-        self.layer.warnings.clear()
-        if self.layer.stopping is not None and self.layer.stopping.is_over:
-            self.shorten(epoch)
-        return EpochResult(
-            layer=self.learner.layer,
-            epoch=epoch,
-            started=self._started,
-            ended=time.monotonic(),
-            train_error=self._error / max(self._examples, 1),
-            validation_error=self._validation_error,
-            warnings=warnings,
-            is_last=epoch * self._steps == self.plan.steps,
-        )
-
-
-class StreamedLayer(LearningLayer[Rings]):
-    """One layer of a stream: it trains, and hands up what it computes.
-
-    Parameters
-    ----------
-    layer, plan, passes
-        See :class:`LearningLayer`.
-    source : Source
-        Source of its minibatches.
-    """
-
-    def __init__(
-        self, layer: LayerInTraining, plan: StreamPlan, source: Source, passes: Passes
-    ) -> None:
-        super().__init__(layer, plan, passes)
-        self._source = source
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it waits for an iterable, and looks whether to stop before it trains on."""
-        return self._source.is_waiting
-
-    def current(self) -> Layer:
-        """Return the layer as it was at the end of its last minibatch; if finite, else epoch."""
-        return self.learner.snapshot() if self.learner.is_finite() else self.layer.last_good
-
-    def state(self, above: int | None) -> StreamedLayerState:
-        """Return a copy of everything that the next minibatch depends on.
-
-        ``above`` is the position of the layer above, None at the top.
-        """
-        live = self.live_state()
-        return self._with_rings(replace(live, state=live.state.to(np.copy)), above)
 
     def process_again(self, last: int, run: PhaseRunner = in_turn) -> None:
         """Go on to a minibatch; all up to it were handed up before, and are not touched."""
-        # Rings aside take what it hands up: the layer above may be reading the real ones.
+        # It hands up nothing: the layer above may be reading what lies there.
         above, busy = self._above, self.busy_seconds
-        if above is not None:
-            self._above = above[0].aside(), above[1]
+        self._above = None
         self.process(Block(self.number, self.position + 1, last), lambda: False, run)
         self._above, self.busy_seconds = above, busy
 
@@ -228,255 +196,117 @@ class StreamedLayer(LearningLayer[Rings]):
         DataError
             If the data of layer 1 are bad.
         Stopped
-            After the minibatch in which ``stop`` turned true.
+            Before a run, if ``stop`` turned true.
         """
         started = time.monotonic()
         results = []
         with np.errstate(all="ignore"):  # what overflows is found below
-            for number in range(block.first, block.last + 1):
-                if stop():
-                    raise Stopped
-                X, rows = self._source.minibatch(number)
-                if stop():  # by now: an iterable may take any time
-                    raise Stopped
-                results += self._process(number, X, rows, run)
-                self.progress[0] = number
+            for first in range(block.first, block.last + 1, self._most):
+                last = min(first + self._most - 1, block.last)
+                self.source.fetch(first, last, stop)
+                with self.learner.stream:
+                    results += self._process(first, last, run)
+                self.progress[0] = last
         self.busy_seconds += time.monotonic() - started
         return results
 
-    def _process(
-        self, number: int, X: Array, rows: NDArray[np.intp], run: PhaseRunner
-    ) -> list[EpochResult]:
-        out = self._hidden(number, len(rows))
-        own, steps = self.plan.at(number), self._passes.steps
-        if own > self.plan.steps:
-            if out is not None:
-                self._forward(X, rows, out)
-                if not math.isfinite(out.sum()):
-                    self._source.check(X, rows)
-            self._pass_validation(number)
-            return []
-        if own == 1:
-            self.learner.start(self._source.measured(number))
-        if (own - 1) % steps == 0:
-            self._begin_epoch()
-        self._train(X, rows, own, out, run)
-        self._pass_validation(number)
-        return [self._epoch_result(own // steps)] if own % steps == 0 else []
-
-    def _train(
-        self, X: Array, rows: NDArray[np.intp], own: int, out: Array | None, run: PhaseRunner
-    ) -> None:
-        epoch, step = (own - 1) // self._passes.steps + 1, (own - 1) % self._passes.steps
-        error = self._train_on(X, rows, epoch=epoch, step=step, out=out, run=run)
-        symptom = ""
-        if not math.isfinite(error):
-            symptom = f"the error is {error} in minibatch {step + 1}"
-        elif own % self._passes.steps == 0:
-            symptom = run_away(self.learner)
-        if not symptom:
-            self._error += error
-            self._examples += len(rows)
-            return
-        self._source.check(X, rows)
-        self._roll_back(epoch, symptom)
-        # What was handed up may not be finite: the layer as it was taken back computes it again.
-        if out is not None:
-            self._forward(X, rows, out)
-
-    def _hidden(self, number: int, rows: int) -> Array | None:
-        if self._above is None or number not in self._above[1]:
-            return None
-        return self._above[0].minibatches.array(number, rows)
-
-    def _pass_validation(self, number: int) -> None:
-        """Take the validation examples along at the end of a pass over the data."""
-        if number % self._passes.steps:
-            return
-        X = self._source.validation(number)
-        if not len(X):
-            return
-        hidden: Array | None = None
-        if self._above is not None and number in self._above[1]:
-            hidden = self._above[0].validation.array(number // self._passes.steps, len(X))
-            self.learner.current().up(X, out=hidden)
-        self._validation_error = self.learner.validation_error(X, hidden)
-        if self.layer.stopping is not None and number <= self.plan.end:
-            self.layer.stopping.stops(self.learner.current(), X[:0], X)
-
-
-class DeviceStreamedLayer(LearningLayer[DeviceRings]):
-    """One layer of a stream, with its learner on a device, on a stream of its own there.
-
-    A block of minibatches is queued as a whole: the host goes on to the next block, of this layer
-    or another, while the device works. Streams wait for each other's events
-    (:mod:`syncpretrain.workers.streamed.device_inputs`), the host for the errors of the block
-    before, and at the end of an epoch for the layer.
-
-    The layer computes what it hands up in an array of its own, where a recorded block finds the
-    same place every time, and copies it into the ring behind the block. What is not finite is
-    handed up as 0, since a divergence is found a block later.
-
-    Parameters
-    ----------
-    layer, plan, passes
-        As of :class:`LearningLayer`.
-    source : DeviceSource
-        Of its minibatches.
-    most : int
-        Minibatches of a block.
-    """
-
-    def __init__(
-        self,
-        layer: LayerInTraining,
-        plan: StreamPlan,
-        source: DeviceSource,
-        passes: Passes,
-        *,
-        most: int,
-    ) -> None:
-        super().__init__(layer, plan, passes)
-        self._backend, self._source, self._most = self.learner.backend, source, most
-        self._staged: Any = None  # what a block hands up
-        with self.learner.stream:
-            self._no_error = self._backend.zeros((), np.float64)
-        self._later: deque[tuple[int, Later]] = deque()  # examples of blocks, and their errors
-        self._validation: tuple[int, Later] | None = None
-        self._released: Layer | None = None  # at the end, on the host
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it waits for an iterable, and looks whether to stop before it trains on."""
-        return self._released is None and self._source.is_waiting
-
-    def connect(self, rings: DeviceRings, numbers: range) -> None:
-        """Hand up the hidden means of some minibatches."""
-        super().connect(rings, numbers)
-        width = self.learner.current().shape.hidden
-        self._staged = self._backend.empty((self._most * self._passes.batch_size, width))
-
-    def current(self) -> Layer:
-        """Return the layer as it was at the end of its last minibatch; if finite, else epoch."""
-        if self._released is not None:
-            return self._released
-        with self.learner.stream:
-            finite = self.learner.is_finite()
-            layer = self.learner.current() if finite else self.layer.last_good
-            return layer.to(self._backend.tohost)
-
-    def release(self) -> None:
-        """Keep the layer on the host, and nothing on the device: it is not trained any more."""
-        self._released = self.current()
-        del self.layer, self.learner, self._source, self._above, self._staged
-        del self._rows, self._no_error, self._later, self._validation
-
-    def state(self, above: int | None) -> StreamedLayerState:
-        """Return a copy of everything that the next minibatch depends on, on the host.
-
-        ``above`` is the position of the layer above, None at the top.
-        """
-        with self.learner.stream:
-            self._take_validation()
-            live = self.live_state()
-            own = live.state.to(self._backend.tohost)
-            self.learner.stream.synchronize()  # which fills the rings
-        # Those not looked at yet stay to be looked at: a state changes nothing.
-        pending = [(n, error) for n, later in self._later if math.isfinite(error := later.value())]
-        error = ordered_sum((error for _, error in pending), self._error)
-        own = replace(own, cursor=Cursor(own.cursor.minibatches, error))
-        live = replace(live, state=own, examples=live.examples + sum(n for n, _ in pending))
-        return self._with_rings(live, above)
-
-    def process(
-        self, block: Block, stop: Callable[[], bool], run: PhaseRunner = in_turn
-    ) -> list[EpochResult]:
-        """Queue the minibatches of a block; return the epoch that ended with the last, if one did.
-
-        The block does not go beyond the end of an epoch or of a pass.
-
-        Raises
-        ------
-        DivergedError
-            If the layer diverges too often.
-        DataError
-            If the data of layer 1 are bad.
-        Stopped
-            Before the block, if ``stop`` turned true.
-        """
-        started = time.monotonic()
-        if stop():
-            raise Stopped
-        self._source.fetch(block.first, block.last, stop)
-        with self.learner.stream, np.errstate(all="ignore"):  # what overflows is found below
-            results = self._process(block.first, block.last)
-        self.progress[0] = block.last
-        self.busy_seconds += time.monotonic() - started
-        return results
-
-    def _process(self, first: int, last: int) -> list[EpochResult]:
+    def _process(self, first: int, last: int, run: PhaseRunner) -> list[EpochResult]:
+        """Process a run; return the epoch that ended with it, if one did."""
         own, steps = self.plan.at(first), self._passes.steps
-        epoch, trains = (own - 1) // steps + 1, own <= self.plan.steps
-        handed_up = self._handed_up(first, last)
-        with self._source.run(first, last) as (X, rows):
-            if own == 1:
-                self.learner.start(self._source.measured(first))
-            if trains and (own - 1) % steps == 0:
-                self._begin_epoch()
-            if trains or handed_up:
-                error = self._queue(X, rows, epoch, (own - 1) % steps, trains, bool(handed_up))
-            if trains:
-                self._later.append((len(rows), self._backend.later(error)))
-        if handed_up:
-            self._hand_up(first, handed_up)
-        if not trains:
-            self._pass_validation(last)
-            return []
-        ends = self.plan.at(last) % steps == 0
-        symptom = self._settle(0 if ends else self._backend.blocks_behind)
-        if not symptom and ends:
-            symptom = run_away(self.learner)
-        if symptom:
-            self._roll_back(epoch, symptom)
-        self._pass_validation(last)
-        if not ends:
-            return []
-        self._take_validation()
-        return [self._epoch_result(epoch)]
-
-    def _queue(self, X: Any, rows: Any, epoch: int, step: int, trains: bool, hands_up: bool) -> Any:
-        """Queue the steps of a run, or forward passes alone; return the sum of their errors."""
-        work: Any = partial(self._serve, first=step)
+        epoch, step = (own - 1) // steps + 1, (own - 1) % steps
+        trains, handed_up = own <= self.plan.steps, self._handed_up(first, last)
+        X, rows = self.source.run(first, last)
+        if own == 1:
+            self.learner.start(self.source.measured(first))
+        if trains and step == 0:
+            self._started = time.monotonic()
+            self._error, self._examples = 0.0, 0
+        if trains or handed_up:
+            error = self._queue(X, rows, epoch, step, trains, first if handed_up else 0, run)
         if trains:
-            work = partial(self._train_staged, first=step, hands_up=hands_up)
-        own = self.learner.constants(epoch) if trains else None
+            self._later.append((step, len(rows), self._backend.later(error)))
+        self.source.done(last)
+        if handed_up and self._staged is not None:
+            self._copy_up(first, handed_up)
+        ends = trains and self.plan.at(last) % steps == 0
+        symptom = self._symptom(ends) if trains else ""
+        if symptom:
+            self.source.check(X, rows)
+            # The minibatches since its last epoch are lost to it: the layers above have read them.
+            self.layer.roll_back(diverged(self.learner, epoch, symptom), epoch)
+        if handed_up and self._staged is None:
+            out = self._place(first, 0, len(rows))
+            if symptom:  # it may not be finite: the layer as it was taken back computes it again
+                self._forward(X, rows, out)
+            elif not trains and not math.isfinite(out.sum()):
+                self.source.check(X, rows)
+        self._pass_validation(last)
+        return [self._epoch_result(epoch)] if ends else []
+
+    def _queue(
+        self, X: Any, rows: Any, epoch: int, begin: int, trains: bool, first: int, run: PhaseRunner
+    ) -> Any:
+        """Queue the steps of a run, or forward passes alone; return the sum of their errors.
+
+        ``begin`` is its first step, ``first`` its first minibatch, 0 if none is handed up.
+        """
+
+        def work(X: Any, rows: Any, *, epoch: int, step: int) -> Any:
+            out = self._place(first, step - begin, len(rows)) if first else None
+            if trains:
+                return self._train_on(X, rows, epoch=epoch, step=step, out=out, run=run)
+            self._forward(X, rows, out)
+            return self._no_error
+
+        if not self._backend.devices():  # where a run is one minibatch, and nothing is recorded
+            return work(X, rows, epoch=epoch, step=begin)
         return self.learner.recorder.train(
             work,
             X,
             rows,
             batch_size=self._passes.batch_size,
             epoch=epoch,
-            step=step,
-            constants=(own, hands_up),
+            step=begin,
+            constants=(self.learner.constants(epoch) if trains else None, bool(first)),
         )
 
-    def _train_staged(
-        self, X: Any, rows: Any, *, epoch: int, step: int, first: int, hands_up: bool
+    def _train_on(
+        self, X: Any, rows: Any, *, epoch: int, step: int, out: Any, run: PhaseRunner
     ) -> Any:
-        """Train on a minibatch of a run that begins with a step; stage what it hands up."""
-        out = self._place(step - first, len(rows)) if hands_up else None
-        return self._train_on(X, rows, epoch=epoch, step=step, out=out)
+        """Train on a minibatch; fill ``out``, if any, with the means from before the update."""
+        # Most steps compute them anyway, and are asked for a copy; the others need a forward pass
+        # of their own.
+        if out is not None and not self._hands_up_own_means:
+            self._forward(X, rows, out)
+        error = self.layer.step.train_step(X, rows, epoch=epoch, step=step, run=run)
+        if out is not None and self._hands_up_own_means:
+            self.layer.step.hand_up(out)
+        return error
 
-    def _serve(self, X: Any, rows: Any, *, epoch: int, step: int, first: int) -> Any:
-        """Stage what is handed up of a minibatch that the layer no longer trains on."""
-        self._forward(X, rows, self._place(step - first, len(rows)))
-        return self._no_error
+    def _forward(self, X: Any, rows: Any, out: Any) -> None:
+        """Compute hidden means as the layer is now."""
+        own = self._backend.gather(X, rows, out=self._rows[: len(rows)])
+        self.learner.current().up(own, out=out)
 
-    def _place(self, number: int, rows: int) -> Any:
+    def _handed_up(self, first: int, last: int) -> range:
+        """Return which of some successive minibatches the layer above reads."""
+        if self._above is None:
+            return range(0)
+        numbers = self._above[1]
+        return range(max(first, numbers.start), min(last + 1, numbers.stop))
+
+    def _place(self, first: int, number: int, rows: int) -> Any:
+        """Return where hidden means are computed, for a minibatch of the run from ``first`` on.
+
+        ``number`` is the number of the minibatch in the run, counted from 0.
+        """
+        if self._staged is None:
+            assert self._above is not None
+            return self._above[0].minibatches.slot(first + number, rows)
         start = number * self._passes.batch_size
         return self._staged[start : start + rows]
 
-    def _hand_up(self, first: int, numbers: range) -> None:
+    def _copy_up(self, first: int, numbers: range) -> None:
         """Copy what was staged of some minibatches of a run into the ring."""
         assert self._above is not None
         start, last = (numbers[0] - first) * self._passes.batch_size, numbers[-1]
@@ -484,30 +314,38 @@ class DeviceStreamedLayer(LearningLayer[DeviceRings]):
         staged = _finite(self._staged[start : start + rows])
         self._above[0].minibatches.fill(numbers[0], last, staged)
 
-    def _settle(self, left: int) -> str:
-        """Look at the errors of all blocks but the newest; return what is wrong, or nothing."""
+    def _symptom(self, ends: bool) -> str:
+        """Look at the errors that can be looked at; return what is wrong, or nothing.
+
+        At the end of an epoch, ``ends``, these are all errors, and the weights are looked at too.
+        """
+        left = 0 if ends else self._backend.blocks_behind
         while len(self._later) > left:
-            examples, later = self._later.popleft()
+            step, examples, later = self._later.popleft()
             error = later.value()
             if math.isfinite(error):
                 self._error += error
                 self._examples += examples
                 continue
-            for _, other in self._later:  # whose memory is soon that of other numbers
+            for _, _, other in self._later:  # its memory is soon that of other numbers
                 other.value()
             self._later.clear()
-            return f"the error is {error} after {self._examples} good examples of it"
-        return ""
+            where = f"in minibatch {step + 1}"
+            if self._backend.devices():  # where it is that of a block
+                where = f"after {self._examples} good examples of it"
+            return f"the error is {error} {where}"
+        return run_away(self.learner) if ends else ""
 
     def _pass_validation(self, number: int) -> None:
         """Take the validation examples along at the end of a pass over the data."""
         if number % self._passes.steps or not self._passes.held_out:
             return
-        count, layer = number // self._passes.steps, self.learner.current()
-        with self._source.validation(count) as X:
-            hidden = None
+        count, layer, hidden = number // self._passes.steps, self.learner.current(), None
+        with self.source.validation(count) as X:
             if self._above is not None and number in self._above[1]:
-                hidden = _finite(layer.up(X))
+                hidden = layer.up(X)
+                if self._staged is not None:
+                    _finite(hidden)
                 self._above[0].validation.put(count, hidden)
             if number > self.plan.end:
                 return  # the error of a layer that was trained is not asked for
@@ -520,7 +358,25 @@ class DeviceStreamedLayer(LearningLayer[DeviceRings]):
     def _take_validation(self) -> None:
         if self._validation is not None:
             rows, error = self._validation
-            self._validation_error, self._validation = error.value() / rows, None
+            self._validation_error, self._validation = float(error.value()) / rows, None
+
+    def _epoch_result(self, epoch: int) -> EpochResult:
+        self._take_validation()
+        self.layer.end_epoch()
+        warnings = tuple(self.layer.warnings)
+        self.layer.warnings.clear()
+        if self.layer.stopping is not None and self.layer.stopping.is_over:
+            self.shorten(epoch)
+        return EpochResult(
+            layer=self.learner.layer,
+            epoch=epoch,
+            started=self._started,
+            ended=time.monotonic(),
+            train_error=self._error / max(self._examples, 1),
+            validation_error=self._validation_error,
+            warnings=warnings,
+            is_last=epoch * self._steps == self.plan.steps,
+        )
 
 
 def _finite(array: Any) -> Any:

@@ -21,10 +21,11 @@ from contextlib import contextmanager
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels.program import in_turn
 from syncpretrain.learners.epoch import Stopped
+from syncpretrain.parallel.step_sharing import StepSharing
 from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
 from syncpretrain.schedule.stream import Block, StreamSchedule
 from syncpretrain.workers.link import failure_of
-from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult, Sharing
+from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult
 
 __all__ = ["StreamPool"]
 
@@ -171,7 +172,7 @@ class StreamPool(Closing):
         except BaseException as error:  # the driver raises it
             self._fail(block.layer, layer.epoch, error)
 
-    def _help(self, layer: int, sharing: Sharing, calls: int) -> bool:
+    def _help(self, layer: int, sharing: StepSharing, calls: int) -> bool:
         try:
             return sharing.help(calls)
         finally:
@@ -185,7 +186,7 @@ class StreamPool(Closing):
             if sharing is not None:
                 sharing.call()
 
-    def _next(self, *, may_help: bool) -> Block | tuple[int, Sharing, int] | None:
+    def _next(self, *, may_help: bool) -> Block | tuple[int, StepSharing, int] | None:
         """Return the next block or layer to help, waiting for one; None at the end."""
         # A thread looks for work and goes to sleep under the lock under which work is made, so no
         # wake-up is lost. The wait has an end all the same: for a caller that died.
@@ -208,7 +209,7 @@ class StreamPool(Closing):
                 may_help = True
         return None
 
-    def _to_help(self) -> tuple[int, Sharing, int] | None:
+    def _to_help(self) -> tuple[int, StepSharing, int] | None:
         """Return the lowest running layer that has room for a helper."""
         for layer in self._schedule.running:
             sharing = self._sharing[layer - 1]

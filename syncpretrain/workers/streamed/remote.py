@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,42 +24,25 @@ from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.program import PhaseRunner, Phases, in_turn
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
-from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
+from syncpretrain.parallel.step_sharing import StepSharing
+from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.schedule.stream import Block, StreamPlan
-from syncpretrain.workers.link import (
-    Job,
-    Link,
-    Place,
-    Raised,
-    death_of,
-    failure_of,
-)
-from syncpretrain.workers.processes import Processes
+from syncpretrain.workers.link import Job, Link, Place, Raised, death_of, failure_of
 from syncpretrain.workers.restarts import Restarts
-from syncpretrain.workers.shared_memory import SharedSplits
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import StreamedLayerState
-from syncpretrain.workers.streamed.base import (
-    BaseStreamedLayer,
-    EpochResult,
-    Sharing,
-    Stream,
-    StreamedLayerFactory,
-)
-from syncpretrain.workers.streamed.inputs import RingSize
+from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult, Stream
 from syncpretrain.workers.streamed.job import (
     GiveLayer,
     GiveState,
     Processed,
-    StreamJob,
     StreamOrder,
     TakeState,
 )
 
-__all__ = ["LentThreads", "LinkedStream", "RemoteLayer", "Stopping", "stream_in_processes"]
+__all__ = ["LentThreads", "LinkedStream", "RemoteLayer"]
 
 
-class LentThreads:
+class LentThreads(StepSharing):
     """Threads of this process that sleep, so that a layer in another one may have more of its own.
 
     Parameters
@@ -73,14 +55,9 @@ class LentThreads:
     """
 
     def __init__(self, number: NDArray[np.float64], times: Timeouts) -> None:
-        self._number, self._times = number, times
+        super().__init__(times)
+        self._number = number
         self._changed = threading.Condition()  # guards the number and the calls
-        self._calls = 0
-
-    @property
-    def calls(self) -> int:
-        """How often the threads have been called away."""
-        return self._calls
 
     def run(self, phases: Phases, shards: int) -> None:
         """Run the phases of a step here, where no thread can help."""
@@ -102,41 +79,6 @@ class LentThreads:
         with self._changed:
             self._calls += 1
             self._changed.notify_all()
-
-
-class Stopping:
-    """Request to stop to all workers of a run, with the deadline for their last answer.
-
-    Parameters
-    ----------
-    request : callable
-        Asks every worker to stop after its minibatch.
-    times : Timeouts
-        Only ``failed_drain`` is used.
-
-    Attributes
-    ----------
-    deadline : float
-        Time by which all must have answered, as in ``time.monotonic``; infinite until a layer has
-        failed.
-    """
-
-    def __init__(self, request: Callable[[], None], times: Timeouts) -> None:
-        self.request, self._times = request, times
-        self.deadline = math.inf
-
-    def record_failure(self) -> None:
-        """Ask every worker to stop, which is not waited for: nothing is saved any more."""
-        self.request()
-        self.deadline = min(self.deadline, time.monotonic() + self._times.failed_drain)
-
-
-def _unasked() -> None:
-    """Ask nobody to stop: there is no worker."""
-
-
-def _unreplaced(death: WorkerError) -> None:
-    """Replace no worker."""
 
 
 class RemoteLayer(BaseStreamedLayer):
@@ -163,41 +105,29 @@ class RemoteLayer(BaseStreamedLayer):
         self._times, self._initial = times, initial
         self._lock = threading.Lock()  # guards what follows: one order at a time
         self._link: Link | None = None
-        self._stopping, self._lent = Stopping(_unasked, times), np.zeros(1)
+        self._run: LinkedStream | None = None
         self._newest: Layer | None = None
         self._is_newest_last = False  # it will not change any more
         self._error: BaseException | None = None  # the newest answer, or the death
         self._answered = plan.skipped  # the last minibatch of the newest block with an answer
         self._former_seconds = 0.0  # of workers that died
-        self._replaced: Callable[[WorkerError], Link | None] = _unreplaced
 
-    def connect(
-        self,
-        link: Link,
-        stopping: Stopping,
-        progress: NDArray[np.float64],
-        lent: NDArray[np.float64],
-        replaced: Callable[[WorkerError], Link | None] = _unreplaced,
-    ) -> None:
-        """Use a worker, its numbers in shared memory, and the request to all of the run to stop.
-
-        ``replaced`` returns the link to a worker in place of one that died, if there is one.
-        """
-        self._link, self._stopping, self._replaced = link, stopping, replaced
-        self.progress, self._lent = progress, lent
+    def connect(self, link: Link, run: LinkedStream) -> None:
+        """Use a worker of a run, and its place in the numbers that they share."""
+        self._link, self._run = link, run
+        self.progress = run.place.progress[self.number : self.number + 1]
         self.progress[0] = self._answered  # where the worker begins
 
     def disconnect(self) -> None:
         """Go on without the worker, which was ended, as the layer is known here."""
         with contextlib.suppress(StalledError), self._turn(self._times.join):
-            self._link = None
-        self._stopping, self._lent = Stopping(_unasked, self._times), np.zeros(1)
-        self._replaced = _unreplaced
+            self._link = self._run = None
         self.progress = self.progress.copy()
 
-    def sharing(self, times: Timeouts) -> Sharing:
-        """Return what lends threads to the process."""
-        return LentThreads(self._lent, times)
+    def sharing(self, times: Timeouts) -> StepSharing:
+        """Return the threads that are lent to the worker."""
+        assert self._run is not None  # as long as there are threads
+        return LentThreads(self._run.place.workers[self.number : self.number + 1], times)
 
     def process(
         self, block: Block, stop: Callable[[], bool], run: PhaseRunner = in_turn
@@ -215,7 +145,7 @@ class RemoteLayer(BaseStreamedLayer):
         except Stopped:
             raise
         except BaseException:
-            self._stopping.record_failure()
+            self._record_failure()
             raise
         for result in answer.results:
             if result.is_last:
@@ -270,7 +200,7 @@ class RemoteLayer(BaseStreamedLayer):
                 self._receive()
                 self._replace(self._death(is_busy=False))
         except BaseException as error:
-            self._stopping.record_failure()
+            self._record_failure()
             failure = failure_of(self.number, self.epoch, error)
             raise failure from failure.__cause__
 
@@ -301,8 +231,8 @@ class RemoteLayer(BaseStreamedLayer):
         self, order: StreamOrder, seconds: float, stop: Callable[[], bool] = lambda: False
     ) -> Any:
         """Return the answer of the process to an order, or raise its error."""
-        link, is_block = self._link, isinstance(order, Block)
-        if link is None:
+        link, run, is_block = self._link, self._run, isinstance(order, Block)
+        if link is None or run is None:
             raise WorkerError(f"layer {self.number} has no worker any more")
         # Two deadlines. This order's own: infinite for a block until the run is asked to stop,
         # since a stall is the driver's matter. And the run's, set when any layer has failed: by
@@ -312,8 +242,8 @@ class RemoteLayer(BaseStreamedLayer):
         while not link.poll(self._times.tick):
             if not is_stopping and stop():
                 is_stopping, deadline = True, time.monotonic() + self._times.drain
-                self._stopping.request()
-            if time.monotonic() > min(deadline, self._stopping.deadline):
+                run.place.stop()
+            if time.monotonic() > min(deadline, run.deadline):
                 link.kill()  # else its answer would be taken for the answer to the next order
                 link.ending()
                 if is_block:
@@ -343,10 +273,17 @@ class RemoteLayer(BaseStreamedLayer):
     def _replace(self, death: WorkerError) -> None:
         """Have another worker go on where this one's last answer was, or raise the death."""
         self.progress[0] = self._answered  # which the other one reads as it starts
-        link = None if self._stopping.deadline < math.inf else self._replaced(death)
+        run = self._run
+        link = None
+        if run is not None and run.deadline == math.inf:
+            link = run.place.replace(self.number, death)
         if link is None:
             raise death
         self._link, self._error, self._former_seconds = link, None, self.busy_seconds
+
+    def _record_failure(self) -> None:
+        if self._run is not None:
+            self._run.record_failure()
 
     def _receive(self) -> Any:
         """Return the next answer, None if the worker has ended without one; raise an error."""
@@ -382,6 +319,13 @@ class LinkedStream(Closing, Stream):
     times : Timeouts
     restarts : Restarts, optional
         Restarts that the place uses, to be reported.
+
+    Attributes
+    ----------
+    place : Place
+    deadline : float
+        Time by which all workers must have answered, as in ``time.monotonic``; infinite until a
+        layer has failed.
     """
 
     def __init__(
@@ -394,8 +338,14 @@ class LinkedStream(Closing, Stream):
     ) -> None:
         Closing.__init__(self, times)
         Stream.__init__(self, layers)
-        self._place, self._remote_layers, self._jobs = place, layers, jobs
+        self.place, self.deadline = place, math.inf
+        self._remote_layers, self._jobs = layers, jobs
         self._restarts = restarts or Restarts()
+
+    def record_failure(self) -> None:
+        """Ask every worker to stop, which is not waited for: nothing is saved any more."""
+        self.place.stop()
+        self.deadline = min(self.deadline, time.monotonic() + self._times.failed_drain)
 
     def check(self) -> None:
         """Look for a worker that was lost while it had nothing to do."""
@@ -409,70 +359,19 @@ class LinkedStream(Closing, Stream):
 
     def abandon(self) -> None:
         """Write on stderr where every thread of every worker stands, and end what can be ended."""
-        self._place.dump_stacks()
+        self.place.dump_stacks()
         super().abandon()
-        self._place.kill()
+        self.place.kill()
 
     def _open(self) -> None:
-        place, stopping = self._place, Stopping(self._place.stop, self._times)
-        links = place.start(self._jobs())
+        links = self.place.start(self._jobs())
         for layer, link in zip(self._remote_layers, links, strict=True):
-            i = layer.number
-            numbers = place.progress[i : i + 1], place.workers[i : i + 1]
-            layer.connect(link, stopping, *numbers, partial(place.replace, i))
+            layer.connect(link, self)
 
     def _close(self) -> list[str]:
-        self._place.kill()
+        self.place.kill()
         for layer in self._remote_layers:
             layer.disconnect()
-        alive = self._place.end()
+        alive = self.place.end()
         self._restarts.report_all()
         return alive
-
-
-def stream_in_processes(
-    layer_factories: Sequence[StreamedLayerFactory],
-    layers: Sequence[RemoteLayer],
-    data: Split,
-    sizes: Sequence[RingSize],
-    replicas: Sequence[int],
-    times: Timeouts = TIMEOUTS,
-    restarts: Restarts | None = None,
-    reread: Sequence[int] = (),
-) -> LinkedStream:
-    """Return streamed layers in a process each, which share the data and the rings.
-
-    Parameters
-    ----------
-    layer_factories : sequence of callable
-        From the lowest layer up, each fit to be sent to a process.
-    layers : sequence of RemoteLayer
-        The same layers, as they are used here.
-    data : Split
-        Input of layer 1; the processes share a copy.
-    sizes : sequence of RingSize
-        Sizes of the rings between two layers, from the lowest up.
-    replicas : sequence of int
-        The most threads that each process may have for a step.
-    times : Timeouts
-    restarts : Restarts, optional
-        For processes that die.
-    reread : sequence of int
-        Minibatches below each layer that are not overwritten when it has read them.
-    """
-    place = Processes(times, restarts=restarts)
-
-    def jobs() -> list[StreamJob]:
-        memory: list[SharedSplits] = [place.share(SharedSplits.of(data))]
-        memory += (place.share(SharedSplits.create(x.all_rows, x.width, 1)) for x in sizes)
-        parts = zip(
-            layer_factories,
-            memory,
-            [*memory[1:], None],
-            replicas,
-            reread or [0] * len(layers),
-            strict=True,
-        )
-        return [StreamJob(*own) for own in parts]
-
-    return LinkedStream(place, layers, jobs, times, restarts)
