@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from syncpretrain.errors import CheckpointError, SyncpretrainError
 from syncpretrain.storage import write_atomically
 
-__all__ = ["read_arrays", "read_tensors", "write_arrays", "write_tensors"]
-
 CHECKPOINT_FORMAT = "syncpretrain checkpoint 1"
 
 

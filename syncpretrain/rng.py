@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Address", "Purpose", "generator"]
-
 
 class Purpose(IntEnum):
     """The purpose of a draw; part of its address, so that two uses never share numbers."""

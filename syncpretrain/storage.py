@@ -9,9 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["expanded", "is_readable", "remove_temporaries", "write_atomically"]
-
-
 RANDOM_BYTES = 8  # of a temporary file's name
 TEMPORARY = re.compile(rf"\..+\.[0-9a-f]{{{2 * RANDOM_BYTES}}}")
 # Where a folder cannot be flushed, on some network, FUSE and shared file systems, renaming has to

@@ -26,18 +26,6 @@ from syncpretrain.rng import Address
 if TYPE_CHECKING:
     from syncpretrain.backends.cuda_fused import CudaFused, CudaTuning
 
-__all__ = [
-    "Backend",
-    "Draws",
-    "Event",
-    "Later",
-    "Recorder",
-    "Stream",
-    "TrainStep",
-    "deal",
-    "device_of",
-]
-
 
 class Draws(Protocol):
     """The part of ``numpy.random.Generator`` that training draws with.

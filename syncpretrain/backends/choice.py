@@ -10,16 +10,6 @@ from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.dispatch import register
 
-__all__ = [
-    "USUAL_BACKEND",
-    "backend_for",
-    "resolve_backend",
-    "select",
-    "why_no_fused_steps",
-    "why_no_fused_tuning",
-    "why_no_gpu",
-]
-
 USUAL_BACKEND = "SYNCPRETRAIN_BACKEND"  # environment variable: what "auto" stands for
 
 

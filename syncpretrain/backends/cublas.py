@@ -28,8 +28,6 @@ import numpy as np
 
 from syncpretrain.backends.cuda_source import CudaSource, layout
 
-__all__ = ["Cublas", "CublasError", "CudaProducts", "load_library"]
-
 # Bytes: what NVIDIA recommends for compute capability 9.0, the most of all.
 WORKSPACE = 32 << 20
 TRANSPOSITIONS = {"as it is": 0, "transposed": 1}  # cublasOperation_t

@@ -33,18 +33,6 @@ from syncpretrain.kernels.losses import count_errors
 from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "FEW",
-    "FUSED_FILES",
-    "MANY",
-    "PRODUCT_MEMORY",
-    "PRODUCT_THREADS",
-    "TUNING_FILES",
-    "CudaFused",
-    "CudaTuning",
-    "tiles_of",
-]
-
 # Each file calls functions of the files before it.
 FUSED_FILES = ("kernels.cu", "products.cu", "fused.cu")
 TUNING_FILES = ("kernels.cu", "products.cu", "tuning.cu")

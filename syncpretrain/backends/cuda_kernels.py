@@ -51,9 +51,6 @@ from syncpretrain.rng import Address
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["CudaKernels", "kernels_of"]
-
-
 # Numbers of a lowered matrix or of maps, 128 MB of float32. A constant, and not the memory that is
 # free: the gradient is added up chunk by chunk, so its bits depend on where chunks end.
 COLUMNS_AT_ONCE = 2**25

@@ -23,8 +23,6 @@ from syncpretrain.backends.cuda_source import (
 )
 from syncpretrain.errors import SettingsError
 
-__all__ = ["CudaPeers", "PeerVectors", "enable_access"]
-
 MOST_LEAVES = 2**16  # LEVELS of peers.cu is 16: one register for each level of the tree
 # cudaErrorPeerAccessAlreadyEnabled: CuPy enables access at its first copy between two devices, and
 # so did any earlier run of this process.

@@ -18,19 +18,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "MOST_ELEMENTS",
-    "THREADS",
-    "TILE",
-    "CudaSource",
-    "NotRecordedError",
-    "cuda_source",
-    "grid_of",
-    "is_vector",
-    "layout",
-    "rates_of",
-]
-
 CUDA_FILES = (
     "kernels.cu",
     "errors.cu",

@@ -48,8 +48,6 @@ from syncpretrain.backends.rows import DeviceRows, HostRows, OrderedRows
 from syncpretrain.data.blocks import ByteRows, bytes_of, in_bytes
 from syncpretrain.rng import Address
 
-__all__ = ["CupyBackend", "DeviceStream"]
-
 # At 0.1 ms a step, one launch and one look at the error in 5 ms.
 STEPS_AT_ONCE = 50
 # The device works one block while the host looks at the error of the block before. With 0 the

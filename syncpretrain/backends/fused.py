@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["FusedArrays", "Pace", "Rule", "TunedArrays"]
-
 
 class FusedArrays(NamedTuple):
     """The arrays of an RBM in training, all on one device.

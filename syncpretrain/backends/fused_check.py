@@ -19,15 +19,6 @@ from syncpretrain.kernels.precision import factors
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.units.kinds import kind_of, sigmoid
 
-__all__ = [
-    "has_fused_steps",
-    "has_fused_tuning",
-    "has_tensor_cores",
-    "trial",
-    "why_not_fused",
-    "why_not_tuned",
-]
-
 LEAST_CAPABILITY = 80  # that has tensor cores for TF32, and copies to shared memory
 # Examples, visible and hidden units: with alignment, and more of each than a tile has; without, and
 # with sums so long that it shows where tensor cores, which round toward zero, take them whole.

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["has_gpu", "import_cupy", "missing"]
-
 INSUFFICIENT_DRIVER = 35  # cudaErrorInsufficientDriver: also where there is no driver at all
 # Environment variables of CuPy and of cuBLAS that change products, and that no run records.
 ROUNDING = ("CUPY_TF32", "NVIDIA_TF32_OVERRIDE")

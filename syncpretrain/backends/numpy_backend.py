@@ -14,8 +14,6 @@ from syncpretrain.backends.fused import FusedArrays, Rule, TunedArrays
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.rng import Address
 
-__all__ = ["NumpyBackend"]
-
 
 class _NullStream(nullcontext[None]):
     """The null stream: a call of NumPy returns when its work is finished."""

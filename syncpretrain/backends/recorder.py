@@ -37,8 +37,6 @@ from syncpretrain.backends.cuda_source import CudaSource
 from syncpretrain.backends.rows import DeviceRows
 from syncpretrain.kernels.arrays import ordered_sum
 
-__all__ = ["Recorder"]
-
 # Around a change of the momentum a layer needs 2 x 2: for whole blocks and for the shorter last
 # block of an epoch, each with the momentum before and after.
 MOST_GRAPHS = 4

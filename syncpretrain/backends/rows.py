@@ -30,8 +30,6 @@ from syncpretrain.backends.base import Backend
 from syncpretrain.data.blocks import ByteRows, StoredRows, chunks
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 
-__all__ = ["BLOCK_BYTES", "DeviceRows", "HostRows", "OrderedRows", "buffer_bytes"]
-
 # Bytes of a buffer: some 10,000 rows of 784. Its copy takes a millisecond or more, so that
 # the microseconds of events and waits do not count.
 BLOCK_BYTES = 1 << 25

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from syncpretrain.settings import PretrainSettings
     from syncpretrain.workers.split import Split
 
-__all__ = ["command"]
-
 USUAL = "784,1000,500,250,30"
 EPOCHS, EXAMPLES = 5, 5000  # enough to fill a pipeline, and under a minute for these layers
 SPEEDUPS = ("speedup_over_one_core", "speedup_over_all_cores")

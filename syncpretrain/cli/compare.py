@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from syncpretrain.settings import Settings
     from syncpretrain.settings.by_data import Given
 
-__all__ = ["command"]
-
 
 DEFAULT_PRESET = "label-budget"
 CURVE_NAME = "label-budget.png"

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from syncpretrain.data.catalogue import NamedData, RemoteFile
 
-__all__ = ["command"]
-
 MEGABYTE = 1e6
 
 

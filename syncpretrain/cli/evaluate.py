@@ -10,8 +10,6 @@ import click
 
 from syncpretrain.cli.options import RUN, data_option, json_option
 
-__all__ = ["command"]
-
 
 @click.command("evaluate")
 @click.argument("run", type=RUN)

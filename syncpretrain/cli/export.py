@@ -9,8 +9,6 @@ import click
 from syncpretrain.cli.options import RUN, check_target, out_option
 from syncpretrain.models.export.formats import EXPORT_FORMATS, EXPORT_PARTS
 
-__all__ = ["command"]
-
 
 @click.command("export")
 @click.argument("run", type=RUN)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from syncpretrain.models.stack import Stack
     from syncpretrain.settings import Settings
 
-__all__ = ["command"]
-
 
 @click.command("finetune", cls=SectionedCommand, context_settings={"max_content_width": 100})
 @click.argument("run", type=RUN)

@@ -10,8 +10,6 @@ import click
 
 from syncpretrain.cli.options import json_option
 
-__all__ = ["completion", "doctor", "presets"]
-
 MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 
 

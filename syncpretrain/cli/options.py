@@ -10,30 +10,6 @@ import click
 
 from syncpretrain.observers.loggers import LOGGERS
 
-__all__ = [
-    "DATA",
-    "LAYERS",
-    "RUN",
-    "TRAIN_PER_HELD_OUT",
-    "at_least",
-    "check_target",
-    "data_option",
-    "epoch_counts",
-    "floats",
-    "integers",
-    "json_option",
-    "log_option",
-    "measuring_options",
-    "momentums",
-    "number_option",
-    "out_option",
-    "part_option",
-    "quiet_option",
-    "shape_option",
-    "words",
-]
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 TRAIN_PER_HELD_OUT = 5  # training examples a held-out one, as in MNIST
 

@@ -15,17 +15,6 @@ if TYPE_CHECKING:
 
     from syncpretrain.events import Observer
 
-__all__ = [
-    "add_numbers",
-    "console_on",
-    "counted",
-    "plain_table",
-    "print_errors",
-    "print_run",
-    "print_text",
-    "showing_progress",
-]
-
 AFTER_FINETUNING = (
     "The layers' own errors are those after fine-tuning, which cares only for",
     "the whole stack's.",

@@ -16,8 +16,6 @@ from syncpretrain.cli.options import (
     shape_option,
 )
 
-__all__ = ["filters", "reconstruct", "sample"]
-
 PIXELS = 36  # about the side of a filter in the picture
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from syncpretrain.settings import Settings
     from syncpretrain.settings.sections import PretrainSettings
 
-__all__ = ["command"]
-
 ASYNC_OPTIONS = ("push_every", "fetch_every", "async_rate")
 PLAN_OPTIONS = (
     *("layers", "model", "epochs", "batch_size", "workers", "handoff", "delay", "precision"),

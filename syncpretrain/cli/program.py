@@ -19,8 +19,6 @@ import click
 
 from syncpretrain.cli.ranks import check_command, follow, is_follower, leading
 
-__all__ = ["command_line", "main"]
-
 COMMANDS = {
     "train": "Pretrain a stack of layers in parallel, and fine-tune it.",
     "plan": "Measure a stack on this machine, and choose the schedule that is fastest.",

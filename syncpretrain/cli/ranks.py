@@ -15,8 +15,6 @@ from syncpretrain.errors import SettingsError
 if TYPE_CHECKING:
     from syncpretrain.settings import Settings
 
-__all__ = ["check_command", "check_runtime_of", "follow", "is_follower", "leading"]
-
 COMMANDS_ON_RANKS = ("train", "finetune")
 WRONG_USE, LOST_RANK = 2, 1
 

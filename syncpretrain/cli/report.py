@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from syncpretrain.report.examples import Shown
     from syncpretrain.runs.record import RunRecord
 
-__all__ = ["command"]
-
 REPORT_NAME = "report.html"
 
 

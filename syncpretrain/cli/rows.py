@@ -8,8 +8,6 @@ import click
 
 from syncpretrain.cli.options import RUN, check_target, data_option, out_option, part_option
 
-__all__ = ["encode", "predict", "score"]
-
 OUT = out_option("FILE", "The file to write: .csv, .npy, .npz or .parquet.", required=True)
 
 

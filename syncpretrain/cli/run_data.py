@@ -27,8 +27,6 @@ from syncpretrain.runs.prepare import table_options
 from syncpretrain.settings import DataSettings, Settings, read_settings
 from syncpretrain.storage import expanded
 
-__all__ = ["Examples", "check_names_data", "dataset_of", "examples_of"]
-
 
 class Examples(NamedTuple):
     """Examples of shape (n, width), and their name in messages."""

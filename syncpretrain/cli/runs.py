@@ -15,8 +15,6 @@ from syncpretrain.cli.output import console_on, counted, plain_table, print_text
 if TYPE_CHECKING:
     from syncpretrain.runs.shelf import ShelvedRun
 
-__all__ = ["command"]
-
 FOLDER = "runs"
 SORTED_BY = ("when", "name", "layers", "schedule", "validation", "test", "seconds", "state")
 WIDE, ENOUGH_WIDTH = 300, 140  # characters a line

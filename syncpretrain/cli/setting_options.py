@@ -31,21 +31,6 @@ if TYPE_CHECKING:
     from syncpretrain.settings import Settings
     from syncpretrain.settings.by_data import Given
 
-__all__ = [
-    "AUTO",
-    "FINETUNE",
-    "HEADINGS",
-    "OPTIONS",
-    "SectionedCommand",
-    "complete_by_data",
-    "given_by",
-    "hidden_option",
-    "planned",
-    "setting_options",
-    "settings_from_options",
-    "source_options",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 AUTO = "auto"  # a schedule and visible units, replaced before settings are made
 FINETUNE = "finetune_"

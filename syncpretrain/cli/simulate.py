@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from syncpretrain.planning.scaling.work import Network
     from syncpretrain.settings import PretrainSettings
 
-__all__ = ["command"]
-
 SCHEDULE_WORDS = ("synchronized", "greedy", "rounds", "async")
 ALL_REDUCE_WORDS = ("auto", "ring", "tree", "star")
 SCHEDULE_OPTIONS = ("group_size", "pace", "delay", "refresh_epochs", "finish")

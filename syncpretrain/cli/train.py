@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from syncpretrain.settings import Settings
     from syncpretrain.settings.by_data import Given
 
-__all__ = ["command"]
-
 GIGABYTE = 1e9
 # Options that a replay takes from the recorded run.
 RECORDED = (

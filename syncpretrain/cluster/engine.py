@@ -21,19 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "BOOT_ID_FILE",
-    "Buffer",
-    "Engine",
-    "Envelope",
-    "Window",
-    "WindowValues",
-    "pack",
-    "sizes_in",
-    "unpack",
-]
-
-
 # The file that names this boot of this machine: ranks that read the same name share a machine.
 BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
 Buffer = bytes | bytearray | memoryview

@@ -24,8 +24,6 @@ from syncpretrain.cluster.transport import Port, Transport
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 
-__all__ = ["AgreedStop", "Group", "GroupError"]
-
 
 class GroupError(WorkerError):
     """Another rank of the group has failed, and says how; or the run has ended."""

@@ -45,22 +45,6 @@ from syncpretrain.kernels.native import ORDER_VARIABLE, bfloat16_order
 from syncpretrain.parallel.descriptors import closed_first, standard_stream
 from syncpretrain.parallel.timeouts import TIMEOUTS
 
-__all__ = [
-    "Door",
-    "Membership",
-    "Witness",
-    "be_seen",
-    "check_ranks",
-    "check_windows",
-    "is_member",
-    "joined",
-    "member",
-    "new_address",
-    "notify_witness",
-    "using",
-]
-
-
 START_SECONDS = 5.0  # for the witness to start
 LAST_LOOK_SECONDS = 1.0  # for its last look before the job is aborted
 # Open as long as this process lives: a witness learns of its end when the system closes them.

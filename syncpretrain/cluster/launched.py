@@ -10,8 +10,6 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["START_HINT", "Place", "launched"]
-
 # Names of rank and size: MPICH and Intel MPI (Hydra), Open MPI, and srun with any PMIx.
 LAUNCHERS = (
     ("PMI_RANK", "PMI_SIZE"),

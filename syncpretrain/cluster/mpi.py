@@ -35,9 +35,6 @@ import numpy as np
 from syncpretrain.cluster.engine import BOOT_ID_FILE, Buffer, Engine, Window, WindowValues, sizes_in
 from syncpretrain.errors import SettingsError
 
-__all__ = ["MARK_BYTES", "Bells", "MPIEngine", "import_mpi", "machine_mark"]
-
-
 ENVELOPE_TAG, PIECE_TAG = 1, 2
 LOOKS = 8  # at less than 1 us each; the first ones only move messages on that are about to arrive
 LARGEST_PIECE = 1 << 30  # MPI before version 4 counts in 32 bits

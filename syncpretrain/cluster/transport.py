@@ -42,9 +42,6 @@ from syncpretrain.cluster.windows import WINDOWS_PORT, Windows
 from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 
-__all__ = ["Beat", "Handler", "Link", "Peers", "Port", "Transport", "has_died", "last_beat"]
-
-
 SILENT_SECONDS = 30.0  # without one: a rank's threads may all be in one long call
 NAMESPACE, PROCESSES = "/proc/self/ns/pid", "/proc"
 

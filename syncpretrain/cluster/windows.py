@@ -26,8 +26,6 @@ from syncpretrain.cluster.engine import Engine, Window, WindowValues
 from syncpretrain.errors import StalledError
 from syncpretrain.parallel.timeouts import Timeouts
 
-__all__ = ["WINDOWS_PORT", "Windows"]
-
 WINDOWS_PORT = (0, "windows")  # OpenWindow and CloseWindow, to every rank
 PIECE = 1 << 18  # elements of one call, which takes a millisecond or so
 TURN_SECONDS = 1e-3  # of calls before the thread looks for messages: as long as one piece

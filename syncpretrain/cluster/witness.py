@@ -29,8 +29,6 @@ import struct
 import sys
 from pathlib import Path
 
-__all__ = ["ABORTS", "LEAVES", "main"]
-
 LEAVES, ABORTS = b"l", b"a"
 PEER = struct.Struct("3i")  # process, user and group of the other end of a socket
 ENDING_MS = 200  # for the system to know how a process ended that has closed its socket

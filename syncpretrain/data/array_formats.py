@@ -23,8 +23,6 @@ from syncpretrain.data.examples import check_values
 from syncpretrain.data.sparse_rows import SPARSE_NAMES, sparse_rows
 from syncpretrain.errors import DataError
 
-__all__ = ["GZIP_MAGIC", "check_memory", "is_idx", "npy_claim", "read_idx", "read_npz", "reason_of"]
-
 GZIP_MAGIC = b"\x1f\x8b"
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 MAX_DIMENSIONS = 8

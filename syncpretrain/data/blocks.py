@@ -14,18 +14,6 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "ByteRows",
-    "Prepare",
-    "StoredRows",
-    "as_bits",
-    "as_float32",
-    "blocks_of",
-    "bytes_of",
-    "chunks",
-    "in_bytes",
-]
-
 Prepare = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 B = TypeVar("B", bound="ByteRows")
 CHUNK_VALUES = 1 << 20

@@ -20,17 +20,6 @@ from syncpretrain.data.table import FEW_VALUES, Table, Texts, Values, check_deci
 from syncpretrain.errors import DataError
 from syncpretrain.storage import write_atomically
 
-__all__ = [
-    "Column",
-    "Columns",
-    "Target",
-    "columns_in",
-    "columns_of",
-    "read_columns",
-    "takes_categories",
-    "write_columns",
-]
-
 BLOCKS = {"binary": "bernoulli", "number": "gaussian", "category": "softmax"}
 MOST_VALUES = 10_000  # texts of a category
 

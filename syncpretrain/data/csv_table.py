@@ -36,8 +36,6 @@ from syncpretrain.data.table import (
 )
 from syncpretrain.errors import DataError
 
-__all__ = ["Head", "is_number", "opened", "read_csv_table", "read_head"]
-
 MAX_LINE = 1 << 24
 LINES_AT_ONCE = 10_000
 MOST_LINES = 20  # lines read behind the first one; the quotes of a name may span so many

@@ -16,17 +16,6 @@ from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.sparse_rows import SparseRows, rows_of_matrix
 from syncpretrain.errors import DataError
 
-__all__ = [
-    "as_examples",
-    "check_again",
-    "check_examples",
-    "check_values",
-    "checked_rows",
-    "evenly_spaced",
-    "scale_examples",
-    "watched_rows",
-]
-
 T = TypeVar("T", bound=np.generic)
 LARGEST = 1e18  # the square of a larger float32 is infinite
 SCALING = (

@@ -22,8 +22,6 @@ from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.data.table import Table
 from syncpretrain.settings.by_data import Facts
 
-__all__ = ["Look", "facts_of", "look_at", "look_like_counts", "units_of_array"]
-
 FEWEST_WORDS = 20  # columns: fewer are no vocabulary
 MOST_PRESENT = 1 / 3  # largest share of values above 0: a text has few of all words
 SELDOM = 3  # times: a word that is repeated is seldom there more often

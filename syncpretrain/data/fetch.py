@@ -20,20 +20,6 @@ from syncpretrain.data.catalogue import CATALOGUE, NamedData, RemoteFile
 from syncpretrain.errors import DataError
 from syncpretrain.storage import expanded, is_readable, write_atomically
 
-__all__ = [
-    "FailedBeforeError",
-    "brief",
-    "cache_folder",
-    "check_file_of",
-    "check_mirror",
-    "download",
-    "fetch",
-    "fetched",
-    "folder_of",
-    "is_here",
-    "named_data",
-]
-
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 30.0
 FILE_SECONDS = 300.0

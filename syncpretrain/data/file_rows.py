@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from syncpretrain.data.blocks import Prepare, StoredRows, as_float32, chunks
 from syncpretrain.errors import DataError
 
-__all__ = ["FileRows", "rows_in_file"]
-
 # Called with values and a function that returns their row numbers; raises an error if one is bad.
 Check = Callable[[NDArray[np.float32], Callable[[], NDArray[Any]]], None]
 NEAR = 2  # a run of rows is read whole if it has at most this many times the rows asked for

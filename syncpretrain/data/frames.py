@@ -19,8 +19,6 @@ from syncpretrain.data.table import Mixed, Table, Values, check_distinct_names, 
 from syncpretrain.errors import DataError
 from syncpretrain.units.kinds import KINDS, kind_of
 
-__all__ = ["array_of", "check_bernoulli", "encoded", "is_frame", "read_parquet", "table_of"]
-
 CATEGORICAL = ("categor", "enum", "dictionary")  # how the names of such types begin
 
 

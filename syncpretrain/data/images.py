@@ -21,8 +21,6 @@ from syncpretrain.data.array_formats import check_memory, reason_of
 from syncpretrain.errors import DataError
 from syncpretrain.shapes import ImageShape
 
-__all__ = ["COLOUR_CHANNELS", "Folder", "check_image_shape", "is_image_folder", "read_image_folder"]
-
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )

@@ -13,20 +13,6 @@ from syncpretrain.data.dataset import UNLABELLED, is_labelled
 from syncpretrain.data.table import Table, Texts, Values, check_decimals
 from syncpretrain.errors import DataError
 
-__all__ = [
-    "Classes",
-    "as_classes",
-    "doubts_about",
-    "label_notices",
-    "labels_in",
-    "minus_ones",
-    "objective_of",
-    "rows_without",
-    "single_numbers",
-    "target_of",
-    "whole_labels",
-]
-
 Classes = tuple[int, ...] | tuple[str, ...]
 # Different whole numbers of a float type up to which they are classes: files and frames often turn
 # class numbers into floats. More of them are rather counts or prices, to be predicted as numbers.

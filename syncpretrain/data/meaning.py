@@ -30,16 +30,6 @@ from syncpretrain.data.scaling import ROUNDING, SAME
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError
 
-__all__ = [
-    "ALL_ONES",
-    "NUMBERS",
-    "SHARES",
-    "Meaning",
-    "check_precision",
-    "meaning_in",
-    "origin_of",
-]
-
 # Distance of neighbouring float32 numbers at the mean of a column, as a share of its deviation.
 LARGEST_LOSS = 1e-3
 SAMPLED_ROWS = 10_000  # evenly spaced, to find the origin

@@ -20,8 +20,6 @@ from syncpretrain.data.meaning import NUMBERS, SHARES, Meaning, check_precision
 from syncpretrain.data.scaling import column_means
 from syncpretrain.errors import DataError, IterableError
 
-__all__ = ["ArrayPasses", "Minibatches", "is_iterable_of_arrays"]
-
 Examples = NDArray[np.float32]
 NO_EXAMPLES = (str, bytes, dict, set, frozenset, list, tuple)  # arrays, or no examples at all
 END = object()  # stands for the end of a pass

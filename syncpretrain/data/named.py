@@ -37,8 +37,6 @@ from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError
 from syncpretrain.storage import expanded, is_readable
 
-__all__ = ["check_mnist", "load_digits", "load_mnist", "load_named"]
-
 SUMS = {file.name.removesuffix(".gz"): file.sha256 for file in MNIST}  # sums of unpacked files
 MIRRORS = CATALOGUE["mnist"].addresses
 WIDTH = 28 * 28

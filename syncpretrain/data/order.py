@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from syncpretrain.rng import Purpose, generator
 
-__all__ = ["MIXED_BLOCKS", "PassOrder", "minibatches", "shuffled", "steps_per_epoch"]
-
 MIXED_BLOCKS = 16  # blocks with their rows shuffled together
 
 

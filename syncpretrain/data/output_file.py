@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from syncpretrain.errors import SettingsError
 from syncpretrain.storage import write_atomically
 
-__all__ = ["check_output", "write_output"]
-
 OUTPUT_FORMATS = ".csv, .npy, .npz or .parquet"
 
 

@@ -38,8 +38,6 @@ from syncpretrain.errors import DataError
 from syncpretrain.shapes import ImageShape
 from syncpretrain.storage import expanded
 
-__all__ = ["FileStamp", "KnownFile", "is_mapped_file", "load_mapped", "load_own", "share_of"]
-
 RECENT_NS = 2_000_000_000  # a file written so lately may change again within the same time stamp
 
 

@@ -28,7 +28,7 @@ from syncpretrain.data.blocks import as_bits
 from syncpretrain.data.columns import Columns, Target, columns_of
 from syncpretrain.data.csv_table import read_csv_table
 from syncpretrain.data.dataset import Dataset, classes_only, from_rows, hold_out, stratified_split
-from syncpretrain.data.examples import as_examples, check_examples, check_values
+from syncpretrain.data.examples import as_examples, check_values
 from syncpretrain.data.facts import facts_of
 from syncpretrain.data.frames import read_parquet
 from syncpretrain.data.images import (
@@ -49,20 +49,6 @@ from syncpretrain.data.table import Table, texts_of
 from syncpretrain.errors import DataError
 from syncpretrain.shapes import ImageShape
 from syncpretrain.storage import expanded
-
-__all__ = [
-    "FORMATS",
-    "Rows",
-    "Wanted",
-    "check_examples",
-    "check_file",
-    "colours_last",
-    "divided",
-    "load_file",
-    "map_npy",
-    "read_file",
-    "read_rows",
-]
 
 LIKE_A_TARGET = ("class", "label", "labels", "target")  # names of a last column
 FORMATS = ".npy, .npz, IDX or .csv (gzipped or not), or .parquet"

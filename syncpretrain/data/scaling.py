@@ -12,8 +12,6 @@ from syncpretrain.data.blocks import blocks_of
 from syncpretrain.errors import DataError
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["Scaling", "check_varies", "column_means", "same_rows", "spread", "without_novel"]
-
 SMALLEST_SHARE = 0.1  # smallest scale, as a share of a column's range
 NOVEL = 1 / SMALLEST_SHARE  # deviations from the mean; no rare value of training lies further
 # Relative differences up to which two numbers are equal: in training, sums in float64 (0.1 + 0.2 is

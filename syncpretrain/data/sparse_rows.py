@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from syncpretrain.data.blocks import Prepare, StoredRows, chunks
 from syncpretrain.errors import DataError
 
-__all__ = ["SPARSE_NAMES", "SparseRows", "joined", "rows_of_matrix", "run_of", "sparse_rows"]
-
 SPARSE_NAMES = {"data", "indices", "indptr", "shape", "format"}  # as SciPy's save_npz writes them
 MATRIX_EXPECTED = "expected a sparse matrix of numbers, such as scipy.sparse makes"
 

@@ -13,19 +13,6 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import DataError
 
-__all__ = [
-    "FEW_VALUES",
-    "Mixed",
-    "Table",
-    "Texts",
-    "Values",
-    "check_decimals",
-    "check_distinct_names",
-    "is_missing",
-    "nearest",
-    "texts_of",
-]
-
 MISSING = frozenset({"", "nan", "na", "n/a", "null", "none", "<na>"})  # in lower case
 # #N/A and #DIV/0! of spreadsheets, also in other languages, and 1.#QNAN of Windows
 ERROR = re.compile(r"#(NA|N/A( N/A)?|N/D|NV|[^\sa-z]+[!?])|[+-]?1\.#(IND|QNAN|SNAN)\d*")

@@ -20,16 +20,6 @@ from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "as_visible",
-    "check_columns",
-    "check_visible",
-    "has_missing",
-    "mark_missing",
-    "marked",
-    "visible_examples",
-]
-
 Floats = NDArray[np.float32]
 
 

@@ -32,8 +32,6 @@ from syncpretrain.settings.convert import check_names
 from syncpretrain.settings.fields import names_of
 from syncpretrain.workers.state import FinetuneState, Saver
 
-__all__ = ["finetune"]
-
 
 def finetune(
     stack: Stack,

@@ -25,21 +25,6 @@ from syncpretrain.learners.base import Places
 from syncpretrain.models.layer import ConvolutionalLayer, Layer
 from syncpretrain.shapes import ConvolutionShape
 
-__all__ = [
-    "Affine",
-    "Columns",
-    "Convolve",
-    "Deconvolve",
-    "Dropout",
-    "Link",
-    "Site",
-    "link_down",
-    "link_up",
-    "places_of",
-    "tuned",
-    "views",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Columns:

@@ -46,8 +46,6 @@ from syncpretrain.units.kinds import kind_of
 if TYPE_CHECKING:
     from syncpretrain.backends.cuda_fused import CudaTuning
 
-__all__ = ["Network"]
-
 
 class Network:
     """A chain of links, trained so that its output comes near to a target.

@@ -26,8 +26,6 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.shapes import ConvolutionShape, LayerShape
 
-__all__ = ["check_normalized", "check_rows", "normalized", "settled"]
-
 # Rows that mean and spread are taken over: so many that these are known to a hundredth of a spread.
 MOST_ROWS = 10_000
 

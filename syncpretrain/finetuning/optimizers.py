@@ -30,21 +30,6 @@ from syncpretrain.settings.finetuning import FinetuneSettings
 if TYPE_CHECKING:
     from syncpretrain.backends.cuda_fused import CudaTuning
 
-__all__ = [
-    "LEARNING_RATES",
-    "LINE_SEARCHES",
-    "VECTORS",
-    "At",
-    "Descent",
-    "LineSearches",
-    "Optimizer",
-    "Update",
-    "adam",
-    "gradient_descent",
-    "optimizer_for",
-    "scheduled",
-]
-
 LEARNING_RATES = {"adam": 0.001, "sgd": 0.1, "cg": 1.0, "lbfgs": 1.0}  # the last two have none
 
 # The most vectors of the parameters' size, float32, that each holds. SciPy's are of float64: for cg

@@ -22,17 +22,6 @@ from syncpretrain.settings.devices import (
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.shapes import ConvolutionShape, LayerShape, common_groups
 
-__all__ = [
-    "STEPPING",
-    "TUNING_ARGUMENTS",
-    "TuningOptions",
-    "network_options",
-    "resolve_options",
-    "tuning_options",
-    "tuning_precision",
-    "why_on_the_cpu",
-]
-
 OF_CONVOLUTIONS = ("filters", "hybrid", "columns")  # splits
 # Arguments of finetune() beside the settings.
 TUNING_ARGUMENTS = ("validation", "validation_y", "verbose", "warn", "observers")

@@ -79,9 +79,6 @@ from syncpretrain.settings.finetuning import steps_with_unlabelled
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.workers.state import FinetuneState, Saver
 
-__all__ = ["Finetuning"]
-
-
 THREADS_PER_CORE = 2
 COPIES_LOWERED, COPIES_MAPS = 2, 6  # of the forms in NumPy
 MOST_ROWS_JUDGED = 1000  # an error is compared with the spread of so many targets

@@ -35,18 +35,6 @@ from syncpretrain.kernels.operations import Operation, fused_output, output_oper
 from syncpretrain.shapes import common_groups
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "Buffers",
-    "Minibatch",
-    "Mover",
-    "Section",
-    "forward_phases",
-    "input_gradient_phases",
-    "sections_of",
-    "shard_gradients",
-    "step_phases",
-]
-
 
 class Mover(Protocol):
     """Operations that move parts of the flat parameters along their gradients."""

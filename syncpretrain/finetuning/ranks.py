@@ -39,8 +39,6 @@ from syncpretrain.workers.ranks.messages import Assignment, port
 from syncpretrain.workers.ranks.run import RankLink, RunRanks
 from syncpretrain.workers.ranks.worker import RankContext
 
-__all__ = ["RankUpdates", "SharedDescent"]
-
 SHARE = 1  # the number of what all ranks hold
 
 

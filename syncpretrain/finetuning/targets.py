@@ -20,8 +20,6 @@ from syncpretrain.models.stack import Head, Stack
 from syncpretrain.parallel.available_memory import available_bytes
 from syncpretrain.rng import Purpose, generator
 
-__all__ = ["Labels", "Standard", "labels_of", "numbers_of"]
-
 BYTES_OF_TARGET = 5  # a truth value, and then a float32 number
 HEAD_SPREAD = 0.01  # standard deviation of the head's first weights
 

@@ -28,21 +28,6 @@ from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.shapes import LayerShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "Examples",
-    "Form",
-    "Part",
-    "Reconstruction",
-    "Supervised",
-    "check_sizes",
-    "check_targets",
-    "checked_weights",
-    "chosen_rows",
-    "reconstruction_loss",
-    "targets_of",
-    "unknown_classes",
-]
-
 
 class Form(NamedTuple):
     """Shape of a stack, known before it is trained.

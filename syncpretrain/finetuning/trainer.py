@@ -31,8 +31,6 @@ from syncpretrain.parallel.replicas.steps import part_of
 from syncpretrain.workers.state import FinetuneState, Saver, refusing_others
 from syncpretrain.workers.training import Training
 
-__all__ = ["Trainer"]
-
 # Rows that an epoch's error is measured on unless early stopping depends on it: a fraction of the
 # time of an epoch, and a standard error of 1.6 points at most for a share of wrong classes.
 VALIDATION_ROWS = 1000

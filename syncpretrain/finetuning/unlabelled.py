@@ -39,8 +39,6 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.settings.finetuning import labelled_of, steps_with_unlabelled
 
-__all__ = ["PROBE", "Passes", "align", "guess", "scaled_rows"]
-
 SURE = 0.95  # probability of a class, from which on it is a target
 RISE = 2 / 3  # share of all steps in which the weight of such targets rises
 PROBE = 0.1  # length of the random direction: at the row itself the gradient is 0

@@ -39,15 +39,6 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.workers.replicas import replicas_in
 
-__all__ = [
-    "Each",
-    "LocalUpdates",
-    "ReplicaUpdates",
-    "TunedReplica",
-    "Updates",
-    "copies_of_replicas",
-]
-
 Each = Callable[[float, int], None]  # given the error of some minibatches, and how many are done
 STEPS = "steps"
 # Base of the two digits in which float32 keeps a number of steps: its whole numbers end at 2^24,

@@ -13,17 +13,6 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated, multiply
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "SMALLEST_VARIANCE",
-    "activate",
-    "affine",
-    "csr_product",
-    "means",
-    "normalize",
-    "product",
-    "times_derivative",
-]
-
 # What is added to each variance that inputs are divided by, so that constant inputs become 0.
 SMALLEST_VARIANCE = 1e-5
 

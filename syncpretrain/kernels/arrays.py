@@ -11,8 +11,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "FLOAT_BYTES", "LONG_BLOCK", "Array", "blocks_in", "ordered_sum", "slices_of"]
-
 T = TypeVar("T")
 
 Array = NDArray[np.float32]

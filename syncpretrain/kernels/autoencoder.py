@@ -12,8 +12,6 @@ from syncpretrain.kernels.activations import times_derivative
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["contraction", "corrupt"]
-
 
 def corrupt(
     x: Array,

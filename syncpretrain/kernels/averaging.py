@@ -11,9 +11,6 @@ from syncpretrain.kernels.arrays import BLOCK, Array, ordered_sum
 from syncpretrain.kernels.contrastive_divergence import momentum_steps
 from syncpretrain.kernels.dispatch import accelerated
 
-__all__ = ["add_subtrees", "add_tree", "subtrees", "sum_in_order", "tree_mean", "tree_steps"]
-
-
 Leaf = tuple[Array, "np.float32 | None"]  # a part and its factor
 
 

@@ -15,13 +15,6 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.kernels.losses import squared_error
 
-__all__ = [
-    "Pair",
-    "denormalize",
-    "derivative_and_sums",
-    "output_delta",
-]
-
 Pair = tuple[Array, Array]
 
 

@@ -21,24 +21,6 @@ from syncpretrain.kernels.losses import means_and_error, squared_error
 from syncpretrain.rng import Address
 from syncpretrain.units.kinds import kind_of, softmax
 
-__all__ = [
-    "MOST_POINTS",
-    "Conditions",
-    "as_documents",
-    "conditions_of",
-    "draw_documents",
-    "draw_words",
-    "draw_words_at",
-    "error_of_means",
-    "impose",
-    "is_missing",
-    "known_means",
-    "lengths_of",
-    "reconstruct",
-    "reconstruct_documents",
-]
-
-
 SEED_NUMBERS = 8  # of a row of noise
 MOST_POINTS = 2**16  # words; longer documents are drawn faster by the binomial number of each word
 MOST_WORDS = 2**53

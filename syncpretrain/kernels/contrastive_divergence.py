@@ -16,19 +16,6 @@ from syncpretrain.kernels.dispatch import accelerated, multiply
 from syncpretrain.rng import Address
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "draw_noise",
-    "means_and_differences",
-    "momentum_step",
-    "momentum_steps",
-    "phase_differences",
-    "sample",
-    "sample_states",
-    "sparsity_step",
-    "statistics",
-    "sum_rows",
-]
-
 
 def draw_noise(draws: np.random.Generator, units: str, *, out: Array) -> Array:
     """Fill ``out`` with what :func:`sample` needs: uniform or normal draws, or both in blocks.

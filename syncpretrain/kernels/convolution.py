@@ -27,27 +27,6 @@ from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.kernels.precision import factors
 from syncpretrain.shapes import ConvolutionShape
 
-__all__ = [
-    "block_means",
-    "block_sums",
-    "convolve",
-    "convolve_at",
-    "convolve_back",
-    "convolve_gradient",
-    "draw_blocks",
-    "groups_of",
-    "lowered",
-    "of_group",
-    "pool",
-    "raised",
-    "scratch_size",
-    "spread",
-    "sum_channels",
-    "unpool",
-    "visible_means",
-]
-
-
 # Sizes within the scratch memory, as in the C headers.
 VECTOR = 16  # floats read or written at once, also behind the end of an array
 WINDOWS = 24  # windows that are multiplied at once, at least about

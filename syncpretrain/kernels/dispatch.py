@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = ["accelerated", "equations", "form_for", "multiply", "register", "registered"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _faster: dict[str, dict[type, Callable[..., Any]]] = {}  # by the equation's name

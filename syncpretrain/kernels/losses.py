@@ -9,8 +9,6 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["count_errors", "cross_entropy", "loss_of", "means_and_error", "squared_error"]
-
 
 @accelerated
 def squared_error(x: Array, y: Array, *, out: Array) -> float:

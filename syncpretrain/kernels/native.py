@@ -37,16 +37,6 @@ from syncpretrain.kernels.optimizers import adam_rates
 from syncpretrain.rng import Address
 from syncpretrain.shapes import ConvolutionShape
 
-__all__ = [
-    "ORDERS",
-    "ORDER_VARIABLE",
-    "NativeKernelsError",
-    "available",
-    "bfloat16_order",
-    "extension",
-    "shape_numbers",
-]
-
 VARIABLE = "SYNCPRETRAIN_KERNELS"
 ORDER_VARIABLE = "SYNCPRETRAIN_BFLOAT16"
 ORDERS = ("pairs", "tiles")  # of sums; a form's name ends with its order

@@ -18,9 +18,6 @@ from syncpretrain.kernels.convolution import scratch_size
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import KINDS, kind_of
 
-__all__ = ["INTERPRETED", "Operation", "check_program", "fused_output", "output_operations"]
-
-
 Operation = tuple[Any, ...]  # a name and its arguments
 LOSSES = ("squared", "cross-entropy")
 # Operations without a compiled form: of GPUs, of blocks of units, and of a user's own optimizer.

@@ -15,8 +15,6 @@ import numpy as np
 from syncpretrain.kernels.arrays import BLOCK, Array
 from syncpretrain.kernels.dispatch import accelerated
 
-__all__ = ["adam_rates", "adam_step", "sgd_step", "shrink"]
-
 
 @accelerated
 def shrink(weights: Array, factor: float) -> None:

@@ -20,16 +20,6 @@ from numpy.typing import NDArray
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated, multiply
 
-__all__ = [
-    "PRECISIONS",
-    "Precision",
-    "factors",
-    "multiply_bfloat16",
-    "multiply_tf32",
-    "rounded",
-    "rounded_tf32",
-]
-
 SMALLEST = 2.0**-126  # that has all digits
 
 

@@ -46,20 +46,6 @@ from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "SHARED_COUNTERS",
-    "OperationPhases",
-    "Phase",
-    "PhaseRunner",
-    "Phases",
-    "Program",
-    "compiled_program",
-    "in_turn",
-    "run_program",
-    "share_program",
-]
-
-
 Phase = Callable[[int], None]  # runs a shard; the next phase begins when all shards are done
 OperationPhases = Sequence[Sequence[Sequence[Operation]]]  # phases of shards of operations
 SHARED_COUNTERS = 17  # number of counters of :func:`share_program`

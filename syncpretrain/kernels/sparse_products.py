@@ -11,8 +11,6 @@ import numpy as np
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import accelerated
 
-__all__ = ["binary_product", "sparse_product", "transposed_product"]
-
 
 @accelerated
 def sparse_product(v: Array, weight: Array, *, out: Array) -> None:

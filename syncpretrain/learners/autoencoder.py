@@ -19,8 +19,6 @@ from syncpretrain.learners.first_layers import first_dense
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings.fields import LayerSettings
 
-__all__ = ["Autoencoder", "BaseAutoencoder"]
-
 
 class BaseAutoencoder(Learner):
     """An autoencoder of any shape: the steps of its gradient, without the products."""

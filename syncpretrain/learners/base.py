@@ -33,9 +33,6 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.settings.fields import LayerSettings
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["FlatParameters", "Learner"]
-
-
 L = TypeVar("L", bound="Learner")
 FIRST = -1  # the priority of layer 1, for which all other layers wait
 PARAMETERS = ("weight", "visible_bias", "hidden_bias", "decoder_weight")  # in their order

@@ -29,8 +29,6 @@ from syncpretrain.kernels.averaging import add_tree, sum_in_order, tree_steps
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
 from syncpretrain.learners.base import FlatParameters, Learner
 
-__all__ = ["ByExamples", "ByExamplesOnDevices"]
-
 
 class ByExamples:
     """Data parallelism: each shard has a part of every minibatch.

@@ -35,8 +35,6 @@ from syncpretrain.learners.steps import LearnerStep
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import ConvolutionShape
 
-__all__ = ["by_filters"]
-
 
 class ByFilters(LearnerStep):
     """The filters and channels of a learner, dealt out to shards: what its steps share.

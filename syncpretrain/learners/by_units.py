@@ -18,8 +18,6 @@ from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import LearnerStep
 from syncpretrain.rng import Address, Purpose
 
-__all__ = ["ByUnits"]
-
 
 class ByUnits(LearnerStep):
     """The steps of an RBM by CD-k.

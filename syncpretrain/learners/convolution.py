@@ -34,8 +34,6 @@ from syncpretrain.settings.fields import LayerSettings
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["ConvolutionalAutoencoder", "ConvolutionalRBM", "ProbabilisticRBM", "convolutional_rbm"]
-
 
 class ConvolutionalRBM(BaseRBM):
     """One convolutional layer with shared weights; see :class:`Learner`.

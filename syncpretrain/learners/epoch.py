@@ -24,15 +24,6 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.steps import Step
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "Cursor",
-    "ErrorSum",
-    "Stopped",
-    "diverged",
-    "run_away",
-    "train_epoch",
-]
-
 # A weight of 1000 makes a step function of a unit: learning has stopped, finite or not.
 LARGEST_WEIGHT = 1e3
 

@@ -17,8 +17,6 @@ from syncpretrain.rng import Purpose, generator
 from syncpretrain.shapes import ConvolutionShape, LayerShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["channel_means", "first_convolution", "first_dense", "untrained_stack"]
-
 
 def untrained_stack(
     shapes: Sequence[LayerShape],

@@ -38,8 +38,6 @@ from syncpretrain.kernels.program import Phase, PhaseRunner, Program, in_turn
 from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_units import ByUnits
 
-__all__ = ["ByExamplesOnRanks", "ByUnitsOnRanks", "ExamplesOnRanks", "Sharded"]
-
 
 class StepOnRanks:
     """The part of a step that one rank of a group has; all ranks call every method together.

@@ -37,9 +37,6 @@ from syncpretrain.settings.fields import LayerSettings
 from syncpretrain.shapes import LayerShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["INITIAL_SPREAD", "RBM", "BaseRBM", "SparseRBM"]
-
-
 INITIAL_SPREAD = 0.01  # standard deviation of the first weights (Hinton 2010, section 8)
 ERROR_SHARE = 10  # one example in ten is reconstructed for the error of persistent chains
 

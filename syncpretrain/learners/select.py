@@ -12,8 +12,6 @@ from syncpretrain.learners.convolution import ConvolutionalAutoencoder, Convolut
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import Step, WholeStep, fused_step_of
 
-__all__ = ["is_plain", "step_for"]
-
 
 def step_for(learner: Learner, shards: int, split: str, workers: int = 1) -> Step:
     """Return the step of a learner in ``shards`` shards, split by "examples", "units" or "filters".

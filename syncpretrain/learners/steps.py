@@ -23,8 +23,6 @@ from syncpretrain.rng import Address, Purpose
 if TYPE_CHECKING:
     from syncpretrain.backends.cuda_fused import CudaFused
 
-__all__ = ["FusedDivergence", "LearnerStep", "Step", "WholeStep", "fused_step_of", "load_state"]
-
 
 class Step(Protocol):
     """A step of one learner on a minibatch."""

@@ -24,16 +24,6 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "Baseline",
-    "baselines",
-    "diagnose_layers",
-    "mean_error",
-    "on_layers",
-    "on_tuning",
-    "share_text",
-]
-
 ROWS = 1000  # rows of each part, evenly spaced: enough for these means
 NEAR_LIMIT = 0.01  # a unit so near to a limit on every example carries no information
 ROWS_MEASURED = 500  # rows at once, in several arrays as wide as the data

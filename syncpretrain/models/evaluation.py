@@ -19,8 +19,6 @@ from syncpretrain.kernels.losses import squared_error
 from syncpretrain.models.layer import rows_at_once
 from syncpretrain.models.stack import Stack
 
-__all__ = ["accuracies", "layer_errors", "regression_errors", "stack_error"]
-
 Errors = dict[str, dict[str, float | None] | None]  # by part
 ROWS_AT_ONCE = 1000
 

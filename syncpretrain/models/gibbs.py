@@ -30,8 +30,6 @@ from syncpretrain.kernels.contrastive_divergence import draw_noise, sample
 from syncpretrain.models.layer import DenseLayer, Layer, down_through, rows_at_once, up_through
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["imputed", "sampled"]
-
 Layers = tuple[Layer, ...]
 
 

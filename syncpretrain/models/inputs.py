@@ -21,15 +21,6 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import DenseLayer, Layer
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "checked_codes",
-    "constant_columns",
-    "in_columns",
-    "is_bounded",
-    "prepared_examples",
-    "warn_of_novel",
-]
-
 FEW_NAMES = 5  # names of columns in a message
 
 

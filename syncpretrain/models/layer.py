@@ -34,20 +34,6 @@ from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.shapes import ConvolutionShape, DenseShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "ConvolutionalLayer",
-    "DenseLayer",
-    "Head",
-    "Layer",
-    "check_have_odds",
-    "down_through",
-    "in_float32",
-    "parameters_sha256",
-    "rows_at_once",
-    "up_through",
-    "with_log_odds",
-]
-
 
 @dataclass(frozen=True, eq=False)  # == of two arrays is no truth value
 class DenseLayer:

@@ -47,21 +47,6 @@ from syncpretrain.models.layer import DenseLayer, Layer
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "MAX_ENUMERATED",
-    "POPULATIONS",
-    "Doubles",
-    "LogZ",
-    "Words",
-    "annealed_over_lengths",
-    "enumerated_over_lengths",
-    "free_energy",
-    "log_z",
-    "log_z_ais",
-    "parameters_with_log_z",
-    "pseudo_likelihood",
-]
-
 Doubles = NDArray[np.float64]
 RBMParameters = tuple[Doubles, Doubles, Doubles]
 STATES_AT_ONCE = 1 << 12

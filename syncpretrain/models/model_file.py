@@ -27,8 +27,6 @@ from syncpretrain.shapes import POOLINGS, ConvolutionShape, DenseShape, LayerSha
 from syncpretrain.units.blocks import visible_kind
 from syncpretrain.units.kinds import UNITS, kind_of
 
-__all__ = ["MODEL_NAME", "Model", "read_model", "write_model"]
-
 MODEL_NAME = "model.safetensors"
 MODEL_FORMAT = "syncpretrain 2"
 ROUNDS = ("rounded", "tf32")  # precision in training, not saved: a stack computes in float32

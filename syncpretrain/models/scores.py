@@ -19,8 +19,6 @@ from syncpretrain.models.layer import rows_at_once
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.models.stack import Stack
 
-__all__ = ["SCORED_BY", "check_scores", "feature_names", "feature_scores", "scores"]
-
 SCORED_BY = ("reconstruction", "free-energy")
 
 

@@ -12,8 +12,6 @@ from syncpretrain.events import (
     RunStarted,
 )
 
-__all__ = ["ErrorCurve", "ErrorHistory"]
-
 
 @dataclass(slots=True)
 class ErrorCurve:

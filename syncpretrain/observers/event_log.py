@@ -18,9 +18,6 @@ from syncpretrain import events
 from syncpretrain.errors import ModelFileError
 from syncpretrain.events import Event, Progress
 
-__all__ = ["LOGGED", "EventLog", "event_schema", "read_reads"]
-
-
 PIECE_BYTES = 1 << 16
 CLOCK_FIELDS = ("time", "started")  # fields on the clock of the run, as opposed to durations
 

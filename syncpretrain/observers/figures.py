@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, RunFinished
 
-__all__ = ["Figures", "figures_of", "wall_time"]
-
 
 @dataclass(frozen=True, slots=True)
 class Figures:

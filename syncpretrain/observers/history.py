@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from syncpretrain.events import EpochFinished, Event, Progress, RunFinished, RunStarted
 
-__all__ = ["History"]
-
 
 class History:
     """Observer that collects the events of one run; each figure has one entry a layer.

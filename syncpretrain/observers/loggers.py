@@ -10,8 +10,6 @@ from typing import Any
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Event, Observer
 
-__all__ = ["LOGGERS", "check_loggers", "flat_settings", "logging_to"]
-
 LOGGERS = ("tensorboard", "mlflow")
 TENSORBOARD_FOLDER = "tensorboard"  # in the run folder
 

@@ -30,9 +30,6 @@ from syncpretrain.events import (
 )
 from syncpretrain.schedule.kinds import SCHEDULES
 
-__all__ = ["Forecast", "PlainProgress", "progress_observer"]
-
-
 REFRESH_SECONDS = 0.12
 MAX_WIDTH = 100
 ENOUGH_TO_ESTIMATE = 0.1  # epochs of a layer; less says little about its speed

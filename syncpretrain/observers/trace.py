@@ -17,8 +17,6 @@ from syncpretrain.events import (
     RunStarted,
 )
 
-__all__ = ["write_trace"]
-
 
 def write_trace(events: Sequence[Event], path: str | Path) -> None:
     """Write the epochs of a run in the Chrome trace format.

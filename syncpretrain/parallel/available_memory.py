@@ -11,8 +11,6 @@ from pathlib import Path
 
 from syncpretrain.errors import SettingsError
 
-__all__ = ["available_bytes", "check_available"]
-
 
 def available_bytes() -> int:
     """Return the memory that can be had: the system's, cut by the control group's limit."""

@@ -43,9 +43,6 @@ from syncpretrain.parallel.available_memory import available_bytes
 from syncpretrain.parallel.barrier import Barrier, abort, counters_for, described
 from syncpretrain.parallel.descriptors import PAGE, nameless_memory
 
-__all__ = ["GradientAverager", "GradientMemory", "Handle", "Layout", "Update", "Worker"]
-
-
 TIMEOUT_SECONDS = 60.0
 Update = Callable[[Array, Array, slice], object]
 """Moves a slice of the flat parameters, given (parameters, mean gradient, the slice)."""

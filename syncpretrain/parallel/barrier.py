@@ -32,9 +32,6 @@ from syncpretrain.errors import AveragingError
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.waiting import READY, arrive_and_wait, store_counter, wait_for_counters
 
-__all__ = ["Barrier", "ProcessWatch", "abort", "counters_for", "described", "started"]
-
-
 # As long as a nap costs by being late: a rank that spins this long loses at most twice the best.
 SPIN_SECONDS = 200e-6
 # A look costs a system call for each missing rank; a death is reported this much late.

@@ -37,8 +37,6 @@ from threadpoolctl import ThreadpoolController
 
 from syncpretrain.errors import SettingsError
 
-__all__ = ["blas_environment", "blas_limit", "blas_threads", "loaded_libraries", "usable_cores"]
-
 _lock = threading.Lock()
 _active: list[blas_limit] = []  # of every run now inside one, all of the same number
 # What restores the counts, the libraries that have them, and the counts found.

@@ -16,15 +16,6 @@ import subprocess
 
 from syncpretrain.errors import SettingsError
 
-__all__ = [
-    "PAGE",
-    "above_standard",
-    "closed_first",
-    "nameless_memory",
-    "size_memory",
-    "standard_stream",
-]
-
 PAGE = 4096  # bytes, at a multiple of which each array in shared memory begins
 FIRST_FREE = 3  # behind stdin, stdout and stderr
 # select() takes no descriptor from 1024 on, and some numbers have to stay free below the limit.

@@ -20,13 +20,6 @@ from syncpretrain.kernels.precision import PRECISIONS, Precision
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.settings.devices import check_precision
 
-__all__ = [
-    "PAYING_GAIN",
-    "bfloat16_gain",
-    "bfloat16_instructions",
-    "resolve_precision",
-]
-
 TIMED_PRODUCT = (100, 784, 1000)  # the widest of the paper's stack
 PAIRS = 7  # of timings: the median is right though three are disturbed
 PAYING_GAIN = 1.1

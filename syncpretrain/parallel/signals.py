@@ -19,8 +19,6 @@ from typing import Any
 
 from syncpretrain.errors import RunInterrupted
 
-__all__ = ["StopRequest", "interrupted_by_sigterm", "stop_on_signals"]
-
 
 class StopRequest:
     """False until a stop is requested; ``signum`` is the signal that requested it.

@@ -34,8 +34,6 @@ from syncpretrain.kernels.program import SHARED_COUNTERS, Phase, Phases, Program
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.waiting import LATE, store_counter, wait_for_counters
 
-__all__ = ["StepSharing"]
-
 # Counters behind the counters of a compiled step, a cache line apart: a thread that waits for news
 # does not slow one that takes shards. Nothing sets the first: a wait for news is never broken.
 ABORTED, NEWS = SHARED_COUNTERS + 7, SHARED_COUNTERS + 15

@@ -17,9 +17,6 @@ from typing import TypeVar
 
 from syncpretrain.errors import StalledError
 
-__all__ = ["TIMEOUTS", "Closing", "Timeouts"]
-
-
 ClosingT = TypeVar("ClosingT", bound="Closing")
 
 

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.native import extension
 
-__all__ = ["LATE", "READY", "arrive_and_wait", "store_counter", "wait_for_counters"]
-
 Cells = NDArray[np.int64]
 READY, LATE = 0, 2  # results of a wait; 1 is broken
 FEW = 100  # looks that only yield, before the first nap

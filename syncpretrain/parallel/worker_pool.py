@@ -38,8 +38,6 @@ from syncpretrain.parallel.waiting import (
     wait_for_counters,
 )
 
-__all__ = ["WorkerPool"]
-
 BROKEN, BEGUN, ARRIVED = 0, 1, 2  # counters: a failure; the newest step; phases done, one a worker
 
 

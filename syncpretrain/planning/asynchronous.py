@@ -22,16 +22,6 @@ from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings.fields import AsyncFields, AsyncRate
 from syncpretrain.workers.worker import PROBE_ROWS
 
-__all__ = [
-    "AsyncPlan",
-    "AsyncStage",
-    "async_seconds",
-    "exchange_seconds",
-    "predict_async",
-    "predict_stages",
-]
-
-
 ALL_TRIED = 8  # numbers of replicas up to this, beyond it fewer
 
 

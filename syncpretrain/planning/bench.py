@@ -26,8 +26,6 @@ from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.workers.split import Split
 
-__all__ = ["Bench", "Reached", "bench", "random_rows", "run_candidate", "seconds_to", "sgemm_peak"]
-
 SIDE = 1536  # of the matrices of the peak: 14 GFLOP for both
 # The fastest of these counts, after one more to warm up: a peak is what the machine can do
 # undisturbed.

@@ -27,16 +27,6 @@ from syncpretrain.settings.checks import ALWAYS
 from syncpretrain.settings.fields import ASYNC_DEFAULTS, HANDOFF_DEFAULTS
 from syncpretrain.workers.worker import PROBE_ROWS
 
-__all__ = [
-    "Candidate",
-    "Task",
-    "candidates",
-    "floor_seconds",
-    "granted",
-    "settings_with",
-    "simulated",
-]
-
 WORTH_IT = 0.995  # a layer takes more workers if the run then takes at most this share of its time
 DENSE_SPLITS = ("examples", "units")
 SEARCHED_EPOCHS = 12  # of a layer, while replicas are looked for: enough to separate them

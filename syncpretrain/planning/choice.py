@@ -25,8 +25,6 @@ from syncpretrain.planning.timings import CORE, GPU, LayerTimings, Timings
 from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.settings.fields import MAX_WORKERS
 
-__all__ = ["LEARNS", "Plan", "check_workers", "limited", "option_text", "plan", "plan_for"]
-
 NEARLY_FASTEST = 1.01  # times the shortest prediction; the simplest plan up to that is taken
 LEARNS = (
     "greedy, synchronized and streamed pretraining are all valid, and learn different weights: the"

@@ -38,9 +38,6 @@ from syncpretrain.planning.gpu import (
     unreadable_pairs,
 )
 
-__all__ = ["Status", "diagnose"]
-
-
 Status = Literal["ok", "warning", "problem"]
 Factors = tuple[Array, Array]
 

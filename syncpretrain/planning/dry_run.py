@@ -41,8 +41,6 @@ from syncpretrain.schedule.kinds import ASYNC, UNTRAINED
 from syncpretrain.settings import PretrainSettings, Settings
 from syncpretrain.workers.worker import PROBE_ROWS
 
-__all__ = ["DeviceMemory", "DryRun", "dry_run"]
-
 # A dry run is looked at before a run of minutes or hours: seconds are short beside it, and give
 # each of some layers a few timings of 20 ms.
 MEASURED_SECONDS = 3.0

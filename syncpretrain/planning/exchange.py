@@ -23,9 +23,6 @@ from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.settings.fields import AsyncFields
 
-__all__ = ["exchange_of", "exchanges", "handover_seconds"]
-
-
 WIDTHS = (8, 8, 8)  # so little work that what is around it shows
 # Many beside the start and the end of a run, and soon over.
 MINIBATCHES = 400

@@ -14,8 +14,6 @@ from syncpretrain.backends.base import Backend
 from syncpretrain.kernels.dispatch import multiply
 from syncpretrain.rng import Address, Purpose
 
-__all__ = ["described_devices", "device_peak", "drawn", "driver_version", "unreadable_pairs"]
-
 SIDE_ON_GPU = 4096  # of the matrices of a peak: 137 GFLOP, some ms
 PRODUCTS_ON_GPU = 5
 

@@ -60,15 +60,6 @@ from syncpretrain.workers.activations import CHUNK_ROWS, CHUNKS_AT_ONCE, chunk_r
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.worker import PROBE_ROWS
 
-__all__ = [
-    "BareProducts",
-    "check_measuring",
-    "is_on_gpus",
-    "measure",
-    "measure_devices",
-    "timings_of",
-]
-
 WIDE_NUMBERS = 40_000_000  # of the rows of a wide layer
 
 

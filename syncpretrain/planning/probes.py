@@ -26,25 +26,6 @@ from syncpretrain.shapes import LayerShape
 from syncpretrain.workers.activations import transform
 from syncpretrain.workers.split import Split
 
-__all__ = [
-    "MOST_NUMBERS",
-    "MOST_SECONDS",
-    "PASSES",
-    "PROBES",
-    "PROBES_OF_SIZE",
-    "LayerProbes",
-    "Probe",
-    "Sample",
-    "Steps",
-    "beside",
-    "measured",
-    "notes_on",
-    "products",
-    "sampled",
-    "transforming",
-    "validating",
-]
-
 MOST_NUMBERS = 4_000_000  # of a layer's rows: more than caches hold, and soon drawn
 MOST_SECONDS = 18.0  # of measuring a stack
 PROBES, PROBES_OF_SIZE = 24, 6  # timings of a layer in a round, and more for a number of workers

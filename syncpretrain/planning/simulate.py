@@ -25,15 +25,6 @@ from dataclasses import dataclass
 from syncpretrain.schedule.schedule import Command, Release, Schedule, Train
 from syncpretrain.schedule.stream import Block, StreamPlan, StreamSchedule
 
-__all__ = [
-    "EpochCost",
-    "Simulated",
-    "StreamCost",
-    "Streamed",
-    "play_stream",
-    "simulate",
-]
-
 DONE = 1e-9  # of a part: what rounding leaves of it
 BySize = Mapping[int, float]  # seconds by the number of workers
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["CORE", "GPU", "Exchange", "LayerTimings", "Timings", "no_faster_than_linear", "sizes"]
-
 CORE, GPU = "core", "GPU"
 
 

@@ -36,8 +36,6 @@ from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings import FinetuneSettings, PretrainSettings, off_ranks
 from syncpretrain.settings.fields import ASYNC_DEFAULTS
 
-__all__ = ["TuningPlan", "async_stage", "minibatch_seconds", "plan_tuning"]
-
 WARM_UP = 2  # minibatches that are not counted
 CLASSES = 10  # of random targets, as of MNIST
 TUNED_NUMBERS = 4_000_000  # of the random rows

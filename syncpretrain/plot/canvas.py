@@ -8,20 +8,6 @@ from typing import Any
 
 from syncpretrain.errors import DataError
 
-__all__ = [
-    "ASLEEP",
-    "AS_WRITTEN",
-    "COLOURS_OF_SERIES",
-    "MARKERS",
-    "add_legend",
-    "check_drawing",
-    "colour_of",
-    "drawable",
-    "new_axes",
-    "new_panels",
-    "text_colour_on",
-]
-
 # By Okabe and Ito (2008), without the yellow that is hard to see on white: blue, vermilion,
 # bluish green, orange, reddish purple, sky blue. Markers and styles of lines say the same.
 COLOURS_OF_SERIES = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#56b4e9")

@@ -10,9 +10,6 @@ from typing import Any
 from syncpretrain.plot.canvas import check_drawing
 from syncpretrain.storage import write_atomically
 
-__all__ = ["save_label_curve", "save_speedup_curves"]
-
-
 Point = tuple[int, float, float | None]
 
 

@@ -17,19 +17,6 @@ from syncpretrain.plot.images import filter_images, image_grid, image_shape, sha
 from syncpretrain.shapes import ConvolutionShape, ImageShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "MOST_BARS_SHOWN",
-    "check_decoder",
-    "draw_bars",
-    "error_shares",
-    "filter_grid",
-    "filters",
-    "image_shape_of",
-    "reconstructions",
-    "value_names",
-    "weight_norms",
-]
-
 SHARE_LABEL = "error, % of the mean's"
 MOST_BARS_SHOWN = 24
 LONGEST_NAME = 26

@@ -16,8 +16,6 @@ from syncpretrain.shapes import ConvolutionShape, ImageShape, LayerShape
 from syncpretrain.storage import write_atomically
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["filter_images", "image_grid", "image_shape", "png_bytes", "save_png", "shades"]
-
 COLUMNS = 10
 MARGIN = 2  # pixels between images; twice as many between pairs
 ENLARGE = 3

@@ -16,8 +16,6 @@ from syncpretrain.observers.history import History
 from syncpretrain.plot.canvas import MARKERS, colour_of, new_panels
 from syncpretrain.runs.timeline import EpochSpan, Timeline, read_timeline, timeline_of
 
-__all__ = ["Curve", "curves_of", "draw_curve", "learning_curves"]
-
 FEW_EPOCHS = 40  # at most so many epochs have a mark each
 MARKS_OF_A_LINE = 10  # marks of a line with more epochs
 POINTS_OF_A_LINE = 600  # at most: it has fewer pixels, and more make a large file

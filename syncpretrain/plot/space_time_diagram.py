@@ -20,8 +20,6 @@ from syncpretrain.runs.timeline import (
     critical_path,
 )
 
-__all__ = ["PIXELS_PER_INCH", "TUNING_NAME", "draw_space_time", "first_second", "space_time"]
-
 MOST_BARS = 360  # more are hard to see, and make a large file; epochs then share a bar
 HEIGHT = 0.72  # of a bar, where rows are 1 apart
 NUMBER_INCHES = 0.45  # of a bar: narrower ones have no number

@@ -24,15 +24,6 @@ from syncpretrain.plot.canvas import (
 )
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "activities",
-    "activities_of",
-    "codes",
-    "draw_activity",
-    "draw_codes",
-    "principal_components",
-]
-
 MOST_CLASSES = 10  # in a legend; the others share one entry
 BINS = 30
 OTHERS = "#999999"

@@ -33,22 +33,6 @@ from syncpretrain.workers.worker import Inputs, LayerInTraining, LayerWorker, Wo
 if TYPE_CHECKING:
     from syncpretrain.cluster.group import AgreedStop
 
-__all__ = [
-    "backend_of_layers",
-    "build_learner",
-    "build_learners",
-    "build_outputs",
-    "build_schedule",
-    "build_stopping",
-    "build_worker",
-    "build_worker_factories",
-    "layer_costs",
-    "layer_plans",
-    "placement_text",
-    "rank_shares",
-    "step_on_ranks",
-]
-
 AUTOENCODER_PRODUCTS = 5  # of a step: as many as of CD-1
 
 

@@ -43,8 +43,6 @@ from syncpretrain.units.kinds import kind_of
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.worker import PROBE_ROWS
 
-__all__ = ["build_data", "with_facts_of"]
-
 
 def build_data(
     settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None

@@ -50,8 +50,6 @@ from syncpretrain.units.blocks import visible_kind
 from syncpretrain.units.kinds import kind_of
 from syncpretrain.workers.state import State, state_file_of
 
-__all__ = ["SavedCall", "pretrain"]
-
 AUTO_UNITS = "auto"  # by columns
 JUDGED_ROWS = 1000  # for the verdict
 ARGUMENTS = ("hidden", "validation", "verbose", "warn", "observers", "replay", "resume")

@@ -64,8 +64,6 @@ from syncpretrain.workers.shared_memory import check_runtime
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import LayerState, PretrainState
 
-__all__ = ["Pretraining", "TrainedLayers", "Untrained", "driver_for", "placement_of", "rows_of"]
-
 
 @dataclass(slots=True)
 class _Kept:

@@ -22,19 +22,6 @@ from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.shapes import LayerShape
 
-__all__ = [
-    "StreamSize",
-    "check_device_memory",
-    "check_memory",
-    "held_rows",
-    "passes_in_ring",
-    "pretraining_bytes",
-    "replica_bytes",
-    "room_bytes",
-    "shard_bytes",
-    "stream_size",
-]
-
 # Copies of a layer's parameters, in units of their size.
 COPIES = 8  # parameters, gradient, velocity, and up to 5 published snapshots
 DEVICE_COPIES = 3  # on another device: parameters, gradient, velocity

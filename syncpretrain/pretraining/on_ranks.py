@@ -13,8 +13,6 @@ from syncpretrain.workers.ranks import epochs, replicas, stream  # noqa: F401
 from syncpretrain.workers.ranks.messages import CONTROL, RunEnded
 from syncpretrain.workers.ranks.worker import follow
 
-__all__ = ["follow_command", "on_every_rank", "release"]
-
 T = TypeVar("T")
 
 

@@ -32,8 +32,6 @@ from syncpretrain.pretraining.settled import settled
 from syncpretrain.settings.checks import check_missing
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["OnlineStack"]
-
 FAR = 10.0  # deviations of the first part from its mean: how far no row of it lies on average
 NEAR = 0.01  # of such a deviation: a column that varies less is as good as constant to a layer
 ROWS_TO_COMPARE = 1000  # of later parts, before a column of theirs is said to vary less

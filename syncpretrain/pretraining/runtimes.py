@@ -20,8 +20,6 @@ from syncpretrain.workers.split import Split
 from syncpretrain.workers.versions import Versions
 from syncpretrain.workers.worker import LayerWorker, WorkerFactory
 
-__all__ = ["RUNTIMES", "EpochsRun", "runtime_for", "versions_for", "workers_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochsRun:

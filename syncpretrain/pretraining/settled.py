@@ -9,8 +9,6 @@ from syncpretrain.data.facts import Look
 from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.settings.by_data import pretrain_by_data
 
-__all__ = ["settled"]
-
 
 def settled(
     layers: Any, look: Look, settings: Mapping[str, Any]

@@ -30,9 +30,6 @@ from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import Saver
 from syncpretrain.workers.training import Training
 
-__all__ = ["Driver", "Watch"]
-
-
 LONGEST_TICK_SECONDS = 1.0
 
 

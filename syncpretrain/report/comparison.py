@@ -34,9 +34,6 @@ from syncpretrain.report.section import (
 from syncpretrain.runs.record import RunRecord
 from syncpretrain.shapes import ImageShape
 
-__all__ = ["compared_reconstructions", "comparison_sections", "differing_settings"]
-
-
 NOT_THERE = "-"
 
 

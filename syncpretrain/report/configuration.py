@@ -11,9 +11,6 @@ from syncpretrain.report.section import Section, details, paragraph, table
 from syncpretrain.runs.record import RunRecord
 from syncpretrain.settings import Settings
 
-__all__ = ["configuration_section", "is_tuned", "texts_of_settings"]
-
-
 SHOWN_FIRST = {
     "pretrain": (
         *("layers", "architecture", "model", "visible_units", "hidden_units", "schedule", "pace"),

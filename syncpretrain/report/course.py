@@ -25,8 +25,6 @@ from syncpretrain.report.section import (
 from syncpretrain.runs.record import RunRecord
 from syncpretrain.runs.timeline import Timeline, critical_path, path_seconds
 
-__all__ = ["course_section"]
-
 ZOOMS = {"whole": 10.0, "3 times": 30.0, "9 times": 90.0}  # inches
 ROW_INCHES = 0.4
 MOST_ROWS_SHOWN = 300

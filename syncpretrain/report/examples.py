@@ -39,8 +39,6 @@ from syncpretrain.report.section import (
 )
 from syncpretrain.shapes import ConvolutionShape, ImageShape
 
-__all__ = ["Shown", "example_sections", "examples_to_show"]
-
 MOST_EXAMPLES = 1000
 DRAWN_EXAMPLES, DRAWN_FILTERS = 20, 100
 SAMPLES, SAMPLE_STEPS = 20, 200

@@ -11,8 +11,6 @@ from syncpretrain.plot.learning import Curve, curves_of, draw_curve
 from syncpretrain.report.section import Section, draw_svg, figure, paragraph, row_of_figures
 from syncpretrain.runs.record import RunRecord
 
-__all__ = ["learning_section"]
-
 MARKS_OF_RUNS = ("● ■", "◆ ▲")  # marks of two runs in the panels
 MOST_PANELS = 24  # the lowest layers of a deep stack, and fine-tuning
 

@@ -19,8 +19,6 @@ from syncpretrain.report.section import (
 )
 from syncpretrain.runs.record import RunRecord
 
-__all__ = ["headline_of", "outcome_section"]
-
 NOTHING, LITTLE = 1.0, 0.75  # shares of a constant's error, from which so little was learned
 SIGNS = {"good": "✓", "poor": "!", "bad": "✕"}  # say what the colour says, which not everyone sees
 RUN_ENDS = {

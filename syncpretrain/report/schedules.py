@@ -11,8 +11,6 @@ from syncpretrain.runs.record import RunRecord
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings
 
-__all__ = ["schedules_section", "timings_of"]
-
 FORWARD_SHARE = 0.2  # of a step of CD-1: one of its five products goes upward
 MOST_SIMULATED = 600  # epochs of all layers; more take long to simulate
 

@@ -21,22 +21,6 @@ from numpy.typing import NDArray
 
 from syncpretrain.plot.images import ENLARGE, png_bytes
 
-__all__ = [
-    "LEAST_SECONDS",
-    "Section",
-    "details",
-    "draw_svg",
-    "figure",
-    "image",
-    "not_drawn",
-    "number",
-    "paragraph",
-    "row_of_figures",
-    "seconds_text",
-    "table",
-    "unordered",
-]
-
 LEAST_SECONDS = 0.001  # of a stage that took place
 SHARP = 12  # times that a pixel of a small image is enlarged, at most
 IMAGE_WIDTH = 900  # at most, where pixels become squares

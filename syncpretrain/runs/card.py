@@ -11,8 +11,6 @@ from syncpretrain.runs.identity import RunIdentity
 from syncpretrain.schedule.kinds import UNTRAINED
 from syncpretrain.settings import Settings
 
-__all__ = ["card_of"]
-
 
 def card_of(
     report: dict[str, Any], settings: Settings, identity: RunIdentity, command: str | None = None

@@ -22,16 +22,6 @@ from syncpretrain.settings import Settings
 from syncpretrain.storage import remove_temporaries
 from syncpretrain.workers.state import FINETUNE_STATE, FinetuneState, State, state_file_of
 
-__all__ = [
-    "CHECKPOINTS_NAME",
-    "Checkpoints",
-    "checkpoint_path",
-    "checkpointed_identity",
-    "has_pretrained",
-    "newest_checkpoint",
-    "prune_checkpoints",
-]
-
 T = TypeVar("T")
 
 CHECKPOINTS_NAME = "checkpoints"

@@ -35,20 +35,6 @@ from syncpretrain.settings.checks import ALWAYS
 from syncpretrain.settings.fields import HANDOFF_DEFAULTS
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "STARTS",
-    "START_FORMS",
-    "USUAL_STARTS",
-    "Measured",
-    "Outcome",
-    "compare",
-    "is_start",
-    "measured",
-    "random_stack",
-    "summarized",
-]
-
-
 RANDOM = "random"  # the start without pretraining
 STARTS = (*SCHEDULES, RANDOM)
 START_FORMS = f"{' or '.join(STARTS)}, or a schedule with :always or :drift:X"

@@ -24,26 +24,6 @@ try:
 except ImportError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]
 
-__all__ = [
-    "CARD_NAME",
-    "COLUMNS_NAME",
-    "CONFIG_NAME",
-    "EVENTS_NAME",
-    "IDENTITY_NAME",
-    "LOCK_NAME",
-    "METRICS_NAME",
-    "TRACE_NAME",
-    "FinalFiles",
-    "check_folder",
-    "check_path_text",
-    "is_run_file",
-    "make_folder",
-    "make_new_folder",
-    "owned",
-    "owner_of",
-    "write_refusal",
-]
-
 
 CARD_NAME = "README.md"
 COLUMNS_NAME = "columns.json"

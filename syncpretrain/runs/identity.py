@@ -25,16 +25,6 @@ from syncpretrain.settings import ELSEWHERE, Settings, off_ranks
 from syncpretrain.settings.fields import PER_LAYER
 from syncpretrain.storage import write_atomically
 
-__all__ = [
-    "RunIdentity",
-    "check_header",
-    "check_resumable",
-    "differences",
-    "identity_from",
-    "identity_of",
-    "read_identity",
-]
-
 RUN_FORMAT = "syncpretrain run 1"
 BFLOAT16_SUMS = "bfloat16 sums"
 BLAS_FIELDS = ("internal_api", "version", "architecture")

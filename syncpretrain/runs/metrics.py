@@ -22,8 +22,6 @@ from syncpretrain.observers.history import History
 from syncpretrain.parallel.blas import blas_limit, blas_threads
 from syncpretrain.settings import Settings
 
-__all__ = ["measure", "report_of"]
-
 TRAIN_ROWS = 10_000  # evenly spaced: all rows would take as long as an epoch, for little more
 
 

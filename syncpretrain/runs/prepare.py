@@ -34,16 +34,6 @@ from syncpretrain.settings.by_data import (
 from syncpretrain.settings.devices import why_not_on_a_device, why_not_tuned_on_a_device
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "check_finetuning",
-    "idle_gpu_notice",
-    "load_data",
-    "resolve",
-    "settings_for_data",
-    "table_options",
-    "with_absolute_path",
-]
-
 USUAL_DATA = "mnist"  # the defaults suit this data set
 
 PRETRAINED_COPIES = 4  # of the stack: itself, and the states of its layers, until the run is over

@@ -23,9 +23,6 @@ from syncpretrain.runs.identity import RunIdentity, read_identity
 from syncpretrain.runs.timeline import Timeline, read_timeline
 from syncpretrain.settings import Settings, read_settings
 
-__all__ = ["Figures", "RunRecord", "read_figures", "read_run", "state_of"]
-
-
 KILLED = "its process left no reason: it was killed, or lost its machine"
 ByPart = dict[str, float | None]
 

@@ -79,9 +79,6 @@ from syncpretrain.settings.by_data import Given
 from syncpretrain.storage import remove_temporaries, write_atomically
 from syncpretrain.workers.restarts import Restarts
 
-__all__ = ["Run", "prepared_run", "resume_run", "train_run"]
-
-
 ROWS_TO_JUDGE = 1000  # for the verdict
 
 

@@ -28,8 +28,6 @@ from syncpretrain.runs.folder import (
 from syncpretrain.runs.record import Figures, read_figures, state_of
 from syncpretrain.settings import Settings, read_settings
 
-__all__ = ["STATES", "ShelvedRun", "check_run", "read_run", "remove_run", "runs_in"]
-
 STATES = ("finished", "running", "stopped", "failed", "damaged")
 TAIL_BYTES = 1 << 16
 NAMED_BY_TIME = re.compile(r"(\d{8}-\d{6})-.+")

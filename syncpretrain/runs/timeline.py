@@ -16,8 +16,6 @@ from syncpretrain.events import Event
 from syncpretrain.observers.event_log import CLOCK_FIELDS
 from syncpretrain.runs.folder import EVENTS_NAME
 
-__all__ = ["EpochSpan", "Timeline", "critical_path", "path_seconds", "read_timeline", "timeline_of"]
-
 TUNING_ROW = 0  # the layer of an epoch of fine-tuning
 CLOCK_ERROR = (
     0.002  # share of a run: an epoch may seem to begin before the message that lets it begin

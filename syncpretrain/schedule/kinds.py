@@ -27,18 +27,6 @@ from syncpretrain.schedule.reads import (
     rounds_row,
 )
 
-__all__ = [
-    "ASYNC",
-    "SCHEDULES",
-    "UNTRAINED",
-    "Fixed",
-    "Free",
-    "Pace",
-    "Planned",
-    "ScheduleOptions",
-    "schedule_kind",
-]
-
 
 class Pace(Protocol):
     """A pace: it says which version each epoch reads, and how far layers may run ahead."""

@@ -18,18 +18,6 @@ from dataclasses import dataclass, replace
 
 from syncpretrain.errors import SettingsError
 
-__all__ = [
-    "MAX_EPOCHS",
-    "LayerPlan",
-    "Reads",
-    "Row",
-    "Rule",
-    "greedy_row",
-    "lockstep_row",
-    "planned_rows",
-    "rounds_row",
-]
-
 Reads = tuple[tuple[int, ...], ...]
 MAX_EPOCHS = 1_000_000  # of a layer, refreshes included
 

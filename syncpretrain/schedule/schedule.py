@@ -43,8 +43,6 @@ from syncpretrain.errors import ScheduleError
 from syncpretrain.schedule.kinds import Pace
 from syncpretrain.schedule.reads import LayerPlan, Reads
 
-__all__ = ["Command", "Layers", "Measured", "Past", "Release", "Schedule", "Train"]
-
 Measured = tuple[tuple[tuple[int, int, float], ...], ...]
 
 

@@ -29,16 +29,6 @@ from dataclasses import dataclass
 
 from syncpretrain.errors import ScheduleError
 
-__all__ = [
-    "BLOCK_MINIBATCHES",
-    "RANK_RING_MINIBATCHES",
-    "RING_MINIBATCHES",
-    "Block",
-    "StreamEpochs",
-    "StreamPlan",
-    "StreamSchedule",
-]
-
 RING_MINIBATCHES = 8  # between two layers
 RANK_RING_MINIBATCHES = 16  # between ranks, where some are on their way, or not yet known of
 BLOCK_MINIBATCHES = 4  # that a layer processes at once: its weights stay in cache

@@ -5,15 +5,14 @@ build settings accept a single value for all layers. Everything is checked befor
 and every refusal names the place, the value given and the value expected.
 """
 
-from syncpretrain.settings.fields import MomentumSchedule
+from syncpretrain.settings.convert import checked
+from syncpretrain.settings.fields import DataSettings, MomentumSchedule
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.settings.sections import (
     ELSEWHERE,
-    DataSettings,
     PretrainSettings,
     RunSettings,
     Settings,
-    checked,
     moved_elsewhere,
     names_in,
     off_ranks,

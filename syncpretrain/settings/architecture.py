@@ -25,20 +25,6 @@ from typing import Any
 from syncpretrain.errors import SettingsError
 from syncpretrain.shapes import POOLINGS, ConvolutionShape, DenseShape, ImageShape, LayerShape
 
-__all__ = [
-    "MAX_UNITS",
-    "Conv",
-    "Pool",
-    "architecture_of",
-    "check_architecture",
-    "check_width",
-    "in_columns",
-    "layer_text",
-    "read_architecture",
-    "shapes_of",
-    "text_of",
-]
-
 MAX_UNITS = 1_000_000  # units of a layer; more is a slip of the keyboard
 COUNT = "(0*[1-9][0-9]{0,17})"
 CONV = re.compile(rf"conv:{COUNT}x{COUNT}(?::(same|[0-9]{{1,18}}))?(?:/{COUNT})?")

@@ -21,8 +21,6 @@ from syncpretrain.settings.sections import PretrainSettings, replaced
 from syncpretrain.shapes import LayerShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["Facts", "Given", "finetune_by_data", "in_words", "pretrain_by_data"]
-
 FinetuneT = TypeVar("FinetuneT", bound=FinetuneSettings)
 BATCH_SHARE = 100  # smallest number of minibatches in an epoch, unless they become too small
 SMALLEST_MINIBATCH = 10  # the gradient of fewer examples is mostly noise

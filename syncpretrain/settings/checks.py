@@ -32,23 +32,6 @@ from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.blocks import fitted_units, visible_kind
 from syncpretrain.units.kinds import INPUT_UNITS, KINDS, kind_of
 
-__all__ = [
-    "ALWAYS",
-    "check_blas_threads",
-    "check_layers",
-    "check_missing",
-    "check_per_layer",
-    "check_pretraining",
-    "check_schedule",
-    "check_sparse",
-    "kept_units",
-    "parsed_shuffle",
-    "parsed_waking",
-    "settled_epochs",
-    "why_not_in_blocks",
-]
-
-
 WHOLE_ONLY = ("persistent", "sparsity_cost", "hidden_dropout")  # RBMs split by units lack these
 VISIBLE_UNITS = (
     f"{' or '.join(INPUT_UNITS)}, or blocks of columns such as"

@@ -12,8 +12,6 @@ import msgspec
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings.fields import names_of
 
-__all__ = ["USUAL_ELSEWHERE", "check_names", "checked", "nearest", "plain"]
-
 SettingsT = TypeVar("SettingsT", bound=msgspec.Struct)
 
 TYPE_WORDS = {

@@ -12,15 +12,6 @@ from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.shapes import LayerShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "check_precision",
-    "check_pretraining_backend",
-    "check_tuning_backend",
-    "too_large_for_a_device",
-    "why_not_on_a_device",
-    "why_not_tuned_on_a_device",
-]
-
 MOST_COUNTED = 2**31 - 1  # numbers of a convolution for one example
 
 

@@ -24,8 +24,6 @@ from syncpretrain.settings.fields import (
     check_finite,
 )
 
-__all__ = ["FinetuneSettings", "labelled_of", "steps_with_unlabelled"]
-
 LABELLED_PART = 5  # one of so many rows of a minibatch has a label, where others train too
 
 

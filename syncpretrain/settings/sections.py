@@ -52,25 +52,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = [
-    "ELSEWHERE",
-    "DataSettings",
-    "PretrainSettings",
-    "RunSettings",
-    "Settings",
-    "checked",
-    "moved_elsewhere",
-    "names_in",
-    "off_ranks",
-    "preset_names",
-    "preset_path",
-    "read_settings",
-    "replaced",
-    "settings_from",
-    "settings_text",
-    "write_settings",
-]
-
 S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T", bound=FinetuneSettings)
 ELSEWHERE = ("runtime", "workers", "backend", "exchange")  # a resumed run may change these

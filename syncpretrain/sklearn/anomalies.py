@@ -15,8 +15,6 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.sklearn.base import StackEstimator
 from syncpretrain.sklearn.passes import Matrix, Usual, energies
 
-__all__ = ["StackAnomalyDetector"]
-
 WIDER, WIDEST = 4, 512  # units of the wide layer: this many times the columns, and at most
 NARROWER, SMALLEST_CODE, LARGEST_CODE = 4, 2, 64
 MODEL_OF_SCORE = {"reconstruction": "denoising", "free-energy": "rbm"}

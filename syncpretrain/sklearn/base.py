@@ -30,8 +30,6 @@ from syncpretrain.observers.progress import PlainProgress
 from syncpretrain.settings.convert import check_names
 from syncpretrain.sklearn.passes import Matrix
 
-__all__ = ["StackEstimator", "of_numbers", "rows_for", "training_rows"]
-
 TUNING = "finetune_"  # prefix of the settings of fine-tuning
 # Keywords of finetune() that stop and resume it; TUNING_ARGUMENTS are its other keywords.
 CONTROL_ARGUMENTS = ("stop", "save", "resume", "stall_seconds")

@@ -59,28 +59,6 @@ from syncpretrain.settings.finetuning import FinetuneSettings, labelled_of, step
 from syncpretrain.sklearn.passes import Matrix, codes_of, outputs_of
 from syncpretrain.units.kinds import kind_of
 
-__all__ = [
-    "Start",
-    "Targets",
-    "Way",
-    "are_bits",
-    "are_curved",
-    "are_few",
-    "are_measurements",
-    "chooses_decay",
-    "chosen_decay",
-    "codes_are_better",
-    "enough_to_try",
-    "few_labels_settings",
-    "in_shared_range",
-    "likeliest",
-    "rectified_settings",
-    "settings_for_bits",
-    "shared_range",
-    "trial_epochs",
-    "with_head",
-]
-
 
 class Targets(NamedTuple):
     """Rows that have a target: their numbers, their targets and, if given, their weights.

@@ -24,16 +24,6 @@ from syncpretrain.models.layer import rows_at_once, with_log_odds
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.models.stack import Stack
 
-__all__ = [
-    "Matrix",
-    "Usual",
-    "codes_of",
-    "decoded",
-    "energies",
-    "outputs_of",
-    "reconstruction_errors",
-]
-
 Matrix = NDArray[Any]  # float32 or float64
 ROWS_TOGETHER = 96  # divisible by the usual numbers of threads: BLAS divides rows among threads
 NARROW, MOST_TIMES = 512, 16  # stacks narrower than 512 units take up to 16 times as many rows

@@ -58,8 +58,6 @@ from syncpretrain.sklearn.targets import (
     weights_of,
 )
 
-__all__ = ["DBNClassifier", "DBNRegressor"]
-
 ClassifierT = TypeVar("ClassifierT", bound="DBNClassifier")
 RegressorT = TypeVar("RegressorT", bound="DBNRegressor")
 MANY_UNITS, FEW_UNITS = 256, 64

@@ -19,16 +19,6 @@ from syncpretrain.data.dataset import UNLABELLED
 from syncpretrain.data.labels import doubts_about
 from syncpretrain.errors import DataError, PoorResultWarning
 
-__all__ = [
-    "Classes",
-    "Numbers",
-    "classes_of",
-    "mean_and_spread",
-    "numbers_of_rows",
-    "relative",
-    "weights_of",
-]
-
 LEAST_SQUARE = 1e-305  # smaller squares lose digits
 
 

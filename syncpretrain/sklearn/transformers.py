@@ -20,8 +20,6 @@ from syncpretrain.sklearn.base import StackEstimator, of_numbers, rows_for, trai
 from syncpretrain.sklearn.passes import Matrix, codes_of, decoded, energies, reconstruction_errors
 from syncpretrain.units.kinds import UNITS
 
-__all__ = ["StackedAutoencoder", "StackedRBM"]
-
 TransformerT = TypeVar("TransformerT", bound="StackTransformer")
 
 

@@ -38,16 +38,6 @@ from syncpretrain.units.kinds import (
     softmax,
 )
 
-__all__ = [
-    "COUNTS",
-    "Block",
-    "Blocks",
-    "blocks_text",
-    "fitted_units",
-    "read_blocks",
-    "visible_kind",
-]
-
 SOFTMAX, COUNTS = "softmax", "counts"
 FORMS = (*INPUT_UNITS, SOFTMAX, COUNTS)
 ITEM = re.compile(r"(\w+)(?::(?:([1-9]\d{0,8})x)?([1-9]\d{0,8}))?")

@@ -21,18 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = [
-    "BLOCK_READERS",
-    "INPUT_UNITS",
-    "KINDS",
-    "UNBOUNDED_RATE",
-    "UNITS",
-    "Kind",
-    "kind_of",
-    "sigmoid",
-    "softmax",
-]
-
 Equation = Callable[..., Any]
 UNBOUNDED_RATE = 0.001  # without a limit a lower rate is needed (Hinton 2010, section 13.2)
 MOST_CERTAIN = 0.01  # smallest distance of a mean from 0 and 1 for the first biases

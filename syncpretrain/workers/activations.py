@@ -13,17 +13,6 @@ from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.models.layer import Layer
 from syncpretrain.workers.split import Split
 
-__all__ = [
-    "CHUNKS_AT_ONCE",
-    "CHUNK_ROWS",
-    "ActivationSource",
-    "Arrays",
-    "Split",
-    "activations_from",
-    "chunk_rows",
-    "transform",
-]
-
 CHUNK_ROWS = 1000  # rows of a chunk: some ms of work
 DEVICE_ROWS = 16_384  # the same on a device, where a chunk takes the interpreter some 50 us
 DEVICE_NUMBERS = 2**25  # numbers of a chunk on a device, 128 MB: bytes become float32 in a copy

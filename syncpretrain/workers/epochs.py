@@ -37,8 +37,6 @@ from syncpretrain.workers.link import (
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.state import LayerState
 
-__all__ = ["Failed", "Finished", "LinkedEpochs", "Message", "Runtime"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:

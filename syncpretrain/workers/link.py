@@ -35,25 +35,6 @@ from syncpretrain.learners.epoch import Stopped
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.restarts import KeptStates
 
-__all__ = [
-    "STDERR",
-    "Context",
-    "Inbox",
-    "Job",
-    "Link",
-    "Obey",
-    "Place",
-    "Raised",
-    "RemoteTraceback",
-    "SentError",
-    "death_of",
-    "described",
-    "failure_of",
-    "place_of",
-    "ready",
-    "serve",
-]
-
 STDERR = 2  # the descriptor, whatever sys.stderr has become
 
 Obey = Callable[[Any], Any]  # executes an order; returns the answer, or None without one

@@ -60,8 +60,6 @@ from syncpretrain.workers.state import LayerState
 from syncpretrain.workers.versions import MAX_BUFFERS, Versions
 from syncpretrain.workers.worker import LayerWorker, WorkerFactory
 
-__all__ = ["ProcessLink", "Processes", "ProcessesRuntime", "main"]
-
 Shared = SharedArrays | SharedSplits
 SharedT = TypeVar("SharedT", bound=Shared)
 DUMP_SIGNAL = signal.SIGUSR1  # asks for the stacks of all threads on stderr

@@ -54,8 +54,6 @@ from syncpretrain.workers.processes import Processes
 from syncpretrain.workers.shared_memory import FLOAT, SharedArrays
 from syncpretrain.workers.threads import Threads
 
-__all__ = ["ReplicaPool", "Started", "replicas_in"]
-
 
 def replicas_in(
     runtime: str,

@@ -34,8 +34,6 @@ import numpy as np
 from syncpretrain.parallel.descriptors import PAGE, nameless_memory
 from syncpretrain.workers.shared_memory import write_array
 
-__all__ = ["LOST", "Keeping", "KeptStates", "Replacement", "Restarts"]
-
 
 class Restarts:
     """The restarts that a run has left, and the messages about used restarts.

@@ -15,8 +15,6 @@ from syncpretrain.workers.epochs import Message
 from syncpretrain.workers.link import STDERR
 from syncpretrain.workers.worker import LayerWorker
 
-__all__ = ["SerialRuntime"]
-
 
 class SerialRuntime:
     """Trains epochs in the order in which they were submitted, while the driver waits.

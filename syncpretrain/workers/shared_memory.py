@@ -22,9 +22,6 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.descriptors import PAGE, nameless_memory, size_memory
 from syncpretrain.workers.split import Split
 
-__all__ = ["FLOAT", "SharedArrays", "SharedSplits", "check_runtime", "write_array"]
-
-
 FLOAT = np.dtype(np.float32).str
 AT_ONCE = 1 << 24  # bytes written in a call: a signal is handled between two calls
 

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from syncpretrain.kernels.arrays import Array
 
-__all__ = ["Split"]
-
 
 class Split(NamedTuple):
     """Training and validation rows of a layer's input; both go through the same layers.

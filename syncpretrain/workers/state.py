@@ -31,25 +31,6 @@ from syncpretrain.schedule.schedule import Past
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.shapes import ConvolutionShape
 
-__all__ = [
-    "ASYNC_STATE",
-    "EPOCHS_STATE",
-    "FINETUNE_STATE",
-    "STREAM_STATE",
-    "AsyncState",
-    "FinetuneState",
-    "LayerState",
-    "PretrainState",
-    "Saver",
-    "State",
-    "StateFile",
-    "StreamState",
-    "StreamedLayerState",
-    "named",
-    "refusing_others",
-    "state_file_of",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerState:

@@ -31,8 +31,6 @@ from syncpretrain.workers.epochs import LinkedEpochs
 from syncpretrain.workers.link import Context, Inbox, Job, Obey, serve
 from syncpretrain.workers.worker import LayerWorker
 
-__all__ = ["ThreadLink", "Threads", "ThreadsRuntime"]
-
 
 class ThreadLink:
     """Link to a worker in a thread of this process, which it starts.

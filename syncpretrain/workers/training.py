@@ -15,8 +15,6 @@ from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.parallel.signals import StopRequest
 from syncpretrain.workers.state import Saver
 
-__all__ = ["Training"]
-
 
 class Training:
     """Base of a training: observers, the errors of all epochs, and the early end.

@@ -36,8 +36,6 @@ from syncpretrain.workers.activations import (
 )
 from syncpretrain.workers.split import Split
 
-__all__ = ["MAX_BUFFERS", "Versions"]
-
 MAX_BUFFERS = 3  # of a layer
 
 

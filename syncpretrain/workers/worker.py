@@ -24,8 +24,6 @@ from syncpretrain.workers.epochs import Failed, Finished, Message
 from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import LayerState
 
-__all__ = ["Inputs", "LayerInTraining", "LayerWorker", "WorkerFactory"]
-
 MAX_ROLLBACKS = 3  # of one layer in one run
 PROBE_ROWS = 1000  # rows measured after each epoch; more rows would cost over 1 %
 

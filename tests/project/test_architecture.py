@@ -6,7 +6,9 @@ A rule is one test of all modules, which lists those that break it.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from packagemodules import MODULES, NAMES, imports, knowledge, own_imports, package, parsed
 
@@ -27,6 +29,7 @@ ROWS = [
 ]
 RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
 THREADS = {"threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess"}
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 QUESTION_WORDS = {"What", "Where", "Which", "How", "Who", "Whether", "When"}
 INPUT_OUTPUT = {"pathlib", "os", "io", "sys", "json", "socket", "tempfile", "logging", "shutil"}
 
@@ -164,11 +167,19 @@ def test_nothing_read_is_ever_executed():
     ]
 
 
-def test_every_module_has_a_docstring_and_says_what_it_exports():
-    names = [name for name in NAMES if name != "__main__"]
-    assert not [name for name in names if not ast.get_docstring(parsed(name))]
-    empty = {n for n in names if MODULES[n].name == "__init__.py" and len(parsed(n).body) == 1}
-    assert not [name for name in names if name not in empty and "__all__" not in assigned(name)]
+def documented() -> set[str]:
+    """Return the modules with names that the documentation lists."""
+    pages = "".join(path.read_text(encoding="utf-8") for path in DOCS.glob("*.rst"))
+    listed = re.findall(r"(?:auto\w+|currentmodule):: syncpretrain\.([\w.]+)", pages)
+    return {name for name in NAMES if any(inside(x, name) for x in listed)}
+
+
+def test_every_module_has_a_docstring_and_public_modules_say_what_they_export():
+    assert not [name for name in NAMES if not ast.get_docstring(parsed(name))]
+    packages = {name for name in NAMES if MODULES[name].name == "__init__.py"}
+    public = documented() | {name for name in packages if len(parsed(name).body) > 1}
+    empty = {name for name in packages if len(parsed(name).body) == 1}
+    assert {name for name in NAMES if "__all__" in assigned(name)} == public - empty
 
 
 def test_no_module_docstring_begins_with_a_question_word():
@@ -195,7 +206,7 @@ def test_functions_have_at_most_50_lines_without_their_docstring():
 
 
 # Each number may only go down. A change that needs more takes as much out elsewhere.
-BUDGETS = {"files": 292, "lines of code": 42_553, "protocols": 27, "inner modules": 18}
+BUDGETS = {"files": 292, "lines of code": 41_411, "protocols": 27, "inner modules": 18}
 
 
 def lines_of_code(name: str) -> int:

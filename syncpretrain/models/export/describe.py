@@ -22,8 +22,6 @@ from syncpretrain.models.model_file import Model
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["default_part", "describe"]
-
 PARTS_OF_HEADS = {"classification": "classifier", "regression": "regressor"}
 
 

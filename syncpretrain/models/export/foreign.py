@@ -13,8 +13,6 @@ from syncpretrain.models.export.steps import FUNCTIONS
 from syncpretrain.models.layer import DenseLayer, Head
 from syncpretrain.units.kinds import kind_of
 
-__all__ = ["Dense", "layers_of_keras", "layers_of_torch", "parts_of"]
-
 LINEAR = "linear"
 TORCH_FUNCTIONS = {"Sigmoid": "sigmoid", "ReLU": "relu", "Tanh": "tanh", "Identity": LINEAR}
 TORCH_FUNCTIONS |= {"Softmax": "softmax"}

@@ -9,15 +9,6 @@ from typing import Any, NamedTuple
 
 from syncpretrain.errors import SettingsError
 
-__all__ = [
-    "EXPORT_FORMATS",
-    "EXPORT_PARTS",
-    "Format",
-    "check_installed",
-    "format_for",
-    "write_export",
-]
-
 EXPORT_PARTS = ("encoder", "decoder", "autoencoder", "classifier", "regressor")
 
 

@@ -20,8 +20,6 @@ from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
 from syncpretrain.storage import write_atomically
 
-__all__ = ["ABOUT", "build", "write"]
-
 ABOUT = "syncpretrain.json"
 CHANNELS_LAST = {"data_format": "channels_last"}  # whatever the user's configuration says
 

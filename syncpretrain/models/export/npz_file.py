@@ -21,8 +21,6 @@ from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
 from syncpretrain.storage import write_atomically
 
-__all__ = ["arrays_of", "write"]
-
 
 def write(path: Path, network: Network) -> list[Path]:
     """Write a file.

@@ -20,8 +20,6 @@ from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
 from syncpretrain.storage import write_atomically
 
-__all__ = ["build", "write"]
-
 OPERATORS, ML_OPERATORS, IR_VERSION = 17, 3, 8
 ML_DOMAIN = "ai.onnx.ml"
 MOST_BYTES = 2**31 - 2**20  # the encoding limits a file to 2 GB

@@ -23,8 +23,6 @@ from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
 from syncpretrain.storage import write_atomically
 
-__all__ = ["build", "write"]
-
 # Attributes left by a step of training, as large as the weights; scikit-learn makes them on demand.
 TRAINING_ATTRIBUTES = ("_optimizer", "_best_coefs", "_best_intercepts")
 MLP_FUNCTIONS = {

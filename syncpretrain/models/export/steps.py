@@ -15,29 +15,6 @@ from typing import Any, NamedTuple
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.shapes import ImageShape
 
-__all__ = [
-    "FUNCTIONS",
-    "Activate",
-    "ActivateBlocks",
-    "BlockFunction",
-    "ColumnChoices",
-    "Convolve",
-    "ConvolveBack",
-    "Dense",
-    "FillMissing",
-    "MaxPool",
-    "MeanPool",
-    "Network",
-    "OneHot",
-    "ProbabilisticPool",
-    "Restore",
-    "Spread",
-    "Standardize",
-    "Step",
-    "ToImages",
-    "ToRows",
-]
-
 # Functions of the kinds of units that are not linear.
 FUNCTIONS = {"bernoulli": "sigmoid", "relu": "relu", "tanh": "tanh", "softmax": "softmax"}
 ENDS = {  # names of the input and of the output

@@ -22,8 +22,6 @@ from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
 from syncpretrain.storage import write_atomically
 
-__all__ = ["build", "write"]
-
 FUNCTION_MODULES = {"sigmoid": "Sigmoid", "relu": "ReLU", "tanh": "Tanh"}
 OWN_MODULES = Path(__file__).with_name("torch_modules.py")
 LOADER = '''

@@ -7,18 +7,6 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-__all__ = [
-    "Blocks",
-    "FillMissing",
-    "OneHot",
-    "ProbabilisticPool",
-    "Restore",
-    "Spread",
-    "Standardize",
-    "ToImages",
-    "ToRows",
-]
-
 
 class OneHot(nn.Module):
     """Columns of a table to values: a category, given by its number, becomes a one among zeros.

@@ -29,8 +29,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-__all__ = ["WORTH", "ErrorFall", "Trained", "Trial"]
-
 TASKS_EACH = 6  # tasks of each replica in a window
 # Tasks of each replica before a window, which another number of replicas has begun or made stale.
 SKIPPED_EACH = 2

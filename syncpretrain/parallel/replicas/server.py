@@ -31,19 +31,6 @@ from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.settings.fields import AsyncFields
 
-__all__ = [
-    "LATE_CHANGE",
-    "MEAN_SQUARE",
-    "SERVER_STATE",
-    "DelayCompensation",
-    "ParameterServer",
-    "Push",
-    "Server",
-    "ServerSlice",
-    "SliceThreads",
-]
-
-
 MEMORY = 0.95  # of the mean square of changes (Zheng et al. 2017, DC-ASGD-a)
 TINY = np.float32(1e-30)  # keeps 0 / 0 out where nothing has changed yet
 # Names in a checkpoint: they stay, or runs that were interrupted could not go on.

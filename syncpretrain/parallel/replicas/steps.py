@@ -20,24 +20,6 @@ import numpy as np
 
 from syncpretrain.kernels.arrays import Array
 
-__all__ = [
-    "Answer",
-    "Each",
-    "Fleet",
-    "Load",
-    "LocalSteps",
-    "Replica",
-    "ReplicaFactory",
-    "Save",
-    "Saved",
-    "Task",
-    "Work",
-    "Worked",
-    "answer",
-    "part_of",
-    "tasks_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Task:

@@ -40,8 +40,6 @@ from syncpretrain.parallel.replicas.server import (
 from syncpretrain.parallel.replicas.steps import Each, LocalSteps, Replica, Task, part_of
 from syncpretrain.settings.fields import AsyncFields
 
-__all__ = ["ReplicaTurns"]
-
 TURN = "turn"
 PUSHES = "pushes"
 

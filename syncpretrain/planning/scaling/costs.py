@@ -20,8 +20,6 @@ from syncpretrain.planning.scaling.work import (
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.convert import checked
 
-__all__ = ["LayerCosts", "costs_from", "works_of"]
-
 
 class LayerCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds of one layer's work on one device; the attributes of :class:`LayerWork`."""

@@ -55,20 +55,6 @@ from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.settings.fields import OF_SCHEDULES
 from syncpretrain.workers.worker import PROBE_ROWS
 
-__all__ = [
-    "ASYNCHRONOUS",
-    "GREEDY",
-    "WAYS",
-    "Curve",
-    "Exchange",
-    "Options",
-    "Way",
-    "check_way",
-    "curve",
-    "scaled",
-    "serve",
-]
-
 
 def scaled(job: Job, devices: int) -> Scaled:
     """Return the predicted run of a job on a number of devices.

@@ -20,20 +20,6 @@ from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.workers.worker import PROBE_ROWS
 
-__all__ = [
-    "PARAMETER_COPIES",
-    "PAYING",
-    "Job",
-    "Load",
-    "Placed",
-    "Scaled",
-    "bandwidth_from",
-    "devices_from",
-    "latency_from",
-    "place",
-    "replicas_from",
-]
-
 PAYING, EVERY = "auto", "all"  # as many devices as make it faster; all, whether they do or not
 Load = Callable[[int, int], float]  # seconds of a layer, counted from 0, on a number of devices
 

@@ -14,8 +14,6 @@ from syncpretrain.planning.scaling.work import PRODUCTS, SPLITS, PartCost, Share
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.settings import PretrainSettings
 
-__all__ = ["costs_together", "machine_costs", "measured_costs"]
-
 HALVINGS = 4  # steps are timed on a minibatch, and on parts of it down to a sixteenth
 
 

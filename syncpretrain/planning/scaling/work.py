@@ -19,18 +19,6 @@ import msgspec
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.settings.fields import Count
 
-__all__ = [
-    "ALL_REDUCES",
-    "SPLITS",
-    "GroupWork",
-    "LayerWork",
-    "Network",
-    "PartCost",
-    "Seconds",
-    "SharedCost",
-    "SplitName",
-]
-
 ALL_REDUCES = ("auto", "ring", "tree", "star")
 
 

@@ -43,8 +43,6 @@ from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import AsyncState, named, refusing_others
 from syncpretrain.workers.worker import PROBE_ROWS
 
-__all__ = ["AsyncPretraining", "LayerReplica", "Stage"]
-
 
 class LayerReplica:
     """Layers that train on their own; see :class:`syncpretrain.parallel.replicas.steps.Replica`.

@@ -64,8 +64,6 @@ from syncpretrain.workers.worker import PROBE_ROWS
 if TYPE_CHECKING:
     from syncpretrain.cluster.group import AgreedStop
 
-__all__ = ["StreamedPretraining", "build_streamed_layer", "stream_runtime"]
-
 
 class DeviceStream(Stream):
     """Layers of this process that are trained on devices.

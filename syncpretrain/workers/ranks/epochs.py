@@ -36,8 +36,6 @@ from syncpretrain.workers.split import Split
 from syncpretrain.workers.versions import Versions
 from syncpretrain.workers.worker import LayerWorker, WorkerFactory
 
-__all__ = ["ChainVersions", "KeptVersions", "RankOrder", "RanksRuntime", "layers_sent_activations"]
-
 
 class ChainVersions(Versions):
     """Versions without activations on this rank: snapshots, and chains of snapshots.

@@ -16,18 +16,6 @@ from syncpretrain.data.blocks import ByteRows, in_bytes
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.link import Obey, SentError
 
-__all__ = [
-    "CONTROL",
-    "DUMP",
-    "Assignment",
-    "RunEnded",
-    "RunJob",
-    "RunOver",
-    "port",
-    "received",
-    "to_send",
-]
-
 
 def to_send(data: Iterable[Any]) -> tuple[Any, ...]:
     """Return the form in which data are sent: the fewest bytes that keep all bits."""

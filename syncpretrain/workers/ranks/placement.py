@@ -8,8 +8,6 @@ from itertools import pairwise
 
 from syncpretrain.backends.base import deal
 
-__all__ = ["UNSHARED", "RankShares", "groups_of_layers", "ranks_of_layers", "spread"]
-
 
 @dataclass(frozen=True, slots=True)
 class RankShares:

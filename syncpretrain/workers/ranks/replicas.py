@@ -55,14 +55,6 @@ from syncpretrain.workers.ranks.placement import spread
 from syncpretrain.workers.ranks.run import RankLink, RunRanks
 from syncpretrain.workers.ranks.worker import RankContext
 
-__all__ = [
-    "CLOCK_SIZE",
-    "ParameterWindows",
-    "RankReplicas",
-    "WindowPlaces",
-    "WindowSlice",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ServerRank:

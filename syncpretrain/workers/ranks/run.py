@@ -31,8 +31,6 @@ from syncpretrain.workers.ranks.messages import (
 )
 from syncpretrain.workers.ranks.worker import SHARED_ENDS
 
-__all__ = ["RankLink", "RunRanks"]
-
 RANK_DUMP_SECONDS = 0.3
 
 

@@ -36,8 +36,6 @@ from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult, L
 from syncpretrain.workers.streamed.inputs import Passes, Rings
 from syncpretrain.workers.streamed.job import GiveLayer, Processed, StreamOrder, TakeState, obeyed
 
-__all__ = ["AHEAD_MINIBATCHES", "Inlet", "Outlet", "StreamAssignment", "StreamWorker"]
-
 AHEAD_MINIBATCHES = 1  # minibatches of a block that are not computed yet at the answer
 # Least time between two sendings of the parameters to rank 0, at the end of an epoch: if this rank
 # is lost, the stack of the error has the parameters that were sent last.

@@ -35,8 +35,6 @@ from syncpretrain.workers.ranks.messages import (
     received,
 )
 
-__all__ = ["SHARED_ENDS", "RankContext", "RankWorkers", "follow"]
-
 # All ranks of a group compute the same, so every rank raises these errors at the same minibatch.
 SHARED_ENDS = (Stopped, DivergedError, DataError)
 RANK_LOOK_SECONDS = 0.25  # between two checks of rank 0 and of the workers' progress

@@ -19,8 +19,6 @@ from syncpretrain.workers.link import STDERR
 from syncpretrain.workers.state import StreamedLayerState
 from syncpretrain.workers.streamed.inputs import Passes, RingSize
 
-__all__ = ["BaseStreamedLayer", "EpochResult", "LayerPart", "Stream"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochResult:

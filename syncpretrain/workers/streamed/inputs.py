@@ -35,18 +35,6 @@ from syncpretrain.settings.checks import parsed_shuffle
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.workers.split import Split
 
-__all__ = [
-    "HOST",
-    "Events",
-    "Passes",
-    "Ring",
-    "RingSize",
-    "RingSource",
-    "Rings",
-    "Source",
-    "data_source",
-]
-
 HOST: Backend = NumpyBackend()
 
 

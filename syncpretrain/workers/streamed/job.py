@@ -28,17 +28,6 @@ from syncpretrain.workers.state import StreamedLayerState
 from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult
 from syncpretrain.workers.streamed.layer import StreamedLayer
 
-__all__ = [
-    "GiveLayer",
-    "GiveState",
-    "KeptStream",
-    "Processed",
-    "StreamJob",
-    "StreamOrder",
-    "TakeState",
-    "obeyed",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class StreamJob:

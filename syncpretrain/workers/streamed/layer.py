@@ -38,8 +38,6 @@ from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult
 from syncpretrain.workers.streamed.inputs import Passes, Rings, Source
 from syncpretrain.workers.worker import LayerInTraining
 
-__all__ = ["StreamedLayer"]
-
 
 class StreamedLayer(BaseStreamedLayer):
     """One layer of a stream: it trains, and hands up what it computes.

@@ -27,8 +27,6 @@ from syncpretrain.schedule.stream import Block, StreamSchedule
 from syncpretrain.workers.link import failure_of
 from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult
 
-__all__ = ["StreamPool"]
-
 
 class StreamPool(Closing):
     """Worker threads of one streamed run; a context manager.

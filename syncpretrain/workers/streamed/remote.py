@@ -39,8 +39,6 @@ from syncpretrain.workers.streamed.job import (
     TakeState,
 )
 
-__all__ = ["LentThreads", "LinkedStream", "RemoteLayer"]
-
 
 class LentThreads(StepSharing):
     """Threads of this process that sleep, so that a layer in another one may have more of its own.
