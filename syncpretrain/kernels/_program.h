@@ -332,7 +332,7 @@ static int sizes_fit(const Operation *op, int wide)
 static int take_rooms(Program *program, const Operation *op)
 {
     if (op->kind != GEMM_BFLOAT16 || program->rooms) return 1;
-    program->rooms = packed_factors(program->shards);
+    program->rooms = rooms_of(program->shards, sizeof *program->rooms);
     return program->rooms != NULL;
 }
 
