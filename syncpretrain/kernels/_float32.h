@@ -17,8 +17,8 @@ enum {
     DEPTH = 512,                         /* of the inner index at once */
     GROUP = 64,                          /* most columns of the right factor at once: 128 KiB, in the L2 cache */
     STRIP = 6,                           /* rows of the left one; their sums stay in registers */
-    BLOCK = 1 << 17, MOST_ROWS = 1 << 10, /* of the left one at once: 512 KiB */
-    MOST_STRIPS = MOST_ROWS / STRIP + 1,
+    BLOCK = 1 << 17, BLOCK_ROWS = 1 << 10, /* of the left one at once: 512 KiB */
+    MOST_STRIPS = BLOCK_ROWS / STRIP + 1,
     LINE = 16, /* floats of a line of a cache */
 };
 
@@ -350,7 +350,7 @@ static void multiply_singles(const Float32Form *form, Factor left, Factor right,
     for (Py_ssize_t k = 0, depth; k < inner; k += depth) {
         depth = even_share(inner, DEPTH, 4);
         depth = inner - k < depth ? inner - k : depth;
-        Py_ssize_t most = BLOCK / depth < MOST_ROWS ? BLOCK / depth / STRIP * STRIP : MOST_ROWS / STRIP * STRIP;
+        Py_ssize_t most = BLOCK / depth < BLOCK_ROWS ? BLOCK / depth / STRIP * STRIP : BLOCK_ROWS / STRIP * STRIP;
         for (Py_ssize_t i = 0, rows; i < out->rows; i += rows) {
             rows = even_share(out->rows, most, STRIP);
             rows = out->rows - i < rows ? out->rows - i : rows;
