@@ -188,16 +188,27 @@ static const Float32Form PORTABLE_FLOAT32 = {"portable", GROUP, add_strip_portab
 
 enum { FLOAT32_FORMS = 3 };
 
-/* Fill a list with the forms that this processor has, the fastest first; return their number. */
+static const Float32Form *kept_float32_form = NULL; /* instead of the fastest */
+
+/* Fill a list with the forms that this processor has, the kept one and then the fastest first; return their
+ * number. */
 static int present_float32_forms(const Float32Form *forms[FLOAT32_FORMS])
 {
     int count = 0;
+    if (kept_float32_form) forms[count++] = kept_float32_form;
 #if defined(__x86_64__)
-    if (widest() >= 16) forms[count++] = &FLOAT32_avx512;
-    if (widest() >= 8) forms[count++] = &FLOAT32_avx2;
+    if (kept_float32_form != &FLOAT32_avx512 && widest() >= 16) forms[count++] = &FLOAT32_avx512;
+    if (kept_float32_form != &FLOAT32_avx2 && widest() >= 8) forms[count++] = &FLOAT32_avx2;
 #endif
-    forms[count++] = &PORTABLE_FLOAT32;
+    if (kept_float32_form != &PORTABLE_FLOAT32) forms[count++] = &PORTABLE_FLOAT32;
     return count;
+}
+
+static const Float32Form *usual_float32_form(void)
+{
+    const Float32Form *forms[FLOAT32_FORMS];
+    present_float32_forms(forms);
+    return forms[0];
 }
 
 /* ------------------------------------------------------------------------------- the left factor */
@@ -372,16 +383,25 @@ static PyObject *float32_forms(PyObject *module, PyObject *const *args, Py_ssize
     return expect(nargs, 0, "float32_forms") ? tuple_of_names(names, count) : NULL;
 }
 
-/* Return the form of a name, the fastest for None, or NULL with an error set. */
+/* Return the form of a name, the usual one for None, or NULL with an error set. */
 static const Float32Form *float32_form(PyObject *name)
 {
     const Float32Form *forms[FLOAT32_FORMS];
     int count = present_float32_forms(forms);
-    if (name == Py_None) return forms[0];
+    if (name == Py_None) return usual_float32_form();
     for (int i = 0; PyUnicode_Check(name) && i < count; i++)
         if (PyUnicode_CompareWithASCIIString(name, forms[i]->name) == 0) return forms[i];
     PyErr_Format(PyExc_ValueError, "float32: got the form %R, which this CPU does not have", name);
     return NULL;
+}
+
+/* args: the name of the form that is usual from now on. */
+static PyObject *keep_float32_form(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    const Float32Form *form = expect(nargs, 1, "keep_float32_form") ? float32_form(args[0]) : NULL;
+    if (form == NULL) return NULL;
+    kept_float32_form = form;
+    Py_RETURN_NONE;
 }
 
 /* args: the factors; out; the name of a form, None for the usual one. */

@@ -15,6 +15,7 @@ from bfloat16bydefinition import LAYOUTS, factors, laid_out
 
 from syncpretrain.kernels import native
 from syncpretrain.kernels.precision import multiply_float32
+from syncpretrain.kernels.program import Program, in_turn
 
 FORMS = native.extension.float32_forms() if native.extension else ()
 CPU_INFO = Path("/proc/cpuinfo")
@@ -369,3 +370,37 @@ def test_another_number_of_arguments_is_refused(arguments):
 def test_an_unknown_form_is_refused(form):
     with pytest.raises(ValueError, match=rf"got the form {form!r}, which this CPU does not have"):
         native.extension.multiply_float32(A, B, OUT, form)
+
+
+# ------------------------------------------------------------------------------------ programs
+
+
+@pytest.fixture
+def usual_form():
+    """Keep the form that is usual, whatever a test chooses."""
+    yield
+    native.extension.keep_float32_form(FORMS[0])
+
+
+@COMPILED
+@pytest.mark.usefixtures("usual_form")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [(5, 8, 3), (50, 130, 66), (20, 1030, 40)])
+def test_programs_have_the_same_bits_with_any_form(shape, form):
+    a, b = some_factors(*shape)
+    half = shape[2] // 2
+    native.extension.keep_float32_form(form)
+    assert native.extension.float32_forms()[0] == form
+    assert sorted(native.extension.float32_forms()) == sorted(FORMS)
+    for run in (Program.work, lambda own: in_turn(own.phases, 2)):
+        out, square = np.empty((shape[0], shape[2]), "f4"), np.empty((shape[1], shape[2]), "f4")
+        shards = [
+            [("matmul_float32", a, b[:, own], out[:, own])]
+            for own in (slice(None, half), slice(half, None))
+        ]
+        below = [[("matmul_float32", a.T, out, square)], []]
+        program = Program([shards, below], 0)
+        assert program.is_compiled
+        run(program)
+        assert_bits(out, definition(a, b))
+        assert_bits(square, definition(a.T, out))
