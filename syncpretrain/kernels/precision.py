@@ -28,6 +28,7 @@ __all__ = [
     "multiply_bfloat16",
     "multiply_float32",
     "multiply_tf32",
+    "precision_of",
     "rounded",
     "rounded_tf32",
 ]
@@ -148,3 +149,9 @@ PRECISIONS = {
         Precision("bfloat16", multiply_bfloat16, "matmul_bfloat16", rounded),
     )
 }
+OWN = Precision("float32", multiply_float32, "matmul_float32", lambda x: x)
+
+
+def precision_of(name: str, products: str) -> Precision:
+    """Return the precision of a name, with products of ``blas`` or of its ``own``."""
+    return OWN if products == "own" else PRECISIONS[name]
