@@ -163,7 +163,7 @@ def arrays_of(draws: Draws, axes: list[str], lengths: dict[str, int]) -> list[An
     return arrays
 
 
-def a_call(draws: Draws) -> tuple[str, list[Any], list[Any]]:
+def a_call(draws: Draws, extension: Any) -> tuple[str, list[Any], list[Any]]:
     """Draw the name of a function, its arrays, and what else it takes."""
     from syncpretrain.kernels.native import shape_numbers
 
@@ -194,6 +194,7 @@ def a_call(draws: Draws) -> tuple[str, list[Any], list[Any]]:
         "sparse_product": ("ad db ab", []),
         "transposed_product": ("da db ab", [other > 1]),
         "multiply_bfloat16": ("ad db ab", [None]),
+        "multiply_float32": ("ad db ab", [one(draws, None, *extension.float32_forms())]),
         "convolve": ("nv kf f nh nh? s", [(*given, kind, *filters)]),
         "convolve_gradient": ("nv nh nh? kf s", [(*given, *filters)]),
         "convolve_back": ("nh nh? kf nv s", [(*given, *channels)]),
@@ -213,7 +214,7 @@ def a_call(draws: Draws) -> tuple[str, list[Any], list[Any]]:
 
 def call_kernel(draws: Draws, extension: Any) -> str:
     """Call a function of the extension, which may refuse its arguments."""
-    name, arrays, others = a_call(draws)
+    name, arrays, others = a_call(draws, extension)
     if draws.random() < 0.4:
         arrays = [disturbed(draws, array) for array in arrays]
     if draws.random() < 0.1 and len(arrays) > 1:

@@ -44,10 +44,10 @@ typedef struct {
 } PackedFactors;
 
 /* Return room for the factors of a number of products at once, or NULL with an error set. */
-static PackedFactors *packed_factors(Py_ssize_t count)
+static void *rooms_of(Py_ssize_t count, size_t size)
 {
     void *room = NULL;
-    if (posix_memalign(&room, 64, (size_t)count * sizeof(PackedFactors)) == 0) return room;
+    if (posix_memalign(&room, 64, (size_t)count * size) == 0) return room;
     PyErr_NoMemory();
     return NULL;
 }
@@ -115,20 +115,45 @@ static int open_factor(Matrix *m, PyObject *object, int *transposed)
     return 1;
 }
 
-/* Return the names of the forms that this processor has, first the one that is usual. */
-static PyObject *bfloat16_forms(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+/* Return the matrices of a product in m: the factors and out, which lies apart; or 0, with none open. */
+static int open_product(Matrix *m, int *transposed, PyObject *const *objects)
 {
-    const PairsForm *forms[FORMS];
-    int count = present_forms(forms);
-    PyObject *names = expect(nargs, 0, "bfloat16_forms") ? PyTuple_New(count) : NULL;
+    int opened = 0;
+    while (opened < 2 && open_factor(m + opened, objects[opened], transposed + opened)) opened++;
+    if (opened < 2 || !open_all(m + 2, objects + 2, "w")) {
+        PyErr_Clear(); /* the NumPy form reports what is wrong with it */
+        close_all(m, opened);
+        return 0;
+    }
+    const Py_ssize_t *a = m[0].buffer.shape, *b = m[1].buffer.shape;
+    if (m[2].buffer.ndim == 2 && a[0] == m[2].rows && a[1] == b[0] && b[1] == m[2].columns && apart(m, m + 2)
+        && apart(m + 1, m + 2))
+        return 1;
+    close_all(m, 3);
+    return 0;
+}
+
+static PyObject *tuple_of_names(const char *const *given, int count)
+{
+    PyObject *names = PyTuple_New(count);
     for (int i = 0; names && i < count; i++) {
-        PyObject *name = PyUnicode_FromString(forms[i]->name);
+        PyObject *name = PyUnicode_FromString(given[i]);
         if (name)
             PyTuple_SET_ITEM(names, i, name);
         else
             Py_CLEAR(names);
     }
     return names;
+}
+
+/* Return the names of the forms that this processor has, first the one that is usual. */
+static PyObject *bfloat16_forms(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    const PairsForm *forms[FORMS];
+    const char *names[FORMS];
+    int count = present_forms(forms);
+    for (int i = 0; i < count; i++) names[i] = forms[i]->name;
+    return expect(nargs, 0, "bfloat16_forms") ? tuple_of_names(names, count) : NULL;
 }
 
 /* Return the form of a name, or NULL with an error set. */
@@ -155,22 +180,15 @@ static PyObject *keep_bfloat16_form(PyObject *module, PyObject *const *args, Py_
 static PyObject *multiply_bfloat16(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     Matrix m[3];
-    int transposed[2], opened = 0;
-    PackedFactors *room = NULL;
+    int transposed[2];
     if (!expect(nargs, 4, "multiply_bfloat16")) return NULL;
     const PairsForm *form = args[3] == Py_None ? usual_form() : form_named(args[3]);
     if (form == NULL) return NULL;
-    while (opened < 2 && open_factor(m + opened, args[opened], transposed + opened)) opened++;
-    if (opened < 2 || !open_all(m + 2, args + 2, "w")) {
-        PyErr_Clear(); /* the NumPy form reports what is wrong with it */
-        return closed(m, opened, Py_NotImplemented);
-    }
-    const Py_ssize_t *a = m[0].buffer.shape, *b = m[1].buffer.shape;
-    int fits = m[2].buffer.ndim == 2 && a[0] == m[2].rows && a[1] == b[0] && b[1] == m[2].columns;
-    if (!fits || !apart(m, m + 2) || !apart(m + 1, m + 2)) return closed(m, 3, Py_NotImplemented);
-    if ((room = packed_factors(1)) == NULL) return closed(m, 3, NULL);
+    if (!open_product(m, transposed, args)) Py_RETURN_NOTIMPLEMENTED;
+    PackedFactors *room = rooms_of(1, sizeof *room);
+    if (room == NULL) return closed(m, 3, NULL);
     Factor left = factor_of(m, transposed[0]), right = factor_of(m + 1, transposed[1]);
-    WORK(m[2], multiply_rounded(form, left, right, a[1], m + 2, room));
+    WORK(m[2], multiply_rounded(form, left, right, m[0].buffer.shape[1], m + 2, room));
     free(room);
     return closed(m, 3, args[2]);
 }

@@ -604,6 +604,10 @@ static PyObject *arrive_and_wait(PyObject *module, PyObject *const *args, Py_ssi
 
 #include "_bfloat16.h"
 
+/* ------------------------------------------------------------------------------ products of float32 */
+
+#include "_float32.h"
+
 /* --------------------------------------------------------------------------------- convolutions */
 
 #include "_convolution.h"
@@ -673,7 +677,8 @@ static PyMethodDef methods[] = {
     METHOD(convolve), METHOD(convolve_gradient), METHOD(convolve_back), METHOD(visible_means),
     METHOD(binary_product), METHOD(sparse_product), METHOD(transposed_product), METHOD(csr_product),
     METHOD(draw_documents), METHOD(reconstruct_documents), METHOD(multiply_bfloat16),
-    METHOD(bfloat16_forms), METHOD(keep_bfloat16_form),
+    METHOD(bfloat16_forms), METHOD(keep_bfloat16_form), METHOD(multiply_float32), METHOD(float32_forms),
+    METHOD(keep_float32_form),
     METHOD(program), METHOD(run_program), METHOD(share_program),
     {NULL, NULL, 0, NULL},
 };

@@ -11,7 +11,8 @@
 typedef enum {
     GEMM, MEANS, DRAW, SQUARED_ERROR, DIFFERENCES, MOMENTUM, SUM_ROWS, SCALE, DERIVATIVE, MULTIPLY,
     ADAM, SGD, DECAY, COPY, SOFTMAX, WRONG, ADD, CONVOLVE, CONVOLVE_GRADIENT, CONVOLVE_BACK,
-    VISIBLE_MEANS, SUM_CHANNELS, GEMM_BFLOAT16, NORMALIZE, DENORMALIZE, KINDS
+    VISIBLE_MEANS, SUM_CHANNELS, GEMM_BFLOAT16, NORMALIZE, DENORMALIZE,
+    GEMM_FLOAT32, KINDS
 } Kind;
 
 /* The letters say which arrays an operation has, and whether it writes to them; then its numbers. */
@@ -45,6 +46,7 @@ static const struct {
     [GEMM_BFLOAT16] = {"matmul_bfloat16", "ttw", 0},
     [NORMALIZE] = {"normalize", "ww", 0},
     [DENORMALIZE] = {"denormalize", "wrr", 0},
+    [GEMM_FLOAT32] = {"matmul_float32", "ttw", 0},
 };
 enum { MOST_ARRAYS = 6, MOST_NUMBERS = SHAPE_NUMBERS + 3 };
 
@@ -56,6 +58,12 @@ typedef struct {
     Shape shape; /* of a convolution */
 } Operation;
 
+/* What a shard packs the factors of a product into. */
+typedef union {
+    PackedFactors rounded;
+    Float32Room single;
+} Room;
+
 typedef struct {
     Operation *operations;
     Py_ssize_t *ends; /* of the operations of each shard of each phase */
@@ -63,7 +71,7 @@ typedef struct {
     Py_ssize_t slots; /* results are at least as many */
     void *sgemm;
     int wide; /* its integers have 64 bits */
-    PackedFactors *rooms; /* of each shard, where products are rounded */
+    Room *rooms; /* of each shard, where products are not the BLAS's */
 } Program;
 
 /* What differs from step to step, and what comes out: arrays of the caller. */
@@ -124,7 +132,7 @@ static Py_ssize_t place_of_largest(const float *x, Py_ssize_t n)
     for (Py_ssize_t i = 0; i < (matrix).rows; i++) statement
 
 static void work_operation(const Program *program, const Operation *op, const Values *values,
-                           PackedFactors *room)
+                           Room *room)
 {
     const Matrix *m = op->m;
     const double *d = op->number;
@@ -186,7 +194,12 @@ static void work_operation(const Program *program, const Operation *op, const Va
         break;
     case GEMM_BFLOAT16:
         multiply_rounded(usual_form(), factor_of(m, op->transposed[0]), factor_of(m + 1, op->transposed[1]),
-                         op->transposed[0] ? m[0].rows : m[0].columns, m + 2, room);
+                         op->transposed[0] ? m[0].rows : m[0].columns, m + 2, &room->rounded);
+        break;
+    case GEMM_FLOAT32:
+        multiply_singles(usual_float32_form(), factor_of(m, op->transposed[0]),
+                         factor_of(m + 1, op->transposed[1]), op->transposed[0] ? m[0].rows : m[0].columns,
+                         m + 2, &room->single);
         break;
     case NORMALIZE: normalize_all(&m[0], m[1].data); break;
     case DENORMALIZE: denormalize_all(&m[0], &m[1], m[2].data); break;
@@ -216,7 +229,7 @@ static Waited wait_for_others(Wait *wait, double look, double limit)
 /* Run one shard of one phase, by its number. */
 static void work_shard(const Program *program, Py_ssize_t at, const Values *values)
 {
-    PackedFactors *room = program->rooms ? program->rooms + at % program->shards : NULL;
+    Room *room = program->rooms ? program->rooms + at % program->shards : NULL;
     for (Py_ssize_t i = at ? program->ends[at - 1] : 0; i < program->ends[at]; i++)
         work_operation(program, program->operations + i, values, room);
 }
@@ -331,8 +344,8 @@ static int sizes_fit(const Operation *op, int wide)
 /* Make room for the factors of each shard, if it is the first operation to need it. */
 static int take_rooms(Program *program, const Operation *op)
 {
-    if (op->kind != GEMM_BFLOAT16 || program->rooms) return 1;
-    program->rooms = packed_factors(program->shards);
+    if ((op->kind != GEMM_BFLOAT16 && op->kind != GEMM_FLOAT32) || program->rooms) return 1;
+    program->rooms = rooms_of(program->shards, sizeof *program->rooms);
     return program->rooms != NULL;
 }
 

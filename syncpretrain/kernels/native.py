@@ -10,12 +10,13 @@ Equal to the NumPy forms bit for bit, with one row or column or none, with infin
 and numbers below 2^-126: the random numbers; the means of Gaussian and rectified units; the
 derivatives of units; the differences of phases; the steps of momentum, of descent and of Adam; the
 differences of a squared error; sums of rows and counts of wrong rows in a program; the largest of
-blocks and their places. Any nan is as good as another; for several nans in a block the place is the
-last one here, and the first in NumPy.
+blocks and their places; products by :func:`~syncpretrain.kernels.precision.multiply_float32`. Any
+nan is as good as another; for several nans in a block the place is the last one here, and the first
+in NumPy.
 
 Not equal: the sigmoid, the hyperbolic tangent and the softmax, which differ in their last bits, and
 the states and documents that these decide; sums of squared errors and over channels, points along
-a document, and all products: their terms are added in another order than by NumPy or its BLAS.
+a document, and all other products: their terms have another order than in NumPy or its BLAS.
 Products that leave out zeros (of binary states, of rows that are mostly zeros, of the largest of
 blocks) take 0 times infinity or nan for 0. For a product with one row or column NumPy calls another
 function of the BLAS than a program does.
@@ -265,6 +266,12 @@ def _multiply_bfloat16(a: Array, b: Array, *, out: Array | None = None) -> Any:
     return extension.multiply_bfloat16(a, b, out, None)
 
 
+def _multiply_float32(a: Array, b: Array, *, out: Array | None = None) -> Any:
+    if out is None:
+        out = np.empty((len(a), b.shape[-1]), dtype=np.float32)
+    return extension.multiply_float32(a, b, out, None)
+
+
 def _draw_documents(shares: Array, points: Any, ends: Any) -> Any:
     return extension.draw_documents(shares, points, ends)
 
@@ -300,6 +307,7 @@ if extension is not None:
             "transposed_product": _transposed_product,
             "csr_product": _csr_product,
             "multiply_bfloat16": _multiply_bfloat16,
+            "multiply_float32": _multiply_float32,
             "draw_documents": _draw_documents,
             "reconstruct_documents": _reconstruct_documents,
         },

@@ -64,6 +64,7 @@ def _signature(
 SIGNATURES = {
     "matmul": _signature("a:mk b:kn >out:mn"),
     "matmul_bfloat16": _signature("a:mk b:kn >out:mn"),
+    "matmul_float32": _signature("a:mk b:kn >out:mn"),
     "matmul_tf32": _signature("a:mk b:kn >out:mn"),
     "multiply": _signature("x:* y:* >out:*", in_place=True),
     "add": _signature("x:* y:* >out:*", in_place=True),

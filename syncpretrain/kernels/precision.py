@@ -5,8 +5,9 @@ are rounded; parameters, sums and all else stay float32, so that small steps are
 
 On the CPU factors are rounded to bfloat16, to nearest even, as they are packed for the product. The
 compiled forms take every sum in a fixed order: by pairs, or by tiles where the processor has AMX.
-Each order has the same bits with the processor's instructions for it and without. TF32 is what
-tensor cores of GPUs take; it has no compiled form.
+Each order has the same bits with the processor's instructions for it and without. Products of
+float32 are the BLAS's, or have such an order too. TF32 is what tensor cores of GPUs take; it has no
+compiled form.
 """
 
 from __future__ import annotations
@@ -42,6 +43,41 @@ def multiply_bfloat16(a: Array, b: Array, *, out: Array | None = None) -> Array:
     Factors that are not float32 are rounded to that before.
     """
     product: Array = np.matmul(rounded(a), rounded(b), out=out)
+    return product
+
+
+@accelerated
+def multiply_float32(a: Array, b: Array, *, out: Array | None = None) -> Array:
+    """Return the product of two matrices, in ``out`` if it is given, with the same bits everywhere.
+
+    Each sum is float32. It begins with 0 and takes the terms in the order of the inner index, each
+    by a fused multiply-add. A sum of 0 has no sign, and every nan has the same bits. Factors that
+    are not float32 are rounded to that before.
+
+    As written here the product takes much longer than its compiled form, which has the same bits.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not match.
+    """
+    left, right = (np.asarray(x, np.float32).astype(np.float64) for x in (a, b))
+    if left.shape[1:] != right.shape[:1] or (out is not None and out.shape != (len(a), b.shape[1])):
+        raise ValueError(f"got a mismatch of the shapes {a.shape} and {b.shape}, or of the product")
+    sums = np.zeros((len(left), right.shape[1]), np.float32)
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        for column, row in zip(left.T, right, strict=True):
+            term = np.multiply.outer(column, row)  # exact, for float64 has twice the digits
+            found = term + sums
+            back = found - term
+            lost = (term - (found - back)) + (sums - back)
+            # with its last digit odd, where it is not exact, it rounds as the exact sum does
+            digits = found.view(np.int64)
+            is_even = ((lost > 0) | (lost < 0)) & (digits & 1 == 0)
+            digits += np.where(is_even, np.where((lost > 0) == (found > 0), 1, -1), 0)
+            sums = found.astype(np.float32)
+    numbers = np.where(np.isnan(sums), np.float32(np.nan), sums)
+    product: Array = np.add(numbers, np.float32(0), out=out)
     return product
 
 
@@ -101,3 +137,9 @@ PRECISIONS = {
         Precision("bfloat16", multiply_bfloat16, "matmul_bfloat16", rounded),
     )
 }
+OWN = Precision("float32", multiply_float32, "matmul_float32", lambda x: x)
+
+
+def precision_of(name: str, products: str) -> Precision:
+    """Return the precision of a name, with products of ``blas`` or of its ``own``."""
+    return OWN if products == "own" else PRECISIONS[name]

@@ -41,7 +41,7 @@ from syncpretrain.kernels.losses import count_errors, squared_error
 from syncpretrain.kernels.native import extension, shape_numbers
 from syncpretrain.kernels.operations import Operation, check_program
 from syncpretrain.kernels.optimizers import adam_rates, adam_step, sgd_step, shrink
-from syncpretrain.kernels.precision import multiply_bfloat16, multiply_tf32
+from syncpretrain.kernels.precision import multiply_bfloat16, multiply_float32, multiply_tf32
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import kind_of
@@ -68,7 +68,8 @@ class Program:
     """The operations of a step.
 
     ``matmul`` (a, b, out), ``multiply`` and ``add`` are NumPy's; ``matmul_bfloat16`` and
-    ``matmul_tf32`` round their factors; ``means`` (x, bias, units),
+    ``matmul_tf32`` round their factors, ``matmul_float32`` has the same bits everywhere; ``means``
+    (x, bias, units),
     ``squared_error`` (x, y, out, slot of ``results``), ``phase_differences`` (v, h, da, db,
     scratch, examples), ``times_derivative`` (delta, a, units) are equations of this package, and
     so are ``sample_states`` (x, bias, noise, out, units, shard), ``momentum_step`` (parameter,
@@ -500,6 +501,7 @@ def _update(
 _INTERPRETED: dict[str, Callable[..., _Call]] = {
     "matmul": lambda own, a, b, out: _call(multiply, a, b, out=out),
     "matmul_bfloat16": lambda own, a, b, out: _call(multiply_bfloat16, a, b, out=out),
+    "matmul_float32": lambda own, a, b, out: _call(multiply_float32, a, b, out=out),
     "matmul_tf32": lambda own, a, b, out: _call(multiply_tf32, a, b, out=out),
     "multiply": lambda own, x, y, out: _call(np.multiply, x, y, out=out),
     "add": lambda own, x, y, out: _call(np.add, x, y, out=out),

@@ -28,7 +28,7 @@ from syncpretrain.kernels.conditions import is_missing, known_means
 from syncpretrain.kernels.contrastive_divergence import momentum_step, momentum_steps
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.operations import Operation
-from syncpretrain.kernels.precision import PRECISIONS
+from syncpretrain.kernels.precision import precision_of
 from syncpretrain.models.layer import Layer
 from syncpretrain.settings.fields import LayerSettings
 from syncpretrain.units.kinds import kind_of
@@ -73,7 +73,8 @@ class Learner(ABC):
         self.batch_size = settings.batch_size
         self.seed = settings.seed
         self.learning_rate = settings.learning_rate
-        self.settings, self.precision = settings, PRECISIONS[settings.precision]
+        self.settings = settings
+        self.precision = precision_of(settings.precision, settings.products)
         self.backend: Backend = NumpyBackend()
         self.stream: Stream = self.backend.stream()
         self.recorder: Recorder = self.backend.recorder()

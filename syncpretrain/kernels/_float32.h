@@ -1,0 +1,422 @@
+/* Products of float32 matrices, with the same bits on every processor.
+ *
+ * Each sum begins with 0 and takes the terms in the order of the inner index, one after the other, each by a fused
+ * multiply-add: the product is not rounded, the sum is. So its bits do not depend on the width of the vectors, on
+ * how a product is cut into blocks, or on which threads take the parts. A sum of 0 has no sign, and what is not a
+ * number has one pattern of bits, since processors differ there.
+ *
+ * A term of 0 times a finite number changes no sum, but for the sign of 0. Where all rows of a strip of the left
+ * factor are 0 such terms are left out. Included by _native.c alone, behind _bfloat16.h.
+ */
+#include <float.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+enum {
+    DEPTH = 512,                         /* of the inner index at once */
+    GROUP = 64,                          /* most columns of the right factor at once: 128 KiB, in the L2 cache */
+    STRIP = 6,                           /* rows of the left one; their sums stay in registers */
+    BLOCK = 1 << 17, BLOCK_ROWS = 1 << 10, /* of the left one at once: 512 KiB */
+    MOST_STRIPS = BLOCK_ROWS / STRIP + 1,
+    LINE = 16, /* floats of a line of a cache */
+};
+
+#define NO_NUMBER 0x7fc00000u
+
+/* Some rows of the left factor: row t has its number k at data[t * down + k * right]. */
+typedef struct {
+    const float *data;
+    Py_ssize_t down, right, rows;
+    const uint16_t *places, *end; /* of the numbers that are not 0 in all rows, or of all numbers */
+    const float *ahead; /* what is needed soon: a number every `step` for each place */
+    Py_ssize_t step;
+} Strip;
+
+/* Where the sums of a strip lie: `columns` of them in each row. They are read if they do not begin here. */
+typedef struct {
+    float *data;
+    Py_ssize_t stride, columns;
+    int begins, ends;
+} Sums;
+
+/* What a processor does. A group of the right factor is packed in parts of `part` columns, row after row, with
+ * `depth` rows in all parts. */
+typedef struct {
+    const char *name;
+    Py_ssize_t part;
+    /* Add to rows of sums the products of a strip with a part, of up to `part` columns. */
+    void (*add)(const Strip *strip, float *part, Sums sums);
+    /* The same with all places of a part that is packed before, or on the way; return whether it is finite. */
+    int (*pack_and_add)(Factor f, Py_ssize_t depth, const Strip *strip, float *part, Sums sums);
+} Float32Form;
+
+/* The factors of a product as they are multiplied. */
+typedef struct {
+    float group[DEPTH * GROUP], block[BLOCK];
+    Strip strips[MOST_STRIPS];
+    uint16_t places[MOST_STRIPS * DEPTH], all[DEPTH];
+} Float32Room;
+
+/* ------------------------------------------------------------------------------- portable */
+
+/* Return x y + z, rounded once. */
+static inline float fused(float x, float y, float z)
+{
+#if defined(__FP_FAST_FMAF)
+    return __builtin_fmaf(x, y, z);
+#elif FLT_EVAL_METHOD != 0
+    return fmaf(x, y, z);
+#else /* The exact sum is `sum` + `lost`. With its last digit odd where it is not exact it rounds as the exact one. */
+    double product = (double)x * (double)y, sum = product + (double)z;
+    double back = sum - product, lost = (product - (sum - back)) + ((double)z - back);
+    int64_t bits;
+    memcpy(&bits, &sum, sizeof bits);
+    int64_t inexact = (lost > 0) | (lost < 0), away = (lost > 0) == (sum > 0);
+    bits += inexact & ~bits & 1 ? 2 * away - 1 : 0;
+    memcpy(&sum, &bits, sizeof sum);
+    return (float)sum;
+#endif
+}
+
+VECTORIZED static void add_multiple(float a, const float *b, float *sums, Py_ssize_t n)
+{
+    APART for (Py_ssize_t j = 0; j < n; j++) sums[j] = fused(a, b[j], sums[j]);
+}
+
+/* Give sums of 0 no sign, and one pattern of bits to what is not a number. */
+VECTORIZED static void finish_sums(float *sums, Py_ssize_t n)
+{
+    uint32_t bits = NO_NUMBER;
+    float none;
+    memcpy(&none, &bits, sizeof none);
+    APART for (Py_ssize_t j = 0; j < n; j++) sums[j] = sums[j] == sums[j] ? sums[j] + 0.0f : none;
+}
+
+static void add_strip_portable(const Strip *s, float *part, Sums sums)
+{
+    for (Py_ssize_t t = 0; t < s->rows; t++, sums.data += sums.stride) {
+        if (sums.begins) memset(sums.data, 0, (size_t)sums.columns * sizeof *sums.data);
+        for (const uint16_t *k = s->places; k < s->end; k++)
+            add_multiple(s->data[t * s->down + *k * s->right], part + *k * GROUP, sums.data, sums.columns);
+        if (sums.ends) finish_sums(sums.data, sums.columns);
+    }
+}
+
+/* Where some rows and columns begin and end. */
+typedef struct {
+    Py_ssize_t row, rows, column, columns;
+} Ends;
+
+/* Pack some numbers of a part; 0 from column `given` on. Return whether all are finite. */
+static int pack_numbers(Factor f, Ends e, Py_ssize_t given, Py_ssize_t part, float *out)
+{
+    uint32_t most = 0;
+    for (Py_ssize_t k = e.row; k < e.rows; k++)
+        for (Py_ssize_t j = e.column; j < e.columns; j++) {
+            uint32_t bits = 0;
+            if (j < given) memcpy(&bits, f.data + k * f.down + j * f.right, sizeof bits);
+            most = bits << 1 > most ? bits << 1 : most; /* without the sign */
+            memcpy(out + k * part + j, &bits, sizeof bits);
+        }
+    return most < 0xff000000;
+}
+
+static int pack_and_add_portable(Factor f, Py_ssize_t depth, const Strip *s, float *part, Sums sums)
+{
+    int is_finite = pack_numbers(f, (Ends){0, depth, 0, sums.columns}, sums.columns, GROUP, part);
+    add_strip_portable(s, part, sums);
+    return is_finite;
+}
+
+static const Float32Form PORTABLE_FLOAT32 = {"portable", GROUP, add_strip_portable, pack_and_add_portable};
+
+/* ------------------------------------------------------------------------------ AVX2, AVX-512 */
+
+#if defined(__x86_64__)
+
+#define OF_WIDTH(name) name##_avx2
+#define WIDTH 8
+#define VECTORS 2
+#define TARGETED __attribute__((target("avx2,fma")))
+#define Lane __m256
+#define FORM "avx2"
+#define NUMBERS(x, others) _mm256_blendv_ps(others, x, _mm256_cmp_ps(x, x, _CMP_ORD_Q))
+#define OF(name) _mm256_##name
+#define OF_INTEGERS __m256i
+#define FOURS(x, next) _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x)), _mm_loadu_ps((x) + 4 * (next)), 1)
+#include "_float32_tiles.h"
+#undef NUMBERS
+#undef OF_WIDTH
+#undef WIDTH
+#undef VECTORS
+#undef TARGETED
+#undef Lane
+#undef FORM
+#undef OF
+#undef OF_INTEGERS
+#undef FOURS
+
+#define OF_WIDTH(name) name##_avx512
+#define WIDTH 16
+#define VECTORS 4
+#define TARGETED __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,fma")))
+#define Lane __m512
+#define FORM "avx512"
+#define NUMBERS(x, others) _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), others, x)
+#define OF(name) _mm512_##name
+#define OF_INTEGERS __m512i
+#define FOURS(x, next)                                                                                   \
+    _mm512_mask_broadcast_f32x4(                                                                         \
+        _mm512_mask_broadcast_f32x4(                                                                     \
+            _mm512_mask_broadcast_f32x4(_mm512_castps128_ps512(_mm_loadu_ps(x)), 0x00f0,                 \
+                                        _mm_loadu_ps((x) + 4 * (next))),                                 \
+            0x0f00, _mm_loadu_ps((x) + 8 * (next))),                                                     \
+        0xf000, _mm_loadu_ps((x) + 12 * (next)))
+#include "_float32_tiles.h"
+#undef NUMBERS
+#undef OF_WIDTH
+#undef WIDTH
+#undef VECTORS
+#undef TARGETED
+#undef Lane
+#undef FORM
+#undef OF
+#undef OF_INTEGERS
+#undef FOURS
+#endif
+
+enum { FLOAT32_FORMS = 3 };
+
+static const Float32Form *kept_float32_form = NULL; /* instead of the fastest */
+
+/* Fill a list with the forms that this processor has, the kept one and then the fastest first; return their
+ * number. */
+static int present_float32_forms(const Float32Form *forms[FLOAT32_FORMS])
+{
+    int count = 0;
+    if (kept_float32_form) forms[count++] = kept_float32_form;
+#if defined(__x86_64__)
+    if (kept_float32_form != &FLOAT32_avx512 && widest() >= 16) forms[count++] = &FLOAT32_avx512;
+    if (kept_float32_form != &FLOAT32_avx2 && widest() >= 8) forms[count++] = &FLOAT32_avx2;
+#endif
+    if (kept_float32_form != &PORTABLE_FLOAT32) forms[count++] = &PORTABLE_FLOAT32;
+    return count;
+}
+
+static const Float32Form *usual_float32_form(void)
+{
+    const Float32Form *forms[FLOAT32_FORMS];
+    present_float32_forms(forms);
+    return forms[0];
+}
+
+/* ------------------------------------------------------------------------------- the left factor */
+
+/* Return the first row of a strip; strips are about as high as each other. */
+static inline Py_ssize_t first_of_strip(Py_ssize_t rows, Py_ssize_t strip)
+{
+    Py_ssize_t strips = (rows + STRIP - 1) / STRIP;
+    return rows * strip / strips;
+}
+
+static inline uint16_t *list_nonzeros(const uint8_t *any, Py_ssize_t depth, uint16_t *to)
+{
+    for (Py_ssize_t k = 0; k < depth; k++) {
+        *to = (uint16_t)k;
+        to += any[k] != 0;
+    }
+    return to;
+}
+
+/* Mark the numbers of a row that are not 0. */
+VECTORIZED static void mark_nonzeros(const float *x, Py_ssize_t n, uint8_t *any)
+{
+    APART for (Py_ssize_t k = 0; k < n; k++) any[k] |= x[k] != 0;
+}
+
+/* Copy n numbers that lie side by side, from each of `depth` rows; list the rows in which not all are 0. */
+INLINED uint16_t *copy_columns(const float *from, Py_ssize_t stride, Py_ssize_t depth, float *to, uint16_t *places,
+                               const int n)
+{
+    const uint64_t sizes = 0x7fffffff7fffffff;
+    for (Py_ssize_t k = 0; k < depth; k++, from += stride, to += n) {
+        uint64_t two[STRIP / 2], any = 0;
+        uint32_t last = 0;
+        UNROLLED for (int t = 0; t < n / 2; t++)
+        {
+            memcpy(two + t, from + 2 * t, sizeof *two);
+            memcpy(to + 2 * t, two + t, sizeof *two);
+            any |= two[t];
+        }
+        if (n % 2) {
+            memcpy(&last, from + n - 1, sizeof last);
+            memcpy(to + n - 1, &last, sizeof last);
+        }
+        *places = (uint16_t)k;
+        places += ((any | last) & sizes) != 0;
+    }
+    return places;
+}
+
+/* Set up a strip, with a list of its places. Rows with numbers side by side stay as they lie. */
+static void lay_strip(Factor f, Py_ssize_t rows, Py_ssize_t depth, Strip *s, float *block, uint16_t *places)
+{
+    if (f.right == 1) {
+        uint8_t any[DEPTH] = {0};
+        for (Py_ssize_t t = 0; t < rows; t++) mark_nonzeros(f.data + t * f.down, depth, any);
+        *s = (Strip){f.data, f.down, 1, rows, places, list_nonzeros(any, depth, places), NULL, 0};
+        return;
+    }
+    *s = (Strip){block, 1, rows, rows, places, places, NULL, 0};
+    switch (rows) {
+    case 1: s->end = copy_columns(f.data, f.right, depth, block, places, 1); break;
+    case 2: s->end = copy_columns(f.data, f.right, depth, block, places, 2); break;
+    case 3: s->end = copy_columns(f.data, f.right, depth, block, places, 3); break;
+    case 4: s->end = copy_columns(f.data, f.right, depth, block, places, 4); break;
+    case 5: s->end = copy_columns(f.data, f.right, depth, block, places, 5); break;
+    case 6: s->end = copy_columns(f.data, f.right, depth, block, places, 6); break;
+    }
+}
+
+/* Set up the strips of some rows. */
+static void lay_strips(Factor f, Py_ssize_t rows, Py_ssize_t depth, Float32Room *room)
+{
+    Py_ssize_t strips = (rows + STRIP - 1) / STRIP;
+    for (Py_ssize_t s = 0; s < strips; s++) {
+        Py_ssize_t first = first_of_strip(rows, s), n = first_of_strip(rows, s + 1) - first;
+        lay_strip(factor_from(f, first, 0), n, depth, room->strips + s, room->block + first * depth,
+                  room->places + s * DEPTH);
+    }
+}
+
+/* --------------------------------------------------------------------------------- the product */
+
+/* Some columns of a product that are taken at once, and the right factor from there on. */
+typedef struct {
+    Factor right;
+    Sums sums;
+    Py_ssize_t next; /* columns that are taken behind them */
+} Group;
+
+/* Add to rows of sums the products of all strips with a group of the right factor. */
+static void add_group(const Float32Form *form, Py_ssize_t rows, Py_ssize_t depth, const Group *g, Float32Room *room)
+{
+    Py_ssize_t strips = (rows + STRIP - 1) / STRIP;
+    int is_finite = 0;
+    for (Py_ssize_t s = 0; s < strips; s++) {
+        Strip strip = room->strips[s];
+        Sums sums = g->sums;
+        sums.data += first_of_strip(rows, s) * sums.stride;
+        if (!is_finite) {
+            strip.places = room->all;
+            strip.end = room->all + depth;
+        }
+        strip.ahead = room->group;
+        if (g->right.right == 1 && s * LINE < g->next) { /* each strip fetches one line of each row */
+            strip.ahead = g->right.data + sums.columns + s * LINE;
+            strip.step = g->right.down;
+        }
+        if (s == 0)
+            is_finite = form->pack_and_add(g->right, depth, &strip, room->group, sums);
+        else
+            form->add(&strip, room->group, sums);
+    }
+}
+
+/* Return how much is taken at once of n, at most `most`: about as much each time. */
+static Py_ssize_t even_share(Py_ssize_t n, Py_ssize_t most, Py_ssize_t multiple)
+{
+    Py_ssize_t cuts = (n + most - 1) / most, share = (n + cuts - 1) / cuts;
+    return (share + multiple - 1) / multiple * multiple;
+}
+
+/* Fill some rows of a product, or add to them, the terms of a part of the inner index. */
+static void multiply_rows(const Float32Form *form, Factor left, Factor right, Py_ssize_t rows, Py_ssize_t depth,
+                          Sums sums, Float32Room *room)
+{
+    Py_ssize_t lines = (sums.columns + LINE - 1) / LINE, groups = (LINE * lines + form->part - 1) / form->part;
+    lay_strips(left, rows, depth, room);
+    for (Py_ssize_t g = 0; g < groups; g++) {
+        Py_ssize_t ends[3];
+        for (Py_ssize_t i = 0; i < 3; i++) {
+            Py_ssize_t end = g + i < groups ? lines * (g + i) / groups * LINE : sums.columns;
+            ends[i] = end < sums.columns ? end : sums.columns;
+        }
+        Group group = {factor_from(right, 0, ends[0]), sums, ends[2] - ends[1]};
+        group.sums.data += ends[0];
+        group.sums.columns = ends[1] - ends[0];
+        add_group(form, rows, depth, &group, room);
+    }
+}
+
+/* Fill a matrix with the product of two factors, which have `inner` columns and rows. */
+static void multiply_singles(const Float32Form *form, Factor left, Factor right, Py_ssize_t inner,
+                             const Matrix *out, Float32Room *room)
+{
+    if (is_empty(out)) return;
+    for (int k = 0; k < DEPTH; k++) room->all[k] = (uint16_t)k;
+    for (Py_ssize_t i = 0; inner == 0 && i < out->rows; i++)
+        memset(row(out, i), 0, (size_t)out->columns * sizeof *out->data);
+    for (Py_ssize_t k = 0, depth; k < inner; k += depth) {
+        depth = even_share(inner, DEPTH, 4);
+        depth = inner - k < depth ? inner - k : depth;
+        Py_ssize_t most = BLOCK / depth < BLOCK_ROWS ? BLOCK / depth / STRIP * STRIP : BLOCK_ROWS / STRIP * STRIP;
+        for (Py_ssize_t i = 0, rows; i < out->rows; i += rows) {
+            rows = even_share(out->rows, most, STRIP);
+            rows = out->rows - i < rows ? out->rows - i : rows;
+            Sums sums = {row(out, i), out->stride, out->columns, k == 0, k + depth == inner};
+            multiply_rows(form, factor_from(left, i, k), factor_from(right, k, 0), rows, depth, sums, room);
+        }
+    }
+}
+
+/* ----------------------------------------------------------------------------------- from Python */
+
+/* Return the names of the forms that this processor has, first the one that is usual. */
+static PyObject *float32_forms(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    const Float32Form *forms[FLOAT32_FORMS];
+    const char *names[FLOAT32_FORMS];
+    int count = present_float32_forms(forms);
+    for (int i = 0; i < count; i++) names[i] = forms[i]->name;
+    return expect(nargs, 0, "float32_forms") ? tuple_of_names(names, count) : NULL;
+}
+
+/* Return the form of a name, the usual one for None, or NULL with an error set. */
+static const Float32Form *float32_form(PyObject *name)
+{
+    const Float32Form *forms[FLOAT32_FORMS];
+    int count = present_float32_forms(forms);
+    if (name == Py_None) return usual_float32_form();
+    for (int i = 0; PyUnicode_Check(name) && i < count; i++)
+        if (PyUnicode_CompareWithASCIIString(name, forms[i]->name) == 0) return forms[i];
+    PyErr_Format(PyExc_ValueError, "float32: got the form %R, which this CPU does not have", name);
+    return NULL;
+}
+
+/* args: the name of the form that is usual from now on. */
+static PyObject *keep_float32_form(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    const Float32Form *form = expect(nargs, 1, "keep_float32_form") ? float32_form(args[0]) : NULL;
+    if (form == NULL) return NULL;
+    kept_float32_form = form;
+    Py_RETURN_NONE;
+}
+
+/* args: the factors; out; the name of a form, None for the usual one. */
+static PyObject *multiply_float32(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Matrix m[3];
+    int transposed[2];
+    if (!expect(nargs, 4, "multiply_float32")) return NULL;
+    const Float32Form *form = float32_form(args[3]);
+    if (form == NULL) return NULL;
+    if (!open_product(m, transposed, args)) Py_RETURN_NOTIMPLEMENTED;
+    Float32Room *room = rooms_of(1, sizeof *room);
+    if (room == NULL) return closed(m, 3, NULL);
+    WORK(m[2], multiply_singles(form, factor_of(m, transposed[0]), factor_of(m + 1, transposed[1]),
+                                m[0].buffer.shape[1], m + 2, room));
+    free(room);
+    return closed(m, 3, args[2]);
+}

@@ -1,0 +1,183 @@
+/* Products of float32 with vectors of WIDTH numbers. Included by _float32.h, once for each width: OF_WIDTH gives
+ * names, OF the compiler's functions for these vectors; FOURS are four numbers each of columns 4 `next` apart, and
+ * NUMBERS are a vector's numbers, with others in the place of what is no number.
+ */
+#define PART (VECTORS * WIDTH)
+#define Bits OF_WIDTH(Bits)
+#define LOAD(pointer) OF(loadu_ps)(pointer)
+#define STORE(pointer, x) OF(storeu_ps)(pointer, x)
+#define EACH_VECTOR UNROLLED for (int v = 0; v < vectors; v++)
+#define EACH_ROW_OF_TILE UNROLLED for (int t = 0; t < n; t++)
+
+typedef uint32_t Bits __attribute__((vector_size(4 * WIDTH)));
+
+/* Keep the larger exponents, which are the highest bits without the sign. */
+#define KEEP_SIZES(sizes, x) sizes = (Bits)OF(max_epu32)((OF_INTEGERS)(sizes), (OF_INTEGERS)((Bits)(x) + (Bits)(x)))
+
+TARGETED static int OF_WIDTH(are_finite)(Bits sizes)
+{
+    uint32_t most = 0;
+    for (int i = 0; i < WIDTH; i++) most = sizes[i] > most ? sizes[i] : most;
+    return most < 0xff000000;
+}
+
+/* ------------------------------------------------------------------------------------- packing */
+
+/* Pack rows with numbers side by side. */
+TARGETED INLINED Bits OF_WIDTH(pack_lying)(Factor f, Py_ssize_t depth, float *out, const int vectors)
+{
+    Bits sizes = {0};
+    for (Py_ssize_t k = 0; k < depth; k++, f.data += f.down, out += PART)
+        EACH_VECTOR
+        {
+            Lane x = LOAD(f.data + v * WIDTH);
+            KEEP_SIZES(sizes, x);
+            STORE(out + v * WIDTH, x);
+        }
+    return sizes;
+}
+
+/* Pack columns with numbers side by side, four rows at a time. */
+TARGETED INLINED Bits OF_WIDTH(pack_standing)(Factor f, Py_ssize_t depth, float *out, const int vectors)
+{
+    Bits sizes = {0};
+    for (Py_ssize_t k = 0; k + 4 <= depth; k += 4, f.data += 4, out += 4 * PART)
+        EACH_VECTOR
+        {
+            const float *x = f.data + v * WIDTH * f.right;
+            float *to = out + v * WIDTH;
+            Lane r[4], low[2], high[2];
+            UNROLLED for (int i = 0; i < 4; i++)
+            {
+                r[i] = FOURS(x + i * f.right, f.right);
+                KEEP_SIZES(sizes, r[i]);
+            }
+            UNROLLED for (int i = 0; i < 2; i++)
+            {
+                low[i] = OF(unpacklo_ps)(r[2 * i], r[2 * i + 1]);
+                high[i] = OF(unpackhi_ps)(r[2 * i], r[2 * i + 1]);
+            }
+            STORE(to, OF(shuffle_ps)(low[0], low[1], 0x44));
+            STORE(to + PART, OF(shuffle_ps)(low[0], low[1], 0xee));
+            STORE(to + 2 * PART, OF(shuffle_ps)(high[0], high[1], 0x44));
+            STORE(to + 3 * PART, OF(shuffle_ps)(high[0], high[1], 0xee));
+        }
+    return sizes;
+}
+
+/* Pack what fills vectors as vectors, and what is left number by number. */
+TARGETED static int OF_WIDTH(pack)(Factor f, Py_ssize_t depth, Py_ssize_t columns, float *out)
+{
+    Py_ssize_t vectors = columns / WIDTH, rows = f.right == 1 ? depth : depth / 4 * 4, whole = vectors * WIDTH;
+    Bits sizes = {0};
+    switch (f.right == 1 ? vectors : -vectors) {
+    case 1: sizes = OF_WIDTH(pack_lying)(f, depth, out, 1); break;
+    case 2: sizes = OF_WIDTH(pack_lying)(f, depth, out, 2); break;
+    case -1: sizes = OF_WIDTH(pack_standing)(f, depth, out, 1); break;
+    case -2: sizes = OF_WIDTH(pack_standing)(f, depth, out, 2); break;
+#if VECTORS > 2
+    case 3: sizes = OF_WIDTH(pack_lying)(f, depth, out, 3); break;
+    case 4: sizes = OF_WIDTH(pack_lying)(f, depth, out, 4); break;
+    case -3: sizes = OF_WIDTH(pack_standing)(f, depth, out, 3); break;
+    case -4: sizes = OF_WIDTH(pack_standing)(f, depth, out, 4); break;
+#endif
+    }
+    int is_finite = OF_WIDTH(are_finite)(sizes), end = (columns + WIDTH - 1) / WIDTH * WIDTH;
+    is_finite &= pack_numbers(f, (Ends){rows, depth, 0, whole}, whole, PART, out);
+    return is_finite & pack_numbers(f, (Ends){0, depth, whole, end}, columns, PART, out);
+}
+
+/* --------------------------------------------------------------------------------- multiplying */
+
+/* Multiply n rows by some vectors of a part. If there is a `fresh` factor, which has rows with numbers side by side,
+ * pack it on the way, and return its sizes. */
+TARGETED INLINED Bits OF_WIDTH(add_tile)(const Strip *s, float *part, Sums sums, const Factor *fresh, const int n,
+                                         const int vectors)
+{
+    Lane sum[STRIP][VECTORS], zero = OF(setzero_ps)(), none = (Lane)OF(set1_epi32)(NO_NUMBER);
+    Bits sizes = {0};
+    const float *at[STRIP];
+    Py_ssize_t right = s->right, step = s->step;
+    EACH_ROW_OF_TILE
+    {
+        at[t] = s->data + t * s->down;
+        EACH_VECTOR sum[t][v] = sums.begins ? zero : LOAD(sums.data + t * sums.stride + v * WIDTH);
+    }
+    for (const uint16_t *place = s->places, *end = s->end; place < end; place++) {
+        Py_ssize_t k = *place, number = k * right;
+        const float *from = fresh ? fresh->data + k * fresh->down : part + k * PART;
+        Lane b[VECTORS];
+        __builtin_prefetch(s->ahead + k * step, 0, 2);
+        EACH_VECTOR b[v] = LOAD(from + v * WIDTH);
+        if (fresh) EACH_VECTOR
+            {
+                KEEP_SIZES(sizes, b[v]);
+                STORE(part + k * PART + v * WIDTH, b[v]);
+            }
+        EACH_ROW_OF_TILE
+        {
+            Lane a = OF(set1_ps)(at[t][number]);
+            EACH_VECTOR sum[t][v] = OF(fmadd_ps)(a, b[v], sum[t][v]);
+        }
+    }
+    EACH_ROW_OF_TILE
+    {
+        EACH_VECTOR
+        {
+            Lane x = sum[t][v];
+            if (sums.ends) x = NUMBERS(OF(add_ps)(x, zero), none);
+            STORE(sums.data + t * sums.stride + v * WIDTH, x);
+        }
+    }
+    return sizes;
+}
+
+TARGETED static void OF_WIDTH(add_strip)(const Strip *s, float *part, Sums sums)
+{
+    float whole[STRIP * PART];
+    Sums given = sums;
+    Py_ssize_t vectors = (sums.columns + WIDTH - 1) / WIDTH;
+    size_t size = (size_t)sums.columns * sizeof *whole;
+    if (sums.columns < vectors * WIDTH) {
+        sums = (Sums){whole, PART, sums.columns, sums.begins, sums.ends};
+        for (Py_ssize_t t = 0; t < s->rows && !sums.begins; t++)
+            memcpy(whole + t * PART, given.data + t * given.stride, size);
+    }
+#define CASE(n, vectors)                                                                                 \
+    case 8 * n + vectors: OF_WIDTH(add_tile)(s, part, sums, NULL, n, vectors); break;
+    switch (8 * s->rows + vectors) {
+        CASE(1, 1) CASE(2, 1) CASE(3, 1) CASE(4, 1) CASE(5, 1) CASE(6, 1)
+        CASE(1, 2) CASE(2, 2) CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2)
+#if VECTORS > 2
+        CASE(1, 3) CASE(2, 3) CASE(3, 3) CASE(4, 3) CASE(5, 3) CASE(6, 3)
+        CASE(1, 4) CASE(2, 4) CASE(3, 4) CASE(4, 4) CASE(5, 4) CASE(6, 4)
+#endif
+    }
+#undef CASE
+    for (Py_ssize_t t = 0; t < s->rows && sums.data == whole; t++)
+        memcpy(given.data + t * given.stride, whole + t * PART, size);
+}
+
+/* With fewer registers packing on the way takes longer. */
+TARGETED static int OF_WIDTH(pack_and_add)(Factor f, Py_ssize_t depth, const Strip *s, float *part, Sums sums)
+{
+#if VECTORS > 1
+    if (f.right == 1 && sums.columns == PART && s->rows == 6)
+        return OF_WIDTH(are_finite)(OF_WIDTH(add_tile)(s, part, sums, &f, 6, VECTORS));
+    if (f.right == 1 && sums.columns == PART && s->rows == 5)
+        return OF_WIDTH(are_finite)(OF_WIDTH(add_tile)(s, part, sums, &f, 5, VECTORS));
+#endif
+    int is_finite = OF_WIDTH(pack)(f, depth, sums.columns, part);
+    OF_WIDTH(add_strip)(s, part, sums);
+    return is_finite;
+}
+
+static const Float32Form OF_WIDTH(FLOAT32) = {FORM, PART, OF_WIDTH(add_strip), OF_WIDTH(pack_and_add)};
+
+#undef PART
+#undef Bits
+#undef LOAD
+#undef STORE
+#undef EACH_VECTOR
+#undef EACH_ROW_OF_TILE
+#undef KEEP_SIZES

@@ -1,0 +1,406 @@
+"""Products of float32 with the same bits on every processor: their order, and their zeros."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bfloat16bydefinition import LAYOUTS, factors, laid_out
+
+from syncpretrain.kernels import native
+from syncpretrain.kernels.precision import multiply_float32
+from syncpretrain.kernels.program import Program, in_turn
+
+FORMS = native.extension.float32_forms() if native.extension else ()
+CPU_INFO = Path("/proc/cpuinfo")
+CPU_FLAGS = set(CPU_INFO.read_text().split()) if CPU_INFO.is_file() else set()
+COMPILED = pytest.mark.skipif(native.extension is None, reason="the compiled kernels are not there")
+INF, NAN = np.inf, np.nan
+definition = multiply_float32.__wrapped__
+
+
+def compiled(a, b, *, form: str, out: np.ndarray | None = None) -> np.ndarray:
+    """Return the product of the compiled form, which must have one."""
+    out = np.full((len(a), b.shape[1]), NAN, dtype=np.float32) if out is None else out
+    assert native.extension.multiply_float32(a, b, out, form) is out
+    return out
+
+
+def assert_bits(found, expected, *what):
+    """Fail if any bit differs, of the signs of zeros and of what is not a number too."""
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32), str(what))
+
+
+def some_factors(rows, inner, columns, seed=0):
+    """Return factors of random bits that do not depend on how NumPy draws normal numbers."""
+    rng = np.random.default_rng(seed)
+    shapes = (rows, inner), (inner, columns)
+    return tuple(
+        (rng.integers(-(2**23), 2**23, shape) * 2.0 ** rng.integers(-26, -20, shape)).astype("f4")
+        for shape in shapes
+    )
+
+
+# ----------------------------------------------------------------------------------- the definition
+
+
+def nearest(exact: Fraction) -> np.float32:
+    """Return the float32 nearest to a number, of two as near the even one."""
+    if exact == 0:
+        return np.float32(0)
+    size = abs(exact)
+    exponent = size.numerator.bit_length() - size.denominator.bit_length()
+    exponent -= size < Fraction(2) ** exponent
+    unit = Fraction(2) ** max(exponent - 23, -149)
+    return np.float32(float(round(exact / unit) * unit))
+
+
+def sum_of(a, b) -> np.float32:
+    """Return the sum of products of two vectors, each term by a fused multiply-add."""
+    total = np.float32(0)
+    for x, y in zip(a, b, strict=True):
+        total = nearest(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(total)))
+    return total
+
+
+ULP = 2.0**-23
+HARD = {  # (1 + x y), where rounding the sum to float64 and then to float32 is wrong
+    "just above a tie": ([1, 1 + ULP], [1, (2**-24) * (1 - ULP)]),
+    "a tie to the even one": ([1, 1], [1, 2.0**-24]),
+    "a tie to the even one above": ([1, 1], [1 + ULP, 2.0**-24]),
+    "far below a tie": ([1, 2.0**-80], [1 + 2 * ULP, 2.0**-60]),
+    "a hair above a tie": ([1, 1, 2.0**-60], [2**24 + 2, 1, 2.0**-60]),
+    "a hair below a tie": ([1, 1 + ULP], [-1, 2.0**-24 * (1 + ULP)]),
+    "cancelled": ([1 + ULP, 1 + ULP], [1 + ULP, -(1 + ULP)]),
+    "what is lost by rounding the product": ([1 + ULP, -1], [1 - ULP, 1]),
+    "below 2^-126": ([2.0**-75, 2.0**-70], [2.0**-74, 1.5 * 2.0**-79]),
+    "a tie below 2^-126": ([2.0**-75, 1], [1.5 * 2.0**-74, 2.0**-140]),
+    "too small": ([2.0**-100, 1], [2.0**-100, 0]),
+    "negative and too small": ([-(2.0**-100), 1], [2.0**-100, 0]),
+}
+
+
+@pytest.mark.parametrize("what", HARD)
+def test_the_definition_rounds_each_exact_sum_once(what):
+    a, b = (np.array(x, dtype=np.float32) for x in HARD[what])
+    expected = np.full((1, 1), sum_of(a, b), dtype=np.float32) + np.float32(0)
+    assert_bits(definition(a[None], b[:, None]), expected)
+    for form in FORMS:
+        for one, other in ((a, b), (b, a)):
+            wide = np.repeat(other[:, None], 21, axis=1)
+            found = compiled(np.repeat(one[None], 8, axis=0), wide, form=form)
+            assert_bits(found, np.full((8, 21), expected[0, 0]), form)
+
+
+def test_the_definition_is_that_of_exact_sums_over_the_whole_range():
+    rng = np.random.default_rng(0)
+    for spread in (3, 40, 74):
+        a, b = some_factors(4, 30, 5, seed=spread)
+        a *= np.float32(2.0) ** rng.integers(-spread, spread // 2, a.shape)
+        b *= np.float32(2.0) ** rng.integers(-spread, spread // 2, b.shape)
+        expected = [[sum_of(a[i], b[:, j]) for j in range(5)] for i in range(4)]
+        assert_bits(definition(a, b), np.array(expected, dtype=np.float32) + np.float32(0))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (4, 9, 3), (30, 130, 70), (100, 784, 50)])
+def test_products_are_near_to_exact_ones(shape):
+    a, b = factors(*shape, seed=3)
+    left, right = a.astype(np.float64), b.astype(np.float64)
+    bound = shape[1] * 2.0**-24 * (abs(left) @ abs(right))
+    for form in (multiply_float32, definition):
+        out = np.empty((len(a), b.shape[1]), dtype=np.float32)
+        assert form(a, b, out=out) is out
+        assert (abs(out - left @ right) <= bound).all()
+        assert_bits(form(a, b), out)
+
+
+# ---------------------------------------------------------------------------------- compiled forms
+
+EDGES = (1, 2, 3, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 30, 31, 32, 33, 47, 48, 63, 64, 65, 97, 128)
+SHAPES = [
+    *(tuple(np.random.default_rng(i).choice(EDGES, 3).tolist()) for i in range(60)),
+    *((5, k, 70) for k in (511, 512, 513, 516, 517, 1023, 1024, 1025)),
+    *((rows, 512, 3) for rows in (251, 252, 253, 254, 505)),  # rows of a block
+    *((1019, 2, 1), (1020, 1, 2), (1021, 2, 2), (2041, 3, 17)),
+    *((0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)),
+]
+
+
+@COMPILED
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_compiled_form_has_the_bits_of_the_definition(shape):
+    a, b = some_factors(*shape)
+    expected = definition(a, b)
+    for left, right, form in product(LAYOUTS, LAYOUTS, FORMS):
+        found = compiled(laid_out(a, left), laid_out(b, right), form=form)
+        assert_bits(found, expected, left, right, form)
+
+
+# These bits are the same on every processor, with any version of NumPy and any BLAS.
+DIGESTS = {
+    (100, 784, 1000): "5f21c2efaa25cd5b",
+    (784, 200, 1000): "70e7ba200b4b7207",
+    (100, 1000, 784): "6bd28bea72e45079",
+    (100, 250, 30): "1c2f679c32eb3022",
+    (7, 1300, 65): "30a21b0e8c602dea",
+}
+
+
+def digest(x: np.ndarray) -> str:
+    return hashlib.sha256(x.astype("<f4").tobytes()).hexdigest()[:16]
+
+
+@COMPILED
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", DIGESTS)
+def test_bits_are_those_of_the_table_for_any_form_and_number_of_threads(shape, form, threads):
+    if form == "portable" and shape[0] * shape[1] * shape[2] > 2**20:
+        shape = (7, 1300, 65)  # it takes long
+    a, b = some_factors(*shape)
+    whole, down = np.full((shape[0], shape[2]), NAN, "f4"), np.full((shape[0], shape[2]), NAN, "f4")
+    rows, columns = (np.array_split(np.arange(n), threads) for n in (shape[0], shape[2]))
+
+    def work(i):
+        own = slice(columns[i][0], columns[i][-1] + 1)
+        compiled(a, b[:, own], form=form, out=whole[:, own])
+        own = slice(rows[i][0], rows[i][-1] + 1)
+        compiled(a[own], b, form=form, out=down[own])
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads), timeout=120))
+    assert digest(whole) == digest(down) == DIGESTS[shape]
+
+
+@COMPILED
+@pytest.mark.skipif(not CPU_FLAGS, reason="this system does not list what its CPU has")
+def test_forms_with_instructions_are_those_that_the_cpu_has():
+    assert ("avx2" in FORMS) == ({"avx2", "fma"} <= CPU_FLAGS)
+    assert ("avx512" in FORMS) == ({"avx512bw", "avx512vl", "avx512dq"} <= CPU_FLAGS)
+    assert FORMS[-1] == "portable"
+
+
+@COMPILED
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [(1, 3, 1), (7, 9, 17), (6, 16, 64), (13, 1025, 65), (3, 0, 4)])
+def test_nothing_is_written_beside_a_product(shape, form):
+    a, b = some_factors(*shape)
+    wide = np.full((len(a) + 2, b.shape[1] + 40), 77, dtype=np.float32)
+    out = wide[1:-1, 19:-21]
+    compiled(a, b, out=out, form=form)
+    assert_bits(np.ascontiguousarray(out), definition(a, b))
+    out[:] = 77
+    assert (wide == 77).all()
+
+
+@COMPILED
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("by", range(16))
+def test_where_the_numbers_lie_does_not_matter(by, form):
+    a, b = some_factors(13, 70, 75)
+    expected = definition(a, b)
+    for left, right in product(LAYOUTS, LAYOUTS):
+        out = np.full((13, 75 + by), NAN, dtype=np.float32)[:, by:]
+        factor = laid_out(a, left, beside=by)
+        compiled(factor, laid_out(b, right, beside=by + 2), out=out, form=form)
+        assert_bits(np.ascontiguousarray(out), expected, left, right)
+
+
+@COMPILED
+@pytest.mark.parametrize("form", FORMS)
+def test_a_part_of_a_product_has_the_bits_of_the_whole(form):
+    a, b = some_factors(140, 1100, 150)
+    whole = compiled(a, b, form=form)
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        i, j = sorted(rng.integers(0, 141, 2)), sorted(rng.integers(0, 151, 2))
+        rows, columns = slice(*i), slice(*j)
+        part = compiled(a[rows], b[:, columns], form=form)
+        assert_bits(part, np.ascontiguousarray(whole[rows, columns]))
+        part = compiled(b.T[columns], a.T[:, rows], form=form)
+        assert_bits(part, np.ascontiguousarray(whole[rows, columns].T))
+
+
+@COMPILED
+@pytest.mark.parametrize("form", FORMS)
+def test_a_product_may_be_that_of_one_matrix_with_itself(form):
+    a, _ = some_factors(21, 37, 1)
+    found = compiled(a, a.T, form=form)
+    assert_bits(found, definition(a, a.T))
+    np.testing.assert_array_equal(found, found.T)
+
+
+# ------------------------------------------------------------------------- zeros; what is no number
+
+
+@COMPILED
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.9, 1.0])
+@pytest.mark.parametrize("shape", [(1, 2, 1), (10, 31, 17), (28, 784, 130), (50, 1100, 20)])
+def test_zeros_add_nothing_wherever_they_are(shape, share, form):
+    a, b = some_factors(*shape)
+    rng = np.random.default_rng(4)
+    a[rng.random(a.shape) >= share] = rng.choice([0, -0.0])
+    a[:, : a.shape[1] // 3] = -0.0  # as at the edge of images
+    a[len(a) // 2 : len(a) // 2 + 7] = 0
+    expected = definition(a, b)
+    for left, right in product(LAYOUTS, LAYOUTS):
+        found = compiled(laid_out(a, left), laid_out(b, right), form=form)
+        assert_bits(found, expected)
+
+
+@COMPILED
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_zeros_are_left_out(form):
+    a, b = some_factors(60, 500, 64)
+    seconds = []
+    for factor in (a, np.zeros_like(a)):
+        taken = []
+        for _ in range(9):
+            begun = time.perf_counter()
+            compiled(factor, b, form=form)
+            taken.append(time.perf_counter() - begun)
+        seconds.append(min(taken))
+    assert seconds[1] < seconds[0] / 2
+
+
+@COMPILED
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sum_of_zero_has_no_sign(form):
+    tiny = np.float32(1e-30)
+    a = np.array([[-tiny, 0], [-tiny, -0.0], [0, -tiny], [-0.0, -0.0]] * 3, dtype=np.float32)
+    b = np.full((2, 20), tiny, dtype=np.float32)
+    assert_bits(compiled(a, b, form=form), np.zeros((12, 20), dtype=np.float32))
+    assert_bits(definition(a, b), np.zeros((12, 20), dtype=np.float32))
+
+
+@COMPILED
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("columns", [5, 64, 300])
+@pytest.mark.parametrize("what", [INF, -INF, NAN, -NAN])
+def test_zeros_times_what_is_not_finite_are_not_a_number(what, columns, form):
+    a, b = np.zeros((19, 40), dtype=np.float32), np.ones((40, columns), dtype=np.float32)
+    for row in (0, 21, 39):
+        b[:] = 1
+        b[row, columns - 1] = what
+        for left, right in product(LAYOUTS, LAYOUTS):
+            found = compiled(laid_out(a, left), laid_out(b, right), form=form)
+            assert np.isnan(found[:, -1]).all()
+            assert (found[:, :-1] == 0).all()
+
+
+@COMPILED
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("inner", [3, 4, 41])
+@pytest.mark.parametrize("columns", [40, 64])
+def test_what_is_not_finite_reaches_the_product_as_in_numpy(columns, inner, form):
+    a, b = some_factors(20, inner, columns)
+    a[3, 0], a[5, 2], a[7, 1] = INF, NAN, -INF
+    b[1, 5], b[2, 6], b[0, 39] = -INF, NAN, 0
+    a[::2] = 0
+    expected = a @ b
+    assert np.isnan(expected).any()
+    assert np.isinf(expected).any()
+    for left, right in product(LAYOUTS, LAYOUTS):
+        found = compiled(laid_out(a, left), laid_out(b, right), form=form)
+        special = ~np.isfinite(expected)
+        np.testing.assert_array_equal(found[special], expected[special])
+        assert np.isfinite(found[~special]).all()
+        assert_bits(found, definition(a, b))
+
+
+# --------------------------------------------------------------------------- what is left to NumPy
+
+A, B = factors(4, 6, 3)
+SQUARE, OUT = factors(6, 6, 6)[0], np.empty((4, 3), dtype=np.float32)
+WIDE = np.zeros((6, 20), dtype=np.float32)
+LEFT_TO_NUMPY = {
+    "other inner sizes": (A, B[:5], OUT),
+    "other rows": (A[:3], B, OUT),
+    "a transposed product": (A, B, OUT.T),
+    "columns of a product side by side": (A, B, np.empty((3, 4), dtype=np.float32).T),
+    "a factor of float64": (A, B.astype(np.float64), OUT),
+    "a product of float64": (A, B, OUT.astype(np.float64)),
+    "a product into its factor": (SQUARE, SQUARE.copy(), SQUARE),
+    "a product into a part of its factor": (WIDE[:, :6], SQUARE, WIDE[:, 5:11]),
+    "neither rows nor columns": (WIDE[:4, ::3][:, :6], B, OUT),
+    "rows from behind": (A[::-1], B, OUT),
+    "one row many times": (np.broadcast_to(A[:1], (4, 6)), B, OUT),
+}
+
+
+@COMPILED
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("what", LEFT_TO_NUMPY)
+def test_what_has_no_compiled_form_is_left_to_numpy_untouched(what, form):
+    before = [np.array(x, copy=True) for x in LEFT_TO_NUMPY[what]]
+    assert native.extension.multiply_float32(*LEFT_TO_NUMPY[what], form) is NotImplemented
+    for x, old in zip(LEFT_TO_NUMPY[what], before, strict=True):
+        np.testing.assert_array_equal(x, old)
+
+
+@pytest.mark.parametrize("what", LEFT_TO_NUMPY)
+def test_numpy_has_the_same_product_of_what_it_is_left(what):
+    a, b, out = (x.copy() for x in LEFT_TO_NUMPY[what])
+    if what in ("other inner sizes", "other rows", "a transposed product"):
+        with pytest.raises(ValueError, match="mismatch"):
+            multiply_float32(*LEFT_TO_NUMPY[what][:2], out=LEFT_TO_NUMPY[what][2])
+        return
+    found = multiply_float32(a, b, out=out)
+    assert found is out
+    np.testing.assert_array_equal(found, definition(a, b.astype(np.float32)))
+
+
+@COMPILED
+@pytest.mark.parametrize("arguments", [(), (A, B, OUT), (A, B, OUT, None, 1)])
+def test_another_number_of_arguments_is_refused(arguments):
+    with pytest.raises(TypeError, match=f"got {len(arguments)} arguments; it takes 4"):
+        native.extension.multiply_float32(*arguments)
+
+
+@COMPILED
+@pytest.mark.parametrize("form", ["", "avx", True, 1, b"portable"])
+def test_an_unknown_form_is_refused(form):
+    with pytest.raises(ValueError, match=rf"got the form {form!r}, which this CPU does not have"):
+        native.extension.multiply_float32(A, B, OUT, form)
+
+
+# ------------------------------------------------------------------------------------ programs
+
+
+@pytest.fixture
+def usual_form():
+    """Keep the form that is usual, whatever a test chooses."""
+    yield
+    native.extension.keep_float32_form(FORMS[0])
+
+
+@COMPILED
+@pytest.mark.usefixtures("usual_form")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [(5, 8, 3), (50, 130, 66), (20, 1030, 40)])
+def test_programs_have_the_same_bits_with_any_form(shape, form):
+    a, b = some_factors(*shape)
+    half = shape[2] // 2
+    native.extension.keep_float32_form(form)
+    assert native.extension.float32_forms()[0] == form
+    assert sorted(native.extension.float32_forms()) == sorted(FORMS)
+    for run in (Program.work, lambda own: in_turn(own.phases, 2)):
+        out, square = np.empty((shape[0], shape[2]), "f4"), np.empty((shape[1], shape[2]), "f4")
+        shards = [
+            [("matmul_float32", a, b[:, own], out[:, own])]
+            for own in (slice(None, half), slice(half, None))
+        ]
+        below = [[("matmul_float32", a.T, out, square)], []]
+        program = Program([shards, below], 0)
+        assert program.is_compiled
+        run(program)
+        assert_bits(out, definition(a, b))
+        assert_bits(square, definition(a.T, out))
