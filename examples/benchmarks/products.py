@@ -74,14 +74,15 @@ def least_seconds(calls: Sequence[Callable[[], object]], repeats: int) -> list[f
 def factors(visible: int, hidden: int, digits: Floats | None) -> list[tuple[Floats, Floats]]:
     """Return the factors of the four products of a step."""
     rng = np.random.default_rng(0)
-    v, h = rng.standard_normal((B, visible)), rng.standard_normal((B, hidden))
-    data, states, W = v, h, rng.standard_normal((visible, hidden)).astype("f4")
+    v, h, W = (
+        rng.standard_normal(shape, dtype=np.float32)
+        for shape in ((B, visible), (B, hidden), (visible, hidden))
+    )
+    data, states = v, h
     if digits is not None:
-        data = digits[:B] if visible == digits.shape[1] else abs(v)
-        states = rng.random((B, hidden)) < 0.5
-    v, h, data, states = (np.ascontiguousarray(x, dtype="f4") for x in (v, h, data, states))
-    both = np.concatenate([data, v]), np.concatenate([h, h])
-    return [(data, W), (states, W.T), (v, W), (both[0].T, both[1])]
+        data = digits if visible == digits.shape[1] else abs(v)
+        states = (rng.random((B, hidden)) < 0.5).astype(np.float32)
+    return [(data, W), (states, W.T), (v, W), (np.concatenate([data, v]).T, np.concatenate([h, h]))]
 
 
 def seconds_of_a_step(
@@ -107,7 +108,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     given = parser.parse_args()
     forms = [form for form in native.extension.float32_forms() if form != "portable"]
-    digits = np.random.default_rng(0).permutation(mnist_data()[0])[:B].astype("f4") / 255
+    pixels = np.random.default_rng(0).permutation(mnist_data()[0])[:B]
+    digits: Floats = (pixels / 255).astype(np.float32)
     columns = (f"  {form}, ms  over BLAS  of registers" for form in forms)
     print("factors  layer     BLAS, ms " + "".join(columns))
     with tempfile.TemporaryDirectory() as folder, blas_limit(1):
