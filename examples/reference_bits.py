@@ -156,6 +156,7 @@ ROWS: dict[str, Row] = {
     ),
     "rbm, settling": Row({"epochs": "auto:8", "settle": 0.3, "learning_rate": 0.4}),
     "rbm, bfloat16": Row({"precision": "bfloat16"}, {"precision": "bfloat16"}),
+    "rbm, own products": Row({"products": "own"}),
     "autoencoder, tied": Row({"model": "autoencoder"}),
     "autoencoder, tied, processes": Row(
         {"model": "autoencoder", **PROCESSES}, same="autoencoder, tied", quick=False

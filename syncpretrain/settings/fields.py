@@ -539,7 +539,7 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     products: Annotated[
         Literal["blas", "own"],
         WORKERS,
-        "Of dense layers' steps: the BLAS's (default), or with the same bits on every CPU.",
+        "own: the same bits on every CPU.",
     ] = "blas"
     workers: Annotated[
         Workers | None, WORKERS(metavar="P"), "For all layers. Default the usable cores."
@@ -550,8 +550,7 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     split: Annotated[
         Literal["examples", "units", "filters", "hybrid"],
         WORKERS,
-        "What replicas share: examples (default), an RBM's units, filters; or hybrid: examples of"
-        " convolutions, units of others.",
+        "What replicas share; hybrid: examples of convolutions, units of others.",
     ] = "examples"
     shards: Annotated[
         Each[NonNegativeInt],
