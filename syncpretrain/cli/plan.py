@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ASYNC_OPTIONS = ("push_every", "fetch_every", "async_rate")
 PLAN_OPTIONS = (
     *("layers", "model", "epochs", "batch_size", "workers", "handoff", "delay", "precision"),
-    "backend",
+    *("products", "backend"),
 )
 TUNING_FIELDS = (
     *("epochs", "batch_size", "optimizer", "precision", "replicas", "schedule"),

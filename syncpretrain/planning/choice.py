@@ -100,6 +100,8 @@ class Plan:
             stack["model"] = task.model
         if task.precision != "float32":
             stack["precision"] = task.precision
+        if task.products != "blas":
+            stack["products"] = task.products
         if any(task.settle):
             stack["settle"] = task.settle
         return f"syncpretrain train {option_text(stack)} {option_text(self.settings)}"

@@ -52,8 +52,8 @@ def check_pretraining_backend(settings: PretrainFields) -> None:
     check_precision(settings.precision, settings.backend)
     if settings.products == "own" and settings.precision != "float32":
         raise SettingsError(
-            f"products: got own with precision {settings.precision}, expected float32; bfloat16 has"
-            " products of its own"
+            f"products: got own with precision {settings.precision}, expected float32, which alone"
+            " has own products"
         )
     lacks = why_not_on_a_device(settings)
     if check_backend(settings.backend) and lacks:

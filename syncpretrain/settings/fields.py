@@ -346,8 +346,8 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
         Precision of products: ``float32``; ``bfloat16``, to which the factors are rounded;
         ``tf32``, on a GPU; or ``auto``, bfloat16 on a CPU on which it was measured to be faster.
     products : str
-        Products in the steps of dense layers: ``blas``, NumPy's; or ``own``, with the same bits on
-        every CPU and with any BLAS, in float32.
+        Products of float32 in the steps of dense layers: ``blas``, NumPy's; or ``own``, which have
+        the same bits on every CPU and with any BLAS. A whole run may have other bits there.
     split, shards
         Division of a layer's minibatch among its replicas: by ``examples``; by ``units``; by the
         ``filters`` of convolutions and the units of dense layers; or ``hybrid``, convolutions by
@@ -539,7 +539,7 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     products: Annotated[
         Literal["blas", "own"],
         WORKERS,
-        "own: the same bits on every CPU.",
+        "blas (default), or own: same bits on every CPU.",
     ] = "blas"
     workers: Annotated[
         Workers | None, WORKERS(metavar="P"), "For all layers. Default the usable cores."

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -40,11 +40,8 @@ ENCODE_HINT = "encode it as numbers before, such as with OneHotEncoder, or drop 
 DATES_HINT = "take numbers made of it before, such as years or days, or drop the column"
 
 
-# scikit-learn reads the parameters of an estimator in the signature of ``__init__``. The dataclass
-# writes it, with these fields and the fields of a subclass.
-@dataclass(eq=False, repr=False, kw_only=True)
 class StackEstimator(BaseEstimator):
-    """Base of the estimators, with the parameters that all of them have.
+    """Base of the estimators; subclasses define the parameters.
 
     Attributes
     ----------
@@ -57,16 +54,16 @@ class StackEstimator(BaseEstimator):
     """
 
     _model: ClassVar[str] = "rbm"
-    hidden: Any = None
-    epochs: int | Sequence[int] | None = None
-    batch_size: int | None = None
-    learning_rate: float | Sequence[float] | None = None
-    visible_units: str = "auto"
-    workers: int | None = None
-    random_state: Any = None
-    verbose: int = 0
-    settings: dict[str, Any] | None = None
-    stack_: Stack = field(init=False)
+    hidden: Any
+    epochs: Any
+    batch_size: int | None
+    learning_rate: Any
+    visible_units: str
+    workers: int | None
+    random_state: Any
+    verbose: int
+    settings: dict[str, Any] | None
+    stack_: Stack
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -65,13 +65,12 @@ FEW_CLASSES = 20
 GUESSING_UNITS = 128  # of two rectified layers with few labels, from random weights
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class StackPredictor(StackEstimator):
     """Base of the predictors: pretraining on all rows, fine-tuning on the rows with a target."""
 
-    finetune_epochs: int | None = None
-    pretrained: Any = None
-    n_unlabelled_: int = field(init=False)
+    pretrained: Any
+    finetune_epochs: int | None
+    n_unlabelled_: int
 
     def _start(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
         """Return the stack to fine-tune: the one given, or one pretrained on all rows."""
@@ -161,7 +160,6 @@ class StackPredictor(StackEstimator):
         return self._extra_settings(tuning=True) | epochs
 
 
-@dataclass(eq=False, repr=False)
 class DBNClassifier(ClassifierMixin, StackPredictor):
     """Classifier: a stack of RBMs, pretrained on all rows and fine-tuned on the labelled rows.
 
@@ -202,9 +200,34 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         Names of the columns, if X has any.
     """
 
-    hidden: Sequence[int] | None = None
-    _: KW_ONLY
-    class_weight: Any = None
+    def __init__(
+        self,
+        hidden: Sequence[int] | None = None,
+        *,
+        epochs: int | Sequence[int] | None = None,
+        finetune_epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | Sequence[float] | None = None,
+        visible_units: str = "auto",
+        pretrained: Any = None,
+        class_weight: Any = None,
+        workers: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.hidden = hidden
+        self.epochs = epochs
+        self.finetune_epochs = finetune_epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.visible_units = visible_units
+        self.pretrained = pretrained
+        self.class_weight = class_weight
+        self.workers = workers
+        self.random_state = random_state
+        self.verbose = verbose
+        self.settings = settings
 
     def fit(self: ClassifierT, X: Any, y: Any, sample_weight: Any = None) -> ClassifierT:
         """Pretrain on all rows, then fine-tune on the rows with a label.
@@ -353,7 +376,6 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         return outputs_of(self.stack_, self._rows(X, reset=False))
 
 
-@dataclass(eq=False, repr=False)
 class DBNRegressor(RegressorMixin, StackPredictor):
     """Regressor: a stack of RBMs, pretrained on all rows and fine-tuned on rows with numbers.
 
@@ -383,8 +405,32 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         Names of the columns, if X has any.
     """
 
-    hidden: Sequence[int] = (256, 64)
-    _: KW_ONLY
+    def __init__(
+        self,
+        hidden: Sequence[int] = (256, 64),
+        *,
+        epochs: int | Sequence[int] | None = None,
+        finetune_epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | Sequence[float] | None = None,
+        visible_units: str = "auto",
+        pretrained: Any = None,
+        workers: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.hidden = hidden
+        self.epochs = epochs
+        self.finetune_epochs = finetune_epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.visible_units = visible_units
+        self.pretrained = pretrained
+        self.workers = workers
+        self.random_state = random_state
+        self.verbose = verbose
+        self.settings = settings
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -77,7 +77,7 @@ def test_own_products_train_like_those_of_the_blas():
 @pytest.mark.parametrize(
     ("settings", "reported"),
     [
-        ({"precision": "bfloat16"}, "products: got own with precision bfloat16, expected float32"),
+        ({"precision": "bfloat16"}, "products: got own with precision bfloat16, expected float32, which alone"),
         ({"precision": "auto"}, "products: got own with precision auto"),
         ({"backend": "cupy"}, "with own products, which the CPU computes"),
         ({"products": "mkl"}, "products"),

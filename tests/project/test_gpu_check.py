@@ -166,7 +166,8 @@ class TestParts:
         monkeypatch.setattr(inner.runs, "_why_no_mnist", lambda: None)
         monkeypatch.setattr(inner.runs, "ERRORS", ("train", "validation"))
         status, _, rows = worked("again")
-        assert status == 0 and [float(cell) > 0 for cell in rows[0][1:]] == [True] * 6
+        seconds, errors = rows[0][1:5], rows[0][5:]  # seconds of so small a run may round to 0
+        assert status == 0 and min(map(float, seconds)) >= 0 and min(map(float, errors)) > 0
 
     def test_pytorch_is_timed_or_is_not_installed(self, worked):
         assert worked("pytorch")[0] == 0
