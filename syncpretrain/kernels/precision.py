@@ -62,7 +62,8 @@ def multiply_float32(a: Array, b: Array, *, out: Array | None = None) -> Array:
         If the shapes do not match.
     """
     left, right = (np.asarray(x, np.float32).astype(np.float64) for x in (a, b))
-    if left.shape[1:] != right.shape[:1] or (out is not None and out.shape != (len(a), b.shape[1])):
+    shape = (*left.shape[:1], *right.shape[1:])
+    if left.shape[1:] != right.shape[:1] or (out is not None and out.shape != shape):
         raise ValueError(f"got a mismatch of the shapes {a.shape} and {b.shape}, or of the product")
     sums = np.zeros((len(left), right.shape[1]), np.float32)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):

@@ -55,6 +55,8 @@ def check_pretraining_backend(settings: PretrainFields) -> None:
             f"products: got own with precision {settings.precision}, expected float32, which alone"
             " has own products"
         )
+    if settings.products == "own" and settings.sparse:
+        raise SettingsError("products: got own with sparse examples, expected products blas")
     lacks = why_not_on_a_device(settings)
     if check_backend(settings.backend) and lacks:
         raise SettingsError(f"backend: got {settings.backend} {lacks}")

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
@@ -77,7 +78,10 @@ def test_own_products_train_like_those_of_the_blas():
 @pytest.mark.parametrize(
     ("settings", "reported"),
     [
-        ({"precision": "bfloat16"}, "products: got own with precision bfloat16, expected float32, which alone"),
+        (
+            {"precision": "bfloat16"},
+            "products: got own with precision bfloat16, expected float32, which alone",
+        ),
         ({"precision": "auto"}, "products: got own with precision auto"),
         ({"backend": "cupy"}, "with own products, which the CPU computes"),
         ({"products": "mkl"}, "products"),
@@ -86,3 +90,8 @@ def test_own_products_train_like_those_of_the_blas():
 def test_what_own_products_do_not_support_is_refused(settings, reported):
     with pytest.raises(SettingsError, match=reported):
         pretrain(X, **(BASE | settings))
+
+
+def test_sparse_examples_are_refused():
+    with pytest.raises(SettingsError, match="products: got own with sparse examples"):
+        pretrain(sparse.csr_matrix(X), **BASE)

@@ -252,15 +252,16 @@ def _stream_here(
     beside = pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
     most = size.block if size.steps else 1
     for part in parts:
-        above = None
-        if part.above is not None:
-            above = part.above.on(backend.for_layer(part.layer + 1), backend.for_layer(part.layer))
-        layers.append(
-            build_streamed_layer(
-                settings, part, below, above, backend=backend, most=most, beside=beside
-            )
+        # The ring above comes behind the data, which ask how much of a device is left beside it.
+        layer = build_streamed_layer(
+            settings, part, below, None, backend=backend, most=most, beside=beside
         )
-        below = above or below
+        if part.above is not None:
+            own = backend.for_layer(part.layer)
+            below = part.above.on(backend.for_layer(part.layer + 1), own)
+            layer.connect(below, part.handed_up)
+            own.synchronize()
+        layers.append(layer)
     return DeviceStream(layers, data, backend) if backend.devices() else Stream(layers)
 
 

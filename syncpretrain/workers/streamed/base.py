@@ -116,7 +116,7 @@ class BaseStreamedLayer(ABC):
         DivergedError
             If the layer diverges too often.
         Stopped
-            After the minibatch in which ``stop`` turned true.
+            Before a minibatch or a run of them, if ``stop`` turned true.
         """
 
     @abstractmethod

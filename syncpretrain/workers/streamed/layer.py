@@ -166,7 +166,8 @@ class StreamedLayer(BaseStreamedLayer):
         self._take_steps(state)
         self._started = time.monotonic()
         self._error, self._examples = state.state.cursor.error, state.examples
-        self._validation_error = state.validation_error
+        self._validation_error, self._validation = state.validation_error, None
+        self._later.clear()
         with self.learner.stream:
             if self._above is not None:
                 for ring, arrays in zip(self._above[0], (state.ring, state.passes), strict=True):
