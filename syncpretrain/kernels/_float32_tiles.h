@@ -75,6 +75,7 @@ TARGETED static int OF_WIDTH(pack)(Factor f, Py_ssize_t depth, Py_ssize_t column
     case 2: sizes = OF_WIDTH(pack_lying)(f, depth, out, 2); break;
     case -1: sizes = OF_WIDTH(pack_standing)(f, depth, out, 1); break;
     case -2: sizes = OF_WIDTH(pack_standing)(f, depth, out, 2); break;
+#if VECTORS > 2
     case 3: sizes = OF_WIDTH(pack_lying)(f, depth, out, 3); break;
     case 4: sizes = OF_WIDTH(pack_lying)(f, depth, out, 4); break;
     case -3: sizes = OF_WIDTH(pack_standing)(f, depth, out, 3); break;
@@ -147,6 +148,7 @@ TARGETED static void OF_WIDTH(add_strip)(const Strip *s, float *part, Sums sums)
     switch (8 * s->rows + vectors) {
         CASE(1, 1) CASE(2, 1) CASE(3, 1) CASE(4, 1) CASE(5, 1) CASE(6, 1)
         CASE(1, 2) CASE(2, 2) CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2)
+#if VECTORS > 2
         CASE(1, 3) CASE(2, 3) CASE(3, 3) CASE(4, 3) CASE(5, 3) CASE(6, 3)
         CASE(1, 4) CASE(2, 4) CASE(3, 4) CASE(4, 4) CASE(5, 4) CASE(6, 4)
 #endif
@@ -156,7 +158,7 @@ TARGETED static void OF_WIDTH(add_strip)(const Strip *s, float *part, Sums sums)
         memcpy(given.data + t * given.stride, whole + t * PART, size);
 }
 
-/* Packing on the way saves a pass over the numbers of full tiles; rows of others are packed first. */
+/* Packing on the way saves a pass over the numbers of full tiles; the rows of others are packed first. */
 TARGETED static int OF_WIDTH(pack_and_add)(Factor f, Py_ssize_t depth, const Strip *s, float *part, Sums sums)
 {
     if (f.right == 1 && sums.columns == PART && s->rows == 6)
