@@ -322,9 +322,10 @@ def _text_refused(table: Table, name: str, values: Texts, *, has_target: bool) -
     """Return the refusal of a column of text; the last one is likely to be the class."""
     text = values.values[0][:40]
     if name == table.names[-1] and not has_target and table.is_file:
+        own = table.option(name)
         return DataError(
             f"target: got none for {table.name}, whose last column, {name!r}, holds text such as"
-            f" {text!r}; give target={name} if it is the class, drop={name} to leave it out, or"
+            f" {text!r}; give target={own} if it is the class, drop={own} to leave it out, or"
             " visible units auto to train on it"
         )
     return DataError(

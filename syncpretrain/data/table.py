@@ -129,7 +129,11 @@ class Table:
 
     def by_drop(self, name: str) -> str:
         """Return the option that leaves a column out, as words that follow "leave it out"."""
-        return f" with drop={name}" if self.is_file else ""
+        return f" with drop={self.option(name)}" if self.is_file else ""
+
+    def option(self, name: str) -> str:
+        """Return the value of an option for a column: the number of a name with line breaks."""
+        return name if name.isprintable() else str(self.names.index(name) + 1)
 
     def find(self, wanted: str, option: str) -> str:
         """Return the name of the column with a name, or with a number from 1 (-1 for the last).
