@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -139,7 +140,10 @@ def kill_process(around: None) -> None:
 
 def lose_rank(around: LocalRanks) -> None:
     """Have rank 2 seem to have ended."""
-    peers = around.own.transport.peers
+    peers, deadline = around.own.transport.peers, time.monotonic() + 10
+    while 2 not in peers.beats:  # the first epoch may start before its first sign of life
+        assert time.monotonic() < deadline, "rank 2 gave no sign of life"
+        time.sleep(0.001)
     peers.record(2, last_beat(peers.beats[2]))
 
 
