@@ -155,11 +155,11 @@ class Bench:
 def whole_steps(taken: bool) -> Iterator[None]:
     """Have whole steps taken on GPUs with tensor cores, or steps in parts.
 
-    The library asks a trial first, and takes steps in parts if it fails. Here whole steps are
+    The library takes steps in parts if a trial fails, or if they are large. Here whole steps are
     measured nevertheless: how wrong or how fast they are is what one wants to know then.
     """
 
-    def are_there(cupy: Any, device: int, precision: str = "float32") -> bool:
+    def are_there(cupy: Any, device: int, *_: Any) -> bool:
         return taken and has_tensor_cores(cupy, device)
 
     own: dict[str, Any] = {"has_fused_steps": are_there, "has_fused_tuning": are_there}

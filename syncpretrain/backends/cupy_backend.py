@@ -130,7 +130,8 @@ class CupyBackend:
     def fused_step(self, arrays: FusedArrays) -> CudaFused | None:
         """Return the step of contrastive divergence as a whole; None without one for the arrays."""
         with self.xp.cuda.Device(self.device):
-            has_steps = has_fused_steps(self.xp, self.device, arrays.precision)
+            count = arrays.states.size * len(arrays.parameters[0])
+            has_steps = has_fused_steps(self.xp, self.device, arrays.precision, count)
             if has_steps and CudaFused.supports(self.xp, arrays):
                 # Asked for at each launch, and not here: the thread that trains, not the one that
                 # builds, is the one that records.
@@ -141,7 +142,9 @@ class CupyBackend:
     def fused_tuning(self, arrays: TunedArrays, rule: Rule) -> CudaTuning | None:
         """Return the step of fine-tuning as a whole; None without one for the arrays."""
         with self.xp.cuda.Device(self.device):
-            has_steps = has_fused_tuning(self.xp, self.device, arrays.precision)
+            weights = sum(weight.size for weight, _ in arrays.chain)
+            count = len(arrays.deltas[0]) * weights / len(arrays.chain)
+            has_steps = has_fused_tuning(self.xp, self.device, arrays.precision, count)
             if has_steps and CudaTuning.supports(self.xp, arrays):
                 return CudaTuning(self.xp, arrays, rule)
         return None

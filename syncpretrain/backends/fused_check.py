@@ -27,11 +27,20 @@ TRIAL_SIZES = ((70, 76, 68), (9, 2001, 3))
 # TF32 and bfloat16 by 3e-5 at most. Factors that are rounded otherwise are off by 8e-4 at least.
 MOST_OFF = {"float32": 5e-6, "tf32": 8e-5, "bfloat16": 8e-5}
 PACE = Pace(0.5, 0.1, 0.01, 0.001)
+# Multiplications of a product up to which whole steps are the faster, as measured on an H200: few
+# launches gain more there than the tiles of cuBLAS, which are larger. By the sizes alone, and not
+# by a time: steps in parts have other bits.
+MOST_OF_STEPS = {"float32": 4.5e8, "tf32": 1.2e8, "bfloat16": 4.5e8}
+MOST_OF_TUNING = {"float32": 1.2e9, "tf32": 4.8e8, "bfloat16": 7.5e8}  # in the mean of the layers
 
 
-def has_fused_steps(cupy: Any, device: int, precision: str = "float32") -> bool:
-    """Return whether a device has fused steps in a precision, which have passed their trial."""
-    return has_tensor_cores(cupy, device) and why_not_fused(cupy, device, precision) is None
+def has_fused_steps(
+    cupy: Any, device: int, precision: str = "float32", multiplications: float = 0
+) -> bool:
+    """Return whether a device has fused steps that passed their trial, and such sizes gain by."""
+    if not has_tensor_cores(cupy, device) or multiplications > MOST_OF_STEPS[precision]:
+        return False
+    return why_not_fused(cupy, device, precision) is None
 
 
 @cache
@@ -147,9 +156,13 @@ SHRINK, SIZE, FLOOR = 0.99, 0.05, 0.5
 MOST_AWAY = {"float32": 1e-5, "tf32": 3e-5, "bfloat16": 3e-4}
 
 
-def has_fused_tuning(cupy: Any, device: int, precision: str = "float32") -> bool:
-    """Return whether a device has whole steps of fine-tuning, which have passed their trial."""
-    return has_tensor_cores(cupy, device) and why_not_tuned(cupy, device, precision) is None
+def has_fused_tuning(
+    cupy: Any, device: int, precision: str = "float32", multiplications: float = 0
+) -> bool:
+    """Return the same of whole steps of fine-tuning."""
+    if not has_tensor_cores(cupy, device) or multiplications > MOST_OF_TUNING[precision]:
+        return False
+    return why_not_tuned(cupy, device, precision) is None
 
 
 @cache

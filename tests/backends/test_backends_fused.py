@@ -560,6 +560,15 @@ class TestChoice:
             step = step_for(rbm(6, 4, backend=backend, **settings), 1, "examples")
             assert isinstance(step, FusedDivergence)
 
+    def test_steps_in_parts_where_the_products_are_large(self, double, monkeypatch):
+        learners = [rbm(6, 4, backend=double) for _ in range(2)]
+        count = 6 * learners[0].buffers[2].size
+        found = []
+        for learner, most in zip(learners, (count, count - 1), strict=True):
+            monkeypatch.setitem(fused_check.MOST_OF_STEPS, "float32", most)
+            found.append(isinstance(step_for(learner, 1, "examples"), FusedDivergence))
+        assert found == [True, False]
+
     @pytest.mark.parametrize(
         "settings",
         [

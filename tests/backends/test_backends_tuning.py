@@ -293,6 +293,19 @@ class TestTraining:
         assert counted < 5 * 7 <= len(calls) - counted
         assert len(set(found)) == 1
 
+    @pytest.mark.parametrize("more", [0, 1])
+    def test_steps_are_in_parts_where_the_products_are_large(self, monkeypatch, double, bits, more):
+        stack = pretrain(bits, layers=(16, 12, 8), epochs=1, backend="numpy")
+        mean = 30 * (16 * 12 + 12 * 8) / 2  # the same on the way down
+        monkeypatch.setitem(fused_check.MOST_OF_TUNING, "float32", mean - more)
+        assert (
+            fused_check.why_not_tuned(double.xp, 0, "float32") is None
+        )  # tried before, once a process
+        fakecupy.log.clear()
+        finetune(stack, bits, epochs=1, batch_size=30, backend="cupy")
+        queued = {what for _, _, what in fakecupy.log}
+        assert ("move_network" in queued) == (not more)
+
     @pytest.mark.parametrize("layers", [(16, 8), "1x4x4,conv:3x3,8"])
     @pytest.mark.parametrize("by", [None, "weights of rows"])
     def test_one_number_to_predict_comes_to_numpys_parameters(self, backend, bits, layers, by):

@@ -67,9 +67,9 @@ def queued_on(monkeypatch: Any) -> list[str]:
     def note(owner: type, method: str, what: str | None = None) -> None:
         real = getattr(owner, method)
 
-        def noted(self: Any, first: Any, *others: Any) -> Any:
+        def noted(self: Any, first: Any, *others: Any, **named: Any) -> Any:
             queued.append(what or first)
-            return real(self, first, *others)
+            return real(self, first, *others, **named)
 
         monkeypatch.setattr(owner, method, noted)
 
