@@ -115,6 +115,24 @@ def test_an_epoch_is_reported_before_its_block_is_done(bits, monkeypatch):
     assert running == [True] * 6
 
 
+def test_no_layer_ends_two_epochs_between_two_states_that_are_saved(bits, monkeypatch):
+    """An epoch is one minibatch, and the driver is slow: there is time for many more."""
+    told, again, report = [], threading.Event(), StreamPool._report
+
+    def look_and_report(pool, result):
+        told.append(result.layer)
+        if told.count(result.layer) > 1:
+            again.set()
+        report(pool, result)
+
+    monkeypatch.setattr(StreamPool, "_report", look_and_report)
+    own = {"runtime": "threads", "workers": 2, "epochs": 4, "batch_size": len(bits)}
+    run = streamed(bits, "rbm", **own, observers=[lambda event: again.wait(0.02)])
+    run.save = lambda state, *, done, final: told.clear()
+    run.run()
+    assert not again.is_set()
+
+
 def test_layers_that_were_complete_are_told_when_a_run_is_resumed(bits):
     states = []
     run = streamed(bits, "uneven", runtime="serial")  # 3, 1 and 2 epochs

@@ -423,10 +423,9 @@ class StreamedPretraining(Driver):
                 self._take(result)
                 self._save_epoch()
             return
-        replicas = self.settings.replicas
-        with StreamPool(
-            self._layers, self._schedule, self.slots, replicas, request, self._times
-        ) as pool:
+        own = self.settings.replicas, request, self._times
+        rests = self.save is not None
+        with StreamPool(self._layers, self._schedule, self.slots, *own, rests=rests) as pool:
             self._pool = pool
             try:
                 self._drive(pool, request)

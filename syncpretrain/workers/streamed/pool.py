@@ -42,6 +42,9 @@ class StreamPool(Closing):
     stop : callable
         Asked by every thread once a minibatch whether to stop.
     times : Timeouts
+    rests : bool
+        Whether to take no block after the end of an epoch until a pause is over, in which the
+        caller has saved: else an epoch more could end, and be told, before the state is written.
     """
 
     def __init__(
@@ -52,12 +55,15 @@ class StreamPool(Closing):
         replicas: Sequence[int],
         stop: Callable[[], bool],
         times: Timeouts = TIMEOUTS,
+        *,
+        rests: bool = False,
     ) -> None:
         super().__init__(times)
         self._layers, self._schedule, self._stop = layers, schedule, stop
         self._changed = threading.Condition()  # guards the schedule
         self._stopping, self._stopped = threading.Event(), math.inf  # the flag, and its time
         self._pauses = 0
+        self._rests, self._is_resting = rests, False
         self._sharing = [
             layer.sharing(times) if n > 1 else None
             for layer, n in zip(layers, replicas, strict=True)
@@ -115,6 +121,7 @@ class StreamPool(Closing):
         finally:
             with self._changed:
                 self._pauses -= 1
+                self._is_resting = self._is_resting and not self._results.empty()
                 self._changed.notify_all()
 
     def stop(self) -> None:
@@ -162,6 +169,9 @@ class StreamPool(Closing):
             results = layer.process(block, self._should_stop, sharing.run if sharing else in_turn)
             # Before the block is done: a driver that pauses the pool and saves takes the ends of
             # all epochs that the state is behind.
+            if results:
+                with self._changed:
+                    self._is_resting = self._rests
             for result in results:
                 self._report(result)
             with self._changed:
@@ -190,7 +200,7 @@ class StreamPool(Closing):
         # wake-up is lost. The wait has an end all the same: for a caller that died.
         with self._changed:
             while self._caller.is_alive() and not self._stopping.is_set():
-                if self._pauses:
+                if self._pauses or self._is_resting:
                     self._changed.wait(self._times.tick)
                     continue
                 try:
