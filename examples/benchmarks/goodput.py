@@ -107,11 +107,7 @@ def main() -> None:
 def trained(X: Any, way: str, handoff: str, options: argparse.Namespace) -> tuple[float, str]:
     """Return the seconds of a run, and the hash of its parameters."""
     settings = settings_from(
-        LAYERS,
-        epochs=options.epochs,
-        handoff=handoff,
-        runtime="processes",
-        workers=options.workers,
+        LAYERS, epochs=options.epochs, handoff=handoff, runtime="processes", workers=options.workers
     )
     restarts = Restarts(0 if way == "as it is" else 10_000)
     driver = driver_for(settings.pretrain, X, restarts=restarts)

@@ -194,13 +194,7 @@ class BlocksOfSteps:
     """
 
     def __init__(
-        self,
-        bench: Bench,
-        layer: int,
-        *,
-        whole: bool,
-        recorded: bool,
-        precision: str = "float32",
+        self, bench: Bench, layer: int, *, whole: bool, recorded: bool, precision: str = "float32"
     ) -> None:
         self._bench, self.rbm = bench, bench.rbm(layer, precision)
         with whole_steps(whole):

@@ -56,10 +56,7 @@ GROUPS: dict[str, dict[str, Run]] = {
         "Gaussian hidden units": Run({"hidden_units": "gaussian", "learning_rate": 0.001}),
         "denoising": Run({"model": "denoising", "corruption": "masking:0.3"}),
     },
-    "rounded": {
-        "TF32": Run({"precision": "tf32"}),
-        "bfloat16": Run({"precision": "bfloat16"}),
-    },
+    "rounded": {"TF32": Run({"precision": "tf32"}), "bfloat16": Run({"precision": "bfloat16"})},
     "streamed": {
         "streamed": Run({"handoff": "minibatch"}),
         "streamed autoencoder": Run({"handoff": "minibatch", "model": "autoencoder"}),
@@ -117,10 +114,7 @@ def watched_recordings(allowed: bool = True) -> Iterator[Recordings]:
         if self.reason is not None:
             found.reasons.add(self.reason)
 
-    with (
-        mock.patch.object(Recorder, "_record", record),
-        mock.patch.object(Recorder, "_fail", fail),
-    ):
+    with mock.patch.object(Recorder, "_record", record), mock.patch.object(Recorder, "_fail", fail):
         yield found
 
 

@@ -15,12 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.cuda_source import (
-    MOST_ELEMENTS,
-    CudaSource,
-    is_vector,
-    rates_of,
-)
+from syncpretrain.backends.cuda_source import MOST_ELEMENTS, CudaSource, is_vector, rates_of
 from syncpretrain.errors import SettingsError
 
 MOST_LEAVES = 2**16  # LEVELS of peers.cu is 16: one register for each level of the tree

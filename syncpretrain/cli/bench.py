@@ -33,12 +33,7 @@ TRAIN_PER_VALIDATION = 50  # rows: MNIST's 50,000, and 1,000 to validate with
 
 
 @click.command("bench")
-@click.option(
-    "--layers",
-    default=USUAL,
-    metavar=LAYERS,
-    help=f"As in train. Default {USUAL}.",
-)
+@click.option("--layers", default=USUAL, metavar=LAYERS, help=f"As in train. Default {USUAL}.")
 @data_option("Default random numbers: the times do not depend on the values.")
 @click.option(
     "--epochs",
@@ -113,11 +108,7 @@ def command(
     rows = _rows(dataset, width, examples)
     task = Task(settings, len(rows.train), len(rows.validation))
     found = bench(
-        task,
-        rows,
-        rounds=rounds,
-        handoff=handoff,
-        report=lambda line: click.echo(line, err=True),
+        task, rows, rounds=rounds, handoff=handoff, report=lambda line: click.echo(line, err=True)
     )
     reached = None
     if dataset is not None and target is not None:

@@ -43,13 +43,7 @@ def filters(run: Path, layer: int, count: int, shape: str | None, out: Path | No
       syncpretrain filters runs/NAME --layer 2 --count 20 --out second.png
     """
     from syncpretrain.models.stack import load
-    from syncpretrain.plot.images import (
-        ENLARGE,
-        filter_images,
-        image_grid,
-        image_shape,
-        save_png,
-    )
+    from syncpretrain.plot.images import ENLARGE, filter_images, image_grid, image_shape, save_png
     from syncpretrain.shapes import DenseShape
 
     target = out or _beside(run, "filters.png")

@@ -53,12 +53,7 @@ def command(
       syncpretrain report runs/NAME
       syncpretrain report runs/NAME runs/NAME --out both.html
     """
-    from syncpretrain.report import (
-        check_report,
-        report_page,
-        sections_of,
-        sections_of_comparison,
-    )
+    from syncpretrain.report import check_report, report_page, sections_of, sections_of_comparison
     from syncpretrain.runs.record import read_run
     from syncpretrain.storage import write_atomically
 

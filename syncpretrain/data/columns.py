@@ -190,11 +190,7 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def columns_of(
-    table: Table,
-    *,
-    encode: bool,
-    target: Target | None = None,
-    dropped: Sequence[str] = (),
+    table: Table, *, encode: bool, target: Target | None = None, dropped: Sequence[str] = ()
 ) -> Columns:
     """Find the kinds of a table's columns from their values.
 

@@ -393,11 +393,7 @@ def record_of(data: Dataset) -> DataRecord:
     """Return the record of a data set."""
     sizes = {part: len(getattr(data, part)) for part in PARTS}
     return DataRecord(
-        name=data.name,
-        source=data.source,
-        width=data.width,
-        sha256=data.sha256,
-        **sizes,
+        name=data.name, source=data.source, width=data.width, sha256=data.sha256, **sizes
     )
 
 

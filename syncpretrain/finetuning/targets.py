@@ -75,12 +75,7 @@ class Labels:
 
 
 def labels_of(
-    y: Any,
-    examples: int,
-    name: str,
-    classes: Classes | None = None,
-    *,
-    usual: Classes = (),
+    y: Any, examples: int, name: str, classes: Classes | None = None, *, usual: Classes = ()
 ) -> Labels:
     """Return classes as rows of zeros with a one; rows of -1, None or NaN have no label.
 

@@ -56,14 +56,7 @@ def adam_step(
 def squared_error(x: Any, y: Any, out: Any, /) -> Any: ...
 def times_derivative(delta: Any, a: Any, units: str, /) -> Any: ...
 def convolve(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    out: Any,
-    places: Any,
-    scratch: Any,
-    numbers: tuple[int, ...],
-    /,
+    x: Any, weight: Any, bias: Any, out: Any, places: Any, scratch: Any, numbers: tuple[int, ...], /
 ) -> Any: ...
 def convolve_gradient(
     x: Any, delta: Any, places: Any, out: Any, scratch: Any, numbers: tuple[int, ...], /

@@ -167,11 +167,7 @@ def reconstruct(
 
 @accelerated
 def reconstruct_documents(
-    inputs: Array,
-    bias: Array,
-    like: Array,
-    points: NDArray[np.float64],
-    ends: NDArray[np.int64],
+    inputs: Array, bias: Array, like: Array, points: NDArray[np.float64], ends: NDArray[np.int64]
 ) -> float:
     """Replace inputs of words without their bias by documents as long as the rows of ``like``.
 

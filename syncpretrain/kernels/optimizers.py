@@ -125,11 +125,7 @@ def adam_step(
 
 
 def adam_rates(
-    step: int,
-    learning_rate: float,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-8,
+    step: int, learning_rate: float, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8
 ) -> tuple[float, float]:
     """Return the size of a step of Adam and the floor of its denominator, as adam_step uses them.
 

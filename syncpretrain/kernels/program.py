@@ -135,12 +135,7 @@ class Program:
         return self._compiled is not None
 
     def prepare(
-        self,
-        *,
-        rate: float,
-        momentum: float = 0.0,
-        steps: int = 0,
-        address: Address | None = None,
+        self, *, rate: float, momentum: float = 0.0, steps: int = 0, address: Address | None = None
     ) -> None:
         """Set what differs from step to step.
 
@@ -485,12 +480,7 @@ def _decay(parameters: Any, amount: float, *, learning_rate: float) -> None:
 
 
 def _update(
-    parameters: Any,
-    gradient: Any,
-    function: Callable[..., Any],
-    *,
-    learning_rate: float,
-    step: int,
+    parameters: Any, gradient: Any, function: Callable[..., Any], *, learning_rate: float, step: int
 ) -> None:
     if not isinstance(parameters, np.ndarray):  # a recorded graph would keep rate and step
         raise TypeError("update: got arrays of a device; expected an operation of its own there")

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from syncpretrain.events import (
-    EpochFinished,
-    Event,
-    FinetuneEpochFinished,
-    RunStarted,
-)
+from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, RunStarted
 
 
 @dataclass(slots=True)

@@ -50,10 +50,7 @@ def flat_settings(sections: dict[str, Any]) -> dict[str, str]:
 
 @contextmanager
 def logging_to(
-    names: Sequence[str],
-    folder: Path,
-    settings: Mapping[str, str],
-    report: Callable[[str], Any],
+    names: Sequence[str], folder: Path, settings: Mapping[str, str], report: Callable[[str], Any]
 ) -> Iterator[list[Observer]]:
     """Yield the observers that log a run, and end their records with the context.
 

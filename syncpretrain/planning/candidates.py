@@ -11,13 +11,7 @@ import msgspec
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
-from syncpretrain.planning.simulate import (
-    EpochCost,
-    Simulated,
-    StreamCost,
-    play_stream,
-    simulate,
-)
+from syncpretrain.planning.simulate import EpochCost, Simulated, StreamCost, play_stream, simulate
 from syncpretrain.planning.timings import GPU, LayerTimings, Timings, sizes
 from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.pretraining.memory import pretraining_bytes, stream_size

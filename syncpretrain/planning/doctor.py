@@ -26,11 +26,7 @@ from syncpretrain.backends.gpu_check import missing
 from syncpretrain.kernels import native
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.blas import blas_limit, usable_cores
-from syncpretrain.parallel.precision_choice import (
-    PAYING_GAIN,
-    bfloat16_gain,
-    bfloat16_instructions,
-)
+from syncpretrain.parallel.precision_choice import PAYING_GAIN, bfloat16_gain, bfloat16_instructions
 from syncpretrain.planning.gpu import (
     described_devices,
     device_peak,

@@ -28,12 +28,7 @@ from syncpretrain.planning.measure import is_on_gpus, measure, timings_of
 from syncpretrain.planning.timings import CORE
 from syncpretrain.planning.tuning import async_stage, minibatch_seconds
 from syncpretrain.pretraining.driver import Pretraining, placement_of
-from syncpretrain.pretraining.memory import (
-    held_rows,
-    pretraining_bytes,
-    room_bytes,
-    shard_bytes,
-)
+from syncpretrain.pretraining.memory import held_rows, pretraining_bytes, room_bytes, shard_bytes
 from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.pretraining.training import Driver

@@ -9,11 +9,4 @@ from syncpretrain.plot.learning import learning_curves
 from syncpretrain.plot.space_time_diagram import space_time
 from syncpretrain.plot.units import activities, codes
 
-__all__ = [
-    "activities",
-    "codes",
-    "filters",
-    "learning_curves",
-    "reconstructions",
-    "space_time",
-]
+__all__ = ["activities", "codes", "filters", "learning_curves", "reconstructions", "space_time"]

@@ -14,11 +14,7 @@ from typing import Any
 from syncpretrain.errors import DataError
 from syncpretrain.plot.canvas import ASLEEP, colour_of, new_axes, text_colour_on
 from syncpretrain.plot.learning import course_of
-from syncpretrain.runs.timeline import (
-    EpochSpan,
-    Timeline,
-    critical_path,
-)
+from syncpretrain.runs.timeline import EpochSpan, Timeline, critical_path
 
 MOST_BARS = 360  # more are hard to see, and make a large file; epochs then share a bar
 HEIGHT = 0.72  # of a bar, where rows are 1 apart

@@ -12,11 +12,7 @@ from syncpretrain.backends.rows import buffer_bytes
 from syncpretrain.data.blocks import bytes_of, in_bytes
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.parallel.available_memory import check_available
-from syncpretrain.schedule.stream import (
-    BLOCK_MINIBATCHES,
-    RANK_RING_MINIBATCHES,
-    RING_MINIBATCHES,
-)
+from syncpretrain.schedule.stream import BLOCK_MINIBATCHES, RANK_RING_MINIBATCHES, RING_MINIBATCHES
 from syncpretrain.settings.architecture import text_of
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.settings.sections import PretrainSettings

@@ -10,10 +10,7 @@ from string import Template
 
 from syncpretrain.errors import DataError
 from syncpretrain.plot.canvas import check_drawing
-from syncpretrain.report.comparison import (
-    compared_reconstructions,
-    comparison_sections,
-)
+from syncpretrain.report.comparison import compared_reconstructions, comparison_sections
 from syncpretrain.report.configuration import configuration_section
 from syncpretrain.report.course import course_section
 from syncpretrain.report.examples import Shown, example_sections

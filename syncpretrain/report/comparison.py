@@ -11,12 +11,7 @@ import numpy as np
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.models.diagnosis import share_text
 from syncpretrain.models.stack import Stack
-from syncpretrain.plot.examples import (
-    MOST_BARS_SHOWN,
-    check_decoder,
-    error_shares,
-    value_names,
-)
+from syncpretrain.plot.examples import MOST_BARS_SHOWN, check_decoder, error_shares, value_names
 from syncpretrain.plot.images import image_grid, shades
 from syncpretrain.report.configuration import is_tuned, texts_of_settings
 from syncpretrain.report.examples import DRAWN_EXAMPLES, Shown

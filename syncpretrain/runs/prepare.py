@@ -25,12 +25,7 @@ from syncpretrain.pretraining.build_data import with_facts_of
 from syncpretrain.runs.folder import check_path_text
 from syncpretrain.schedule.kinds import UNTRAINED
 from syncpretrain.settings import Settings
-from syncpretrain.settings.by_data import (
-    Given,
-    finetune_by_data,
-    in_words,
-    pretrain_by_data,
-)
+from syncpretrain.settings.by_data import Given, finetune_by_data, in_words, pretrain_by_data
 from syncpretrain.settings.devices import why_not_on_a_device, why_not_tuned_on_a_device
 from syncpretrain.units.kinds import kind_of
 

@@ -12,13 +12,7 @@ import msgspec
 from syncpretrain.errors import DataError, SyncpretrainError
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack, load
-from syncpretrain.runs.folder import (
-    CONFIG_NAME,
-    EVENTS_NAME,
-    IDENTITY_NAME,
-    METRICS_NAME,
-    owner_of,
-)
+from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, IDENTITY_NAME, METRICS_NAME, owner_of
 from syncpretrain.runs.identity import RunIdentity, read_identity
 from syncpretrain.runs.timeline import Timeline, read_timeline
 from syncpretrain.settings import Settings, read_settings

@@ -18,13 +18,7 @@ from typing import Any
 import msgspec
 
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.runs.folder import (
-    CONFIG_NAME,
-    EVENTS_NAME,
-    IDENTITY_NAME,
-    METRICS_NAME,
-    owned,
-)
+from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, IDENTITY_NAME, METRICS_NAME, owned
 from syncpretrain.runs.record import Figures, read_figures, state_of
 from syncpretrain.settings import Settings, read_settings
 

@@ -122,13 +122,7 @@ class StreamSchedule:
     """
 
     def __init__(
-        self,
-        plans: Sequence[StreamPlan],
-        *,
-        ring: int,
-        block: int,
-        steps: int = 0,
-        epoch: int = 0,
+        self, plans: Sequence[StreamPlan], *, ring: int, block: int, steps: int = 0, epoch: int = 0
     ) -> None:
         delays = [plan.skipped for plan in plans]
         if min(ring, block) < 1 or min(plan.steps for plan in plans) < 1:

@@ -151,10 +151,7 @@ def pretrain_by_data(
 
 
 def finetune_by_data(
-    settings: FinetuneT,
-    given: Iterable[str],
-    facts: Facts,
-    shapes: Iterable[LayerShape],
+    settings: FinetuneT, given: Iterable[str], facts: Facts, shapes: Iterable[LayerShape]
 ) -> tuple[FinetuneT, dict[str, Any]]:
     """Return settings of fine-tuning with values that follow from the data, and these by name.
 

@@ -537,9 +537,7 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     ] = "auto"
     precision: Annotated[Precision, WORKERS, "Matrix products; tf32 on a GPU."] = "float32"
     products: Annotated[
-        Literal["blas", "own"],
-        WORKERS,
-        "blas (default), or own: same bits on every CPU.",
+        Literal["blas", "own"], WORKERS, "blas (default), or own: same bits on every CPU."
     ] = "blas"
     workers: Annotated[
         Workers | None, WORKERS(metavar="P"), "For all layers. Default the usable cores."

@@ -96,11 +96,7 @@ class ProcessLink:
     offset = 0.0
 
     def __init__(
-        self,
-        number: int,
-        descriptors: Iterable[int],
-        blas_threads: int,
-        times: Timeouts,
+        self, number: int, descriptors: Iterable[int], blas_threads: int, times: Timeouts
     ) -> None:
         self._times = times
         ours, theirs = (
@@ -572,12 +568,7 @@ class _SharedInputs:
         self.computed = False
 
     def activations(
-        self,
-        layer: int,
-        version: int,
-        below: int,
-        stop: Callable[[], bool],
-        run: PhaseRunner,
+        self, layer: int, version: int, below: int, stop: Callable[[], bool], run: PhaseRunner
     ) -> Split | None:
         """Return the activations that the order describes, or None if ``stop`` turned true."""
         found = activations_from(self.source, lambda number, i: self._splits[number][i], stop, run)

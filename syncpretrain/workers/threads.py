@@ -196,10 +196,7 @@ class ThreadsRuntime(LinkedEpochs):
     """
 
     def __init__(
-        self,
-        workers: Sequence[LayerWorker],
-        stop: Callable[[], bool],
-        times: Timeouts = TIMEOUTS,
+        self, workers: Sequence[LayerWorker], stop: Callable[[], bool], times: Timeouts = TIMEOUTS
     ) -> None:
         self.threads = Threads("syncpretrain-layer", times)
         super().__init__(self.threads, times)

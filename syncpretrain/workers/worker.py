@@ -32,12 +32,7 @@ class Inputs(Protocol):
     """Source of a worker's input."""
 
     def activations(
-        self,
-        layer: int,
-        version: int,
-        below: int,
-        stop: Callable[[], bool],
-        run: PhaseRunner,
+        self, layer: int, version: int, below: int, stop: Callable[[], bool], run: PhaseRunner
     ) -> Split | None:
         """Return the activations of a version, or None if ``stop`` turned true; see Versions."""
         ...

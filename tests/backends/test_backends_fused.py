@@ -631,11 +631,7 @@ class TestChoice:
         ("precision", "right", "wrong"),
         [
             ("tf32", "*high = nearest_tf32(x);", "*high = __float_as_uint(x);"),
-            (
-                "bfloat16",
-                "*high = bfloat16_of(x);",
-                "*high = __float_as_uint(x) & 0xffff0000;",
-            ),
+            ("bfloat16", "*high = bfloat16_of(x);", "*high = __float_as_uint(x) & 0xffff0000;"),
             ("bfloat16", "*high = bfloat16_of(x);", "*high = nearest_tf32(x);"),
         ],
     )

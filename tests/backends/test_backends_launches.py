@@ -124,10 +124,7 @@ class TestLaunches:
 
     @pytest.mark.parametrize(
         ("settings", "expected"),
-        [
-            ({}, ["adam_step"]),
-            ({"weight_decay": 0.01}, ["shrink"] * 4 + ["adam_step"]),
-        ],
+        [({}, ["adam_step"]), ({"weight_decay": 0.01}, ["shrink"] * 4 + ["adam_step"])],
     )
     def test_of_fine_tuning(self, double, settings, expected):
         network = self.network(double, (6, 5, 4, 5, 6))

@@ -174,12 +174,7 @@ class TestTraining:
             events = []
             reported[backend] = (
                 finetune(
-                    stack,
-                    bits,
-                    targets,
-                    **settings,
-                    backend=backend,
-                    observers=[events.append],
+                    stack, bits, targets, **settings, backend=backend, observers=[events.append]
                 ),
                 [
                     (event.train_error, event.validation_error)

@@ -240,8 +240,7 @@ class TestLaunches:
         assert found == ["forward_layer", *output, "delta_of_layer", "move_network"]
 
     @pytest.mark.parametrize(
-        ("change", "options"),
-        [("dropout", {"dropout": Dropout(0.0, 0.3)}), ("weights", {})],
+        ("change", "options"), [("dropout", {"dropout": Dropout(0.0, 0.3)}), ("weights", {})]
     )
     def test_of_other_networks_are_in_parts(self, double, change, options):
         sizes, units, loss = CHAINS["one tile"]
@@ -336,11 +335,7 @@ class TestTrial:
     @pytest.mark.parametrize(
         ("precision", "right", "wrong"),
         [
-            (
-                "float32",
-                "*low = __float_as_uint(x - __uint_as_float(*high));",
-                "*low = 0;",
-            ),
+            ("float32", "*low = __float_as_uint(x - __uint_as_float(*high));", "*low = 0;"),
             ("tf32", "*high = nearest_tf32(x);", "*high = __float_as_uint(x);"),
             ("bfloat16", "*high = bfloat16_of(x);", "*high = nearest_tf32(x);"),
             ("float32", "p[e] = p[e] * by.shrink;", ""),

@@ -151,10 +151,7 @@ def call(folder: Path, out: str, *arguments: str) -> Ended:
     given = ["train", *arguments]
     note(" ".join(given))
     streams = io.StringIO(), io.StringIO()
-    with (
-        contextlib.redirect_stdout(streams[0]),
-        contextlib.redirect_stderr(streams[1]),
-    ):
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
         status = exit_status(*given)
     printed, reported = (stream.getvalue() for stream in streams)
     made = sorted(set(contents(folder)) - set(before))

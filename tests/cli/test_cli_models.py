@@ -212,7 +212,7 @@ REACHED = {
         **{"loss": "cross-entropy", "early_stopping": "validation-error"},
     },
     AUTOENCODER + " --model contractive --contraction 0.3,0.2": {
-        **{"model": "contractive", "contraction": (0.3, 0.2)},
+        **{"model": "contractive", "contraction": (0.3, 0.2)}
     },
     TUNED: {
         **{"objective": "classification", "optimizer": "sgd", "learning_rate": 0.05},
@@ -237,10 +237,7 @@ def test_options_reach_their_settings_and_the_file_repeats_the_run(call, out, op
 
 
 WRONG = [
-    (
-        "--corruption masking:0.2",
-        "--corruption: got masking:0.2 with model rbm, which ignores it",
-    ),
+    ("--corruption masking:0.2", "--corruption: got masking:0.2 with model rbm, which ignores it"),
     ("--contraction 0.2", "--contraction: got 0.2 with model rbm, which ignores it"),
     ("--loss squared", "--loss: got a value with model rbm, expected none"),
     ("--untied", "--tied: got a value with model rbm, expected none"),

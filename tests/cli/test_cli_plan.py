@@ -61,10 +61,10 @@ class TestPlan:
         assert report["choice"] in names
         for candidate in report["candidates"]:
             assert set(candidate) == {
-                *("name", "seconds", "speedup", "floor_share", "bytes", "epochs", "settings"),
+                *("name", "seconds", "speedup", "floor_share", "bytes", "epochs", "settings")
             }
         assert set(report["measured"][0]) == {
-            *("step_ms", "contention", "products_ms", "blas_step_ms", "sharded_ms"),
+            *("step_ms", "contention", "products_ms", "blas_step_ms", "sharded_ms")
         }
         chosen = next(
             candidate for candidate in report["candidates"] if candidate["name"] == report["choice"]

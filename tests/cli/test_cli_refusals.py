@@ -314,11 +314,7 @@ class TestOthers:
 
     @pytest.mark.parametrize(
         ("command", "name"),
-        [
-            ("export", "model.safetensors"),
-            ("report", "config.toml"),
-            ("reconstruct", "README.md"),
-        ],
+        [("export", "model.safetensors"), ("report", "config.toml"), ("reconstruct", "README.md")],
     )
     def test_a_file_of_the_run(self, folder, capsys, trained, command, name):
         before = (trained / name).read_bytes()

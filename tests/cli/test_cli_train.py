@@ -112,10 +112,7 @@ class TestOutput:
     def test_the_table_begins_with_the_data_and_ends_with_what_to_do_next(self, folder, capsys):
         train(*TUNED, "--out", "my run")
         lines = capsys.readouterr().out.splitlines()
-        assert lines[:2] == [
-            "x.npy: the 60 examples of x.npy",
-            "54 train, 6 validation, 0 test",
-        ]
+        assert lines[:2] == ["x.npy: the 60 examples of x.npy", "54 train, 6 validation, 0 test"]
         assert lines[2].split() == ["train", "validation", "of", "the", "busy", "asleep"]
         assert lines[5].split()[:2] == ["1", "16-9"]
         assert lines[-2:] == [

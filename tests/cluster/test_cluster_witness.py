@@ -175,10 +175,7 @@ def test_the_witness_learns_of_a_death_before_the_launcher():
         command = [sys.executable, "-c", WAITS, f"@{name}"]
         process = stack.enter_context(
             subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[theirs.fileno()]
             )
         )
         stack.callback(process.kill)

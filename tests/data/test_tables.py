@@ -373,9 +373,7 @@ class TestColumns:
         given = table(tmp_path, MIXED)
         order = [3, 1, 4, 0, 2]
         other = Table(
-            "y",
-            tuple(given.names[i] for i in order),
-            tuple(given.columns[i] for i in order),
+            "y", tuple(given.names[i] for i in order), tuple(given.columns[i] for i in order)
         )
         np.testing.assert_array_equal(columns.encode(other), X)
 

@@ -124,8 +124,7 @@ class TestSharedRange:
 
 
 @pytest.mark.parametrize(
-    ("X", "expected"),
-    [(BITS, True), (BITS * 2, False), (np.where(BITS > 0, np.nan, 0), False)],
+    ("X", "expected"), [(BITS, True), (BITS * 2, False), (np.where(BITS > 0, np.nan, 0), False)]
 )
 def test_zeros_and_ones(X, expected):
     assert are_bits(X) is expected

@@ -102,8 +102,7 @@ class TestWarmStart:
 
 
 @pytest.mark.parametrize(
-    "estimator",
-    [DBNClassifier, DBNRegressor, StackedAutoencoder, StackAnomalyDetector],
+    "estimator", [DBNClassifier, DBNRegressor, StackedAutoencoder, StackAnomalyDetector]
 )
 @pytest.mark.parametrize(
     ("own", "match"),

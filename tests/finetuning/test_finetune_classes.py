@@ -176,14 +176,7 @@ class TestClassification:
             None, X, y, validation=X[:3], validation_y=held_out, observers=[events.append]
         )
         assert events[-1].validation_error == float(after.predict(X[1:2])[0] != y[1])
-        tuned(
-            None,
-            X,
-            y,
-            validation=X[:3],
-            validation_y=np.full(3, -1),
-            observers=[events.append],
-        )
+        tuned(None, X, y, validation=X[:3], validation_y=np.full(3, -1), observers=[events.append])
         assert events[-1].validation_error is None
         counts = [f"validation_y: {count} of 3 rows have no label" for count in (2, 3)]
         assert notices_of(events) == counts

@@ -19,10 +19,7 @@ CLASSES = np.arange(ROWS) % 3
 NUMBERS = X @ np.linspace(-1, 1, 18, dtype=np.float32).reshape(9, 2)
 TARGETS = {"classes": CLASSES, "numbers": NUMBERS, "reconstruction": None}
 WEIGHTS = np.random.default_rng(2).random(6) * 2
-FORMS = {
-    "units": {},
-    "examples": {"split": "examples", "shards": 2, "replicas": 1},
-}
+FORMS = {"units": {}, "examples": {"split": "examples", "shards": 2, "replicas": 1}}
 
 
 def dense():

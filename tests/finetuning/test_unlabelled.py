@@ -301,8 +301,7 @@ class TestFinetune:
             tuned(X, y, unlabelled="pseudo", adversarial_noise=1e38, epochs=2)
 
     @pytest.mark.parametrize(
-        ("is_part", "way", "steps"),
-        [(True, "aligned", 13), (False, "pseudo", 12)],
+        ("is_part", "way", "steps"), [(True, "aligned", 13), (False, "pseudo", 12)]
     )
     def test_an_epoch_is_as_long_as_was_prepared_for(self, is_part, way, steps):
         X, classes, y = stripes()

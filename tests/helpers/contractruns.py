@@ -121,7 +121,7 @@ SPLIT: dict[str, dict[str, Any]] = {
     "counts": {"data": "sparse", "visible_units": "counts"},
     "filters": {"split": "filters", "layers": TEXT, "shards": (4, 4, 1)},
     "filters of a denoising layer": {
-        **{"split": "filters", "layers": TEXT, "shards": (4, 4, 1), "model": "denoising"},
+        **{"split": "filters", "layers": TEXT, "shards": (4, 4, 1), "model": "denoising"}
     },
     "hybrid": {"split": "hybrid", "layers": TEXT},
     "bfloat16 filters": {"split": "filters", "layers": TEXT, "shards": (4, 4, 1), **ROUNDED},

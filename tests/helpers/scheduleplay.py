@@ -104,11 +104,7 @@ lockstep, greedy, rounds = (KNOWN[name] for name in ("synchronized", "greedy", "
 free = FREE["synchronized"]
 in_pairs = partial(rounds_row, group_size=2)
 layer_plans = st.lists(
-    st.builds(
-        LayerPlan,
-        epochs=st.integers(1, 6),
-        refresh_epochs=st.integers(0, 3),
-    ),
+    st.builds(LayerPlan, epochs=st.integers(1, 6), refresh_epochs=st.integers(0, 3)),
     min_size=1,
     max_size=5,
 )

@@ -11,12 +11,7 @@ from binaryunits import states
 from unitkinds import INPUT_UNITS, LOG_SUMS, RBM_UNITS
 
 from syncpretrain.errors import DataError
-from syncpretrain.models.likelihood import (
-    free_energy,
-    log_z,
-    log_z_ais,
-    pseudo_likelihood,
-)
+from syncpretrain.models.likelihood import free_energy, log_z, log_z_ais, pseudo_likelihood
 from syncpretrain.models.stack import DenseLayer
 from syncpretrain.rng import Purpose, generator
 

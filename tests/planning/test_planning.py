@@ -13,13 +13,7 @@ from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.parallel import available_memory
 from syncpretrain.planning import Plan, plan
-from syncpretrain.planning.bench import (
-    bench,
-    random_rows,
-    run_candidate,
-    seconds_to,
-    sgemm_peak,
-)
+from syncpretrain.planning.bench import bench, random_rows, run_candidate, seconds_to, sgemm_peak
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import plan_for, simplest
 from syncpretrain.planning.measure import measure

@@ -33,11 +33,7 @@ from syncpretrain.planning.scaling.job import (
     place,
     replicas_from,
 )
-from syncpretrain.planning.scaling.measured import (
-    costs_together,
-    machine_costs,
-    measured_costs,
-)
+from syncpretrain.planning.scaling.measured import costs_together, machine_costs, measured_costs
 from syncpretrain.planning.scaling.work import GroupWork, LayerWork, Network, PartCost, SharedCost
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.settings import settings_from
@@ -390,10 +386,7 @@ class TestCores:
     """Devices that are the workers of one machine."""
 
     LAYERS = (784, 250, 500, 1000)
-    CUTS: ClassVar = {
-        ("examples", 2): {1: 0.008, 2: 0.005},
-        ("units", 2): {1: 0.008, 2: 0.006},
-    }
+    CUTS: ClassVar = {("examples", 2): {1: 0.008, 2: 0.005}, ("units", 2): {1: 0.008, 2: 0.006}}
 
     def timings(self):
         makes = [{}, {1: 2e-6, 2: 1.2e-6}, {1: 1e-6, 2: 0.7e-6}]

@@ -43,12 +43,7 @@ MODELS = {
 }
 PLACES = [("serial", 1), ("threads", 1), ("threads", 2), ("processes", 2)]
 
-COMMON = {
-    "batch_size": 8,
-    "learning_rate": 0.1,
-    "momentum": MomentumSchedule("0.9"),
-    "seed": 5,
-}
+COMMON = {"batch_size": 8, "learning_rate": 0.1, "momentum": MomentumSchedule("0.9"), "seed": 5}
 
 
 def sums_of(X, wanted) -> set[str]:

@@ -17,11 +17,7 @@ from trialruns import notices_of
 from syncpretrain import load, pretrain
 from syncpretrain.array_files import read_arrays, write_arrays
 from syncpretrain.data.order import minibatches
-from syncpretrain.errors import (
-    CheckpointError,
-    RunInterrupted,
-    SettingsError,
-)
+from syncpretrain.errors import CheckpointError, RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished, LayerFinished, RunFinished
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.settings import read_settings, settings_from
@@ -273,16 +269,7 @@ def test_what_a_file_says_of_its_hand_over_goes_with_it(
 class TestRun:
     """A streamed run by the command line."""
 
-    OPTIONS = (
-        "--layers",
-        "64,20,12,5",
-        "--data",
-        "x.npy",
-        "--epochs",
-        3,
-        "--handoff",
-        "minibatch",
-    )
+    OPTIONS = ("--layers", "64,20,12,5", "--data", "x.npy", "--epochs", 3, "--handoff", "minibatch")
 
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path, monkeypatch):

@@ -11,10 +11,7 @@ from onelayer import layer_settings
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import SettingsError
-from syncpretrain.events import (
-    EpochFinished,
-    Event,
-)
+from syncpretrain.events import EpochFinished, Event
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep

@@ -147,11 +147,7 @@ class TestFinalFiles:
             with pytest.raises(SaveError, match="or repeat the last steps with --resume"):
                 train_run(settings, out=tmp_path / "run")
         (kept,) = rescue.iterdir()
-        assert sorted(x.name for x in kept.iterdir()) == [
-            CARD_NAME,
-            METRICS_NAME,
-            MODEL_NAME,
-        ]
+        assert sorted(x.name for x in kept.iterdir()) == [CARD_NAME, METRICS_NAME, MODEL_NAME]
         report = resume_run(tmp_path / "run")
         assert load(tmp_path / "run").parameters_sha256 == whole["parameters_sha256"]
         assert report["parameters_sha256"] == whole["parameters_sha256"]

@@ -16,13 +16,7 @@ from trialruns import Abort, DieAt, died, notices_of
 from syncpretrain import load
 from syncpretrain.data.dataset import Dataset, record_of
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
-from syncpretrain.events import (
-    EpochFinished,
-    Event,
-    FinetuneEpochFinished,
-    Notice,
-    RunStarted,
-)
+from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, Notice, RunStarted
 from syncpretrain.observers.event_log import read_reads
 from syncpretrain.runs import identity
 from syncpretrain.runs.checkpoints import CHECKPOINTS_NAME, PRETRAINED_NAME

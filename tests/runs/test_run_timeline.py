@@ -88,9 +88,7 @@ class TestReading:
         out = tmp_path / "run"
         with pytest.raises(RuntimeError, match="too warm"):
             train_run(
-                settings,
-                out=out,
-                observers=[DieAt(EpochFinished, error=RuntimeError("too warm"))],
+                settings, out=out, observers=[DieAt(EpochFinished, error=RuntimeError("too warm"))]
             )
         assert read_timeline(out).stopped == (True, "too warm")
 

@@ -253,10 +253,7 @@ class TestRefusals:
             ({"tied": "x"}, "tied: got 'x', expected"),
             ({"patience": 0}, "patience: got 0, expected a whole number of at least 1"),
             ({"visible_bias": "x"}, "visible_bias: got 'x', expected zero or log-odds"),
-            (
-                {"schedule": "greedy", "pace": "free"},
-                "pace: got free with schedule greedy",
-            ),
+            ({"schedule": "greedy", "pace": "free"}, "pace: got free with schedule greedy"),
             ({"corruption": 0.25}, "corruption: got 0.25, expected text"),
             *(
                 ({"model": "denoising", "corruption": text}, f"corruption: got {text!r}, expected")

@@ -15,15 +15,8 @@ from disturbedsteps import before_steps
 from trialruns import pretrain_within
 
 from syncpretrain import Stack, pretrain
-from syncpretrain.errors import (
-    RunInterrupted,
-    StalledError,
-    WorkerError,
-)
-from syncpretrain.events import (
-    Event,
-    Progress,
-)
+from syncpretrain.errors import RunInterrupted, StalledError, WorkerError
+from syncpretrain.events import Event, Progress
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool

@@ -11,14 +11,7 @@ from places import PLACES, STOP, TIMES, WAIT, WORKERS, Adding
 
 from syncpretrain.errors import DivergedError, IterableError, StalledError, WorkerError
 from syncpretrain.learners.epoch import Stopped
-from syncpretrain.workers.link import (
-    Inbox,
-    Raised,
-    RemoteTraceback,
-    death_of,
-    failure_of,
-    ready,
-)
+from syncpretrain.workers.link import Inbox, Raised, RemoteTraceback, death_of, failure_of, ready
 from syncpretrain.workers.processes import Processes
 from syncpretrain.workers.restarts import Restarts
 
@@ -42,11 +35,7 @@ def test_every_worker_answers_its_orders_in_their_order(place):
     for order in (10, 20):
         for link in links:
             link.send(order)
-    assert [[answer_of(link) for _ in range(2)] for link in links] == [
-        [11, 21],
-        [12, 22],
-        [13, 23],
-    ]
+    assert [[answer_of(link) for _ in range(2)] for link in links] == [[11, 21], [12, 22], [13, 23]]
 
 
 def test_an_error_is_an_answer_and_the_worker_goes_on(place):

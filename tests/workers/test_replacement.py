@@ -119,8 +119,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize(
-    ("handoff", "variant"),
-    [("epoch", "chains and shards"), ("minibatch", "early stopping")],
+    ("handoff", "variant"), [("epoch", "chains and shards"), ("minibatch", "early stopping")]
 )
 def test_so_they_are_with_everything_that_a_layer_remembers(
     bits, monkeypatch, tmp_path, handoff, variant

@@ -31,13 +31,7 @@ from syncpretrain.workers.versions import Versions
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 5)
-WANTED = {
-    "layers": LAYERS,
-    "epochs": 3,
-    "batch_size": 20,
-    "workers": 2,
-    "runtime": "processes",
-}
+WANTED = {"layers": LAYERS, "epochs": 3, "batch_size": 20, "workers": 2, "runtime": "processes"}
 LONG = 100_000
 WAIT = 20.0
 DEATH_SECONDS = 8.0  # below what the end waits for processes that still run

@@ -22,12 +22,7 @@ import sabotage
 from layerprocesses import ended, workers
 from namedmemory import named_memory
 
-from syncpretrain.errors import (
-    RunInterrupted,
-    SettingsError,
-    StalledError,
-    WorkerError,
-)
+from syncpretrain.errors import RunInterrupted, SettingsError, StalledError, WorkerError
 from syncpretrain.events import EpochStarted, Event
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.streamed import driver as building

@@ -32,11 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.replicas.server import (
-    LATE_CHANGE,
-    SERVER_STATE,
-    ParameterServer,
-)
+from syncpretrain.parallel.replicas.server import LATE_CHANGE, SERVER_STATE, ParameterServer
 from syncpretrain.parallel.replicas.steps import Each, LocalSteps, Replica, Task, part_of
 from syncpretrain.settings.fields import AsyncFields
 
@@ -68,11 +64,7 @@ class ReplicaTurns:
     """
 
     def __init__(
-        self,
-        server: ParameterServer,
-        replicas: Sequence[Replica],
-        rules: AsyncFields,
-        delay: int,
+        self, server: ParameterServer, replicas: Sequence[Replica], rules: AsyncFields, delay: int
     ) -> None:
         self._server, self._rules, self._delay = server, rules, delay
         like = server.parameters

@@ -10,13 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.planning.scaling.work import (
-    PRODUCTS,
-    LayerWork,
-    PartCost,
-    Seconds,
-    SharedCost,
-)
+from syncpretrain.planning.scaling.work import PRODUCTS, LayerWork, PartCost, Seconds, SharedCost
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.convert import checked
 

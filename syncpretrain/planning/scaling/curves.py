@@ -46,11 +46,7 @@ from syncpretrain.planning.scaling.work import GroupWork, Network
 from syncpretrain.planning.simulate import EpochCost, StreamCost, play_stream, simulate
 from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.schedule.kinds import SCHEDULES
-from syncpretrain.schedule.stream import (
-    BLOCK_MINIBATCHES,
-    RING_MINIBATCHES,
-    StreamPlan,
-)
+from syncpretrain.schedule.stream import BLOCK_MINIBATCHES, RING_MINIBATCHES, StreamPlan
 from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.settings.fields import OF_SCHEDULES
 from syncpretrain.workers.worker import PROBE_ROWS

@@ -29,12 +29,7 @@ def measured_costs(
 
 
 def machine_costs(
-    settings: PretrainSettings,
-    *,
-    workers: int,
-    examples: int,
-    held_out: int,
-    seconds: float = 7.0,
+    settings: PretrainSettings, *, workers: int, examples: int, held_out: int, seconds: float = 7.0
 ) -> list[LayerCosts]:
     """Return the costs of a stack's layers on devices that are the cores of this machine.
 
@@ -94,10 +89,7 @@ def _costs(timings: Timings, batch_size: int) -> list[LayerCosts]:
     forward = [*above, layers[-1].step / PRODUCTS]  # no layer reads the last one
     return [
         LayerCosts(
-            step=layer.step,
-            forward=up,
-            end=layer.validation,
-            **_shrinking(layer, batch_size),
+            step=layer.step, forward=up, end=layer.validation, **_shrinking(layer, batch_size)
         )
         for layer, up in zip(layers, forward, strict=True)
     ]

@@ -18,12 +18,7 @@ import numpy as np
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.order import minibatches, steps_per_epoch
 from syncpretrain.errors import SettingsError, WorkerError
-from syncpretrain.events import (
-    EpochFinished,
-    EpochStarted,
-    LayerFinished,
-    Progress,
-)
+from syncpretrain.events import EpochFinished, EpochStarted, LayerFinished, Progress
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import Stopped, diverged, run_away
@@ -282,12 +277,7 @@ class AsyncPretraining(Driver):
                 self._end_epoch(stage, epoch, V)
 
     def _train_epoch(
-        self,
-        stage: Stage,
-        epoch: int,
-        begin: int,
-        errors: list[float],
-        request: StopRequest,
+        self, stage: Stage, epoch: int, begin: int, errors: list[float], request: StopRequest
     ) -> None:
         running = [n for n in stage.layers if epoch <= self.settings.epochs[n - 1]]
         for layer in running:

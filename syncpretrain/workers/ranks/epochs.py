@@ -239,12 +239,7 @@ class _Inputs:
         self.computed = False
 
     def activations(
-        self,
-        layer: int,
-        version: int,
-        below: int,
-        stop: Callable[[], bool],
-        run: PhaseRunner,
+        self, layer: int, version: int, below: int, stop: Callable[[], bool], run: PhaseRunner
     ) -> Split | None:
         """Return the activations that the order describes, or None if ``stop`` turned true."""
         if self._agreed is None:
