@@ -58,7 +58,7 @@ def compare(
 
     Each stack is pretrained on all training examples, whatever the labels. A classifier with few
     labels takes smaller minibatches and more epochs, the same for every start, so that each takes
-    at least 2,000 steps.
+    at least 2,000 steps; one that trains on rows without a label too takes those of the settings.
 
     Parameters
     ----------
@@ -246,7 +246,8 @@ def _tuning(settings: Settings, data: Dataset, seed: int, count: int | None) -> 
         y = chosen.targets("train")
         assert y is not None
         labelled = int(is_labelled(y).sum())
-        options |= _budget(labelled, options["batch_size"], options["epochs"])
+        if options["unlabelled"] == "none":  # else minibatches are mostly of rows without a label
+            options |= _budget(labelled, options["batch_size"], options["epochs"])
     options |= {"seed": seed, "blas_threads": pretrain.blas_threads, "backend": pretrain.backend}
     form = Form(pretrain.shapes, (pretrain.visible_units, *pretrain.hidden_units))
     part = Part(data.train, y, "training labels" if count is None else "labels")

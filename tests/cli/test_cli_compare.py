@@ -14,7 +14,7 @@ from PIL import Image
 import syncpretrain.runs.compare as comparing
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.plot.curves import save_label_curve
-from syncpretrain.settings import preset_path, read_settings
+from syncpretrain.settings import preset_path, read_settings, replaced
 
 TINY = ("--layers", "64,8", "--data", "digits", "--epochs", 1, "--finetune-epochs", 1)
 STARTS = ["greedy", "synchronized", "random"]
@@ -153,6 +153,23 @@ class TestPreset:
         assert settings == read_settings(preset_path("label-budget"))
         assert (options["starts"], options["labels"]) == (tuple(STARTS), (None,))
         assert list(options["seeds"]) == [0, 1, 2]
+
+    @pytest.mark.parametrize(
+        ("given", "preset", "labels"),
+        [
+            (("--labels", "100,1000"), "few-labels", (100, 1000)),
+            (("--labels", "100,2000"), "label-budget", (100, 2000)),
+            (("--labels", "100,all"), "label-budget", (100, None)),
+            (("--preset", "few-labels"), "few-labels", (100,)),
+            (("--preset", "few-labels", "--labels", "2000"), "few-labels", (2000,)),
+        ],
+    )
+    def test_few_labels_take_their_preset(self, call, asked, given, preset, labels):
+        call(*given, status=130)
+        ((settings, options),) = asked
+        wanted = read_settings(preset_path(preset))
+        assert settings == replaced(wanted, data=replaced(wanted.data, labels=None))
+        assert options["labels"] == labels
 
     def test_options_win(self, call, asked):
         call("--labels", "100,all", "--seeds", 2, "--seed", 7, "--epochs", 3, status=130)

@@ -23,7 +23,7 @@ from syncpretrain.runs.compare import (
     random_stack,
     summarized,
 )
-from syncpretrain.settings import settings_from
+from syncpretrain.settings import replaced, settings_from
 
 
 def figures(outcomes):
@@ -81,6 +81,27 @@ class TestRandomStack:
         assert [layer.visible_units for layer in stack.layers] == ["gaussian", "gaussian"]
         assert stack.scaling is not None
         assert random_stack(make_settings().pretrain, make_data(), seed=0).scaling is None
+
+
+class TestSteps:
+    @pytest.mark.parametrize(
+        ("unlabelled", "batch", "epochs"), [("none", 10, 20), ("pseudo", 60, 3)]
+    )
+    def test_rows_without_a_label_keep_the_minibatches_of_the_settings(
+        self, quick, monkeypatch, unlabelled, batch, epochs
+    ):
+        taken, real = [], Finetuning.run
+        monkeypatch.setattr(
+            Finetuning,
+            "run",
+            lambda self, stack: (taken.append(self.options), real(self, stack))[1],
+        )
+        own = {"unlabelled": unlabelled, "batch_size": 60, "epochs": 3}
+        settings = make_settings()
+        settings = replaced(settings, finetune=replaced(settings.finetune, **own))
+        compare(settings, make_data(), starts=("random",), seeds=(0,), labels=(10,))
+        ((options,),) = [taken]
+        assert (options.batch_size, options.epochs) == (batch, epochs)
 
 
 class TestBaselines:
