@@ -105,6 +105,12 @@ def left_behind(descriptors: int) -> list[str]:
     return left + ([f"{grown} open files"] if grown > 0 else [])
 
 
+@pytest.fixture
+def measures_anew(monkeypatch):
+    """Let ``--schedule auto`` neither read nor keep timings in the user's cache folder."""
+    monkeypatch.setattr("syncpretrain.planning.choice.place_of_timings", lambda *_: None)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def frozen_imports() -> None:
     """Let collections of garbage pass over what is imported by now; else they take minutes."""

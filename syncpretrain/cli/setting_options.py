@@ -233,7 +233,7 @@ def planned(
     driver_for(settings.pretrain, data.train, data.validation)
     known = with_facts_of(settings.pretrain, data.train, data.validation)
     task = Task(known, len(data.train), len(data.validation))
-    found = plan_for(task, measure_seconds=measure_seconds)
+    found = plan_for(task, measure_seconds=measure_seconds, remembers=True)
     return msgspec.structs.replace(settings, pretrain=found.apply(settings.pretrain)), found
 
 

@@ -228,6 +228,8 @@ def _with_schedule(run: _NewRun) -> tuple[_NewRun, list[str]]:
     if is_array and settings.pretrain.handoff != asked.handoff:
         data = load_data(settings)  # a streamed run leaves them in their file
     reason = f"schedule auto: {plan.choice.name}, {plan.reason} ({option_text(plan.settings)})"
+    if plan.timings.kept:
+        reason += f", as measured on {plan.timings.kept}; without that file it is measured anew"
     messages = [message for message in (by_data, reason) if message]
     return run._replace(settings=settings, given=None, data=data), messages
 

@@ -21,7 +21,15 @@ from syncpretrain.planning.candidates import (
 )
 from syncpretrain.planning.exchange import exchanges, handover_seconds
 from syncpretrain.planning.measure import is_on_gpus, timings_of
-from syncpretrain.planning.timings import CORE, GPU, LayerTimings, Timings
+from syncpretrain.planning.timings import (
+    CORE,
+    GPU,
+    LayerTimings,
+    Timings,
+    place_of_timings,
+    remember,
+    remembered,
+)
 from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.settings.fields import MAX_WORKERS
 
@@ -216,11 +224,12 @@ def plan_for(
     workers: int | None = None,
     timings: Timings | None = None,
     measure_seconds: float = 7.0,
+    remembers: bool = False,
 ) -> Plan:
     """Return the plan of a task, measured now or with timings that were.
 
     ``workers`` is the largest number of workers; by default the settings' number, or the usable
-    cores.
+    cores. With ``remembers`` the timings of an earlier run serve, or are kept for a later one.
     With handoff minibatch only streamed candidates can be the choice.
 
     Raises
@@ -230,11 +239,17 @@ def plan_for(
     """
     precision = resolve_precision(task.settings.precision, _backend_of(task))
     task = replace(task, settings=msgspec.structs.replace(task.settings, precision=precision))
+    kept = task.settings, task.examples, task.held_out, workers
+    place = place_of_timings(*kept) if remembers else None
+    if timings is None and place is not None:
+        timings = remembered(place)
     if timings is None:
         timings = timings_of(task, workers=workers, seconds=measure_seconds)
         if timings.unit == CORE:
             passed = exchanges(task.settings)
             timings = replace(timings, handover=handover_seconds(), exchanges=passed)
+        if place is not None:
+            remember(place, timings)
     found = candidates(task, timings)
     choice = simplest(eligible(task, found))
     return Plan(task, tuple(found), choice, floor_seconds(task, timings), timings)

@@ -1,9 +1,28 @@
-"""Timings measured of a stack on a machine: all that a plan needs to know of both."""
+"""Timings measured of a stack on a machine: all that a plan needs to know of both.
+
+Timings are kept in the user's cache folder, by a hash of all that they depend on, so that a second
+run of the same stack need not measure again.
+"""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import date
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from syncpretrain import __version__
+from syncpretrain.data.fetch import cache_folder
+from syncpretrain.errors import DataError
+from syncpretrain.parallel.blas import loaded_libraries, usable_cores
+from syncpretrain.settings import PretrainSettings
+from syncpretrain.storage import write_atomically
 
 CORE, GPU = "core", "GPU"
 
@@ -70,6 +89,7 @@ class Timings:
     ``seconds`` is what measuring took, ``handover`` what a minibatch of a layer in a stream takes
     beside its step, ``exchanges`` what each layer's replicas do beside theirs. ``notes`` say what
     was measured in part only, in sentences. ``unit`` is what a worker is: a core, or a GPU.
+    ``kept`` is the date of an earlier run that measured them, and their file.
     """
 
     layers: tuple[LayerTimings, ...]
@@ -80,6 +100,7 @@ class Timings:
     exchanges: tuple[Exchange, ...] = ()
     notes: tuple[str, ...] = ()
     unit: str = CORE
+    kept: str = ""
 
 
 def no_faster_than_linear(seconds: Mapping[int, float]) -> dict[int, float]:
@@ -94,3 +115,35 @@ def no_faster_than_linear(seconds: Mapping[int, float]) -> dict[int, float]:
 def sizes(most: int) -> list[int]:
     """Return the numbers of workers worth a try inside one layer: 2, 4, 8 and so on, and all."""
     return sorted({2**i for i in range(1, most.bit_length()) if 2**i < most} | {most} - {1})
+
+
+def place_of_timings(settings: PretrainSettings, *numbers: int | None) -> Path | None:
+    """Return where the timings of a stack are kept; None if no cache folder is known.
+
+    ``numbers`` are the rows and the workers that they were asked for.
+    """
+    # A home folder may be shared by machines, so the machine's name counts. BLAS tells the kernels
+    # that it takes on this CPU. Libraries are found in another order each time.
+    names = "prefix", "version", "architecture"
+    blas = sorted({str([each.get(name) for name in names]) for each in loaded_libraries().info()})
+    machine = platform.node(), usable_cores(), __version__, np.__version__, blas
+    own = {k: v for k, v in msgspec.to_builtins(settings).items() if k not in ("epochs", "seed")}
+    key = sha256(msgspec.json.encode((machine, own, numbers), order="sorted")).hexdigest()
+    with suppress(DataError):
+        return cache_folder() / "timings" / key[:32]
+    return None
+
+
+def remembered(place: Path) -> Timings | None:
+    """Return the timings that are kept somewhere; None if there are none that can be read."""
+    with suppress(OSError, msgspec.MsgspecError):  # they are measured anew
+        return msgspec.msgpack.decode(place.read_bytes(), type=Timings)
+    return None
+
+
+def remember(place: Path, timings: Timings) -> None:
+    """Keep timings for later runs, where the cache folder can be written."""
+    with suppress(OSError):  # a later run measures anew
+        place.parent.mkdir(parents=True, exist_ok=True)
+        kept = replace(timings, kept=f"{date.today().isoformat()}, in {place}")
+        write_atomically(place, msgspec.msgpack.encode(kept))

@@ -13,6 +13,8 @@ from PIL import Image
 import syncpretrain
 from syncpretrain.settings import read_settings
 
+pytestmark = pytest.mark.usefixtures("measures_anew")
+
 TEXT = "3x8x6,conv:4x3,pool:2,conv:5x2,6"
 TRAIN = ("--data", "colours.npy", "--batch-size", 10, "--epochs", 2, "--quiet")
 

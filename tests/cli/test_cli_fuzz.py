@@ -50,7 +50,11 @@ drawn = settings(
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )
-pytestmark = [pytest.mark.timeout(600), pytest.mark.parametrize("part", PARTS)]
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.parametrize("part", PARTS),
+    pytest.mark.usefixtures("measures_anew"),
+]
 
 
 FIELDS = {

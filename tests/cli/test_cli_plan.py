@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from types import SimpleNamespace
 
 import fakecupy
 import numpy as np
@@ -11,7 +12,11 @@ import pytest
 from commandline import measure_one_round
 
 import syncpretrain.cli.setting_options as given_module
-from syncpretrain.settings import read_settings
+import syncpretrain.planning.choice as choosing
+from syncpretrain.planning.timings import place_of_timings
+from syncpretrain.settings import read_settings, settings_from
+
+pytestmark = pytest.mark.usefixtures("measures_anew")
 
 STACK = ("--layers", "16,8,4", "--epochs", 2, "--batch-size", 10)
 QUICK = ("--seconds", 0, "--examples", 100)
@@ -126,6 +131,54 @@ class TestAuto:
 
     def test_quiet_is_quiet(self, call, quick):
         assert call(*self.TRAIN, "--schedule", "auto", "--quiet") == ("", "")
+
+    def test_a_second_run_takes_what_the_first_one_measured(
+        self, call, quick, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr(
+            "syncpretrain.planning.timings.cache_folder", lambda: tmp_path / "cache"
+        )
+        monkeypatch.setattr(choosing, "place_of_timings", place_of_timings)
+        measured, real = [], choosing.timings_of
+        monkeypatch.setattr(
+            choosing, "timings_of", lambda *a, **b: (measured.append(a), real(*a, **b))[1]
+        )
+        train = (*self.TRAIN, "--schedule", "auto", "--json")
+        _, first = call(*train, "--out", "run")
+        assert "as measured on" not in first
+        _, second = call(*train, "--seed", 5, "--epochs", 3, "--out", "again")
+        (kept,) = (tmp_path / "cache" / "timings").iterdir()
+        assert f", in {kept}; without that file it is measured anew" in " ".join(second.split())
+        assert len(measured) == 1
+        call(*train, "--batch-size", 7, "--out", "other")
+        assert len(measured) == 2
+        for each in (tmp_path / "cache" / "timings").iterdir():
+            each.write_bytes(b"damaged")
+        _, last = call(*train, "--out", "last")
+        assert len(measured) == 3
+        assert "as measured on" not in last
+
+    def test_libraries_may_be_found_in_any_order(self, monkeypatch):
+        own = settings_from((8, 4)).pretrain
+        found = [{"prefix": name, "version": None} for name in ("a", "b")]
+        places = []
+        for libraries in (found, found[::-1]):
+            told = SimpleNamespace(info=lambda libraries=libraries: libraries)
+            monkeypatch.setattr(
+                "syncpretrain.planning.timings.loaded_libraries", lambda told=told: told
+            )
+            places.append(place_of_timings(own, 10))
+        assert places[0] == places[1] != place_of_timings(own, 11)
+
+    def test_without_a_folder_to_keep_timings_in_it_measures(
+        self, call, quick, tmp_path, monkeypatch
+    ):
+        (tmp_path / "file").write_text("")
+        monkeypatch.setattr("syncpretrain.planning.timings.cache_folder", lambda: tmp_path / "file")
+        monkeypatch.setattr(choosing, "place_of_timings", place_of_timings)
+        for out in ("run", "again"):
+            _, err = call(*self.TRAIN, "--schedule", "auto", "--out", out)
+            assert "as measured on" not in err
 
     @pytest.mark.parametrize(
         ("option", "value"), [("replicas", 2), ("split", "units"), ("shards", 2), ("group-size", 1)]

@@ -18,6 +18,8 @@ from syncpretrain.plot.curves import save_label_curve
 from syncpretrain.runs.checkpoints import Checkpoints
 from syncpretrain.runs.run import resume_run
 
+pytestmark = pytest.mark.usefixtures("measures_anew")
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:

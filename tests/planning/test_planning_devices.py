@@ -29,7 +29,10 @@ from syncpretrain.workers.split import Split
 STACK = ("--layers", "16,8,4", "--epochs", "2", "--batch-size", "10")
 QUICK = ("--seconds", "0", "--examples", "100")
 
-pytestmark = pytest.mark.skipif(fakecuda.COMPILER is None, reason="no g++ here for the kernels")
+pytestmark = [
+    pytest.mark.skipif(fakecuda.COMPILER is None, reason="no g++ here for the kernels"),
+    pytest.mark.usefixtures("measures_anew"),
+]
 
 
 @pytest.fixture(autouse=True)

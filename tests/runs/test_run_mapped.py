@@ -22,6 +22,8 @@ from syncpretrain.events import EpochFinished
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 
+pytestmark = pytest.mark.usefixtures("measures_anew")
+
 
 class TestRun:
     """A run by the command line on a .npy file that stays on the disk."""
