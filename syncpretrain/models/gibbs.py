@@ -1,6 +1,18 @@
-"""Gibbs chains in an RBM: samples of a stack, and imputation of missing values.
+"""Gibbs chains in an RBM, and in all RBMs of a stack: samples, and imputation of missing values.
 
-Samples are the visible means at the end of chains in the top RBM, decoded to the input.
+By default, samples are the visible means at the end of chains in the top RBM, decoded to the input.
+Samples of one level are states of the visible units of the RBM of that level.
+
+In stacked tempering (Fernandez-de-Cossio-Diaz, Roussel, Cocco and Monasson 2024) there is a chain
+at every level. The hidden units of level l and the visible units of level l + 1 are the same units,
+h and v, and swap their states with the probability min(1, exp(-D)):
+
+    D = Fh_l(v) - Fh_l(h) + Fv_{l+1}(h) - Fv_{l+1}(v)
+
+Fh is the free energy of hidden states, with the visible units summed out; Fv is the free energy of
+visible states. Both partition functions cancel. After a swap, the other side of both RBMs is drawn
+anew, so that the joint distribution of all levels, a product of RBMs, stays as it is. The upper
+levels are small and mix fast: a chain of level 1 gets far by going up and coming down again.
 
 Imputation leaves out a row's missing values at first, as training does. Then it draws the lowest
 RBM's hidden units and missing units in turn, while the observed units keep their values (clamped);
@@ -13,6 +25,7 @@ further from the removed values.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +41,11 @@ from syncpretrain.kernels.conditions import (
 )
 from syncpretrain.kernels.contrastive_divergence import draw_noise, sample
 from syncpretrain.models.layer import DenseLayer, Layer, down_through, rows_at_once, up_through
+from syncpretrain.models.likelihood import Doubles, has_energy, summed_out
 from syncpretrain.units.kinds import kind_of
 
 Layers = tuple[Layer, ...]
+METHODS = ("gibbs", "stacked")
 
 
 def sampled(
@@ -60,19 +75,12 @@ def sampled(
     DataError
         If the stack cannot have such chains.
     """
-    if count < 1 or steps < 1:
-        raise DataError(f"count and steps: got {count} and {steps}, expected 1 or more")
-    top, below = _top_rbm(layers), layers[:-1]
-    blocks = kind_of(top.visible_units).blocks
+    top, below = _dense_rbm(layers[-1], "the top layer"), layers[:-1]
+    if steps < 1:
+        raise DataError(f"steps: got {steps}, expected 1 or more")
+    _check_chains(top, start, count)
     if start is None:
-        if blocks is not None and blocks.counts:
-            raise DataError(
-                "start: got nothing for counts, expected documents, whose numbers of words the"
-                " samples have"
-            )
         visible = draws.random((count, top.weight.shape[0]), dtype=np.float32)
-    elif len(start) != count:
-        raise DataError(f"start: got {len(start)} examples for {count} chains; give one a chain")
     else:
         visible = up_through(below, start) if below else start
     visible = gibbs_chains(top, visible, steps, draws)
@@ -80,6 +88,213 @@ def sampled(
         return visible
     down = down_through(below, units[: len(below)], visible)
     return down if start is None else as_documents(down, start, units[0])
+
+
+def sampled_states(
+    layers: Sequence[Layer],
+    start: Array | None,
+    *,
+    level: int,
+    method: str,
+    count: int,
+    steps: int,
+    draws: np.random.Generator,
+) -> Array:
+    """Run chains as :func:`started` starts them; return the visible states of a level."""
+    if steps < 1:
+        raise DataError(f"steps: got {steps}, expected 1 or more")
+    chains = started(layers, start, level=level, method=method, count=count, draws=draws)
+    for _ in range(steps):
+        chains.step()
+    return chains.visible[level - 1 if method == "stacked" else 0]
+
+
+def started(
+    layers: Sequence[Layer],
+    start: Array | None,
+    *,
+    level: int,
+    method: str,
+    count: int,
+    draws: np.random.Generator,
+) -> Levels:
+    """Return chains that are about to start.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+        Layers from the lowest up.
+    start : ndarray of shape (count, V) or None
+        Prepared examples at which the chains start; None for units without inputs.
+    level : int
+        The level to sample, from 1; stacked tempering has chains at all levels.
+    method : str
+        One of :data:`METHODS`.
+    count : int
+    draws : Generator
+
+    Raises
+    ------
+    DataError
+        If the stack cannot have such chains.
+    """
+    rbms = levels_of(layers, level, method)
+    _check_chains(rbms[0], start, count)
+    if start is None:
+        return Levels(rbms, count, draws)
+    visible = up_through(layers[: level - 1], start) if method == "gibbs" and level > 1 else start
+    return Levels(rbms, _as_states(visible, rbms[0].visible_units, draws), draws)
+
+
+class Levels:
+    """Chains in one RBM, or at every level of a stack, which swap states with the level above.
+
+    Parameters
+    ----------
+    rbms : sequence of DenseLayer
+        One RBM, or the RBMs of a stack from the lowest up, as :func:`levels_of` returns them.
+    visible : ndarray of shape (chains, V), or int
+        States of the lowest visible units at which the chains start, which set the other levels
+        too; or a number of chains, which start at units without inputs.
+    draws : Generator
+
+    Attributes
+    ----------
+    visible, hidden : list of ndarray
+        States of each level, of shape (chains, V) and (chains, H).
+    tried, accepted : ndarray of int
+        Swaps of each pair of levels, the lowest pair first.
+    """
+
+    def __init__(
+        self, rbms: Sequence[DenseLayer], visible: Array | int, draws: np.random.Generator
+    ) -> None:
+        self.rbms, self._draws = list(rbms), draws
+        self.visible, self.hidden = list[Array](), list[Array]()
+        lowest = self.rbms[0].visible_units
+        is_start = not isinstance(visible, int)
+        self._conditions = conditions_of(visible, lowest) if is_start else None
+        below = visible
+        for rbm in self.rbms:
+            if isinstance(below, int):
+                below = self._drawn(np.zeros((below, len(rbm.weight)), np.float32), rbm, up=False)
+            self.visible.append(below)
+            self.hidden.append(self._drawn(_up(rbm, below), rbm))
+            below = self.hidden[-1] if is_start else len(below)
+        pairs = list(range(len(self.rbms) - 1))
+        self._turns = [own for own in (pairs[::2], pairs[1::2]) if own] or [[]]
+        self._steps = 0
+        self.tried, self.accepted = np.zeros((2, len(pairs)), dtype=np.int64)
+
+    @property
+    def acceptance(self) -> list[float]:
+        """The share of accepted swaps of each pair of levels, the lowest pair first."""
+        return (self.accepted / np.maximum(self.tried, 1)).tolist()
+
+    def step(self) -> None:
+        """Swap every second pair of levels, the others in the next step; draw all units anew."""
+        swapped = self._turns[self._steps % len(self._turns)]
+        self._steps += 1
+        for pair in swapped:
+            self._swap(pair)
+        for level, rbm in enumerate(self.rbms):
+            if level not in swapped:  # a lower level of a pair has drawn its hidden units last
+                if level - 1 not in swapped:
+                    self.hidden[level] = self._drawn(_up(rbm, self.visible[level]), rbm)
+                self.visible[level] = self._drawn(_down(rbm, self.hidden[level]), rbm, up=False)
+
+    def _swap(self, pair: int) -> None:
+        """Swap h of one level and v of the next; draw v of the one and h of the other anew."""
+        lower, upper = self.rbms[pair : pair + 2]
+        h, v = self.hidden[pair], self.visible[pair + 1]
+        cost, down, up = swap_cost(lower, upper, h, v)
+        with np.errstate(under="ignore"):
+            accepted = self._draws.random(len(h)) < np.exp(np.minimum(-cost, 0))
+        self.tried[pair] += len(h)
+        self.accepted[pair] += np.count_nonzero(accepted)
+        self.visible[pair + 1] = _chosen(accepted, h, v)
+        self.visible[pair] = self._drawn(_chosen(accepted, *down[::-1]), lower, up=False)
+        self.hidden[pair] = self._drawn(_up(lower, self.visible[pair]), lower)
+        self.hidden[pair + 1] = self._drawn(_chosen(accepted, *up), upper)
+
+    def _drawn(self, x: Array, rbm: DenseLayer, *, up: bool = True) -> Array:
+        """Draw states of the hidden, or of the visible, units with inputs x."""
+        units = rbm.hidden_units if up else rbm.visible_units
+        noise = draw_noise(self._draws, units, out=np.empty(x.shape, dtype=np.float32))
+        states = sample(x, units, noise, out=np.empty_like(x))
+        return states if up else draw_words(states, units, noise, self._conditions)
+
+
+def swap_cost(
+    lower: DenseLayer, upper: DenseLayer, h: Array, v: Array
+) -> tuple[Doubles, tuple[Array, Array], tuple[Array, Array]]:
+    """Return D of swapping h, hidden states of one level, with v, visible states of the next.
+
+    Returns
+    -------
+    D : ndarray of shape (chains,), float64
+        Change of both free energies, in nats.
+    down, up : tuple of two ndarrays
+        Inputs that h and v give the visible units of ``lower``, and the hidden units of ``upper``.
+    """
+    below = (lower.hidden_units, lower.hidden_bias), (lower.visible_units, lower.visible_bias)
+    above = (upper.visible_units, upper.visible_bias), (upper.hidden_units, upper.hidden_bias)
+    down, up = (_down(lower, h), _down(lower, v)), (_up(upper, h), _up(upper, v))
+    at_h = summed_out(h, up[0], *above) - summed_out(h, down[0], *below)
+    return at_h + summed_out(v, down[1], *below) - summed_out(v, up[1], *above), down, up
+
+
+def levels_of(layers: Sequence[Layer], level: int, method: str) -> list[DenseLayer]:
+    """Return the RBMs with chains: of one level, or of all.
+
+    Raises
+    ------
+    DataError
+        If there is no such level or method, or a layer cannot have such chains.
+    """
+    if method not in METHODS:
+        raise DataError(f"method: got {method!r}, expected {' or '.join(METHODS)}")
+    if not 1 <= level <= len(layers):
+        raise DataError(f"level: got {level}, expected 1 to {len(layers)}")
+    if method == "gibbs":
+        return [_dense_rbm(layers[level - 1], f"layer {level}")]
+    if len(layers) < 2:
+        raise DataError("method: got stacked for one layer, expected two RBMs or more; take gibbs")
+    rbms = [_dense_rbm(layer, f"layer {n}") for n, layer in enumerate(layers, start=1)]
+    for n, rbm in enumerate(rbms, start=1):
+        own = (rbm.visible_units, rbm.hidden_units)
+        blocks = kind_of(own[0]).blocks
+        counted = blocks is not None and bool(blocks.counts)
+        if counted or not (has_energy(*own) and has_energy(*own[::-1])):
+            raise DataError(
+                f"method: got stacked for {own[0]} and {own[1]} units of layer {n}, expected"
+                " bernoulli, gaussian or softmax ones; take gibbs"
+            )
+    for n, (lower, upper) in enumerate(pairwise(rbms), start=1):
+        if lower.hidden_units != upper.visible_units:
+            raise DataError(
+                f"method: got stacked, but layer {n} has {lower.hidden_units} hidden units and"
+                f" layer {n + 1} {upper.visible_units} visible ones; take gibbs"
+            )
+    return rbms
+
+
+def _chosen(accepted: NDArray[np.bool_], swapped: Array, kept: Array) -> Array:
+    """Return the rows of ``swapped`` where a swap was accepted, else the rows of ``kept``."""
+    chosen: Array = np.where(accepted[:, None], swapped, kept)
+    return chosen
+
+
+def _up(rbm: DenseLayer, v: Array) -> Array:
+    x: Array = v @ rbm.weight
+    x += rbm.hidden_bias
+    return x
+
+
+def _down(rbm: DenseLayer, h: Array) -> Array:
+    x: Array = h @ rbm.weight.T
+    x += rbm.visible_bias
+    return x
 
 
 def imputed(
@@ -134,9 +349,7 @@ def gibbs_chains(rbm: DenseLayer, visible: Array, steps: int, draws: np.random.G
     Each step draws hidden states, then visible states; ``visible`` has shape (chains, V). Documents
     keep their numbers of words.
     """
-    states = visible.copy()
-    if kind_of(rbm.visible_units).is_binary:
-        np.less(draws.random(visible.shape, dtype=np.float32), visible, out=states)
+    states = _as_states(visible, rbm.visible_units, draws)
     conditions = conditions_of(states, rbm.visible_units)
     for _ in range(steps):
         visible = gibbs_step(rbm, states, conditions, draws)
@@ -172,26 +385,52 @@ def _sample(
     return means
 
 
-def _top_rbm(layers: Sequence[Layer]) -> DenseLayer:
-    """Return the top layer of a stack, once it is found to be a dense RBM.
+def _dense_rbm(layer: Layer, name: str) -> DenseLayer:
+    """Return a layer, once it is found to be a dense RBM.
 
     Raises
     ------
     DataError
-        If the top layer is no dense RBM.
+        If it is none.
     """
-    top = layers[-1]
-    if top.model != "rbm":
+    if layer.model != "rbm":
         raise DataError(
-            "the top layer is an autoencoder, or was fine-tuned, and is no RBM; sample a stack"
-            " of RBMs as it was before fine-tuning"
+            f"{name} is an autoencoder, or was fine-tuned, and is no RBM; sample a stack of RBMs as"
+            " it was before fine-tuning"
         )
-    if not isinstance(top, DenseLayer):
+    if not isinstance(layer, DenseLayer):
         raise DataError(
-            f"the top layer is a convolution, {top.shape}; sample a stack with a dense RBM on"
-            " top, such as 1x28x28,conv:20x5,pool:2,500"
+            f"{name} is a convolution, {layer.shape}; sample a stack with a dense RBM on top, such"
+            " as 1x28x28,conv:20x5,pool:2,500"
         )
-    return top
+    return layer
+
+
+def _check_chains(rbm: DenseLayer, start: Array | None, count: int) -> None:
+    """Refuse a number of chains below 1, and a start that does not fit.
+
+    Raises
+    ------
+    DataError
+    """
+    if count < 1:
+        raise DataError(f"count: got {count}, expected 1 or more")
+    blocks = kind_of(rbm.visible_units).blocks
+    if start is None and blocks is not None and blocks.counts:
+        raise DataError(
+            "start: got nothing for counts, expected documents, whose numbers of words the"
+            " samples have"
+        )
+    if start is not None and len(start) != count:
+        raise DataError(f"start: got {len(start)} examples for {count} chains; give one a chain")
+
+
+def _as_states(visible: Array, units: str, draws: np.random.Generator) -> Array:
+    """Return states of visible means: binary units are drawn, other values are states."""
+    states = visible.copy()
+    if kind_of(units).is_binary:
+        np.less(draws.random(visible.shape, dtype=np.float32), visible, out=states)
+    return states
 
 
 def _by_gibbs(

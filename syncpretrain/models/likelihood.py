@@ -289,13 +289,32 @@ def free_energy(layer: Layer, X: Array, *, missing: bool = False) -> Doubles:
     """
     W, a, b = _parameters(layer)
     v = np.asarray(X, dtype=np.float64)
-    energy, log_sum = kind_of(layer.visible_units).energy, kind_of(layer.hidden_units).log_sum
-    if energy is None or log_sum is None:
+    if not has_energy(layer.visible_units, layer.hidden_units):
         raise DataError(
             f"layer: got {layer.visible_units} and {layer.hidden_units} units, which have no energy"
         )
     own = np.where(is_missing(v) & _is_normal(layer), a, v) if missing else v
-    energies: Doubles = energy(np, own, a) - log_sum(np, v @ W + b, b).sum(axis=1)
+    return summed_out(own, v @ W + b, (layer.visible_units, a), (layer.hidden_units, b))
+
+
+def has_energy(own: str, other: str) -> bool:
+    """Return whether the units of one side have an energy, and the other side can be summed out."""
+    return kind_of(own).energy is not None and kind_of(other).log_sum is not None
+
+
+def summed_out(
+    states: Array, inputs: Array, own: tuple[str, Array], other: tuple[str, Array]
+) -> Doubles:
+    """Return the free energy of states of one side of an RBM, in nats.
+
+    ``inputs`` are the inputs that the states give the other side, biases included. ``own`` and
+    ``other`` are the kind of units and the biases of each side.
+    """
+    energy, log_sum = kind_of(own[0]).energy, kind_of(other[0]).log_sum
+    assert energy is not None
+    assert log_sum is not None
+    sums = log_sum(np, inputs, other[1]).sum(axis=1, dtype=np.float64)
+    energies: Doubles = energy(np, states, own[1]) - sums
     return energies
 
 

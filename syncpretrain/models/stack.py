@@ -14,13 +14,14 @@ from numpy.typing import ArrayLike, NDArray
 from syncpretrain.data.examples import as_examples
 from syncpretrain.data.frames import array_of
 from syncpretrain.data.meaning import SHARES, Meaning, meaning_in
+from syncpretrain.data.output_file import write_output
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.activations import activate, affine
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.export.formats import check_installed, format_for, write_export
-from syncpretrain.models.gibbs import imputed, sampled
+from syncpretrain.models.gibbs import imputed, sampled, sampled_states
 from syncpretrain.models.inputs import checked_codes, is_bounded, prepared_examples
 from syncpretrain.models.layer import (
     ConvolutionalLayer,
@@ -253,36 +254,72 @@ class Stack:
         return np.where(missing, self._unscaled(found) * (255.0 if divided else 1.0), rows)
 
     def sample(
-        self, count: int, *, steps: int = 1000, seed: int = 0, start: ArrayLike | None = None
+        self,
+        count: int,
+        *,
+        level: int | None = None,
+        steps: int = 1000,
+        method: str = "gibbs",
+        seed: int = 0,
+        start: ArrayLike | str | None = None,
+        save: str | Path | None = None,
     ) -> Array:
-        """Sample: run Gibbs chains in the top RBM, then decode to the input.
+        """Sample: run chains in one RBM, or in all.
+
+        Without a level, chains run in the top RBM, and the visible means of the last step are
+        decoded to the input (Hinton, Osindero and Teh 2006, section 4). With a level, the samples
+        are states of the visible units of the RBM of that level: ``level=1`` samples the input.
+        Samples are a function of the seed and the other arguments.
 
         Parameters
         ----------
         count : int
             Independent chains.
+        level : int, optional
+            Level of the RBM, from 1; default the top RBM, decoded, or level 1 if stacked.
         steps : int
-            Gibbs steps in the top RBM, up and down again with binary states; the last step keeps
-            the probabilities (Hinton, Osindero and Teh 2006, section 4).
+            Gibbs steps, each up and down again with states of the units.
+        method : str
+            ``gibbs``, or ``stacked``: chains at every level swap their states with the level above
+            (Fernandez-de-Cossio-Diaz et al. 2024), for RBMs of bernoulli, gaussian and softmax
+            units.
         seed : int
         start : array-like of shape (count, input units), optional
-            Examples at which the chains start; default noise. Documents keep their numbers of
-            words; an RBM of counts alone needs a start.
+            Examples at which the chains start; default, or ``noise``, noise. Documents keep their
+            numbers of words; an RBM of counts alone needs a start.
+        save : str or Path, optional
+            A ``.npy`` file for the samples.
 
         Returns
         -------
-        ndarray of shape (count, input units), float32
+        ndarray of shape (count, units of the level), float32
 
         Raises
         ------
         DataError
-            If ``count`` or ``steps`` is below 1, ``start`` does not fit, or the top layer is no
-            dense RBM, as after fine-tuning.
+            If ``count`` or ``steps`` is below 1, ``start`` does not fit, or a layer that is sampled
+            is no dense RBM, as after fine-tuning.
+        OSError
+            If the file cannot be written.
         """
-        X = None if start is None else self.prepared(start, "start")[:]
+        if isinstance(start, str) and start != "noise":
+            raise DataError(f"start: got {start!r}, expected noise, or the examples as an array")
+        if save is not None and Path(save).suffix != ".npy":
+            raise DataError(f"save: got {save}, expected a file that ends in .npy")
+        is_noise = start is None or isinstance(start, str)
+        X = None if is_noise else self.prepared(start, "start")[:]
         draws = generator(seed, Purpose.SAMPLE)
-        down = sampled(self.layers, self.units, X, count=count, steps=steps, draws=draws)
-        return self._unscaled(down)
+        if level is None and method == "gibbs":
+            down = sampled(self.layers, self.units, X, count=count, steps=steps, draws=draws)
+            found = self._unscaled(down)
+        else:
+            own = 1 if level is None else level
+            how: Any = {"level": own, "method": method, "count": count, "steps": steps}
+            states = sampled_states(self.layers, X, **how, draws=draws)
+            found = self._unscaled(states) if own == 1 else states
+        if save is not None:
+            write_output(Path(save), {}, {"X": found})
+        return found
 
     @property
     def meaning(self) -> Meaning | None:

@@ -1,0 +1,289 @@
+"""Stacked tempering against the joint distribution of every level, by enumeration.
+
+A Gaussian unit has a lattice of values: a sum over a lattice finer than the standard deviation is
+the integral, up to exp(-2 (pi / spacing)^2), and swaps stay on the lattice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from binaryunits import states
+from scipy.stats import chi2
+
+from syncpretrain.errors import DataError
+from syncpretrain.models import gibbs
+from syncpretrain.models.gibbs import Levels, swap_cost
+from syncpretrain.models.stack import DenseLayer, Stack
+from syncpretrain.rng import Purpose, generator
+from syncpretrain.units.kinds import kind_of
+
+LATTICE = np.arange(-10, 10.25, 0.5)
+CHOICES = np.eye(3)
+STATES = {
+    "bernoulli": states(2),
+    "gaussian": LATTICE[:, None],
+    "softmax:2x3": np.array([np.concatenate(pair) for pair in product(CHOICES, CHOICES)]),
+    "bernoulli:1,softmax:1x3": np.array(
+        [np.concatenate(pair) for pair in product(states(1), CHOICES)]
+    ),
+}
+PAIRS = [  # kinds from the input up
+    ("bernoulli", "bernoulli", "bernoulli"),
+    ("gaussian", "bernoulli", "bernoulli"),
+    ("bernoulli", "gaussian", "bernoulli"),
+    ("gaussian", "gaussian", "bernoulli"),
+    ("softmax:2x3", "bernoulli", "bernoulli"),
+    ("bernoulli", "softmax:2x3", "bernoulli"),
+    ("bernoulli:1,softmax:1x3", "bernoulli", "gaussian"),
+    ("bernoulli", "bernoulli", "bernoulli", "bernoulli"),
+    ("gaussian", "bernoulli", "gaussian", "bernoulli"),
+    ("softmax:2x3", "bernoulli", "bernoulli", "gaussian"),
+]
+
+
+def make_stack(kinds: tuple[str, ...], seed: int) -> list[DenseLayer]:
+    """Return RBMs in float64 with random parameters; Gaussian sides stay normalizable."""
+    draws = np.random.default_rng(seed)
+    layers = []
+    for below, above in pairwise(kinds):
+        visible, hidden = STATES[below].shape[1], STATES[above].shape[1]
+        scale = 0.5 if below == above == "gaussian" else 1
+        weight, b, a = (
+            draws.uniform(-scale, scale, size=x) for x in ((visible, hidden), hidden, visible)
+        )
+        layers.append(DenseLayer(weight, b, a, hidden_units=above, visible_units=below))
+    return layers
+
+
+def own_energy(units: str, s: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    return ((s - bias) ** 2).sum(axis=1) / 2 if units == "gaussian" else -s @ bias
+
+
+def joint(layer: DenseLayer) -> np.ndarray:
+    """Return p(v, h) of all states of an RBM by the energy's definition."""
+    v, h = STATES[layer.visible_units], STATES[layer.hidden_units]
+    energy = own_energy(layer.visible_units, v, layer.visible_bias)[:, None]
+    energy = energy + own_energy(layer.hidden_units, h, layer.hidden_bias) - v @ layer.weight @ h.T
+    p = np.exp(energy.min() - energy)
+    return p / p.sum()
+
+
+def of_all(layers: list[DenseLayer]) -> np.ndarray:
+    """Return the joint distribution with the axes v1, h1, v2, h2, ..."""
+    p = np.ones(())
+    for layer in layers:
+        p = np.multiply.outer(p, joint(layer))
+    return p
+
+
+def redrawn(p: np.ndarray, layers: list[DenseLayer], axis: int) -> np.ndarray:
+    """Draw one side of one level given its other side."""
+    own = joint(layers[axis // 2])
+    shape = [1] * p.ndim
+    first = axis - axis % 2
+    shape[first : first + 2] = own.shape
+    given = own / own.sum(axis=axis % 2, keepdims=True)
+    return p.sum(axis=axis, keepdims=True) * given.reshape(shape)
+
+
+def swapped(p: np.ndarray, layers: list[DenseLayer], pair: int, *, always: bool) -> np.ndarray:
+    """Swap h of a level with v of the next as the package's cost of a swap says."""
+    lower, upper = layers[pair : pair + 2]
+    s = STATES[lower.hidden_units]
+    i, j = (x.ravel() for x in np.indices((len(s), len(s))))
+    cost = swap_cost(lower, upper, s[i], s[j])[0].reshape(len(s), len(s))
+    accepted = np.ones_like(cost) if always else np.minimum(1, np.exp(-cost))
+    shape = [1] * p.ndim
+    own = 2 * pair + 1, 2 * pair + 2
+    shape[own[0]], shape[own[1]] = cost.shape
+    accepted = accepted.reshape(shape)
+    return (accepted * p).swapaxes(*own) + (1 - accepted) * p
+
+
+def stepped(
+    p: np.ndarray, layers: list[DenseLayer], turn: list[int], *, always: bool = False
+) -> np.ndarray:
+    """Return the distribution one step after p: swaps, then new states as Levels draws them."""
+    for pair in turn:
+        p = swapped(p, layers, pair, always=always)
+        for axis in (2 * pair, 2 * pair + 1, 2 * pair + 3):
+            p = redrawn(p, layers, axis)
+    for level in range(len(layers)):
+        if level not in turn:
+            for axis in (2 * level + 1,) * (level - 1 not in turn) + (2 * level,):
+                p = redrawn(p, layers, axis)
+    return p
+
+
+@pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
+def test_a_step_leaves_the_joint_distribution(kinds):
+    for seed in range(3):
+        layers = make_stack(kinds, seed)
+        p = of_all(layers)
+        for turn in range(len(layers) - 1):
+            np.testing.assert_allclose(stepped(p, layers, [turn]), p, atol=1e-12, rtol=0)
+            broken = stepped(p, layers, [turn], always=True)
+            assert np.abs(broken - p).sum() > 1e-3, "swapping always is noticed"
+
+
+def test_the_order_of_the_draws_is_the_one_of_the_matrices(monkeypatch):
+    """Levels draws what ``stepped`` draws, in its order, and swaps odd and even pairs in turn."""
+    drawn: list[int | str] = []
+    layers = [replace(layer) for layer in make_stack(PAIRS[7], 0)]
+
+    class Recorded(Levels):
+        def _drawn(self, x, rbm, *, up=True):
+            drawn.append(2 * [id(y) for y in layers].index(id(rbm)) + up)
+            return super()._drawn(x, rbm, up=up)
+
+    chains = Recorded(layers, 5, generator(0, Purpose.SAMPLE))
+    chains.rbms = layers
+    for expected in ([0, 1, 3, 2, 5, 4], [2, 3, 5, 1, 0, 4], [0, 1, 3, 2, 5, 4]):
+        drawn.clear()
+        chains.step()
+        assert drawn == expected
+    assert chains.tried.tolist() == [10, 5]
+
+
+def frequencies(*codes: np.ndarray) -> np.ndarray:
+    """Return how often each joint state of some binary arrays occurs."""
+    bits = np.concatenate(codes, axis=1).astype(int)
+    return np.bincount(bits @ (1 << np.arange(bits.shape[1])[::-1]), minlength=2 ** bits.shape[1])
+
+
+def marginal(layer: DenseLayer) -> np.ndarray:
+    """Return p(v) of all states of binary visible units."""
+    W, b, a = (np.float64(x) for _, x in layer.parameters())
+    v = states(len(a))
+    logs = v @ a + np.logaddexp(0, v @ W + b).sum(axis=1)
+    return np.exp(logs - np.logaddexp.reduce(logs))
+
+
+def chi_square(counts: np.ndarray, p: np.ndarray) -> float:
+    expected = counts.sum() * p
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("start", [None, np.ones((20_000, 4), np.float32)], ids=["noise", "data"])
+def test_three_levels_have_the_frequencies_of_their_rbms(start):
+    draws = np.random.default_rng(5)
+    layers = [
+        DenseLayer(*(np.float32(1.5 * draws.normal(size=s)) for s in ((v, h), (h,), (v,))))
+        for v, h in ((4, 3), (3, 2), (2, 2))
+    ]
+    options = {"level": 1, "method": "stacked", "count": 20_000}
+    chains = gibbs.started(layers, start, **options, draws=generator(3, Purpose.SAMPLE))
+    for _ in range(60):
+        chains.step()
+    p1, p2 = marginal(layers[0]), marginal(layers[1])
+    assert chi_square(frequencies(chains.visible[0]), p1) < chi2.isf(1e-4, 15)
+    assert chi_square(frequencies(chains.visible[0]), np.roll(p1, 1)) > chi2.isf(1e-4, 15)
+    # The levels are independent of each other.
+    both = frequencies(*chains.visible[:2])
+    assert chi_square(both, np.outer(p1, p2).ravel()) < chi2.isf(1e-4, 127)
+
+
+def bimodal(weight: float) -> list[DenseLayer]:
+    """Return a 6-3-1 stack whose levels are symmetric: units are all on, or all off."""
+    return [
+        DenseLayer(
+            np.full((v, h), weight), np.full(h, -weight * v / 2), np.full(v, -weight * h / 2)
+        )
+        for v, h in ((6, 3), (3, 1))
+    ]
+
+
+def relaxation(matrix: np.ndarray) -> float:
+    """Return the steps in which the slowest part of a distribution decays by a factor of e."""
+    return -1 / np.log(np.sort(np.abs(np.linalg.eigvals(matrix)))[-2])
+
+
+def conditional(weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    given, out = (states(n) for n in weight.shape)
+    x = given @ weight + bias
+    return np.exp(x @ out.T - np.logaddexp(0, x).sum(axis=1, keepdims=True))
+
+
+def test_a_bimodal_stack_relaxes_fifty_times_as_fast_as_gibbs():
+    lower, upper = layers = bimodal(4)
+    down, up = (
+        [conditional(x.weight.T, x.visible_bias) for x in layers],
+        [conditional(x.weight, x.hidden_bias) for x in layers],
+    )
+    alone, above = down[0] @ up[0], up[1] @ down[1]
+    s = states(3)
+    i, j = (x.ravel() for x in np.indices((8, 8)))
+    accepted = np.minimum(1, np.exp(-swap_cost(lower, upper, s[i], s[j])[0]))
+    swap = np.zeros((64, 64))
+    swap[i * 8 + j, j * 8 + i] = accepted
+    swap[np.arange(64), np.arange(64)] += 1 - accepted
+    slow, fast = relaxation(alone), relaxation(swap @ np.kron(alone, above))
+    assert slow > 600_000
+    assert slow / fast > 50
+    # The chains do so too: from one mode, half of them are in the other one soon.
+    stack = Stack(
+        tuple(replace(x, **{n: np.float32(y) for n, y in x.parameters()}) for x in layers)
+    )
+    on = {"level": 1, "steps": 100, "start": np.ones((2000, 6))}
+    assert stack.sample(2000, method="stacked", **on).mean() == pytest.approx(0.5, abs=0.06)
+    assert stack.sample(2000, **on).mean() > 0.95
+
+
+def test_one_level_is_sampled_by_gibbs_as_states_in_data_units():
+    lower, top = make_stack(("gaussian", "bernoulli", "bernoulli"), 1)
+    stack = Stack((lower, top))
+    found = stack.sample(4000, level=2, steps=30)
+    assert set(np.unique(found)) == {0, 1}
+    p = joint(top).sum(axis=1) @ STATES["bernoulli"]
+    np.testing.assert_allclose(found.mean(axis=0), p, atol=5 * 0.5 / np.sqrt(4000))
+    own = joint(lower).sum(axis=1)
+    assert stack.sample(4000, level=1, steps=30).mean() == pytest.approx(
+        float(own @ LATTICE), abs=0.15
+    )
+
+
+def test_samples_are_saved_and_repeat(tmp_path):
+    stack = Stack(tuple(make_stack(PAIRS[4], 2)))
+    options = {"level": 1, "steps": 7, "method": "stacked", "seed": 4}
+    found = stack.sample(5, **options, save=tmp_path / "x.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), found)
+    np.testing.assert_array_equal(stack.sample(5, **options), found)
+    assert (found.reshape(5, 2, 3).sum(axis=2) == 1).all(), "one choice a group"
+    np.testing.assert_array_equal(stack.sample(5, **options, start="noise"), found)
+
+
+RELU = DenseLayer(*(np.zeros(x, np.float32) for x in ((3, 2), (2,), (3,))), hidden_units="relu")
+LOWER = replace(RELU, hidden_units="bernoulli")
+UPPER = DenseLayer(*(np.zeros(x, np.float32) for x in ((2, 2), (2,), (2,))))
+
+
+@pytest.mark.parametrize(
+    ("layers", "arguments", "message"),
+    [
+        ((RELU, replace(UPPER, visible_units="gaussian")), {}, "relu units of layer 1"),
+        (
+            (LOWER, replace(UPPER, model="autoencoder")),
+            {},
+            "layer 2 is an autoencoder, or was fine",
+        ),
+        ((LOWER, replace(UPPER, visible_units="gaussian")), {}, "layer 2 gaussian visible"),
+        ((replace(LOWER, visible_units="counts:3"), UPPER), {}, "got stacked for counts:3"),
+        ((LOWER,), {}, "two RBMs or more"),
+        ((LOWER, UPPER), {"method": "tempered"}, "expected gibbs or stacked"),
+        ((LOWER, UPPER), {"level": 3}, "expected 1 to 2"),
+        ((LOWER, UPPER), {"level": 0}, "expected 1 to 2"),
+        ((LOWER, UPPER), {"steps": 0}, "expected 1 or more"),
+        ((LOWER, UPPER), {"start": "data"}, "examples as an array"),
+        ((LOWER, UPPER), {"save": "x.csv"}, "ends in .npy"),
+        ((LOWER, UPPER), {"start": np.zeros((3, 3))}, "3 examples for 2 chains"),
+    ],
+)
+def test_what_has_no_tempering_is_refused_before_any_step(monkeypatch, layers, arguments, message):
+    monkeypatch.setattr(gibbs.Levels, "step", lambda self: pytest.fail("a step was made"))
+    assert kind_of("relu").energy is None
+    with pytest.raises(DataError, match=message):
+        Stack(layers).sample(2, **{"method": "stacked", **arguments})
