@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from syncpretrain.cli.options import (
     RUN,
+    at_least,
     check_target,
     data_option,
     number_option,
@@ -16,6 +18,12 @@ from syncpretrain.cli.options import (
     shape_option,
 )
 
+if TYPE_CHECKING:
+    from syncpretrain.models.stack import Stack
+    from syncpretrain.shapes import ImageShape
+
+LEVEL_HELP = "RBM to sample, from 1; default the top one, decoded, or 1 if stacked."
+METHOD_HELP = "Chains of one RBM, or of all, which swap states. Default gibbs."
 PIXELS = 36  # about the side of a filter in the picture
 
 
@@ -110,21 +118,33 @@ def reconstruct(
 
 @click.command("sample")
 @click.argument("run", type=RUN)
+@click.option("--level", type=at_least(1), metavar="L", help=LEVEL_HELP)
+@click.option(
+    "--method", type=click.Choice(["gibbs", "stacked"]), default="gibbs", help=METHOD_HELP
+)
 @click.option(
     "--start",
     type=click.Choice(["noise", "data"]),
     default="noise",
     help="Where the chains start. Default noise.",
 )
-@data_option("For --start data; default what the run was trained on.")
+@data_option("For --start data, and for the mixing; default what the run was trained on.")
 @part_option
 @number_option("--count", 20, "Chains.")
 @number_option("--steps", 1000, "Steps of each chain.")
 @shape_option
 @number_option("--seed", 0, least=0)
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path),
+    metavar="FILE.npy",
+    help="Write the samples, too; no picture is drawn if they are no images.",
+)
 @out_option("FILE.png", "Default samples.png in the folder of the run.")
 def sample(
     run: Path,
+    level: int | None,
+    method: str,
     start: str,
     data: str | None,
     part: str | None,
@@ -132,30 +152,33 @@ def sample(
     steps: int,
     shape: str | None,
     seed: int,
+    save: Path | None,
     out: Path | None,
 ) -> None:
-    """Sample from the top RBM, decode the samples to the input, and draw them as a PNG.
+    """Sample from an RBM of the stack, draw the samples as a PNG, and say whether the chains mix.
 
-    The run must not be fine-tuned, since fine-tuning leaves no RBM. Chains that start at data are
-    drawn under their examples.
+    Without --level, chains run in the top RBM, and their ends are decoded to the input. The run
+    must not be fine-tuned, since fine-tuning leaves no RBM. Chains that start at data are drawn
+    under their examples.
 
     \b
     Examples:
       syncpretrain sample runs/NAME
       syncpretrain sample runs/NAME --start data --steps 10 --count 10
+      syncpretrain sample runs/NAME --level 1 --method stacked --save samples.npy
     """
     import numpy as np
 
     from syncpretrain.cli.run_data import examples_of
     from syncpretrain.models.stack import load
-    from syncpretrain.plot.images import image_grid, image_shape, save_png, shades
+    from syncpretrain.plot.images import image_grid, save_png, shades
 
-    if start == "noise" and (data or part):
-        raise click.UsageError("--data and --part say where chains start; add --start data")
     target = out or _beside(run, "samples.png")
     stack = load(run)
-    check_target(target, run)
-    images = image_shape(stack.layers[0].shape, shape)
+    for path in (target, save):
+        if path is not None:
+            check_target(path, run, data)
+    images = _images_of(stack, shape, level=level, save=save)
     shown, first = [], None
     if start == "data":
         X = examples_of(run, data, part, stack=stack).rows
@@ -163,6 +186,59 @@ def sample(
         count = min(count, len(X))
         first = X[np.random.default_rng(seed).choice(len(X), size=count, replace=False)]
         shown.append(first)
-    shown.append(stack.sample(count, steps=steps, seed=seed, start=first))
-    save_png(image_grid(*(shades(stack, rows) for rows in shown), shape=images), target)
-    click.echo(f"{target}: {count} samples after {steps} steps from {start}")
+    chains: dict[str, Any] = {"level": level, "method": method, "steps": steps, "seed": seed}
+    shown.append(stack.sample(count, start=first, save=save, **chains))
+    files = [str(save)] if save is not None else []
+    if images is not None:
+        save_png(image_grid(*(shades(stack, rows) for rows in shown), shape=images), target)
+        files.insert(0, str(target))
+    click.echo(f"{', '.join(files)}: {count} samples after {steps} steps from {start}")
+    for line in _mixing(stack, run, data, part, chains):
+        click.echo(line)
+
+
+def _images_of(
+    stack: Stack, shape: str | None, *, level: int | None, save: Path | None
+) -> ImageShape | None:
+    """Return the shape of samples as images; None if they are only saved.
+
+    Raises
+    ------
+    SettingsError
+        If they are no images, and are not saved.
+    """
+    from syncpretrain.errors import SettingsError
+    from syncpretrain.plot.examples import image_shape_of
+    from syncpretrain.plot.images import image_shape
+
+    if (level or 1) > 1:
+        if save is None:
+            raise SettingsError(
+                f"save: got none for level {level}, whose states are no images; add --save FILE.npy"
+            )
+        return None
+    if save is not None and shape is None:
+        return image_shape_of(stack)
+    return image_shape(stack.layers[0].shape, shape)
+
+
+def _mixing(
+    stack: Stack, run: Path, data: str | None, part: str | None, chains: dict[str, Any]
+) -> list[str]:
+    """Return lines on the mixing of chains from data and noise, or why it is not measured."""
+    from syncpretrain.cli.run_data import dataset_of
+    from syncpretrain.errors import DataError, SettingsError
+    from syncpretrain.models.mixing import LEAST_STEPS
+    from syncpretrain.report.examples import examples_to_show
+
+    if chains["steps"] < LEAST_STEPS:
+        return []
+    try:
+        shown = examples_to_show(dataset_of(run, data, stack=stack), part)
+        found = stack.for_prepared_rows().mixing(shown.rows, shown.labels, **chains)
+    except (DataError, SettingsError, OSError) as error:
+        return [f"mixing: not measured: {error}"]
+    head, rows = found.rows()
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    table = ("  ".join(map(str.rjust, row, widths)) for row in (head, *rows))
+    return [*found.figures()[:1], *table, *found.figures()[1:], *found.sentences()]

@@ -143,7 +143,7 @@ def started(
     if start is None:
         return Levels(rbms, count, draws)
     visible = up_through(layers[: level - 1], start) if method == "gibbs" and level > 1 else start
-    return Levels(rbms, _as_states(visible, rbms[0].visible_units, draws), draws)
+    return Levels(rbms, as_states(visible, rbms[0].visible_units, draws), draws)
 
 
 class Levels:
@@ -172,9 +172,8 @@ class Levels:
         self.rbms, self._draws = list(rbms), draws
         self.visible, self.hidden = list[Array](), list[Array]()
         lowest = self.rbms[0].visible_units
-        is_start = not isinstance(visible, int)
-        self._conditions = conditions_of(visible, lowest) if is_start else None
-        below = visible
+        self._conditions = None if isinstance(visible, int) else conditions_of(visible, lowest)
+        below, is_start = visible, not isinstance(visible, int)
         for rbm in self.rbms:
             if isinstance(below, int):
                 below = self._drawn(np.zeros((below, len(rbm.weight)), np.float32), rbm, up=False)
@@ -189,7 +188,7 @@ class Levels:
     @property
     def acceptance(self) -> list[float]:
         """The share of accepted swaps of each pair of levels, the lowest pair first."""
-        return (self.accepted / np.maximum(self.tried, 1)).tolist()
+        return [float(x) for x in self.accepted / np.maximum(self.tried, 1)]
 
     def step(self) -> None:
         """Swap every second pair of levels, the others in the next step; draw all units anew."""
@@ -222,7 +221,8 @@ class Levels:
         units = rbm.hidden_units if up else rbm.visible_units
         noise = draw_noise(self._draws, units, out=np.empty(x.shape, dtype=np.float32))
         states = sample(x, units, noise, out=np.empty_like(x))
-        return states if up else draw_words(states, units, noise, self._conditions)
+        drawn: Array = draw_words(states, units, noise, None if up else self._conditions)
+        return drawn
 
 
 def swap_cost(
@@ -349,7 +349,7 @@ def gibbs_chains(rbm: DenseLayer, visible: Array, steps: int, draws: np.random.G
     Each step draws hidden states, then visible states; ``visible`` has shape (chains, V). Documents
     keep their numbers of words.
     """
-    states = _as_states(visible, rbm.visible_units, draws)
+    states = as_states(visible, rbm.visible_units, draws)
     conditions = conditions_of(states, rbm.visible_units)
     for _ in range(steps):
         visible = gibbs_step(rbm, states, conditions, draws)
@@ -425,9 +425,9 @@ def _check_chains(rbm: DenseLayer, start: Array | None, count: int) -> None:
         raise DataError(f"start: got {len(start)} examples for {count} chains; give one a chain")
 
 
-def _as_states(visible: Array, units: str, draws: np.random.Generator) -> Array:
+def as_states(visible: Array, units: str, draws: np.random.Generator) -> Array:
     """Return states of visible means: binary units are drawn, other values are states."""
-    states = visible.copy()
+    states: Array = visible.copy()
     if kind_of(units).is_binary:
         np.less(draws.random(visible.shape, dtype=np.float32), visible, out=states)
     return states

@@ -48,6 +48,7 @@ from syncpretrain.rng import Purpose, generator
 from syncpretrain.units.kinds import kind_of
 
 Doubles = NDArray[np.float64]
+Floats = NDArray[Any]
 RBMParameters = tuple[Doubles, Doubles, Doubles]
 STATES_AT_ONCE = 1 << 12
 POPULATIONS = 10
@@ -82,8 +83,8 @@ def annealed_weights(
     betas: Doubles,
     chains: int,
     draws: np.random.Generator,
-) -> tuple[float, Doubles]:
-    """Return log Z at the highest temperature, and each chain's logarithm of the ratio to it.
+) -> tuple[float, Doubles, Doubles]:
+    """Return log Z at the highest temperature, each chain's logarithm of the ratio to it, and v.
 
     This is annealed importance sampling (Salakhutdinov and Murray 2008; for counts Salakhutdinov
     and Hinton 2009, section 4.1).
@@ -100,12 +101,12 @@ def annealed_weights(
         h = _drawn(beta * upward, "bernoulli", None, draws)
         v = _drawn(beta * (h @ W.T) + a, units, conditions, draws)
     base = len(b) * math.log(2) + float(_log_sums(a[None], a, units, words)[0])
-    return base, weights
+    return base, weights, v
 
 
 def _annealed_binary(
     parameters: RBMParameters, betas: Doubles, chains: int, draws: np.random.Generator
-) -> tuple[float, Doubles]:
+) -> tuple[float, Doubles, Doubles]:
     """Return the same for binary visible units: they begin uniform, with annealed biases."""
     W, a, b = parameters
     v = _draw(np.full((chains, len(a)), 0.5), draws)
@@ -117,7 +118,7 @@ def _annealed_binary(
         weights += _gained(upward, beta, hotter)
         h = _draw(_sigmoid(beta * upward), draws)
         v = _draw(_sigmoid(beta * (h @ W.T + a)), draws)
-    return (len(a) + len(b)) * math.log(2), weights
+    return (len(a) + len(b)) * math.log(2), weights, v
 
 
 def _gained(upward: Doubles, beta: float, hotter: float) -> Doubles:
@@ -303,7 +304,7 @@ def has_energy(own: str, other: str) -> bool:
 
 
 def summed_out(
-    states: Array, inputs: Array, own: tuple[str, Array], other: tuple[str, Array]
+    states: Floats, inputs: Floats, own: tuple[str, Floats], other: tuple[str, Floats]
 ) -> Doubles:
     """Return the free energy of states of one side of an RBM, in nats.
 
@@ -423,9 +424,36 @@ def log_z_ais(
         found = annealed_over_lengths(Words(W, a, b), np.array(lengths), **options)
         return _with_error_bar(0.0, found[:, 0])
     betas = np.linspace(0, 1, steps + 1)
-    return _with_error_bar(
-        *annealed_weights((W, a, b), layer.visible_units, lengths, betas, chains, draws)
+    base, weights, _ = annealed_weights(
+        (W, a, b), layer.visible_units, lengths, betas, chains, draws
     )
+    return _with_error_bar(base, weights)
+
+
+def annealed_sample(
+    layer: Layer, *, chains: int, steps: int, seed: int = 0
+) -> tuple[LogZ, Doubles, Doubles]:
+    """Return log Z by annealed importance sampling, and its chains as a weighted sample.
+
+    Parameters
+    ----------
+    layer, chains, steps, seed
+        As for :func:`log_z_ais`; without counts.
+
+    Returns
+    -------
+    log_z : LogZ
+    weights : ndarray of shape (chains,)
+        They add up to 1.
+    v : ndarray of shape (chains, V)
+        Visible states.
+    """
+    parameters, lengths = _annealed(layer, ())
+    draws = generator(seed, Purpose.ANNEALING)
+    betas = np.linspace(0, 1, steps + 1)
+    base, logs, v = annealed_weights(parameters, layer.visible_units, lengths, betas, chains, draws)
+    weights = np.exp(logs - logs.max())
+    return _with_error_bar(base, logs), weights / weights.sum(), v
 
 
 def _with_error_bar(base: float, weights: Doubles) -> LogZ:

@@ -40,6 +40,7 @@ from syncpretrain.rng import Purpose, generator
 
 if TYPE_CHECKING:
     from syncpretrain.models.export.foreign import Dense
+    from syncpretrain.models.mixing import Mixing
 
 __all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Stack", "load"]
 
@@ -269,7 +270,8 @@ class Stack:
         Without a level, chains run in the top RBM, and the visible means of the last step are
         decoded to the input (Hinton, Osindero and Teh 2006, section 4). With a level, the samples
         are states of the visible units of the RBM of that level: ``level=1`` samples the input.
-        Samples are a function of the seed and the other arguments.
+        Samples are a function of the seed and the other arguments. Whether such chains are long
+        enough, :meth:`mixing` measures.
 
         Parameters
         ----------
@@ -306,8 +308,8 @@ class Stack:
             raise DataError(f"start: got {start!r}, expected noise, or the examples as an array")
         if save is not None and Path(save).suffix != ".npy":
             raise DataError(f"save: got {save}, expected a file that ends in .npy")
-        is_noise = start is None or isinstance(start, str)
-        X = None if is_noise else self.prepared(start, "start")[:]
+        no_start = start is None or isinstance(start, str)
+        X = None if no_start else self.prepared(start, "start")[:]  # type: ignore[arg-type]
         draws = generator(seed, Purpose.SAMPLE)
         if level is None and method == "gibbs":
             down = sampled(self.layers, self.units, X, count=count, steps=steps, draws=draws)
@@ -320,6 +322,50 @@ class Stack:
         if save is not None:
             write_output(Path(save), {}, {"X": found})
         return found
+
+    def mixing(
+        self,
+        X: ArrayLike,
+        labels: ArrayLike | None = None,
+        *,
+        level: int | None = None,
+        method: str = "gibbs",
+        chains: int = 50,
+        steps: int = 1000,
+        seed: int = 0,
+    ) -> Mixing:
+        """Measure whether chains mix: from examples and from noise, and by annealing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_examples, input units)
+            Examples at which half of the chains start.
+        labels : array-like of shape (n_examples,), optional
+            Classes of the examples, which become the regions; default two clusters of the examples.
+        level : int, optional
+            Level of the RBM, from 1; default the top RBM, or level 1 if stacked.
+        method : str
+            ``gibbs`` or ``stacked``, as for :meth:`sample`.
+        chains, steps : int
+            Chains from each start, and steps of each; the second half of the steps is measured.
+        seed : int
+
+        Returns
+        -------
+        Mixing
+            Figures, and :meth:`syncpretrain.models.mixing.Mixing.sentences` about them.
+
+        Raises
+        ------
+        DataError
+            If X does not fit, or the stack cannot have such chains.
+        """
+        from syncpretrain.models.mixing import mixing_of  # on use: a training begins earlier
+
+        if level is None:
+            level = 1 if method == "stacked" else len(self.layers)
+        how: Any = {"level": level, "method": method, "chains": chains, "steps": steps}
+        return mixing_of(self.layers, self.prepared(X, missing=True)[:], labels, **how, seed=seed)
 
     @property
     def meaning(self) -> Meaning | None:

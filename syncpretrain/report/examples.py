@@ -41,7 +41,7 @@ from syncpretrain.shapes import ConvolutionShape, ImageShape
 
 MOST_EXAMPLES = 1000
 DRAWN_EXAMPLES, DRAWN_FILTERS = 20, 100
-SAMPLES, SAMPLE_STEPS = 20, 200
+SAMPLES, SAMPLE_STEPS, MIXING_STEPS = 20, 200, 400
 SAMPLED_ROWS, SAMPLED_COLUMNS = 6, 12  # of samples of a table
 MOST_HISTOGRAMS = 24
 BAR_INCHES = 0.19
@@ -92,7 +92,7 @@ def example_sections(
     missing = paragraph(f"There are no examples to show: {reason}") if shown is None else ""
     parts: list[tuple[str, str, Callable[[], str]]] = [
         ("filters", "What the lowest layer reads", partial(_filters, stack, images)),
-        ("samples", "Samples", partial(_samples, stack, images)),
+        ("samples", "Samples", partial(_samples, stack, images, None)),
     ]
     if shown is not None:
         reads = stack.for_prepared_rows()
@@ -100,7 +100,7 @@ def example_sections(
         with_codes = (("codes", "Map of the codes", partial(_codes, reads, shown)),)
         above = partial(_reconstructions, reads, images, shown)
         parts = [("reconstructions", "Reconstructions", above), parts[0], *with_data]
-        parts += [*with_codes, ("samples", "Samples", partial(_samples, stack, images))]
+        parts += [*with_codes, ("samples", "Samples", partial(_samples, stack, images, shown))]
     sections = [Section(name, title, _body_or_reason(body)) for name, title, body in parts]
     if missing:
         sections.insert(0, Section("reconstructions", "Reconstructions", missing))
@@ -188,7 +188,11 @@ def _codes(stack: Stack, shown: Shown) -> str:
     return figure(svg, text)
 
 
-def _samples(stack: Stack, images: ImageShape | None) -> str:
+def _samples(stack: Stack, images: ImageShape | None, shown: Shown | None) -> str:
+    return _sampled(stack, images) + ("" if shown is None else _mixing(stack, shown))
+
+
+def _sampled(stack: Stack, images: ImageShape | None) -> str:
     if images is not None:
         made = shades(stack, stack.sample(SAMPLES, steps=SAMPLE_STEPS))
         grid = image_grid(made, shape=images)
@@ -203,6 +207,17 @@ def _samples(stack: Stack, images: ImageShape | None) -> str:
     cells = [(f"sample {n}", *row) for n, row in enumerate(zip(*texts, strict=True), start=1)]
     caption = f"Samples of the top RBM, after {SAMPLE_STEPS} steps from noise"
     return table(("", *decoded), cells, caption=caption)
+
+
+def _mixing(stack: Stack, shown: Shown) -> str:
+    """Return the shares of the regions from both starts, and whether the chains mix."""
+    options: dict[str, Any] = {"chains": SAMPLES, "steps": MIXING_STEPS}
+    found = stack.for_prepared_rows().mixing(shown.rows, shown.labels, **options)
+    head, rows = found.rows()
+    caption = "Shares of the regions in the data, in the chains from each start, and by annealing"
+    text = f"{'; '.join(found.figures())}."
+    sentences = "".join(paragraph(f"{x[0].upper()}{x[1:]}.") for x in found.sentences())
+    return sentences + table(head, rows, caption=caption) + paragraph(text)
 
 
 def _value(value: Any) -> str:

@@ -186,6 +186,31 @@ class TestSample:
                 assert image.size == (3 * (3 * (8 + 2) + 2), 3 * (2 * 8 + 6 + 2))
         assert contents[0] == contents[1] != contents[2]
 
+    def test_stacked_samples_are_saved_with_the_acceptance_and_the_mixing(self, call, folder):
+        options = ("--method", "stacked", "--steps", 200, "--count", 3, "--save", "s.npy")
+        said = call("sample", "on-file", "--out", "p.png", *options).splitlines()
+        assert said[0] == "p.png, s.npy: 3 samples after 200 steps from noise"
+        assert said[1] == "level 1, stacked: 50 chains from each start, 200 steps"
+        assert said[2].split() == ["region", "data", "from", "data", "from", "noise", "AIS"]
+        assert said[3].split()[0] == "A"
+        assert said[-2].startswith("swaps of levels 1 and 2: ")
+        assert said[-1].startswith("these chains have mixed")
+        X = np.load(folder / "s.npy")
+        assert X.shape == (3, WIDTH)
+        assert set(np.unique(X)) == {0, 1}
+        expected = syncpretrain.load(folder / "on-file").sample(3, method="stacked", steps=200)
+        np.testing.assert_array_equal(X, expected)
+
+    def test_a_higher_level_is_only_saved(self, call, folder):
+        said = call("sample", "on-file", "--level", 2, "--steps", 3, "--save", "h.npy")
+        assert said == "h.npy: 20 samples after 3 steps from noise\n"
+        assert np.load(folder / "h.npy").shape == (20, 9)
+
+    def test_without_the_data_the_mixing_says_so(self, call, folder):
+        syncpretrain.load(folder / "on-file").save(folder / "alone.safetensors")
+        said = call("sample", "alone.safetensors", "--steps", 4, "--out", "p.png")
+        assert said.splitlines()[1].startswith("mixing: not measured: data: got nothing")
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
@@ -193,7 +218,12 @@ class TestSample:
                 ["on-digits"],
                 "Error: the top layer is an autoencoder, or was fine-tuned, and is no RBM",
             ),
-            (["on-file", "--data", "x.npy"], "Error: --data and --part say where chains start"),
+            (["on-file", "--level", "2"], "Error: --save: got none for level 2"),
+            (
+                ["on-file", "--level", "9", "--save", "y.npy"],
+                "Error: --level: got 9, expected 1 to",
+            ),
+            (["on-file", "--save", "x.txt"], "Error: --save: got x.txt, expected a file that ends"),
             (["on-file", "--steps", "0"], "Error: --steps: got 0"),
         ],
     )

@@ -100,6 +100,8 @@ class TestKinds:
         page = report("free")
         assert page.sections == USUAL
         assert page.tags["img"] == 3
+        assert "These chains have" in page.text
+        assert "integrated autocorrelation time" in page.text
         assert "on version" in page.text
         assert "this run" in page.text
         assert "greedy, one core" in page.text
