@@ -367,6 +367,22 @@ class Stack:
         how: Any = {"level": level, "method": method, "chains": chains, "steps": steps}
         return mixing_of(self.layers, self.prepared(X, missing=True)[:], labels, **how, seed=seed)
 
+    def zero_sum(self) -> Stack:
+        """Return the stack with softmax groups in the zero-sum gauge; probabilities are the same.
+
+        The weights of a group to each hidden unit, and the biases of the group, then add up to 0,
+        so that weights of different models can be compared. A group of missing values is left out;
+        in this gauge it counts as the mean of its choices.
+
+        Raises
+        ------
+        DataError
+            If a layer with softmax groups is no RBM, as after fine-tuning.
+        """
+        from syncpretrain.models.couplings import zero_sum  # on use, as for mixing
+
+        return replace(self, layers=zero_sum(self.layers))
+
     @property
     def meaning(self) -> Meaning | None:
         """Meaning of the numbers in the training rows; None if the stack keeps none."""
