@@ -305,7 +305,7 @@ def _category(table: Table, name: str, values: Texts, *, encode: bool, has_targe
     if not encode:
         raise _text_refused(table, name, values, has_target=has_target)
     most = min(MOST_VALUES, max(FEW_VALUES, len(values) // 2))
-    if len(values.values) > most:
+    if len(values.values) > most and not values.is_alphabet:
         raise DataError(
             f"{table.name}: column {name!r} holds {len(values.values):,} different texts in"
             f" {len(values):,} rows, such as {values.values[0][:40]!r}, too many for a category;"

@@ -192,8 +192,10 @@ class Passed:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[TextIO]:
+def opened(path: Path, expected: str = "CSV") -> Iterator[TextIO]:
     """Open a file of text, gzipped or not, while it is read.
+
+    ``expected`` is the format of the file, for errors.
 
     Raises
     ------
@@ -209,7 +211,8 @@ def opened(path: Path) -> Iterator[TextIO]:
                 yield file
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}: got bytes that are no text in UTF-8, expected CSV; save it in that encoding"
+            f"{path}: got bytes that are no text in UTF-8, expected {expected}; save it in that"
+            " encoding"
         ) from error
     except (EOFError, zlib.error) as error:
         raise DataError(f"{path}: got damaged gzip data: {error}; pack it again") from error

@@ -30,6 +30,7 @@ from syncpretrain.data.csv_table import read_csv_table
 from syncpretrain.data.dataset import Dataset, classes_only, from_rows, hold_out, stratified_split
 from syncpretrain.data.examples import as_examples, check_values
 from syncpretrain.data.facts import facts_of
+from syncpretrain.data.fasta import FASTA_SUFFIXES, read_fasta
 from syncpretrain.data.frames import read_parquet
 from syncpretrain.data.images import (
     COLOUR_CHANNELS,
@@ -51,7 +52,7 @@ from syncpretrain.shapes import ImageShape
 from syncpretrain.storage import expanded
 
 LIKE_A_TARGET = ("class", "label", "labels", "target")  # names of a last column
-FORMATS = ".npy, .npz, IDX or .csv (gzipped or not), or .parquet"
+FORMATS = ".npy, .npz, IDX, .csv or .fasta (gzipped or not), or .parquet"
 CSV_SUFFIXES = (".csv", ".tsv")
 COLOURS_LAST = (  # format with a path and a shape
     "{}: got images of shape {} with their colours last, which pictures and convolutions read"
@@ -161,6 +162,8 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
     unpacked = Path(path.stem).suffix.lower() if suffix == ".gz" else suffix
     if unpacked in CSV_SUFFIXES:
         return _of_table(read_csv_table(path, wanted.known_names), wanted)
+    if unpacked in FASTA_SUFFIXES:
+        return _of_table(read_fasta(path), wanted)
     if suffix == ".parquet":
         return _of_table(read_parquet(path), wanted)
     _refuse_columns(path, wanted)

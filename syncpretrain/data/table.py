@@ -39,12 +39,14 @@ LOOKED_AT = 10_000  # texts searched for units
 class Texts:
     """Column of texts: ``values[codes[i]]`` in row i, and no value where the code is -1.
 
-    ``are_categories`` says that the column's type in a data frame is categorical.
+    ``are_categories`` says that the column's type in a data frame is categorical, and
+    ``is_alphabet`` that the values are known before any row is read.
     """
 
     codes: NDArray[np.int32]
     values: tuple[str, ...]
     are_categories: bool = False
+    is_alphabet: bool = False
 
     def __len__(self) -> int:
         return len(self.codes)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.columns import columns_in
 from syncpretrain.data.examples import evenly_spaced, scale_examples
 from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.models.couplings import positions_of
 from syncpretrain.models.stack import Stack
 from syncpretrain.plot.canvas import AS_WRITTEN, drawable, new_axes
 from syncpretrain.plot.images import filter_images, image_grid, image_shape, shades
@@ -211,6 +212,14 @@ def value_names(stack: Stack) -> list[str]:
     if columns is not None and columns.width == stack.widths[0]:
         return columns.names
     return [f"value {i}" for i in range(1, stack.widths[0] + 1)]
+
+
+def position_names(stack: Stack) -> list[str]:
+    """Return the name of each position: of a softmax group, or of another value, of an example."""
+    columns = columns_in(stack.info)
+    if columns is not None and columns.width == stack.widths[0]:
+        return columns.owner_names
+    return [str(i + 1) for i in range(int(positions_of(stack.layers[0])[-1]) + 1)]
 
 
 def draw_grid(axes: Any, grid: NDArray[np.float32], *, title: str) -> None:

@@ -14,6 +14,7 @@ from syncpretrain.data.columns import columns_in
 from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import DataError
+from syncpretrain.models.couplings import couplings, has_couplings, outside_gauge
 from syncpretrain.models.stack import Stack
 from syncpretrain.plot.examples import (
     MOST_BARS_SHOWN,
@@ -22,6 +23,7 @@ from syncpretrain.plot.examples import (
     draw_bars,
     error_shares,
     filter_grid,
+    position_names,
     value_names,
     weight_norms,
 )
@@ -45,6 +47,7 @@ SAMPLES, SAMPLE_STEPS, MIXING_STEPS = 20, 200, 400
 SAMPLED_ROWS, SAMPLED_COLUMNS = 6, 12  # of samples of a table
 MOST_HISTOGRAMS = 24
 BAR_INCHES = 0.19
+MOST_PAIRS = 20  # of positions, in the table of couplings
 
 
 class Shown(NamedTuple):
@@ -101,6 +104,8 @@ def example_sections(
         above = partial(_reconstructions, reads, images, shown)
         parts = [("reconstructions", "Reconstructions", above), parts[0], *with_data]
         parts += [*with_codes, ("samples", "Samples", partial(_samples, stack, images, shown))]
+    if has_couplings(stack.layers[0]):
+        parts.insert(-1, ("couplings", "Couplings of positions", partial(_couplings, stack)))
     sections = [Section(name, title, _body_or_reason(body)) for name, title, body in parts]
     if missing:
         sections.insert(0, Section("reconstructions", "Reconstructions", missing))
@@ -137,6 +142,31 @@ def _filters(stack: Stack, images: ImageShape | None) -> str:
     grid, count, units = filter_grid(stack, 1, images, DRAWN_FILTERS)
     text = f"{count} of {units} filters of layer 1: grey is 0, and each has its own contrast"
     return figure(image(grid, text), text)
+
+
+def _couplings(stack: Stack) -> str:
+    """Return a picture of the couplings of positions, and the strongest of them as a table."""
+    found, names = couplings(stack.layers[0]), position_names(stack)
+
+    def draw(axes: Any) -> Mapping[str, str] | None:
+        drawn = axes.imshow(found, cmap="viridis", vmin=0, interpolation="nearest")
+        axes.figure.colorbar(drawn, ax=axes)
+        axes.set(xlabel="position", ylabel="position")
+        return None
+
+    text = (
+        "Frobenius norms of the couplings of layer 1 between each two positions, in the zero-sum"
+        " gauge, with the average-product correction"
+    )
+    svg = draw_svg(draw, name="couplings-map", label=text, size=(5.0, 4.3))
+    first, second = np.triu_indices(len(found), 1)
+    strongest = np.argsort(-found[first, second], kind="stable")[:MOST_PAIRS]
+    rows = [
+        (f"{names[i]} and {names[j]}", f"{found[i, j]:.4g}")
+        for i, j in zip(first[strongest], second[strongest], strict=True)
+    ]
+    notes = "".join(map(paragraph, outside_gauge(stack.layers, stack.info)))
+    return notes + figure(svg, text) + table(("", "coupling"), rows, caption="Strongest couplings")
 
 
 def _bars(stack: Stack, values: NDArray[Any], label: str, name: str, text: str) -> str:

@@ -1,0 +1,172 @@
+"""Aligned sequences in FASTA files: round trips, faults, and couplings that were planted."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncpretrain import load, pretrain
+from syncpretrain.data.columns import takes_categories
+from syncpretrain.data.fasta import AMINO_ACIDS, read_fasta
+from syncpretrain.data.readers import Wanted, read_rows
+from syncpretrain.errors import DataError
+from syncpretrain.models.couplings import couplings
+
+TEXT = ">first one\nACDE\nfg--\n\n>second\nACDX\n..HI\n"
+
+
+def written(tmp_path, text, name="x.fasta"):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+def read(path, **wanted):
+    return read_rows(path, Wanted(encode=True, **wanted))
+
+
+def letters_of(rows):
+    """Return the sequences that rows stand for, with ? for a missing letter."""
+    columns = rows.columns.decode(np.nan_to_num(rows.X, nan=0.0))
+    lost = np.isnan(rows.X).reshape(len(rows.X), len(columns), -1).all(axis=2)
+    found = np.array(list(columns.values())).T
+    found[lost] = "?"
+    return ["".join(row) for row in found]
+
+
+@pytest.mark.parametrize("name", ["x.fasta", "x.fa", "x.afa.gz", "X.FASTA"])
+def test_lines_wrap_gaps_count_and_unknown_letters_are_missing(tmp_path, name):
+    rows = read(written(tmp_path, TEXT, name))
+    assert letters_of(rows) == ["ACDEFG--", "ACD?--HI"]
+    assert rows.columns.visible_units() == "softmax:8x21"
+    assert rows.columns.names[20:22] == ["1=-", "2=A"]
+    assert rows.columns.owner_names == list("12345678")
+    assert rows.notices[0].endswith("read 1 unknown letters such as 'X' as missing values")
+
+
+def test_without_gaps_there_are_20_choices(tmp_path):
+    rows = read(written(tmp_path, ">a\nACD\n>b\nWYA"))
+    assert rows.columns.visible_units() == "softmax:3x20"
+    assert rows.X.shape == (2, 60)
+    np.testing.assert_array_equal(rows.X.reshape(2, 3, 20).sum(axis=2), 1)
+
+
+@given(
+    st.integers(1, 12).flatmap(
+        lambda length: st.lists(
+            st.text(AMINO_ACIDS + "-", min_size=length, max_size=length), min_size=1, max_size=8
+        )
+    ),
+    st.integers(1, 5),
+)
+def test_what_is_written_is_read(tmp_path_factory, sequences, width):
+    wrapped = "".join(
+        f">{n}\r\n" + "".join(f"{s[i : i + width]}\r\n" for i in range(0, len(s), width))
+        for n, s in enumerate(sequences)
+    )
+    rows = read(written(tmp_path_factory.mktemp("fasta"), wrapped))
+    assert letters_of(rows) == sequences
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (">a\nACD\n>b c\nAC\n", "sequence 2, 'b c', has 2 positions, expected the 3"),
+        (">a\nACD\n>b\n>c\nACD", "sequence 2, 'b', is empty"),
+        (">a\nACD\n>b\nA1D", "sequence 2, 'b', has '1' at position 2, expected a letter"),
+        (">a\nACä", "sequence 1, 'a', has 'Ä' at position 3"),
+        ("ACD\n", "got 'ACD' in line 1, expected the name of a sequence behind a >"),
+        ("\n", "got no sequences"),
+        (">a\nX\n>b\nX", "column '1' has no value in any row"),
+    ],
+)
+def test_faults_are_told_in_one_sentence(tmp_path, text, message):
+    with pytest.raises(DataError, match=message) as error:
+        read(written(tmp_path, text))
+    assert "\n" not in str(error.value)
+
+
+def test_a_damaged_archive_and_bytes_are_refused(tmp_path):
+    path = written(tmp_path, TEXT, "x.fa.gz")
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="damaged gzip data"):
+        read_fasta(path)
+    path.write_bytes(b">a\n\xff\xfe\n")
+    with pytest.raises(DataError, match="expected FASTA"):
+        read_fasta(path)
+
+
+def test_units_of_numbers_are_refused(tmp_path):
+    assert takes_categories("softmax:3x20")
+    with pytest.raises(DataError, match="take auto"):
+        read_rows(written(tmp_path, ">a\nACD"), Wanted())
+
+
+def test_another_file_is_read_as_the_first_one_was(tmp_path):
+    first = read(written(tmp_path, ">a\nACD\n>b\nA-D"))
+    again = read(written(tmp_path, ">a\nWYV\n", "y.fasta"), columns=first.columns)
+    assert again.X.shape == (1, 63)
+    without = read(written(tmp_path, ">a\nACD\n", "z.fasta"))
+    with pytest.raises(DataError, match="'-' at row 0"):
+        read(written(tmp_path, ">a\nA-D\n", "w.fasta"), columns=without.columns)
+    with pytest.raises(DataError, match="has 2 columns, expected the 3"):
+        read(written(tmp_path, ">a\nAC\n", "v.fasta"), columns=without.columns)
+
+
+PLANTED = [(0, 7), (2, 9), (3, 5)]
+
+
+def potts_sequences(count: int) -> list[str]:
+    """Draw sequences of 10 positions from a Potts model with couplings of three pairs."""
+    draws, letters = np.random.default_rng(0), np.array(list("ACDEF"))
+    fields = 0.5 * draws.normal(size=(10, 5))
+    matrices = {pair: 2 * np.eye(5)[draws.permutation(5)] for pair in PLANTED}
+    x = draws.integers(5, size=(count, 10))
+    for _ in range(40):
+        for i in range(10):
+            logs = np.tile(fields[i], (count, 1))
+            for (a, b), matrix in matrices.items():
+                if i == a:
+                    logs += matrix[:, x[:, b]].T
+                if i == b:
+                    logs += matrix[x[:, a]]
+            x[:, i] = (logs + draws.gumbel(size=logs.shape)).argmax(axis=1)
+    return ["".join(row) for row in letters[x]]
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_planted_couplings_are_the_strongest(tmp_path, corrected):
+    text = "".join(f">{n}\n{s[:6]}\n{s[6:]}\n" for n, s in enumerate(potts_sequences(2000)))
+    rows = read(written(tmp_path, text))
+    options = {"epochs": 40, "batch_size": 100, "learning_rate": 0.3, "momentum": "0.5"}
+    options |= {"persistent": True, "cd_steps": 5, "visible_bias": "log-odds"}
+    stack = pretrain(rows.X, layers=[200, 20], visible_units="softmax:10x20", **options)
+    found = couplings(stack.layers[0], corrected=corrected)
+    first, second = np.triu_indices(10, 1)
+    order = np.argsort(-found[first, second])
+    top = {(int(first[k]), int(second[k])) for k in order[:3]}
+    assert top == set(PLANTED)
+    others = found[first, second][order[3]]
+    assert found[first, second][order[2]] > 3 * others
+
+
+@pytest.mark.usefixtures("fonts")
+def test_a_run_on_sequences_has_their_couplings_in_its_report(tmp_path, call, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "".join(f">{n}\n{s}\n" for n, s in enumerate(potts_sequences(200)))
+    written(tmp_path, text, "x.fasta")
+    small = ("--hidden", 6, "--epochs", 2, "--quiet", "--out", "run")
+    call("train", "--data", "x.fasta", "--visible-units", "auto", *small)
+    assert load("run").units[0] == "softmax:10x20"
+    said, _ = call("sample", "run", "--steps", 8, "--save", "s.npy")
+    assert said.startswith("s.npy: 20 samples after 8 steps from noise\nlevel 1, gibbs: 50 chains")
+    call("report", "run", "--out", "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert "Couplings of positions" in page
+    assert "Strongest couplings" in page
+    _, err = call("train", "--data", "x.fasta", *small[:-1], "other", status=2)
+    assert "take auto" in err
