@@ -53,9 +53,9 @@ def load_dataset(
     name : str or path
         ``mnist`` (784 pixels), ``digits`` (64 pixels), or ``fashion-mnist``, ``kmnist``,
         ``cifar10`` and ``20newsgroups``, which ``syncpretrain data fetch`` fetches; or a ``.npy``,
-        ``.npz``, IDX, ``.csv``, ``.csv.gz`` or ``.parquet`` file of examples in rows, with
-        values in [0, 1] or bytes, or a folder of images. A name goes before a file that is called
-        the same.
+        ``.npz``, IDX, ``.csv``, ``.csv.gz``, ``.parquet`` or ``.fasta`` file of examples in rows,
+        with values in [0, 1] or bytes, or a folder of images. A name goes before a file that is
+        called the same.
     validation : float, optional
         The fraction of the training examples to validate with, at least 0 and below 1, stratified
         where there are labels. None takes the data set's own split, or a tenth.

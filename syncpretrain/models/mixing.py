@@ -29,6 +29,8 @@ from syncpretrain.models.likelihood import Doubles, LogZ, annealed_sample
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units.kinds import kind_of
 
+__all__ = ["Mixing", "mixing_of"]
+
 ROWS = 1000  # examples that regions are made of
 DIRECTIONS = 3
 MOST_REGIONS = 12  # of labels; more, or none, give way to two clusters of the examples

@@ -20,6 +20,7 @@ from syncpretrain.errors import DataError
 from syncpretrain.kernels.activations import activate, affine
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
+from syncpretrain.models.couplings import zero_sum
 from syncpretrain.models.export.formats import check_installed, format_for, write_export
 from syncpretrain.models.gibbs import imputed, sampled, sampled_states
 from syncpretrain.models.inputs import checked_codes, is_bounded, prepared_examples
@@ -34,13 +35,13 @@ from syncpretrain.models.layer import (
     up_through,
     with_log_odds,
 )
+from syncpretrain.models.mixing import Mixing, mixing_of
 from syncpretrain.models.model_file import Model, read_model, write_model
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.rng import Purpose, generator
 
 if TYPE_CHECKING:
     from syncpretrain.models.export.foreign import Dense
-    from syncpretrain.models.mixing import Mixing
 
 __all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Stack", "load"]
 
@@ -360,8 +361,6 @@ class Stack:
         DataError
             If X does not fit, or the stack cannot have such chains.
         """
-        from syncpretrain.models.mixing import mixing_of  # on use: a training begins earlier
-
         if level is None:
             level = 1 if method == "stacked" else len(self.layers)
         how: Any = {"level": level, "method": method, "chains": chains, "steps": steps}
@@ -379,8 +378,6 @@ class Stack:
         DataError
             If a layer with softmax groups is no RBM, as after fine-tuning.
         """
-        from syncpretrain.models.couplings import zero_sum  # on use, as for mixing
-
         return replace(self, layers=zero_sum(self.layers))
 
     @property
