@@ -76,8 +76,6 @@ def sampled(
         If the stack cannot have such chains.
     """
     top, below = _dense_rbm(layers[-1], "the top layer"), layers[:-1]
-    if steps < 1:
-        raise DataError(f"steps: got {steps}, expected 1 or more")
     _check_chains(top, start, count)
     if start is None:
         visible = draws.random((count, top.weight.shape[0]), dtype=np.float32)
@@ -88,25 +86,6 @@ def sampled(
         return visible
     down = down_through(below, units[: len(below)], visible)
     return down if start is None else as_documents(down, start, units[0])
-
-
-def sampled_states(
-    layers: Sequence[Layer],
-    start: Array | None,
-    *,
-    level: int,
-    method: str,
-    count: int,
-    steps: int,
-    draws: np.random.Generator,
-) -> Array:
-    """Run chains as :func:`started` starts them; return the visible states of a level."""
-    if steps < 1:
-        raise DataError(f"steps: got {steps}, expected 1 or more")
-    chains = started(layers, start, level=level, method=method, count=count, draws=draws)
-    for _ in range(steps):
-        chains.step()
-    return chains.visible[level - 1 if method == "stacked" else 0]
 
 
 def started(
@@ -190,6 +169,11 @@ class Levels:
         """The share of accepted swaps of each pair of levels, the lowest pair first."""
         return [float(x) for x in self.accepted / np.maximum(self.tried, 1)]
 
+    def run(self, steps: int) -> None:
+        """Make some steps."""
+        for _ in range(steps):
+            self.step()
+
     def step(self) -> None:
         """Swap every second pair of levels, the others in the next step; draw all units anew."""
         swapped = self._turns[self._steps % len(self._turns)]
@@ -211,10 +195,11 @@ class Levels:
             accepted = self._draws.random(len(h)) < np.exp(np.minimum(-cost, 0))
         self.tried[pair] += len(h)
         self.accepted[pair] += np.count_nonzero(accepted)
-        self.visible[pair + 1] = _chosen(accepted, h, v)
-        self.visible[pair] = self._drawn(_chosen(accepted, *down[::-1]), lower, up=False)
+        is_swapped = accepted[:, None]
+        self.visible[pair + 1] = np.where(is_swapped, h, v)
+        self.visible[pair] = self._drawn(np.where(is_swapped, *down[::-1]), lower, up=False)
         self.hidden[pair] = self._drawn(_up(lower, self.visible[pair]), lower)
-        self.hidden[pair + 1] = self._drawn(_chosen(accepted, *up), upper)
+        self.hidden[pair + 1] = self._drawn(np.where(is_swapped, *up), upper)
 
     def _drawn(self, x: Array, rbm: DenseLayer, *, up: bool = True) -> Array:
         """Draw states of the hidden, or of the visible, units with inputs x."""
@@ -277,12 +262,6 @@ def levels_of(layers: Sequence[Layer], level: int, method: str) -> list[DenseLay
                 f" layer {n + 1} {upper.visible_units} visible ones; take gibbs"
             )
     return rbms
-
-
-def _chosen(accepted: NDArray[np.bool_], swapped: Array, kept: Array) -> Array:
-    """Return the rows of ``swapped`` where a swap was accepted, else the rows of ``kept``."""
-    chosen: Array = np.where(accepted[:, None], swapped, kept)
-    return chosen
 
 
 def _up(rbm: DenseLayer, v: Array) -> Array:

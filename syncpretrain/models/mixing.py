@@ -103,24 +103,17 @@ class Mixing:
 
     def sentences(self) -> list[str]:
         """Return what to make of the figures, in words."""
-        found = []
-        if not self.starts_agree:
-            found.append(
-                "these chains have not mixed: chains from data and from noise differ by"
-                f" {self.apart:.3g} standard errors; take more steps, or method stacked"
-            )
-        elif not self.mixed:
-            found.append(
-                "these chains have not mixed: the autocorrelation time of"
-                f" {self.autocorrelation:.3g} steps is too long for {self.measured} measured steps;"
-                " take more steps, or method stacked"
-            )
-        else:
-            found.append(
-                f"these chains have mixed: both starts agree, and {self.samples:.3g} of their"
-                " samples are independent"
-            )
-        return [*found, *self._on_the_model()]
+        why = (
+            f"chains from data and from noise differ by {self.apart:.3g} standard errors"
+            if not self.starts_agree
+            else f"the autocorrelation time of {self.autocorrelation:.3g} steps is too long for"
+            f" {self.measured} measured steps"
+        )
+        first = f"these chains have not mixed: {why}; take more steps, or method stacked"
+        if self.mixed:
+            first = "these chains have mixed: both starts agree, and"
+            first += f" {self.samples:.3g} of their samples are independent"
+        return [first, *self._on_the_model()]
 
     def _on_the_model(self) -> list[str]:
         """Return a sentence if the model, not the chains, has other shares than the data."""
@@ -218,8 +211,7 @@ def mixing_of(
     rbm = runs[0].rbms[place]
     names, means, data = _regions(layers[: level - 1], rbm, X, labels, draws)
     for run in runs:
-        for _ in range(steps // 2):
-            run.step()
+        run.run(steps // 2)
     directions = _directions(*(run.visible[place] for run in runs))
     values = [_followed(run, place, steps - steps // 2, means, directions) for run in runs]
     time, apart = _agreement(*values)

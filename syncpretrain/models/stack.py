@@ -22,7 +22,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.couplings import zero_sum
 from syncpretrain.models.export.formats import check_installed, format_for, write_export
-from syncpretrain.models.gibbs import imputed, sampled, sampled_states
+from syncpretrain.models.gibbs import imputed, sampled, started
 from syncpretrain.models.inputs import checked_codes, is_bounded, prepared_examples
 from syncpretrain.models.layer import (
     ConvolutionalLayer,
@@ -305,6 +305,8 @@ class Stack:
         OSError
             If the file cannot be written.
         """
+        if steps < 1:
+            raise DataError(f"steps: got {steps}, expected 1 or more")
         if isinstance(start, str) and start != "noise":
             raise DataError(f"start: got {start!r}, expected noise, or the examples as an array")
         if save is not None and Path(save).suffix != ".npy":
@@ -317,8 +319,10 @@ class Stack:
             found = self._unscaled(down)
         else:
             own = 1 if level is None else level
-            how: Any = {"level": own, "method": method, "count": count, "steps": steps}
-            states = sampled_states(self.layers, X, **how, draws=draws)
+            how: Any = {"level": own, "method": method, "count": count, "draws": draws}
+            chains = started(self.layers, X, **how)
+            chains.run(steps)
+            states = chains.visible[own - 1 if method == "stacked" else 0]
             found = self._unscaled(states) if own == 1 else states
         if save is not None:
             write_output(Path(save), {}, {"X": found})

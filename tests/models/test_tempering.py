@@ -287,3 +287,15 @@ def test_what_has_no_tempering_is_refused_before_any_step(monkeypatch, layers, a
     assert kind_of("relu").energy is None
     with pytest.raises(DataError, match=message):
         Stack(layers).sample(2, **{"method": "stacked", **arguments})
+
+
+def test_float32_loses_nothing_that_an_acceptance_needs():
+    draws = np.random.default_rng(0)
+    shapes = [((784, 64), (64,), (784,)), ((64, 24), (24,), (64,))]
+    layers = [DenseLayer(*(0.3 * draws.normal(size=s) for s in own)) for own in shapes]
+    single = [DenseLayer(*(np.float32(x) for _, x in layer.parameters())) for layer in layers]
+    h, v = (np.float64(draws.random((50, 64)) < 0.5) for _ in range(2))
+    expected = swap_cost(*layers, h, v)[0]
+    found = swap_cost(*single, np.float32(h), np.float32(v))[0]
+    assert np.abs(expected).max() > 10
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.005)
