@@ -9,7 +9,8 @@ The integrated autocorrelation time of a number is T var(m) / var(x): m are the 
 over T steps, and x all values. It is T for chains that never move, and one step for independent
 values. The chains have mixed if each of them has many independent values of each number, and the
 means of both starts agree within their errors. A region that no chain finds cannot be seen so:
-annealed importance sampling, which begins at a distribution without barriers, may see it.
+annealed importance sampling, which begins at a distribution without barriers, may see it, and may
+miss others.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from syncpretrain.units.kinds import kind_of
 __all__ = ["Mixing", "mixing_of"]
 
 ROWS = 1000  # examples that regions are made of
+CLUSTERED = 200  # examples, for the main direction at which two clusters begin
 DIRECTIONS = 3
 MOST_REGIONS = 12  # of labels; more, or none, give way to two clusters of the examples
 LEAST_STEPS = 4
@@ -129,9 +131,9 @@ class Mixing:
         worst = int(off.argmax())
         if off[worst] <= max(WRONG_SHARE, DEVIATIONS * error[worst]):
             return []
-        by = "the chains" if self.mixed else "AIS"
+        how = "is wrong: by the chains" if self.mixed else "may be wrong: by AIS"
         return [
-            f"the model is wrong: by {by} {100 * model[worst]:.3g} % of its samples are in region"
+            f"the model {how} {100 * model[worst]:.3g} % of its samples are in region"
             f" {self.regions[worst]}, and {100 * data[worst]:.3g} % of the data; train with more"
             " chains, a longer k, the centred gradient, or a lower rate at the end"
         ]
@@ -246,7 +248,7 @@ def _regions(
 
 def _two_means(v: Array) -> Array:
     """Return the means of two clusters of rows, which begin at both sides of the main direction."""
-    first = (v - v.mean(axis=0)) @ _main(v, 1)[:, 0] > 0
+    first = (v - v.mean(axis=0)) @ _main(evenly_spaced(v, CLUSTERED), 1)[:, 0] > 0
     for _ in range(MEANS_STEPS):
         if first.all() or not first.any():
             break

@@ -120,7 +120,7 @@ def test_a_wrong_model_is_told_from_chains_that_do_not_mix():
     assert 50 < found.annealed_samples <= 100
     first, second = found.sentences()
     assert first.startswith(NOT_MIXED)
-    assert second.startswith("the model is wrong: by AIS")
+    assert second.startswith("the model may be wrong: by AIS")
     assert "more chains, a longer k, the centred gradient" in second
 
 
