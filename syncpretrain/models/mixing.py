@@ -37,6 +37,7 @@ CLUSTERED = 200  # examples, for the main direction at which two clusters begin
 DIRECTIONS = 3
 MOST_REGIONS = 12  # of labels; more, or none, give way to two clusters of the examples
 LEAST_STEPS = 4
+NO_LABEL = ("", "-1")
 MEANS_STEPS = 20  # of the two clusters
 LEAST_SAMPLES = 10.0  # independent values of each chain, and of annealing, to be believed
 DEVIATIONS = 4.0  # standard errors that the means of two starts may be apart
@@ -188,7 +189,7 @@ def mixing_of(
     X : ndarray of shape (n, V)
         Prepared examples.
     labels : array-like of shape (n,), optional
-        Classes, which become the regions.
+        Classes, which become the regions; "" and -1 are no class.
     level, method : int, str
         As for :func:`syncpretrain.models.gibbs.started`.
     chains, steps : int
@@ -238,7 +239,7 @@ def _regions(
     v = up_through(below, X[rows]) if below else X[rows]
     v = as_states(v, rbm.visible_units, draws)
     classes = None if labels is None else np.asarray(labels)[rows].astype(str)
-    names = [] if classes is None else [str(x) for x in np.unique(classes)]
+    names = [] if classes is None else [str(x) for x in np.unique(classes) if x not in NO_LABEL]
     if classes is not None and 2 <= len(names) <= MOST_REGIONS:
         means = np.stack([v[classes == name].mean(axis=0) for name in names])
     else:

@@ -346,7 +346,8 @@ class Stack:
         X : array-like of shape (n_examples, input units)
             Examples at which half of the chains start.
         labels : array-like of shape (n_examples,), optional
-            Classes of the examples, which become the regions; default two clusters of the examples.
+            Classes of the examples, which become the regions; "" and -1 are no class. Default two
+            clusters of the examples.
         level : int, optional
             Level of the RBM, from 1; default the top RBM, or level 1 if stacked.
         method : str
