@@ -214,3 +214,17 @@ def test_the_bounds_that_the_publications_name(papers):
 def test_what_is_measured_is_of_the_same_publications(papers):
     measured = pytest.importorskip("_papers_measured")
     assert set(measured.MEASURED) <= set(papers.SIMULATED)
+
+
+def test_jumps_are_counted_for_both_methods(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    tempering = pytest.importorskip("tempering")
+    monkeypatch.setattr(tempering, "WIDTHS", (6, 3, 2, 1))
+    X = np.repeat(np.float32([[0] * 6, [1] * 6]), 250, axis=0)
+    stack = tempering.trained(X, 2, 0)
+    assert stack.widths == (6, 3, 2, 1)
+    found = tempering.jumps(stack, X[::50], X[[0, -1]], 1)
+    assert set(found) == {"gibbs", "stacked"}
+    for made, steps in found.values():
+        assert steps >= tempering.LOOK_EVERY
+        assert 0 < made <= steps / tempering.LOOK_EVERY, "a weak model goes from mode to mode"
