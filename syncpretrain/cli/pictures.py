@@ -211,6 +211,8 @@ def _images_of(
     from syncpretrain.plot.examples import image_shape_of
     from syncpretrain.plot.images import image_shape
 
+    if level is not None and level > len(stack.layers):
+        raise SettingsError(f"level: got {level}, expected 1 to {len(stack.layers)}")
     if (level or 1) > 1:
         if save is None:
             raise SettingsError(

@@ -219,6 +219,7 @@ class TestSample:
                 "Error: the top layer is an autoencoder, or was fine-tuned, and is no RBM",
             ),
             (["on-file", "--level", "2"], "Error: --save: got none for level 2"),
+            (["on-file", "--level", "9"], "Error: --level: got 9, expected 1 to 2"),
             (
                 ["on-file", "--level", "9", "--save", "y.npy"],
                 "Error: --level: got 9, expected 1 to",
