@@ -98,6 +98,45 @@ def phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: int
     db /= np.float32(examples)
 
 
+def phases_apart(
+    v: Array, h: Array, n: int, *, da: Array, db: Array, examples: int, chains: int
+) -> None:
+    """Do what :func:`phase_differences` does, for n examples above any number of chains.
+
+    The negative phase is divided by ``chains``, the number of all chains, the positive one by
+    ``examples``, the size of the minibatch.
+    """
+    if len(v) == 2 * n and chains == examples:
+        phase_differences(v, h, da=da, db=db, examples=examples)
+        return
+    v[:n] *= np.float32(1 / examples)
+    v[n:] *= np.float32(-1 / chains)
+    sum_rows(v, out=da)
+    sum_rows(h[n:], out=db)
+    db *= np.float32(-1 / chains)
+    db += sum_rows(h[:n], out=np.empty_like(db)) * np.float32(1 / examples)
+
+
+def centre(dW: Array, da: Array, db: Array, mu: Array, lam: Array) -> None:
+    """Make the plain ascent direction the centred one, in place.
+
+    With offsets mu of the visible and lam of the hidden units, the model's energy is
+    -(v - mu)^T W (h - lam) - (v - mu)^T a - (h - lam)^T b. Its gradient, taken back to the biases
+    of the usual energy, is (Montavon and Mueller 2012; Melchior, Fischer and Wiskott 2016)::
+
+        dW' = <(v - mu) (h - lam)^T>_data - <(v - mu) (h - lam)^T>_model
+            = dW - mu db^T - da lam^T
+        da' = da - dW' lam
+        db' = db - dW'^T mu
+
+    It is linear in dW, da and db: the shards of a minibatch may be centred one by one.
+    """
+    dW -= np.outer(mu, db)
+    dW -= np.outer(da, lam)
+    da -= dW @ lam
+    db -= mu @ dW
+
+
 @accelerated
 def means_and_differences(
     v: Array, h: Array, bias: Array, units: str, *, da: Array, db: Array, examples: int

@@ -69,7 +69,7 @@ class Learner(ABC):
 
     def __init__(self, layer: int, first: Layer, settings: LayerSettings) -> None:
         self.layer = layer
-        self.shard_number = 0
+        self.shard_number, self.shards = 0, 1
         self.batch_size = settings.batch_size
         self.seed = settings.seed
         self.learning_rate = settings.learning_rate
@@ -137,6 +137,13 @@ class Learner(ABC):
             Squared error between the examples and their reconstruction, summed over both.
         """
 
+    def gradient_without_rows(
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int
+    ) -> None:
+        """Fill the gradients of a part that has none of the rows of a minibatch."""
+        for gradient in self.gradients:
+            gradient.fill(0)
+
     @abstractmethod
     def hidden_means(self, n: int) -> Array | None:
         """Return the hidden means of the n rows of the last gradient; None with noise or dropout.
@@ -166,7 +173,7 @@ class Learner(ABC):
     def part(self: L, shard: int, shards: int) -> L:
         """Return a learner of the same parameters, with gradients and draws of its own."""
         part = copy.copy(self)
-        part.shard_number = shard
+        part.shard_number, part.shards = shard, shards
         if self.flat is None:
             part.gradients = [np.zeros_like(p) for p in self.parameters]
         else:

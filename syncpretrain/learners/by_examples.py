@@ -84,8 +84,7 @@ class ByExamples:
                 self._X, rows, epoch=self._epoch, step=self._step, examples=len(self._rows)
             )
         else:  # the last minibatch may be smaller than the shards are many
-            for gradient in part.gradients:
-                gradient.fill(0)
+            part.gradient_without_rows(self._X, self._rows, epoch=self._epoch, step=self._step)
 
     def move(self, i: int, block: slice, total: Array) -> None:
         """Move a block of the i-th parameter along the sum of the shards' gradients."""

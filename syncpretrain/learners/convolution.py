@@ -118,8 +118,8 @@ class ConvolutionalRBM(BaseRBM):
         biases: Array = tiled(self.visible_bias, pixels)
         return biases
 
-    def _fill(self, v: Array, h: Array, examples: int) -> None:
-        n, shape, (dW, da, db) = len(v) // 2, self._maps, self.gradients
+    def _fill(self, v: Array, h: Array, n: int, examples: int) -> None:
+        shape, (dW, da, db) = self._maps, self.gradients
         positions, pixels = shape.positions, shape.height * shape.width
         v *= np.float32(1 / (examples * positions))
         np.multiply(v[n:], -1, out=v[n:])

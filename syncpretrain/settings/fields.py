@@ -91,12 +91,14 @@ MAX_WORKERS = 1024
 MAX_DELAY = 1000.0  # epochs
 MAX_CD_STEPS = 1000  # a minibatch cannot be interrupted
 MAX_STEPS = 1_000_000  # minibatches
+MAX_CHAINS = 10_000_000
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Epochs = Annotated[int, msgspec.Meta(ge=1, le=MAX_EPOCHS)]
 Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)]
 Shards = Annotated[int, msgspec.Meta(ge=0, le=MAX_WORKERS)]  # 0 for as many as replicas
 Steps = Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)]
 Staleness = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEPS)]
+Chains = Annotated[int, msgspec.Meta(ge=0, le=MAX_CHAINS)]  # 0 for one a row of the minibatch
 GibbsSteps = Annotated[int, msgspec.Meta(ge=1, le=MAX_CD_STEPS)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
@@ -365,6 +367,13 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     cd_steps, persistent
         The k of CD-k; with ``persistent`` the chains go on from where the last minibatch left them
         (Tieleman 2008).
+    chains, chain_start
+        Number of persistent chains apart from the minibatch, which are all moved at every update,
+        and saved with the model; 0 for a chain a row of the minibatch. They start at ``noise``,
+        visible units drawn by their biases alone, or at rows of the first minibatch, ``data``.
+    centred
+        True for the centred gradient: see
+        :func:`syncpretrain.kernels.contrastive_divergence.centre`.
     sparsity_target, sparsity_cost
         The cost weighs the pull of each hidden unit's mean activity to the target (Hinton 2010,
         section 11).
@@ -460,6 +469,17 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
         Each[bool],
         RBMS(opposite="--not-persistent", each=False),
         "Keep the chains between minibatches (PCD).",
+    ]
+    chains: Annotated[
+        Each[Chains], RBMS(each=0), "PCD: chains apart from the batch. Default one a row of it."
+    ]
+    chain_start: Annotated[
+        Each[Literal["noise", "data"]],
+        RBMS(metavar="noise|data", each="noise"),
+        "Where these chains start.",
+    ]
+    centred: Annotated[
+        Each[bool], RBMS(opposite="--not-centred", each=False), "The centred gradient."
     ]
     sparsity_target: Annotated[Each[Fraction], RBMS(each=0.1), "Mean activity to aim for."]
     sparsity_cost: Annotated[

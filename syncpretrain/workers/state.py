@@ -279,8 +279,8 @@ class _LayerScalars(msgspec.Struct):
 
 
 def named(prefix: str, layer: Layer) -> dict[str, Array]:
-    """Return the parameters of a layer under names with a prefix."""
-    return {f"{prefix}.{name}": array for name, array in layer.parameters()}
+    """Return the arrays of a layer under names with a prefix."""
+    return {f"{prefix}.{name}": array for name, array in layer.arrays()}
 
 
 def _kinds_of(layer: Layer) -> dict[str, Any]:
@@ -301,6 +301,7 @@ def _read_layer(prefix: str, kinds: Mapping[str, Any], arrays: Mapping[str, Arra
         raise ValueError(f"{prefix} lacks an array")
     own: Any = parameters | {name: kinds[name] for name in LAYER_KINDS}
     if "shape" not in kinds:
+        own["chains"] = arrays.get(f"{prefix}.chains")
         return DenseLayer(**own, precision=kinds.get("precision", "float32"))
     return ConvolutionalLayer(**own, shape=msgspec.convert(kinds["shape"], ConvolutionShape))
 

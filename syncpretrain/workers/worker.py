@@ -77,6 +77,8 @@ class LayerInTraining:
         """Keep a snapshot for a roll-back, and add a notice of the layer's device, if any."""
         if (notice := self.learner.recorder.take_notice()) is not None:
             self.warnings.append(f"layer {self.learner.layer} is {notice}")
+        if self.learner.settings.chains:
+            self.step.state()  # takes the chains of other ranks
         self.last_good = self.learner.snapshot()
 
     def restore(self) -> None:
