@@ -333,8 +333,11 @@ class RBM(BaseRBM):
         ``seen`` takes the means of these rows, by which the update moves the offsets.
         """
         visible, share = len(da), self._offsets[-1]
-        if share:
-            centre(dW, da, db, self._offsets[:visible] / share, self._offsets[visible:-1] / share)
+        blocks = kind_of(self.settings.visible_units).blocks
+        if share:  # without hidden biases nothing can take the place of visible offsets
+            has_bias = blocks is None or blocks.has_bias
+            mu, lam = self._offsets[:visible] * has_bias / share, self._offsets[visible:-1] / share
+            centre(dW, da, db, mu, lam)
         seen[:visible] = v0.sum(axis=0)
         seen[visible:-1] = h0.sum(axis=0) / np.float32(examples)
         seen[-1] = len(v0) / examples if self._is_counted else 0
