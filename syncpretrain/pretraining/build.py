@@ -18,7 +18,7 @@ from syncpretrain.learners.convolution import ConvolutionalAutoencoder, convolut
 from syncpretrain.learners.early_stopping import EarlyStopping, Outputs
 from syncpretrain.learners.rbm import RBM, SparseRBM
 from syncpretrain.learners.select import step_for
-from syncpretrain.learners.steps import Step
+from syncpretrain.learners.steps import MarkedStep, Step
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.schedule.kinds import SCHEDULES, Fixed, Pace, ScheduleOptions
 from syncpretrain.schedule.reads import LayerPlan, Reads
@@ -210,6 +210,8 @@ def build_layer(
     step = step_for(learner, shards, settings.split_of(layer), workers)
     if shared is not None:
         step = step_on_ranks(step, shared, hands_up=hands_up)
+    if settings.marks:
+        step = MarkedStep(step, learner, epochs=settings.epochs[layer - 1], count=settings.marks)
     stopping = build_stopping(settings)[layer - 1]
     return LayerInTraining(learner, step, stopping, build_outputs(settings, layer))
 

@@ -269,6 +269,7 @@ class Pretraining(Driver):
         if isinstance(message, Failed):
             return []
         self._record(message)
+        self._hand_out(layer, message.marks)
         self._finished += 1
         # Publish before the schedule hears of it: its commands may name this version.
         self._trained.publish(message.command, message.layer)

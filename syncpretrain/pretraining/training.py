@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -118,9 +119,13 @@ class Driver(Training):
     scaling : Scaling or None
     slots : int
         Layers that may train at a time.
+    take_mark : callable or None
+        Given the number of a layer, of its updates, and the stack up to it, for each mark of the
+        settings, at the end of the epoch.
     """
 
     slots = 1
+    take_mark: Callable[[int, int, Stack], Any] | None = None
     _blas_threads = 1
     _no_replay = ""  # why no recorded reads can be repeated
 
@@ -173,6 +178,15 @@ class Driver(Training):
             "pretrain": msgspec.json.decode(msgspec.json.encode(self.settings)),
         }
         return Stack(tuple(self._newest()), info, self.scaling)
+
+    def _hand_out(self, number: int, marks: Mapping[int, Layer]) -> None:
+        """Give a layer after some updates to :attr:`take_mark`, above the newest layers below."""
+        if (take := self.take_mark) is None or not marks:
+            return
+        now = self.stack()
+        for update, layer in sorted(marks.items()):
+            info = now.info | {"updates": update}
+            take(number, update, replace(now, layers=(*now.layers[: number - 1], layer), info=info))
 
     def _emit_start(self, now: float) -> None:
         s = self.settings

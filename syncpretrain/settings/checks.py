@@ -307,6 +307,7 @@ NOT_SUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {  # permitted values
     "refresh_epochs": ((1, 0), "no version wakes a layer"),  # the default, and none
     "finish": (("drain",), "no version wakes a layer"),
     "shuffle": (("rows",), "its examples are in memory"),
+    "marks": ((0,), "no layer has updates of its own to space checkpoints by"),
     "chains": ((0,), "each replica has chains of its own"),
     "centred": ((False,), "each replica would have offsets of its own"),
     "delay": ((0,), "replicas train all layers of a minibatch"),

@@ -333,6 +333,9 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     missing, sparse : bool
         True if values of the input may be missing, and if the input is sparse rows; both follow
         from the examples.
+    marks : int
+        Updates of a layer after which it is kept as it is then, spaced by their logarithm; follows
+        from ``checkpoint_every`` of a run.
     schedule, group_size, pace, handoff, delay, refresh_epochs, refresh_when, finish
         Times at which layers train, and the versions that they train on (docs/schedules.rst).
     shuffle : str
@@ -425,6 +428,7 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     ] = "zero"
     missing: bool = False
     sparse: bool = False
+    marks: NonNegativeInt = 0
     tied: Annotated[
         bool,
         AUTOENCODERS(opposite="--untied"),
