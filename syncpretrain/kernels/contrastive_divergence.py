@@ -82,7 +82,7 @@ def sum_rows(x: Array, *, out: Array) -> Array:
 
 
 @accelerated
-def phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: int) -> None:
+def phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: float) -> None:
     """Fill the ascent direction of both biases, and prepare [v0; v1] for the weights' direction.
 
     ``v`` of shape (2B, V) holds v0 above v1, ``h`` of shape (2B, H) h0 above h1. Afterwards v is
@@ -98,23 +98,14 @@ def phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: int
     db /= np.float32(examples)
 
 
-def phases_apart(
-    v: Array, h: Array, n: int, *, da: Array, db: Array, examples: int, chains: int
-) -> None:
-    """Do what :func:`phase_differences` does, for n examples above any number of chains.
+def weighted_phases(v: Array, h: Array, factors: Array, *, da: Array, db: Array) -> None:
+    """Do what :func:`phase_differences` does, for rows that have factors, negative in the chains.
 
-    The negative phase is divided by ``chains``, the number of all chains, the positive one by
-    ``examples``, the size of the minibatch.
+    They may be examples of other weights, or above any number of chains.
     """
-    if len(v) == 2 * n and chains == examples:
-        phase_differences(v, h, da=da, db=db, examples=examples)
-        return
-    v[:n] *= np.float32(1 / examples)
-    v[n:] *= np.float32(-1 / chains)
+    v *= factors[:, None]
     sum_rows(v, out=da)
-    sum_rows(h[n:], out=db)
-    db *= np.float32(-1 / chains)
-    db += sum_rows(h[:n], out=np.empty_like(db)) * np.float32(1 / examples)
+    sum_rows(h * factors[:, None], out=db)
 
 
 def centre(dW: Array, da: Array, db: Array, mu: Array, lam: Array) -> None:
@@ -133,8 +124,8 @@ def centre(dW: Array, da: Array, db: Array, mu: Array, lam: Array) -> None:
     """
     dW -= np.outer(mu, db)
     dW -= np.outer(da, lam)
-    da -= dW @ lam
-    db -= mu @ dW
+    da -= sum_rows(np.ascontiguousarray((dW * lam).T), out=np.empty_like(da))
+    db -= sum_rows(dW * mu[:, None], out=np.empty_like(db))
 
 
 @accelerated
@@ -150,7 +141,7 @@ def means_and_differences(
 
 
 def statistics(
-    v: Array, h: Array, *, dW: Array, da: Array, db: Array, examples: int | None = None
+    v: Array, h: Array, *, dW: Array, da: Array, db: Array, examples: float | None = None
 ) -> None:
     """Fill the ascent direction of the log-likelihood, averaged over the examples.
 
@@ -170,7 +161,7 @@ def sparsity_step(
     cost: float,
     dW: Array,
     db: Array,
-    examples: int | None = None,
+    examples: float | None = None,
 ) -> None:
     """Add cost (target - q) to the ascent direction; q is the decaying mean activity of each unit.
 

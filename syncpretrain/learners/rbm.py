@@ -26,9 +26,10 @@ from syncpretrain.kernels.contrastive_divergence import (
     centre,
     means_and_differences,
     phase_differences,
-    phases_apart,
     sample_states,
     sparsity_step,
+    sum_rows,
+    weighted_phases,
 )
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.sparse_products import binary_product, sparse_product, transposed_product
@@ -96,7 +97,7 @@ class BaseRBM(Learner):
         *,
         epoch: int,
         step: int,
-        examples: int | None = None,
+        examples: float | None = None,
     ) -> float:
         """Fill the gradients by contrastive divergence; return the error, of chains an estimate."""
         n, settings = len(rows), self.settings
@@ -112,7 +113,8 @@ class BaseRBM(Learner):
         if not self._is_counted:
             v0.fill(0)
             h0.fill(0)
-        self._fill(v, h, n, examples or n)
+        self._own_weights = None if self.row_weights is None else self.row_weights[rows]
+        self._fill(v, h, n, examples or self.mass(rows))
         return error
 
     def gradient_without_rows(
@@ -127,7 +129,7 @@ class BaseRBM(Learner):
             super().gradient_without_rows(X, rows, epoch=epoch, step=step)
             return
         self._is_counted = False
-        self.gradient(X, rows[:1], epoch=epoch, step=step, examples=len(rows))
+        self.gradient(X, rows[:1], epoch=epoch, step=step, examples=self.mass(rows))
         self._is_counted = True
 
     @property
@@ -243,7 +245,7 @@ class BaseRBM(Learner):
         """Return the bias of each visible unit."""
 
     @abstractmethod
-    def _fill(self, v: Array, h: Array, n: int, examples: int) -> None:
+    def _fill(self, v: Array, h: Array, n: int, examples: float) -> None:
         """Fill the gradients from v0 above v1 and h0 above h1; ``v`` is scratch afterwards.
 
         The n rows of v0 and h0 are all ``examples`` of a minibatch, or a part of them.
@@ -306,18 +308,20 @@ class RBM(BaseRBM):
     def _visible_biases(self) -> Array:
         return self.visible_bias
 
-    def _fill(self, v: Array, h: Array, n: int, examples: int) -> None:
+    def _fill(self, v: Array, h: Array, n: int, examples: float) -> None:
         (dW, da, db, *_), settings = self.gradients, self.settings
         sums: dict[str, Any] = {"da": da, "db": db, "examples": examples}
-        if settings.chains:
-            phases_apart(v, h, n, **sums, chains=settings.chains)
+        factors = self._factors(n, len(v) - n, examples)
+        if factors is not None:
+            weighted_phases(v, h, factors, da=da, db=db)
         elif self._fill_takes_means:
             means_and_differences(v, h, self.hidden_bias, settings.hidden_units, **sums)
         else:
             phase_differences(v, h, **sums)
         self._correlate(v, h, out=dW)
         if settings.centred:
-            self._centre(v[:n], h[:n], examples, *self.gradients)
+            shares = np.full(n, 1 / examples, np.float32) if factors is None else factors[:n]
+            self._centre(v[:n], h[:n], shares, *self.gradients)
         if cost := settings.sparsity_cost:
             own: dict[str, Any] = {"dW": dW, "db": db, "examples": examples}
             sparsity_step(v[:n], h[:n], self._activity, target=self._target, cost=cost, **own)
@@ -325,22 +329,39 @@ class RBM(BaseRBM):
         if blocks is not None and not blocks.has_bias:
             db.fill(0)
 
+    def weigh_rows(self, weights: Array) -> None:
+        """Give each example a weight."""
+        super().weigh_rows(weights)
+        self._fill_takes_means = False
+
+    def _factors(self, n: int, chains: int, examples: float) -> Array | None:
+        """Return the factor of each row of both phases; None where there is one for all."""
+        weights, settings = self._own_weights, self.settings
+        alike = not settings.chains or (n == chains and settings.chains == examples)
+        if weights is None and alike:
+            return None
+        factors = np.empty(n + chains, np.float32)
+        factors[:n] = 1 / examples if weights is None else weights / examples
+        # Chains that go on are all alike; a chain from the data has the weight of its row.
+        factors[n:] = -1 / settings.chains if settings.chains else -factors[:n]
+        return factors
+
     def _centre(
-        self, v0: Array, h0: Array, examples: int, dW: Array, da: Array, db: Array, seen: Array
+        self, v0: Array, h0: Array, shares: Array, dW: Array, da: Array, db: Array, seen: Array
     ) -> None:
         """Centre the gradient by the offsets so far; the first one stays plain.
 
         ``seen`` takes the means of these rows, by which the update moves the offsets.
         """
-        visible, share = len(da), self._offsets[-1]
+        visible, begun = len(da), self._offsets[-1]
         blocks = kind_of(self.settings.visible_units).blocks
-        if share:  # without hidden biases nothing can take the place of visible offsets
+        if begun:  # without hidden biases nothing can take the place of visible offsets
             has_bias = blocks is None or blocks.has_bias
-            mu, lam = self._offsets[:visible] * has_bias / share, self._offsets[visible:-1] / share
+            mu, lam = self._offsets[:visible] * has_bias / begun, self._offsets[visible:-1] / begun
             centre(dW, da, db, mu, lam)
-        seen[:visible] = v0.sum(axis=0)
-        seen[visible:-1] = h0.sum(axis=0) / np.float32(examples)
-        seen[-1] = len(v0) / examples if self._is_counted else 0
+        sum_rows(v0, out=seen[:visible])
+        sum_rows(h0 * shares[:, None], out=seen[visible:-1])
+        seen[-1] = shares.sum() if self._is_counted else 0
 
     def update_slice(self, i: int, part: slice, gradient: Array, *, epoch: int) -> None:
         """Move a slice of the i-th parameter along its gradient, or of the offsets to the means."""
@@ -389,7 +410,7 @@ class SparseRBM(RBM):
         *,
         epoch: int,
         step: int,
-        examples: int | None = None,
+        examples: float | None = None,
     ) -> float:
         """Fill the gradients; the first product is with the data."""
         self._reads_data = True

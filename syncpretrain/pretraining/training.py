@@ -15,6 +15,7 @@ import msgspec
 from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
+from syncpretrain.data.weights import checked_weights
 from syncpretrain.errors import SettingsError, StalledError
 from syncpretrain.events import Event, Observer, Progress, RunFinished, RunStarted
 from syncpretrain.learners.epoch import Stopped
@@ -25,6 +26,7 @@ from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.schedule.reads import Reads
+from syncpretrain.settings.checks import check_weights
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.split import Split
@@ -111,6 +113,8 @@ class Driver(Training):
         How long the driver, the runtime and the workers wait for each other.
     restarts : Restarts, optional
         For processes that die.
+    weights : array-like of shape (n_examples,), optional
+        Weights of the rows of X.
 
     Attributes
     ----------
@@ -141,15 +145,21 @@ class Driver(Training):
         resume: Any = None,
         times: Timeouts = TIMEOUTS,
         restarts: Restarts | None = None,
+        weights: ArrayLike | None = None,
     ) -> None:
         if replay is not None and self._no_replay:
             raise SettingsError(f"replay: got one with {self._no_replay}")
         super().__init__(observers, save=save)
         self.resume, self._replay = resume, replay
         self._times, self._restarts = times, restarts
+        if weights is not None:
+            check_weights(settings)
+            settings = msgspec.structs.replace(settings, backend="numpy")
         settings = self._checked(settings)
         self.settings, data, self.scaling = build_data(settings, X, validation)
         self._examples = len(data.train)
+        own = checked_weights(weights, self._examples, None)
+        self.weights = None if own is None else own[:, 0]
         self._seconds = [0.0] * len(self.settings.epochs)  # that each layer trained
         self._build(data)
 

@@ -186,6 +186,34 @@ def _check_chains(settings: PretrainFields) -> None:
             )
 
 
+def check_weights(settings: PretrainFields) -> None:
+    """Refuse weights of rows where a layer has no way to count rows differently.
+
+    Raises
+    ------
+    SettingsError
+    """
+    by_units = [
+        n
+        for n in range(1, len(settings.layers))
+        if settings.split_of(n) != "examples" and settings.shards_of(n) > 1
+    ]
+    lone = [p and not n for p, n in zip(settings.persistent, settings.chains, strict=True)]
+    refused = {
+        f"model {settings.model}, expected rbm": settings.model != "rbm",
+        "a convolution, expected dense layers": bool(settings.architecture),
+        f"schedule {settings.schedule}, whose replicas share no rows": settings.schedule == ASYNC,
+        "handoff minibatch, expected epoch": settings.handoff == "minibatch",
+        f"split {settings.split}, expected examples": bool(by_units),
+        "persistent, whose chains are of rows; take chains 500, say": any(lone),
+        "sparsity_cost, expected 0": any(settings.sparsity_cost),
+        f"backend {settings.backend}, expected numpy": settings.backend.startswith("cupy"),
+    }
+    for what, is_refused in refused.items():
+        if is_refused:
+            raise SettingsError(f"weights: got them with {what}")
+
+
 def _check_replicas(settings: PretrainFields) -> None:
     for layer, replicas in enumerate(settings.replicas, start=1):
         shards = settings.shards_of(layer)

@@ -93,6 +93,8 @@ PLANS: dict[str, dict[str, dict[str, Any]]] = {
         **BOTH,
         **VARIANTS,
         **KINDS,
+        "weights": {"weights": tuple(i % 4 for i in range(200)), "cd_steps": 2},
+        "weights and chains": {"weights": tuple(i % 3 for i in range(200)), **CHAINS, "shards": 2},
         "validated": DENOISING | {"early_stopping": "validation-error", "patience": 1, "epochs": 6},
         "stopped early": {"early_stopping": "pseudo-likelihood", "patience": 1, "epochs": 6},
         "rounds": {"schedule": "rounds", "epochs": (4, 2, 1), "refresh_epochs": (0, 2, 1)},
@@ -138,7 +140,7 @@ SPLIT: dict[str, dict[str, Any]] = {
     "bfloat16 filters": {"split": "filters", "layers": TEXT, "shards": (4, 4, 1), **ROUNDED},
     **CONVOLUTIONS,
 }
-OF_DRIVERS = {"observers", "replay", "times", "restarts"}
+OF_DRIVERS = {"weights", "observers", "replay", "times", "restarts"}
 USUAL: dict[str, Any] = {"layers": (16, 12, 8, 5), "epochs": (2, 1, 2), "batch_size": 40, "seed": 3}
 
 
