@@ -94,6 +94,7 @@ def load_own(
     rows = read_rows(path, wanted)
     notices = list(rows.notices)
     again = wanted._replace(columns=rows.columns, meaning=rows.meaning, target=None, drop=())
+    again = again._replace(weights=None)
     apart = None if test is None or share is not None else read_rows(os.fspath(test), again)  # type: ignore[arg-type]
     if rows.test is not None:
         if test is not None:
@@ -106,6 +107,11 @@ def load_own(
         _check_width("test", test or path, apart, rows, path)
     count = len(rows.X)
     if unlabelled is not None:
+        if rows.weights is not None:
+            raise DataError(
+                f"weights: got {wanted.weights} with unlabelled, whose rows have none; leave one of"
+                " the two out"
+            )
         others = read_rows(unlabelled, again)
         notices += others.notices
         rows = _joined(rows, others, path, unlabelled)
@@ -119,6 +125,7 @@ def load_own(
         notices=list(dict.fromkeys(notices)),
         columns=rows.columns,
         meaning=rows.meaning,
+        weights=rows.weights,
     )
     if unlabelled is not None:
         more = f"{len(rows.X) - count:,} without labels of {unlabelled}"

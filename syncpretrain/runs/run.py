@@ -314,6 +314,7 @@ class Run:
             replay=self.identity.replay,
             times=Timeouts(stall=self.settings.run.stall_timeout),
             restarts=self.restarts,
+            weights=self.data.train_weights,
         )
 
     def execute(self, out: Path, *, resuming: bool) -> dict[str, Any]:

@@ -204,10 +204,10 @@ class DataSettings(Frozen, frozen=True, kw_only=True):
     that keep their labels, as many of each class as far as there are; None keeps all. ``examples``
     is the number of training examples, None for all.
 
-    In a table, ``target`` names the column of the labels, and ``drop`` the columns to leave out,
-    separated by commas. ``task`` is the task of the labels, None for the one that suits them.
-    ``test`` is a part to test with, a fraction or a file, and ``unlabelled`` a file of more
-    examples to train on.
+    In a table, ``target`` names the column of the labels, ``weights`` the column of the rows'
+    weights, and ``drop`` the columns to leave out, separated by commas. ``task`` is the task of the
+    labels, None for the one that suits them. ``test`` is a part to test with, a fraction or a file,
+    and ``unlabelled`` a file of more examples to train on.
     """
 
     name: Annotated[str, DATA(metavar="NAME|FILE")] = "mnist"
@@ -219,6 +219,9 @@ class DataSettings(Frozen, frozen=True, kw_only=True):
     ] = None
     drop: Annotated[
         str | None, DATA(metavar="COLUMN[,COLUMN]"), "Columns of a table to leave out."
+    ] = None
+    weights: Annotated[
+        str | None, DATA(metavar="COLUMN"), "The column of a table that holds the rows' weights."
     ] = None
     task: Annotated[
         Literal["classification", "regression"] | None,

@@ -101,7 +101,9 @@ COMMON = {
     "--examples": Option(["2", "5", "20"], ["1", "1000"]),
     "--test": Option(["0.1", "0.5", "1e-300"], ["1", "0", "0.999", "x.npy"]),
     "--task": Option(["classification"], ["regression"]),
-    "--checkpoint-every": Option(["1", "60s", "0.001s", "1e308s", HUGE], ["s", "nans", "1m"]),
+    "--checkpoint-every": Option(
+        ["1", "60s", "log:3", "0.001s", "1e308s", HUGE], ["s", "nans", "1m"]
+    ),
     "--keep": Option(["1", "2", "3", HUGE]),
     "--max-restarts": Option(["0", "2", HUGE]),
     "--stall-timeout": Option(["600", "60.5", "1e308"]),

@@ -7,13 +7,16 @@ import pytest
 from chainedlearners import HIDDEN, KINDS, make, rows
 from scipy import sparse
 
-from syncpretrain import pretrain
+from syncpretrain import load, pretrain
+from syncpretrain.data import load_dataset
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.data.weights import sequence_weights, weighted_means
 from syncpretrain.errors import CheckpointError, DataError, RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import WholeStep
+from syncpretrain.runs.run import train_run
+from syncpretrain.settings import settings_from
 from syncpretrain.units.kinds import kind_of
 
 COUNTS = np.array([3, 0, 1, 2, 1, 1, 4, 0, 2, 1])
@@ -171,6 +174,77 @@ def test_weights_are_refused_where_rows_are_alike(bits, given, message):
 def test_weights_are_one_number_a_row(bits, weights, message):
     with pytest.raises(DataError, match=message):
         pretrain(bits, **HOW, weights=weights)
+
+
+# A table
+
+
+@pytest.fixture
+def table(bits, tmp_path):
+    path = tmp_path / "bits.csv"
+    names = [*(f"c{i}" for i in range(16)), "w"]
+    lines = [",".join(f"{x:g}" for x in (*row, i % 3)) for i, row in enumerate(bits)]
+    path.write_text("\n".join([",".join(names), *lines]) + "\n")
+    return path
+
+
+def settings_for(table, **more):
+    how = {"layers": (16, 5, 3), "epochs": 2, "batch_size": 40}
+    return settings_from(**how, data={"name": str(table), "weights": "w"} | more)
+
+
+def test_a_column_has_the_weights(table, tmp_path, bits):
+    data = load_dataset(table, weights="w")
+    assert data.train.shape == (180, 16)
+    assert np.bincount(data.train_weights.astype(int)).tolist() == [60, 60, 60] or (
+        data.train_weights.shape == (180,) and set(data.train_weights) == {0, 1, 2}
+    )
+    where = {row.tobytes(): i for i, row in enumerate(np.float32(bits))}
+    same = [where[row.tobytes()] for row in data.train]
+    counts = {key: {i % 3 for i, row in enumerate(bits) if row.tobytes() == key} for key in where}
+    for i, weight in zip(same, data.train_weights, strict=True):
+        assert weight in counts[np.float32(bits)[i].tobytes()]
+    assert load_dataset(table, drop="w").sha256 != data.sha256
+    few = load_dataset(table, weights="-1", examples=50)
+    assert few.train_weights.shape == (50,)
+    train_run(settings_for(table), out=tmp_path / "run")
+    wanted = pretrain(
+        data.train, layers=(16, 5, 3), epochs=2, batch_size=40, warn=False,
+        validation=data.validation, weights=data.train_weights,
+    )  # fmt: skip
+    found = load(tmp_path / "run")
+    for have, want in zip(found.layers, wanted.layers, strict=True):
+        np.testing.assert_allclose(have.weight, want.weight, atol=1e-6)
+    assert found.info["columns"]["dropped"] == ["w"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"weights": "v"}, "weights: got 'v', which is no column"),
+        ({"drop": "w"}, "weights: got 'w', a column that is dropped"),
+        ({"target": "w", "task": "regression"}, "weights: got 'w', the target"),
+        ({"weights": "c0", "target": "w", "drop": "w"}, "drop: got 'w', the target"),
+    ],
+)
+def test_a_column_has_one_use(table, more, message):
+    with pytest.raises(DataError, match=message):
+        load_dataset(table, **{"weights": "w"} | more)
+
+
+def test_other_files_have_no_column_of_weights(tmp_path, bits):
+    np.save(tmp_path / "bits.npy", bits)
+    with pytest.raises(DataError, match=r"weights: got 'w' for .*, which has no named columns"):
+        load_dataset(tmp_path / "bits.npy", weights="w")
+    with pytest.raises(DataError, match="weights: got 'w' for digits"):
+        load_dataset("digits", weights="w")
+
+
+def test_texts_are_no_weights(tmp_path):
+    path = tmp_path / "texts.csv"
+    path.write_text("a,w\n" + "1,x\n0,y\n" * 10)
+    with pytest.raises(DataError, match="weights: got 'w', which holds texts"):
+        load_dataset(path, weights="w")
 
 
 # Sequences
