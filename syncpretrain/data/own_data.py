@@ -93,8 +93,8 @@ def load_own(
     share = share_of(test)
     rows = read_rows(path, wanted)
     notices = list(rows.notices)
-    again = wanted._replace(columns=rows.columns, meaning=rows.meaning, target=None, drop=())
-    again = again._replace(weights=None)
+    known: dict[str, Any] = {"columns": rows.columns, "meaning": rows.meaning}
+    again = wanted._replace(**known, target=None, drop=(), weights=None)
     apart = None if test is None or share is not None else read_rows(os.fspath(test), again)  # type: ignore[arg-type]
     if rows.test is not None:
         if test is not None:
@@ -107,11 +107,6 @@ def load_own(
         _check_width("test", test or path, apart, rows, path)
     count = len(rows.X)
     if unlabelled is not None:
-        if rows.weights is not None:
-            raise DataError(
-                f"weights: got {wanted.weights} with unlabelled, whose rows have none; leave one of"
-                " the two out"
-            )
         others = read_rows(unlabelled, again)
         notices += others.notices
         rows = _joined(rows, others, path, unlabelled)
@@ -140,6 +135,8 @@ def load_own(
 
 def _joined(rows: Rows, others: Rows, path: Any, unlabelled: Any) -> Rows:
     """Return rows followed by others without labels."""
+    if rows.weights is not None:
+        raise DataError("weights: got them with unlabelled rows, which have none; leave one out")
     if rows.labels is None:
         raise DataError(
             f"unlabelled: got {unlabelled}, but {path} has no labels either; name its target, or"

@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from syncpretrain.data.blocks import chunks
 from syncpretrain.errors import DataError
-from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.conditions import is_missing
 
 BLOCK_BYTES = 1 << 26  # of the letters of a block, each a one among zeros
 MOST_ROWS = 2048  # of a block
@@ -21,7 +19,7 @@ __all__ = ["checked_weights", "sequence_weights", "weighted_means"]
 
 def checked_weights(
     weights: ArrayLike | None, examples: int, chosen: NDArray[np.intp] | None
-) -> Array | None:
+) -> NDArray[np.float32] | None:
     """Return weights of shape (n_chosen, 1) with mean 1, so that rates keep their meaning.
 
     Parameters
@@ -56,11 +54,11 @@ def checked_weights(
             " count all rows alike"
         )
     array = array / largest  # so that the sum is finite
-    mean_one: Array = (array / array.mean()).astype(np.float32)
+    mean_one: NDArray[np.float32] = (array / array.mean()).astype(np.float32)
     return mean_one.reshape(-1, 1)
 
 
-def weighted_means(X: Any, weights: Array, *, missing: bool) -> NDArray[np.float64]:
+def weighted_means(X: Any, weights: NDArray[Any], *, missing: bool) -> NDArray[np.float64]:
     """Return the mean of the known entries of each column of marked examples, by weights of rows.
 
     Parameters
@@ -74,7 +72,8 @@ def weighted_means(X: Any, weights: Array, *, missing: bool) -> NDArray[np.float
     for rows in chunks(X.shape):
         block, own = X[rows], np.float64(weights[rows])
         total += own @ block
-        mass += own @ ~is_missing(block) if missing else own.sum()
+        lost = np.signbit(block) & (block == 0)  # the mark of a missing value
+        mass += own @ ~lost if missing else own.sum()
     means: NDArray[np.float64] = total / np.where(mass, mass, 1)
     return means
 
