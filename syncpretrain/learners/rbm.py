@@ -340,7 +340,7 @@ class RBM(BaseRBM):
         alike = not settings.chains or (n == chains and settings.chains == examples)
         if weights is None and alike:
             return None
-        factors = self.backend.empty(n + chains)
+        factors: Array = self.backend.empty(n + chains)
         factors[:n] = 1 / examples if weights is None else weights / examples
         # Chains that go on are all alike; a chain from the data has the weight of its row.
         factors[n:] = -1 / settings.chains if settings.chains else -factors[:n]

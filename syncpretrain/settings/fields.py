@@ -91,7 +91,7 @@ MAX_WORKERS = 1024
 MAX_DELAY = 1000.0  # epochs
 MAX_CD_STEPS = 1000  # a minibatch cannot be interrupted
 MAX_STEPS = 1_000_000  # minibatches
-MAX_CHAINS = 10_000_000
+MAX_CHAINS = 1_000_000
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Epochs = Annotated[int, msgspec.Meta(ge=1, le=MAX_EPOCHS)]
 Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)]

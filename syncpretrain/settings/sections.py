@@ -91,8 +91,7 @@ class RunSettings(Frozen, frozen=True, kw_only=True):
     checkpoint_every: Annotated[
         str,
         OUTPUT(metavar="N|Ss|log:N"),
-        "Write a checkpoint once any layer, or fine-tuning, has done N epochs since the last one,"
-        " or S seconds have passed; log:N also keeps N models a layer by updates.",
+        "Checkpoint after N epochs, or S seconds; log:N: also N models a layer, by updates.",
     ] = "60s"
     keep: Annotated[Count, OUTPUT, "Checkpoints to keep."] = 2
     max_restarts: Annotated[
