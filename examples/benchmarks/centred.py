@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--epochs", default="1,4,16")
     parser.add_argument("--rows", type=int, default=50_000)
-    parser.add_argument("--steps", type=int, default=5000, help="Of the annealing.")
+    parser.add_argument("--steps", type=int, default=2000, help="Of the annealing.")
     options = parser.parse_args()
 
     data, rows = load_dataset("mnist"), []
@@ -50,7 +50,7 @@ def main() -> None:
                 warn=False,
             )
             seconds = perf_counter() - started
-            found = log_z_ais(stack.layers[0], chains=200, steps=options.steps)
+            found = log_z_ais(stack.layers[0], chains=100, steps=options.steps)
             mean = -float(free_energy(stack.layers[0], test).mean())
             rows.append(
                 [

@@ -322,7 +322,7 @@ class RBM(BaseRBM):
         if settings.centred:
             shares = np.full(n, 1 / examples, np.float32) if factors is None else factors[:n]
             self._centre(v[:n], h[:n], shares, *self.gradients)
-        if cost := settings.sparsity_cost:
+        if (cost := settings.sparsity_cost) and self._is_counted:
             own: dict[str, Any] = {"dW": dW, "db": db, "examples": examples}
             sparsity_step(v[:n], h[:n], self._activity, target=self._target, cost=cost, **own)
         blocks = kind_of(settings.visible_units).blocks

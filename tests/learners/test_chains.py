@@ -89,6 +89,20 @@ def test_the_chains_of_a_shard_without_rows_move_too(units):
     assert len(without) == 2, "the positive phase is of the others"
 
 
+def test_a_shard_without_rows_has_no_part_in_the_mean_activity():
+    rbm = make(chains=8, sparsity_cost=0.5)
+    training = step_for(rbm, 4, "examples")
+    training.train_step(rows("bernoulli"), np.arange(10), epoch=1, step=0)
+    before = [part._activity.copy() for part in training.parts]
+    training.begin(rows("bernoulli"), np.arange(2), epoch=1, step=1)
+    for shard in range(4):
+        training.gradient(shard)
+    moved = [
+        bool((p._activity != was).any()) for p, was in zip(training.parts, before, strict=True)
+    ]
+    assert sum(moved) == 2
+
+
 def test_chains_of_the_batch_have_the_bits_of_one_a_row(bits):
     how = {"hidden": [12, 5], "epochs": 2, "batch_size": 40, "persistent": True, "warn": False}
     for more in ({}, {"shards": 3}, {"handoff": "minibatch", "cd_steps": 2}):
