@@ -135,6 +135,12 @@ ROWS: dict[str, Row] = {
     "rbm, persistent, sparse, dropout, cd-2": Row(
         {"persistent": True, "sparsity_cost": 0.1, "hidden_dropout": 0.2, "cd_steps": (1, 2, 1)}
     ),
+    "rbm, chains, centred": Row(
+        {
+            **{"persistent": True, "chains": (60, 20, 33), "centred": True},
+            "chain_start": ("data", "noise", "data"),
+        }
+    ),
     "rbm, l1, log-odds, sampled visible": Row(
         {"l1": 0.001, "visible_bias": "log-odds", "sample_visible": True}
     ),

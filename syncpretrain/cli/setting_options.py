@@ -230,7 +230,7 @@ def planned(
 
     # Before the seconds that measuring takes, and the memory.
     check_finetuning(settings, data)
-    driver_for(settings.pretrain, data.train, data.validation)
+    driver_for(settings.pretrain, data.train, data.validation, weights=data.train_weights)
     known = with_facts_of(settings.pretrain, data.train, data.validation)
     task = Task(known, len(data.train), len(data.validation))
     found = plan_for(task, measure_seconds=measure_seconds, remembers=True)

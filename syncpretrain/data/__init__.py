@@ -40,6 +40,7 @@ def load_dataset(
     task: str | None = None,
     test: str | float | os.PathLike[str] | None = None,
     unlabelled: str | os.PathLike[str] | None = None,
+    weights: str | None = None,
     examples: int | None = None,
     encode: bool = False,
     columns: Columns | None = None,
@@ -81,6 +82,8 @@ def load_dataset(
         A part to test with: a fraction of the examples, or another file.
     unlabelled : str or path, optional
         A file of more examples to train on, without labels.
+    weights : str, optional
+        The column of a table that holds the weights of its rows, by its name or its number.
     examples : int, optional
         Keep this number of the training examples, of each class its share.
     encode : bool
@@ -99,6 +102,7 @@ def load_dataset(
         If there is neither such a data set nor such a file, or it cannot be trained on.
     """
     given = {"target": target, "drop": drop, "test": test, "unlabelled": unlabelled}
+    given["weights"] = weights
     given = {option: value for option, value in given.items() if value not in (None, "", ())}
     if name in DATASETS:
         _check_axes(str(name), images)
@@ -119,6 +123,7 @@ def load_dataset(
         else:
             named = None if target is None else str(target)
             wanted = Wanted(bounded, named, _names(drop), task, encode, columns, images, meaning)
+            wanted = wanted._replace(weights=weights)
             data = load_own(
                 name, wanted, validation=validation, seed=seed, test=test, unlabelled=unlabelled
             )

@@ -64,6 +64,8 @@ class Dataset:
         Columns of the table that the examples came from, if there was one.
     meaning : Meaning or None
         Meaning of the numbers that became the values.
+    train_weights : float64 array of shape (n_train,), or None
+        Weights of the training examples; None if all count alike.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Dataset:
     full_sha256: str | None = field(
         default=None, repr=False
     )  # hash with the labels that were left out, or hash of a mapped file
+    train_weights: NDArray[np.float64] | None = None
     stamp: Any = field(default=None, repr=False)  # a FileStamp, of a mapped file
 
     @cached_property
@@ -99,6 +102,8 @@ class Dataset:
                 for own in array.csr if isinstance(array, SparseRows) else (array,):
                     if own is not None:
                         digest.update(np.ascontiguousarray(own).data)
+        if self.train_weights is not None:
+            digest.update(self.train_weights.data)
         target = None if self.columns is None else self.columns.target
         if target is not None and target.classes is not None:
             digest.update(repr(target.classes).encode())
@@ -145,6 +150,7 @@ class Dataset:
             self,
             train=train[rows] if isinstance(train, np.ndarray) else train.subset(rows),
             train_labels=None if labels is None else labels[rows],
+            train_weights=None if self.train_weights is None else self.train_weights[rows],
             full_sha256=self.sha256 if self.full_sha256 else None,
         )
 
@@ -193,6 +199,7 @@ def from_rows(
     columns: Columns | None = None,
     meaning: Meaning | None = None,
     earlier: Meaning | None = None,
+    weights: NDArray[Any] | None = None,
 ) -> Dataset:
     """Build a data set; ``parts`` are the numbers of its training, validation and test rows.
 
@@ -217,6 +224,7 @@ def from_rows(
         notices=tuple(notices),
         columns=columns,
         meaning=meaning,
+        train_weights=None if weights is None else weights[parts[0]],
     )
 
 

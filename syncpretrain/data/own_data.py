@@ -93,7 +93,8 @@ def load_own(
     share = share_of(test)
     rows = read_rows(path, wanted)
     notices = list(rows.notices)
-    again = wanted._replace(columns=rows.columns, meaning=rows.meaning, target=None, drop=())
+    known: dict[str, Any] = {"columns": rows.columns, "meaning": rows.meaning}
+    again = wanted._replace(**known, target=None, drop=(), weights=None)
     apart = None if test is None or share is not None else read_rows(os.fspath(test), again)  # type: ignore[arg-type]
     if rows.test is not None:
         if test is not None:
@@ -119,6 +120,7 @@ def load_own(
         notices=list(dict.fromkeys(notices)),
         columns=rows.columns,
         meaning=rows.meaning,
+        weights=rows.weights,
     )
     if unlabelled is not None:
         more = f"{len(rows.X) - count:,} without labels of {unlabelled}"
@@ -133,6 +135,8 @@ def load_own(
 
 def _joined(rows: Rows, others: Rows, path: Any, unlabelled: Any) -> Rows:
     """Return rows followed by others without labels."""
+    if rows.weights is not None:
+        raise DataError("weights: got them with unlabelled rows, which have none; leave one out")
     if rows.labels is None:
         raise DataError(
             f"unlabelled: got {unlabelled}, but {path} has no labels either; name its target, or"

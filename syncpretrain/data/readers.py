@@ -47,6 +47,7 @@ from syncpretrain.data.labels import (
 )
 from syncpretrain.data.meaning import SHARES, Meaning
 from syncpretrain.data.table import Table, texts_of
+from syncpretrain.data.weights import checked_weights
 from syncpretrain.errors import DataError
 from syncpretrain.shapes import ImageShape
 from syncpretrain.storage import expanded
@@ -73,10 +74,11 @@ AS_BYTES = (
 class Wanted(NamedTuple):
     """Options of reading a file of examples.
 
-    ``target`` and ``drop`` name columns, or number them from 1. ``task`` is None where the labels
-    decide it. ``encode`` permits categories, ``bounded`` refuses values outside [0, 1]. A file is
-    read by the names of the ``columns`` of an earlier run, and by the ``meaning`` of an earlier
-    file's numbers, if they are given. ``images`` is the shape of images that the layers read.
+    ``target``, ``drop`` and ``weights`` name columns, or number them from 1. ``task`` is None where
+    the labels decide it. ``encode`` permits categories, ``bounded`` refuses values outside [0, 1].
+    A file is read by the names of the ``columns`` of an earlier run, and by the ``meaning`` of an
+    earlier file's numbers, if they are given. ``images`` is the shape of images that the layers
+    read.
     """
 
     bounded: bool = True
@@ -87,6 +89,7 @@ class Wanted(NamedTuple):
     columns: Columns | None = None
     images: ImageShape | None = None
     meaning: Meaning | None = None
+    weights: str | None = None
 
     @property
     def known_names(self) -> list[str] | None:
@@ -109,6 +112,7 @@ class Rows(NamedTuple):
     columns: Columns | None = None
     test: Rows | None = None
     meaning: Meaning | None = None
+    weights: NDArray[Any] | None = None
 
 
 def read_file(
@@ -227,8 +231,12 @@ def rows_of_table(table: Table, wanted: Wanted) -> Rows:
     known = wanted.columns if wanted.columns and wanted.columns.features else None
     dropped = [table.find(name, "drop") for name in wanted.drop]
     name = None if wanted.target is None else table.find(wanted.target, "target")
-    if name in dropped:
-        raise DataError(f"drop: got {name!r}, the target; name a column once")
+    if wanted.weights is not None:
+        dropped.append(table.find(wanted.weights, "weights"))
+    if name in dropped or len(set(dropped)) < len(dropped):
+        option = "drop" if name in dropped[: len(wanted.drop)] else "weights"
+        what = "the target" if name in dropped else "a column that is dropped"
+        raise DataError(f"{option}: got {name or dropped[-1]!r}, {what}; name a column once")
     if known is not None and name in [column.name for column in known.features]:
         raise DataError(
             f"target: got {name!r}, which is an input of the run; expected a column that it was not"
@@ -251,7 +259,19 @@ def rows_of_table(table: Table, wanted: Wanted) -> Rows:
     labels, told = (None, ()) if without else _labels(table, target)
     as_array = not table.named and not columns.has_categories and target is None and not dropped
     notices = (*table.notices, *told)
-    return Rows(X, labels, notices, None if as_array and known is None else columns)
+    own = None if as_array and known is None else columns
+    weights = None if wanted.weights is None else _weights(table, dropped[-1])
+    return Rows(X, labels, notices, own, weights=weights)
+
+
+def _weights(table: Table, name: str) -> NDArray[np.float64]:
+    """Return a column of weights."""
+    values = table.column(name)
+    if not isinstance(values, np.ndarray):
+        raise DataError(f"weights: got {name!r}, which holds texts, expected numbers of 0 or more")
+    weights = np.asarray(values, dtype=np.float64)
+    checked_weights(weights, len(weights), None)
+    return weights
 
 
 def _labels(table: Table, target: Target | None) -> tuple[NDArray[Any] | None, tuple[str, ...]]:
@@ -346,7 +366,8 @@ def colours_last(shape: tuple[int, ...], path: Path) -> tuple[str, ...]:
 
 
 def _refuse_columns(path: Path, wanted: Wanted, expected: str = ARRAY_LABELS) -> None:
-    for name, value in (("target", wanted.target), ("drop", ",".join(wanted.drop))):
+    given = {"target": wanted.target, "drop": ",".join(wanted.drop), "weights": wanted.weights}
+    for name, value in given.items():
         if value:
             raise DataError(
                 f"{name}: got {value!r} for {path}, which has no named columns; {expected}"
@@ -394,6 +415,7 @@ def divided(
     notices: Sequence[str] = (),
     columns: Columns | None = None,
     meaning: Meaning | None = None,
+    weights: NDArray[Any] | None = None,
 ) -> Dataset:
     """Divide the examples and labels of a file into the parts of a data set, for :func:`load_file`.
 
@@ -422,6 +444,7 @@ def divided(
         notices=notices,
         columns=columns,
         meaning=meaning,
+        weights=weights,
     )
 
 

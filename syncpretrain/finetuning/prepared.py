@@ -26,6 +26,7 @@ from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.data.scaling import same_rows
 from syncpretrain.data.sparse_rows import SparseRows
+from syncpretrain.data.weights import checked_weights
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.finetuning.chain import Link
@@ -47,7 +48,6 @@ from syncpretrain.finetuning.tasks import (
     Supervised,
     check_sizes,
     check_targets,
-    checked_weights,
     chosen_rows,
     reconstruction_loss,
     targets_of,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.labels import Classes
@@ -167,47 +167,6 @@ def unknown_classes(judged: Labels | None) -> str:
         f"warning: {count} of {len(judged.rows)} labelled validation examples are of classes that"
         f" no training example has ({', '.join(map(str, judged.others))}); they count as wrong"
     )
-
-
-def checked_weights(
-    weights: ArrayLike | None, examples: int, chosen: NDArray[np.intp] | None
-) -> Array | None:
-    """Return weights of shape (n_chosen, 1) with mean 1, so that rates keep their meaning.
-
-    Parameters
-    ----------
-    weights : array-like of shape (n_examples,) or None
-        None if all examples count alike.
-    examples : int
-        Number of weights that there must be.
-    chosen : ndarray of int, or None
-        The rows that are trained on, if these are not all.
-
-    Raises
-    ------
-    DataError
-        If they are not one number of at least 0 a row, or the chosen ones are all 0.
-    """
-    if weights is None:
-        return None
-    try:
-        array: NDArray[Any] = np.asarray(weights, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"weights: got no numbers ({error}), expected one a row") from error
-    if array.shape != (examples,):
-        raise DataError(f"weights: got shape {array.shape}, expected ({examples},), one a row")
-    if not np.isfinite(array).all() or (array < 0).any():
-        raise DataError("weights: got one that is negative or not finite, expected 0 or more")
-    array = array if chosen is None else array[chosen]
-    largest = array.max()
-    if largest == 0:
-        raise DataError(
-            "weights: got 0 for every row to train on, expected some above 0; leave them out to"
-            " count all rows alike"
-        )
-    array = array / largest  # so that the sum is finite
-    mean_one: Array = (array / array.mean()).astype(np.float32)
-    return mean_one.reshape(-1, 1)
 
 
 class Reconstruction:

@@ -40,7 +40,7 @@ class Conditions(NamedTuple):
     known: Array | None = None
     words: tuple[Array, ...] = ()
 
-    def of(self, rows: slice) -> Conditions:
+    def of(self, rows: slice | NDArray[np.intp]) -> Conditions:
         """Return the conditions of some of the rows."""
         known = None if self.known is None else self.known[rows]
         return Conditions(known, tuple(words[rows] for words in self.words))

@@ -82,7 +82,7 @@ def sum_rows(x: Array, *, out: Array) -> Array:
 
 
 @accelerated
-def phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: int) -> None:
+def phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: float) -> None:
     """Fill the ascent direction of both biases, and prepare [v0; v1] for the weights' direction.
 
     ``v`` of shape (2B, V) holds v0 above v1, ``h`` of shape (2B, H) h0 above h1. Afterwards v is
@@ -98,6 +98,36 @@ def phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: int
     db /= np.float32(examples)
 
 
+def weighted_phases(v: Array, h: Array, factors: Array, *, da: Array, db: Array) -> None:
+    """Do what :func:`phase_differences` does, for rows that have factors, negative in the chains.
+
+    They may be examples of other weights, or above any number of chains.
+    """
+    v *= factors[:, None]
+    sum_rows(v, out=da)
+    sum_rows(h * factors[:, None], out=db)
+
+
+def centre(dW: Array, da: Array, db: Array, mu: Array, lam: Array) -> None:
+    """Make the plain ascent direction the centred one, in place.
+
+    With offsets mu of the visible and lam of the hidden units, the model's energy is
+    -(v - mu)^T W (h - lam) - (v - mu)^T a - (h - lam)^T b. Its gradient, taken back to the biases
+    of the usual energy, is (Montavon and Mueller 2012; Melchior, Fischer and Wiskott 2016)::
+
+        dW' = <(v - mu) (h - lam)^T>_data - <(v - mu) (h - lam)^T>_model
+            = dW - mu db^T - da lam^T
+        da' = da - dW' lam
+        db' = db - dW'^T mu
+
+    It is linear in dW, da and db: the shards of a minibatch may be centred one by one.
+    """
+    dW -= np.outer(mu, db)
+    dW -= np.outer(da, lam)
+    da -= sum_rows(np.ascontiguousarray((dW * lam).T), out=np.empty_like(da))
+    db -= sum_rows(dW * mu[:, None], out=np.empty_like(db))
+
+
 @accelerated
 def means_and_differences(
     v: Array, h: Array, bias: Array, units: str, *, da: Array, db: Array, examples: int
@@ -111,7 +141,7 @@ def means_and_differences(
 
 
 def statistics(
-    v: Array, h: Array, *, dW: Array, da: Array, db: Array, examples: int | None = None
+    v: Array, h: Array, *, dW: Array, da: Array, db: Array, examples: float | None = None
 ) -> None:
     """Fill the ascent direction of the log-likelihood, averaged over the examples.
 
@@ -131,7 +161,7 @@ def sparsity_step(
     cost: float,
     dW: Array,
     db: Array,
-    examples: int | None = None,
+    examples: float | None = None,
 ) -> None:
     """Add cost (target - q) to the ascent direction; q is the decaying mean activity of each unit.
 

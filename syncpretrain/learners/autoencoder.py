@@ -40,7 +40,7 @@ class BaseAutoencoder(Learner):
         *,
         epoch: int,
         step: int,
-        examples: int | None = None,
+        examples: float | None = None,
     ) -> float:
         """Fill the gradients with the descent direction of the loss on some rows of X.
 

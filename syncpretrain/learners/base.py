@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from syncpretrain.backends.base import Backend, Recorder, Stream
 from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.data.scaling import column_means
+from syncpretrain.data.weights import weighted_means
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in
 from syncpretrain.kernels.conditions import is_missing, known_means
 from syncpretrain.kernels.contrastive_divergence import momentum_step, momentum_steps
@@ -34,6 +35,7 @@ from syncpretrain.settings.fields import LayerSettings
 from syncpretrain.units.kinds import kind_of
 
 L = TypeVar("L", bound="Learner")
+LEAST_MASS = 1e-30  # of a minibatch with weights of 0 alone
 FIRST = -1  # the priority of layer 1, for which all other layers wait
 PARAMETERS = ("weight", "visible_bias", "hidden_bias", "decoder_weight")  # in their order
 
@@ -61,15 +63,18 @@ class Learner(ABC):
         Runs blocks of its steps there.
     precision : Precision
         The precision of its products.
+    row_weights : ndarray of shape (n_examples,), or None
+        Weights of the examples; None if all count alike.
     flat : FlatParameters or None
         The vectors that hold its arrays, on a device.
     """
 
     model: ClassVar[str]
+    row_weights: Array | None = None
 
     def __init__(self, layer: int, first: Layer, settings: LayerSettings) -> None:
         self.layer = layer
-        self.shard_number = 0
+        self.shard_number, self.shards = 0, 1
         self.batch_size = settings.batch_size
         self.seed = settings.seed
         self.learning_rate = settings.learning_rate
@@ -124,7 +129,7 @@ class Learner(ABC):
         *,
         epoch: int,
         step: int,
-        examples: int | None = None,
+        examples: float | None = None,
     ) -> float:
         """Fill the gradients, as the direction to go, from some rows of X.
 
@@ -137,12 +142,29 @@ class Learner(ABC):
             Squared error between the examples and their reconstruction, summed over both.
         """
 
+    def gradient_without_rows(
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int
+    ) -> None:
+        """Fill the gradients of a part that has none of the rows of a minibatch."""
+        for gradient in self.gradients:
+            gradient.fill(0)
+
     @abstractmethod
     def hidden_means(self, n: int) -> Array | None:
         """Return the hidden means of the n rows of the last gradient; None with noise or dropout.
 
         A view, which the next gradient overwrites.
         """
+
+    def weigh_rows(self, weights: Array) -> None:
+        """Give each example a weight; before a step is built."""
+        self.row_weights = weights
+
+    def mass(self, rows: NDArray[np.intp]) -> float:
+        """Return what the sums over a minibatch are divided by: its rows' number, or weight."""
+        if self.row_weights is None:
+            return len(rows)
+        return max(float(self.row_weights[rows].sum(dtype=np.float64)), LEAST_MASS)
 
     def start(self, X: Array) -> None:
         """Record the first examples before the first step; they need not be in memory.
@@ -160,13 +182,15 @@ class Learner(ABC):
 
     def _visible_means(self, X: Array) -> Any:
         """Return the mean of the examples for each visible bias."""
+        if self.row_weights is not None:
+            return weighted_means(X, self.row_weights, missing=self.settings.missing)
         means: Any = known_means(X) if self.settings.missing else column_means(X)
         return means
 
     def part(self: L, shard: int, shards: int) -> L:
         """Return a learner of the same parameters, with gradients and draws of its own."""
         part = copy.copy(self)
-        part.shard_number = shard
+        part.shard_number, part.shards = shard, shards
         if self.flat is None:
             part.gradients = [np.zeros_like(p) for p in self.parameters]
         else:

@@ -73,6 +73,7 @@ class ByExamples:
     def begin(self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int) -> None:
         """Take a minibatch; :meth:`gradient` is then to be called for every shard."""
         self._X, self._rows, self._epoch, self._step = X, rows, epoch, step
+        self._mass = self.learner.mass(rows)
         self._own_rows = slices_of(len(rows), len(self.parts))
 
     def gradient(self, shard: int) -> None:
@@ -81,11 +82,10 @@ class ByExamples:
         self.errors[shard] = 0.0
         if len(rows):
             self.errors[shard] = part.gradient(
-                self._X, rows, epoch=self._epoch, step=self._step, examples=len(self._rows)
+                self._X, rows, epoch=self._epoch, step=self._step, examples=self._mass
             )
         else:  # the last minibatch may be smaller than the shards are many
-            for gradient in part.gradients:
-                gradient.fill(0)
+            part.gradient_without_rows(self._X, self._rows, epoch=self._epoch, step=self._step)
 
     def move(self, i: int, block: slice, total: Array) -> None:
         """Move a block of the i-th parameter along the sum of the shards' gradients."""

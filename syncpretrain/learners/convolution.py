@@ -118,8 +118,8 @@ class ConvolutionalRBM(BaseRBM):
         biases: Array = tiled(self.visible_bias, pixels)
         return biases
 
-    def _fill(self, v: Array, h: Array, examples: int) -> None:
-        n, shape, (dW, da, db) = len(v) // 2, self._maps, self.gradients
+    def _fill(self, v: Array, h: Array, n: int, examples: float) -> None:
+        shape, (dW, da, db) = self._maps, self.gradients
         positions, pixels = shape.positions, shape.height * shape.width
         v *= np.float32(1 / (examples * positions))
         np.multiply(v[n:], -1, out=v[n:])
@@ -130,7 +130,7 @@ class ConvolutionalRBM(BaseRBM):
         h0, h1 = (self._by_bias(half) for half in np.split(h, 2))
         np.copyto(db, self.bias_gradient(h0, h1, examples * positions))
 
-    def bias_gradient(self, h0: Array, h1: Array, units: int) -> Array:
+    def bias_gradient(self, h0: Array, h1: Array, units: float) -> Array:
         """Return the gradient of the biases of some filters.
 
         ``h0`` and ``h1`` of shape (n P, filters) are their means; ``units`` is the number of units

@@ -7,13 +7,14 @@ dense rows, :class:`SparseRBM` rows that are mostly zeros.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import means
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.arrays import Array, slices_of
 from syncpretrain.kernels.conditions import (
     conditions_of,
     draw_words,
@@ -22,10 +23,13 @@ from syncpretrain.kernels.conditions import (
     reconstruct,
 )
 from syncpretrain.kernels.contrastive_divergence import (
+    centre,
     means_and_differences,
     phase_differences,
     sample_states,
     sparsity_step,
+    sum_rows,
+    weighted_phases,
 )
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.sparse_products import binary_product, sparse_product, transposed_product
@@ -39,6 +43,7 @@ from syncpretrain.units.kinds import kind_of
 
 INITIAL_SPREAD = 0.01  # standard deviation of the first weights (Hinton 2010, section 8)
 ERROR_SHARE = 10  # one example in ten is reconstructed for the error of persistent chains
+OFFSET_RATE = 0.01  # of the running means that are offsets (Melchior et al. 2016, section 5)
 
 
 class BaseRBM(Learner):
@@ -54,6 +59,7 @@ class BaseRBM(Learner):
 
     model = "rbm"
     _fill_takes_means = False  # True if ``_fill`` replaces the inputs of h1 by means
+    _is_counted = True  # False if the rows of a gradient only say the conditions of the chains
 
     def __init__(
         self, layer: int, first: Layer, settings: LayerSettings, units: LayerShape
@@ -66,13 +72,21 @@ class BaseRBM(Learner):
     def _allocate(self, rows: int) -> None:
         visible, hidden = self._units.visible, self._units.hidden
         empty, zeros = self.backend.empty, self.backend.zeros
-        self._v = empty((2 * rows, visible))  # v0 above v1
-        self._h = empty((2 * rows, hidden))  # h0 above h1
-        self._states = zeros((rows, hidden))  # persistent chains start at 0
-        self._noise = empty((rows, hidden))
-        self._difference = empty((rows, visible))
+        if not self.settings.chains:
+            self._states = zeros((rows, hidden))  # persistent chains start at 0
+        elif self.shards == 1:
+            self._states = zeros((self.settings.chains, hidden))
+            self._now = replace(self._now, chains=self._states)
+        else:  # a part of the chains, in the arrays of all
+            own = slices_of(len(self._states), self.shards)[self.shard_number]
+            self._states = self._states[own]
+        chains, most = len(self._states), max(rows, len(self._states))
+        self._v = empty((rows + chains, visible))  # v0 above v1
+        self._h = empty((rows + chains, hidden))  # h0 above h1
+        self._noise = empty((most, hidden))
+        self._difference = empty((most, visible))
         samples = self.settings.persistent or self.settings.sample_visible
-        self._v1_inputs = empty((rows if samples else 0, visible))
+        self._v1_inputs = empty((chains if samples else 0, visible))
         dropout = self.settings.hidden_dropout > 0
         self._kept = empty((rows, hidden) if dropout else (0, 0))
 
@@ -83,29 +97,49 @@ class BaseRBM(Learner):
         *,
         epoch: int,
         step: int,
-        examples: int | None = None,
+        examples: float | None = None,
     ) -> float:
         """Fill the gradients by contrastive divergence; return the error, of chains an estimate."""
         n, settings = len(rows), self.settings
-        v, h = self._v[: 2 * n], self._h[: 2 * n]
+        both = n + (len(self._states) if settings.chains else n)
+        v, h = self._v[:both], self._h[:both]
         v0, h0 = v[:n], h[:n]
         self.backend.gather(X, rows, out=v0)
         self._known = conditions_of(v0, settings.visible_units, missing=settings.missing)
         self._up(v0, out=h0)
         self._draw_dropout(epoch, step)
         chain = self._from_chains if settings.persistent else self._from_data
-        error = chain(v, h, epoch=epoch, step=step)
-        self._fill(v, h, examples or n)
+        error = chain(v, h, n, epoch=epoch, step=step)
+        if not self._is_counted:
+            v0.fill(0)
+            h0.fill(0)
+        self._own_weights = None if self.row_weights is None else self.row_weights[rows]
+        self._fill(v, h, n, examples or self.mass(rows))
         return error
+
+    def gradient_without_rows(
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int
+    ) -> None:
+        """Fill the gradients of a part that has none of the rows; its own chains move all the same.
+
+        Where rows have conditions, lengths of documents or missing values, these chains have the
+        conditions of the first row.
+        """
+        if not self.settings.chains:
+            super().gradient_without_rows(X, rows, epoch=epoch, step=step)
+            return
+        self._is_counted = False
+        self.gradient(X, rows[:1], epoch=epoch, step=step, examples=self.mass(rows))
+        self._is_counted = True
 
     @property
     def buffers(self) -> tuple[Array, Array, Array, Array, Array]:
         """v0 above v1, h0 above h1, hidden states, their noise, and v0 - v1."""
         return self._v, self._h, self._states, self._noise, self._difference
 
-    def _from_data(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
+    def _from_data(self, v: Array, h: Array, n: int, *, epoch: int, step: int) -> float:
         """Run CD-k from the data; documents are drawn, other visible units if asked for."""
-        n, settings, error = len(v) // 2, self.settings, 0.0
+        settings, error = self.settings, 0.0
         v0, v1, h1, states = v[:n], v[n:], h[n:], self._states[:n]
         inputs = h[:n]
         for k in range(settings.cd_steps):
@@ -130,10 +164,15 @@ class BaseRBM(Learner):
             error = squared_error(v0, expected, out=self._difference[:n])
         return error
 
-    def _from_chains(self, v: Array, h: Array, *, epoch: int, step: int) -> float:
+    def _from_chains(self, v: Array, h: Array, n: int, *, epoch: int, step: int) -> float:
         """Continue the chains (persistent CD), with visible states sampled too."""
-        n, settings = len(v) // 2, self.settings
-        v0, v1, h0, h1, states = v[:n], v[n:], h[:n], h[n:], self._states[:n]
+        settings = self.settings
+        v0, v1, h0, h1 = v[:n], v[n:], h[:n], h[n:]
+        states = self._states[: len(h1)]
+        # All are 0 before the first step, and hardly ever again.
+        if settings.chain_start == "data" and not states.any():
+            address = self._address(Purpose.HIDDEN, epoch, step, settings.cd_steps)
+            self._sample_hidden(h0[np.arange(len(states)) % n], address, out=states)
         self._take_means(h0)
         self._drop(h0)
         some = h0[::ERROR_SHARE] / np.float32(1 - settings.hidden_dropout)
@@ -141,6 +180,8 @@ class BaseRBM(Learner):
         known = None if self._known is None else self._known.of(slice(None, None, ERROR_SHARE))
         own = self._visible_biases(), v0[::ERROR_SHARE], settings.visible_units
         error = error_of_means(down, *own, known, out=down) * n / len(down)
+        if settings.chains and self._known is not None:
+            self._known = self._known.of(np.arange(len(states)) % n)
         for k in range(settings.cd_steps):
             self._sample_visible(states, self._address(Purpose.VISIBLE, epoch, step, k), out=v1)
             self._up(v1, out=h1)
@@ -204,10 +245,10 @@ class BaseRBM(Learner):
         """Return the bias of each visible unit."""
 
     @abstractmethod
-    def _fill(self, v: Array, h: Array, examples: int) -> None:
+    def _fill(self, v: Array, h: Array, n: int, examples: float) -> None:
         """Fill the gradients from v0 above v1 and h0 above h1; ``v`` is scratch afterwards.
 
-        They are of all ``examples`` of a minibatch, or of a part of them.
+        The n rows of v0 and h0 are all ``examples`` of a minibatch, or a part of them.
         """
 
     def own_state(self) -> dict[str, Array]:
@@ -236,6 +277,16 @@ class RBM(BaseRBM):
         self._fill_takes_means = not (settings.persistent or settings.hidden_dropout)
         super().__init__(layer, first, settings, first.shape)
 
+    def _train(self, layer: Layer) -> None:
+        super()._train(layer)
+        if self.settings.centred:
+            # Running means of visible and hidden units, and of 1: they begin at 0, as do Adam's,
+            # and are divided by the last. They follow the means of a minibatch, which the shards
+            # add up as they do gradients.
+            self._offsets = np.zeros(sum(self.weight.shape) + 1, np.float32)
+            self.parameters.append(self._offsets)
+            self.gradients.append(np.zeros_like(self._offsets))
+
     def _allocate(self, rows: int) -> None:
         super()._allocate(rows)
         self._activity = self.backend.zeros(self._units.hidden)
@@ -257,20 +308,71 @@ class RBM(BaseRBM):
     def _visible_biases(self) -> Array:
         return self.visible_bias
 
-    def _fill(self, v: Array, h: Array, examples: int) -> None:
-        n, (dW, da, db), settings = len(v) // 2, self.gradients, self.settings
+    def _fill(self, v: Array, h: Array, n: int, examples: float) -> None:
+        (dW, da, db, *_), settings = self.gradients, self.settings
         sums: dict[str, Any] = {"da": da, "db": db, "examples": examples}
-        if self._fill_takes_means:
+        factors = self._factors(n, len(v) - n, examples)
+        if factors is not None:
+            weighted_phases(v, h, factors, da=da, db=db)
+        elif self._fill_takes_means:
             means_and_differences(v, h, self.hidden_bias, settings.hidden_units, **sums)
         else:
             phase_differences(v, h, **sums)
         self._correlate(v, h, out=dW)
-        if cost := settings.sparsity_cost:
+        if settings.centred:
+            shares = np.full(n, 1 / examples, np.float32) if factors is None else factors[:n]
+            self._centre(v[:n], h[:n], shares, *self.gradients)
+        if (cost := settings.sparsity_cost) and self._is_counted:
             own: dict[str, Any] = {"dW": dW, "db": db, "examples": examples}
             sparsity_step(v[:n], h[:n], self._activity, target=self._target, cost=cost, **own)
         blocks = kind_of(settings.visible_units).blocks
         if blocks is not None and not blocks.has_bias:
             db.fill(0)
+
+    def weigh_rows(self, weights: Array) -> None:
+        """Give each example a weight."""
+        super().weigh_rows(weights)
+        self._fill_takes_means = False
+
+    def _factors(self, n: int, chains: int, examples: float) -> Array | None:
+        """Return the factor of each row of both phases; None where there is one for all."""
+        weights, settings = self._own_weights, self.settings
+        alike = not settings.chains or (n == chains and settings.chains == examples)
+        if weights is None and alike:
+            return None
+        factors: Array = self.backend.empty(n + chains)
+        factors[:n] = 1 / examples if weights is None else weights / examples
+        # Chains that go on are all alike; a chain from the data has the weight of its row.
+        factors[n:] = -1 / settings.chains if settings.chains else -factors[:n]
+        return factors
+
+    def _centre(
+        self, v0: Array, h0: Array, shares: Array, dW: Array, da: Array, db: Array, seen: Array
+    ) -> None:
+        """Centre the gradient by the offsets so far; the first one stays plain.
+
+        ``seen`` takes the means of these rows, by which the update moves the offsets.
+        """
+        visible, begun = len(da), self._offsets[-1]
+        blocks = kind_of(self.settings.visible_units).blocks
+        if begun:  # without hidden biases nothing can take the place of visible offsets
+            has_bias = blocks is None or blocks.has_bias
+            mu, lam = self._offsets[:visible] * has_bias / begun, self._offsets[visible:-1] / begun
+            centre(dW, da, db, mu, lam)
+        sum_rows(v0, out=seen[:visible])
+        sum_rows(h0 * shares[:, None], out=seen[visible:-1])
+        seen[-1] = shares.sum() if self._is_counted else 0
+
+    def update_slice(self, i: int, part: slice, gradient: Array, *, epoch: int) -> None:
+        """Move a slice of the i-th parameter along its gradient, or of the offsets to the means."""
+        if i < len(self._names):
+            super().update_slice(i, part, gradient, epoch=epoch)
+        else:
+            self._offsets[part] += np.float32(OFFSET_RATE) * (gradient - self._offsets[part])
+
+    def velocities(self) -> dict[str, Array]:
+        """Return the velocity of each parameter by name, and the offsets, if there are any."""
+        return super().velocities() | ({"offsets": self._offsets} if self.settings.centred else {})
 
     def own_state(self) -> dict[str, Array]:
         """Return the persistent chains and the mean activities, if there are any."""
@@ -308,7 +410,7 @@ class SparseRBM(RBM):
         *,
         epoch: int,
         step: int,
-        examples: int | None = None,
+        examples: float | None = None,
     ) -> float:
         """Fill the gradients; the first product is with the data."""
         self._reads_data = True

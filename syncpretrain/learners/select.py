@@ -47,10 +47,10 @@ def is_plain(learner: Learner) -> TypeGuard[RBM]:
 
 
 def _is_cd(learner: Learner) -> TypeGuard[RBM]:
-    """Return whether the learner does plain CD-k: no chains, sparsity, dropout or conditions."""
+    """Return whether the learner does plain CD-k, without chains, conditions and the like."""
     if not isinstance(learner, RBM):
         return False
     own = learner.settings
-    if own.sparse or own.sample_visible:
+    if own.sparse or own.sample_visible or own.centred or learner.row_weights is not None:
         return False
     return not (own.is_conditioned or own.persistent or own.sparsity_cost or own.hidden_dropout)

@@ -7,6 +7,7 @@ divergence it is four launches.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -92,6 +93,57 @@ class WholeStep(LearnerStep):
         error = self.learner.gradient(X, rows, epoch=epoch, step=step)
         self.learner.update(epoch=epoch)
         return error
+
+
+@cache
+def spaced(count: int, total: int) -> frozenset[int]:
+    """Return up to ``count`` whole numbers from 1 to ``total``, spaced by their logarithm."""
+    steps = max(count - 1, 1)
+    return frozenset(round(total ** (i / steps)) for i in range(count))
+
+
+class MarkedStep:
+    """A step that keeps the layer as it is after some updates, for whoever studies the learning.
+
+    Parameters
+    ----------
+    step : Step
+    learner : Learner
+    epochs, count : int
+        Epochs of the layer, and how many of its updates are marked.
+
+    Attributes
+    ----------
+    steps : int
+        Minibatches of an epoch; set before the first of them.
+    marks : dict of int to Layer
+        The layer by the number of updates, as long as nobody has taken it.
+    """
+
+    def __init__(self, step: Step, learner: Learner, *, epochs: int, count: int) -> None:
+        self._step, self._learner, self._epochs, self._count = step, learner, epochs, count
+        self.steps, self.marks = 0, dict[int, Layer]()
+        self.hand_up, self.restart = step.hand_up, step.restart
+
+    def train_step(
+        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+    ) -> float:
+        """Train on some rows of X; return their summed squared reconstruction error."""
+        error = self._step.train_step(X, rows, epoch=epoch, step=step, run=run)
+        update = (epoch - 1) * self.steps + step + 1
+        if update in spaced(self._count, self._epochs * self.steps):
+            self.marks[update] = self.snapshot()
+        return error
+
+    def state(self) -> dict[str, Array]:
+        """Return the state of the step."""
+        return self._step.state()
+
+    def snapshot(self) -> Layer:
+        """Return a copy of the layer, with the chains of all ranks."""
+        if self._learner.settings.chains:
+            self._step.state()
+        return self._learner.snapshot()
 
 
 def load_state(learner: Learner, step: Step, snapshot: Layer, state: Mapping[str, Array]) -> None:

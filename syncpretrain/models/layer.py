@@ -43,6 +43,8 @@ class DenseLayer:
     ``decoder_weight`` has shape (hidden, visible), or is None if the decoder uses the transposed
     ``weight``. Units are one of ``syncpretrain.units.kinds.UNITS``; ``model`` is "rbm" or
     "autoencoder". ``precision`` is the precision of the products while the layer is trained.
+    ``chains`` is None, or an array of shape (chains, hidden): the hidden states at which persistent
+    chains apart from the minibatch have ended.
     """
 
     weight: Array
@@ -53,6 +55,7 @@ class DenseLayer:
     visible_units: str = "bernoulli"
     model: str = "rbm"
     precision: str = "float32"
+    chains: Any = None
 
     @property
     def shape(self) -> DenseShape:
@@ -72,9 +75,15 @@ class DenseLayer:
             yield "decoder_weight", self.decoder_weight
         yield "visible_bias", self.visible_bias
 
+    def arrays(self) -> Iterator[tuple[str, Array]]:
+        """Yield the parameters, and the chains of an RBM that has some."""
+        yield from self.parameters()
+        if self.chains is not None and self.model == "rbm":
+            yield "chains", self.chains
+
     def to(self, device: Callable[[Any], Any]) -> DenseLayer:
         """Return the layer with every array moved by ``device``, to a device or to the host."""
-        return replace(self, **{name: device(array) for name, array in self.parameters()})
+        return replace(self, **{name: device(array) for name, array in self.arrays()})
 
     def up(self, X: Array, *, out: Array | None = None) -> Array:
         """Return the mean of the hidden units for each row of X; p(h = 1 | v) for binary units."""
@@ -131,6 +140,8 @@ class ConvolutionalLayer:
         if self.decoder_weight is not None:
             yield "decoder_weight", self.decoder_weight
         yield "visible_bias", self.visible_bias
+
+    arrays = parameters
 
     def to(self, device: Callable[[Any], Any]) -> ConvolutionalLayer:
         """Return the layer with every array moved by ``device``, to a device or to the host."""

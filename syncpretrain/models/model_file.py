@@ -46,7 +46,7 @@ def write_model(path: Path, model: Model) -> None:
     tensors = {
         f"layers.{number}.{name}": array
         for number, layer in enumerate(model.layers, start=1)
-        for name, array in layer.parameters()
+        for name, array in layer.arrays()
     }
     if model.scaling is not None:
         tensors |= {"input.shift": model.scaling.shift, "input.scale": model.scaling.scale}
@@ -54,6 +54,7 @@ def write_model(path: Path, model: Model) -> None:
         tensors |= {"head.weight": model.head.weight, "head.bias": model.head.bias}
     info, meaning = json.dumps(model.info), json.dumps(_meaning(model))
     metadata = {
+        **_chains_sha256(tensors),
         "format": MODEL_FORMAT,
         "sha256": parameters_sha256(model.layers, model.scaling, model.head),
         "info": info,
@@ -75,6 +76,8 @@ def read_model(path: Path) -> Model:
     file = _model_file(path)
     metadata, tensors = read_tensors(file, MODEL_FORMAT, kind="model", error_type=ModelFileError)
     info, meaning = _text(file, metadata, "info"), _text(file, metadata, "meaning")
+    if any(metadata.get(name) != found for name, found in _chains_sha256(tensors).items()):
+        raise ModelFileError(f"{file}: is damaged: its chains do not match their checksum")
     scaling, head = _scaling(file, tensors), _head(file, tensors, meaning)
     layers = _layers(file, tensors, meaning)
     _check_ends(file, layers, scaling, head)
@@ -99,6 +102,13 @@ def _model_file(path: Path) -> Path:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _chains_sha256(tensors: dict[str, NDArray[Any]]) -> dict[str, str]:
+    """Return the checksum of the chains of all layers by its name; nothing without chains."""
+    chains = [tensors[name] for name in sorted(tensors) if name.endswith(".chains")]
+    whole = b"".join(np.ascontiguousarray(array, dtype="<f4").tobytes() for array in chains)
+    return {"chains_sha256": hashlib.sha256(whole).hexdigest()} if chains else {}
 
 
 def _meaning(model: Model) -> dict[str, Any]:
@@ -175,15 +185,18 @@ def _check_ends(
 def _layers(
     file: Path, tensors: dict[str, NDArray[Any]], meaning: dict[str, Any]
 ) -> tuple[Layer, ...]:
-    untied = {
-        number: tensors.pop(name)
+    more = {
+        number: {
+            kind: tensors.pop(name)
+            for kind in ("decoder_weight", "chains")
+            if (name := f"layers.{number}.{kind}") in tensors
+        }
         for number in range(1, len(tensors))
-        if (name := f"layers.{number}.decoder_weight") in tensors
     }
     try:
         depth = max(int(name.split(".")[1]) for name in tensors)
         layers = tuple(
-            _layer(tensors, number, untied.get(number), meaning["layers"][number - 1])
+            _layer(tensors, number, more.get(number, {}), meaning["layers"][number - 1])
             for number in range(1, depth + 1)
         )
     except (KeyError, IndexError, ValueError, TypeError) as error:
@@ -197,17 +210,17 @@ def _layers(
 def _layer(
     tensors: dict[str, NDArray[Any]],
     number: int,
-    decoder: NDArray[Any] | None,
+    more: dict[str, Any],
     meaning: dict[str, Any],
 ) -> Layer:
     """Build a layer of the kind that ``meaning`` names; its arrays are checked later."""
     names = ("weight", "hidden_bias", "visible_bias")
     weight, hidden, visible = (tensors.pop(f"layers.{number}.{name}") for name in names)
-    units = _units(meaning)
+    units, decoder = _units(meaning), more.pop("decoder_weight", None)
     if "shape" not in meaning:
-        return DenseLayer(weight, hidden, visible, decoder, **units)
+        return DenseLayer(weight, hidden, visible, decoder, **more, **units)
     shape = _shape(meaning["shape"])
-    return ConvolutionalLayer(weight, hidden, visible, shape, decoder, **units)
+    return ConvolutionalLayer(weight, hidden, visible, shape, decoder, **more, **units)
 
 
 def _shape(table: Any) -> ConvolutionShape:
@@ -236,7 +249,7 @@ def _check_shapes(file: Path, layers: tuple[Layer, ...]) -> None:
         in_blocks = kind_of(layer.visible_units).blocks is not None
         if not _arrays_fit(layer) or (number > 1 and in_blocks):
             raise ModelFileError(f"{file}: the arrays of layer {number} do not fit each other")
-        if not all(np.isfinite(array).all() for _, array in layer.parameters()):
+        if not all(np.isfinite(array).all() for _, array in layer.arrays()):
             raise ModelFileError(f"{file}: layer {number} holds NaN or infinite parameters")
     for number, (lower, upper) in enumerate(pairwise(layers), start=1):
         if not _layers_fit(lower.shape, upper.shape):
@@ -255,6 +268,8 @@ def _arrays_fit(layer: Layer) -> bool:
         return weight == wanted == layer.decoding.shape and biases == shape.biases
     blocks = kind_of(layer.visible_units).blocks
     if blocks is not None and blocks.width != len(layer.weight):
+        return False
+    if layer.chains is not None and layer.chains.shape[1:] != layer.hidden_bias.shape:
         return False
     return len(weight) == 2 and layer.decoding.shape == weight[::-1] and biases == weight
 

@@ -385,6 +385,36 @@ class Stack:
         """
         return replace(self, layers=zero_sum(self.layers))
 
+    def chains(self, layer: int = 1) -> Array:
+        """Return the hidden states at which the persistent chains of a layer have ended.
+
+        Visible states follow by one draw from p(v | h), and chains go on from there.
+
+        Parameters
+        ----------
+        layer : int
+            Layer of the chains, counted from 1.
+
+        Returns
+        -------
+        ndarray of shape (chains, units of that layer), float32
+
+        Raises
+        ------
+        DataError
+            If there is no such layer, or it keeps no chains: it needs ``persistent`` and
+            ``chains``, and to be as it was before fine-tuning.
+        """
+        if not 1 <= layer <= len(self.layers):
+            raise DataError(f"layer: got {layer}, expected 1 to {len(self.layers)}")
+        found = dict(self.layers[layer - 1].arrays()).get("chains")
+        if found is None:
+            raise DataError(
+                f"layer {layer} keeps no chains; pretrain with persistent=True and chains=500, say,"
+                " and ask before fine-tuning"
+            )
+        return found
+
     @property
     def meaning(self) -> Meaning | None:
         """Meaning of the numbers in the training rows; None if the stack keeps none."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import SettingsError
+from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples
@@ -18,7 +19,7 @@ from syncpretrain.learners.convolution import ConvolutionalAutoencoder, convolut
 from syncpretrain.learners.early_stopping import EarlyStopping, Outputs
 from syncpretrain.learners.rbm import RBM, SparseRBM
 from syncpretrain.learners.select import step_for
-from syncpretrain.learners.steps import Step
+from syncpretrain.learners.steps import MarkedStep, Step
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.schedule.kinds import SCHEDULES, Fixed, Pace, ScheduleOptions
 from syncpretrain.schedule.reads import LayerPlan, Reads
@@ -168,15 +169,17 @@ def build_worker(
     keep_states: bool,
     backend: Backend | None,
     times: Timeouts,
+    weights: Array | None,
     inputs: Inputs,
     shared: AgreedStop | None = None,
 ) -> LayerWorker:
     """Return the worker of one layer, where its state says it is, if it has one.
 
-    ``backend`` is where the layers are trained, None NumPy; ``shared`` is of the ranks that make
-    its steps together.
+    ``backend`` is where the layers are trained, None NumPy; ``weights`` are those of the examples,
+    of shape (n_examples,), None if all count alike; ``shared`` is of the ranks that make its steps
+    together.
     """
-    own = build_layer(settings, layer, backend, shared)
+    own = build_layer(settings, layer, backend, shared, weights=weights)
     on_host = own.learner.backend.name == "numpy"
     worker = LayerWorker(
         own,
@@ -199,6 +202,7 @@ def build_layer(
     *,
     hands_up: bool = False,
     shards: int | None = None,
+    weights: Array | None = None,
 ) -> LayerInTraining:
     """Return one layer, ready to be trained.
 
@@ -206,10 +210,14 @@ def build_layer(
     are copied from these; ``shards`` are of a minibatch, None as the settings say.
     """
     learner, workers = build_learner(settings, layer, backend), settings.replicas[layer - 1]
+    if weights is not None:
+        learner.weigh_rows(weights)
     shards = shards or settings.shards_of(layer)
     step = step_for(learner, shards, settings.split_of(layer), workers)
     if shared is not None:
         step = step_on_ranks(step, shared, hands_up=hands_up)
+    if settings.marks:
+        step = MarkedStep(step, learner, epochs=settings.epochs[layer - 1], count=settings.marks)
     stopping = build_stopping(settings)[layer - 1]
     return LayerInTraining(learner, step, stopping, build_outputs(settings, layer))
 
@@ -242,6 +250,7 @@ def build_worker_factories(
     keep_states: bool,
     backend: Backend | None = None,
     times: Timeouts = TIMEOUTS,
+    weights: Array | None = None,
 ) -> list[WorkerFactory]:
     """Return one function a layer that builds its worker.
 
@@ -249,7 +258,7 @@ def build_worker_factories(
     """
     depth = len(settings.layers) - 1
     return [
-        partial(build_worker, settings, layer, state, keep_states, backend, times)
+        partial(build_worker, settings, layer, state, keep_states, backend, times, weights)
         for layer, state in zip(range(1, depth + 1), states or [None] * depth, strict=True)
     ]
 

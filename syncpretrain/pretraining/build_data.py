@@ -27,6 +27,7 @@ from syncpretrain.data.visible import (
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.memory import (
+    chain_bytes,
     check_device_memory,
     check_memory,
     held_rows,
@@ -104,7 +105,7 @@ def _check_memory(settings: PretrainSettings, data: Split) -> None:
         processes=settings.runtime == "processes",
         shared=examples if isinstance(data.train, np.ndarray) else 0,
         sampled=PROBE_ROWS if wakes or any(settings.settle) else 0,
-        others=replica_bytes(settings, steps) if is_async else 0,
+        others=replica_bytes(settings, steps) if is_async else chain_bytes(settings),
     )
     if free is not None:
         backend.for_replicas(max(settings.replicas))  # which read each other's memory

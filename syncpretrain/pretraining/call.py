@@ -52,7 +52,7 @@ from syncpretrain.workers.state import State, state_file_of
 
 AUTO_UNITS = "auto"  # by columns
 JUDGED_ROWS = 1000  # for the verdict
-ARGUMENTS = ("hidden", "validation", "verbose", "warn", "observers", "replay", "resume")
+ARGUMENTS = ("hidden", "validation", "verbose", "warn", "observers", "replay", "resume", "weights")
 
 
 def pretrain(
@@ -66,6 +66,7 @@ def pretrain(
     observers: Iterable[Observer] = (),
     replay: Reads | None = None,
     resume: str | PathLike[str] | None = None,
+    weights: ArrayLike | None = None,
     **settings: Any,
 ) -> Stack:
     """Pretrain a stack of RBMs or autoencoders, the layers in parallel (Santara et al. 2016).
@@ -98,6 +99,11 @@ def pretrain(
     resume : path, optional
         A folder for a checkpoint, written every minute and at a stop. If it holds one, the same
         call goes on from there, to the bits of a call that was not stopped.
+    weights : array-like of shape (n_examples,), optional
+        Weight of each row of X in the statistics of the data, 0 or more; a row of weight 2 counts
+        as two rows, and the sums over a minibatch are divided by its weight. For dense RBMs with
+        ``handoff="epoch"``, in all runtimes on the CPU; with ``persistent`` it needs ``chains``.
+        Errors and the standardization of columns count rows alike.
     **settings
         One value stands for all layers. Without a value, the first three follow from the data
         (see the page "Choosing settings"). These matter most:
@@ -154,6 +160,7 @@ def pretrain(
         observers=observers,
         replay=replay,
         resume=resume,
+        weights=weights,
         settings=settings,
     )
     if settings.get("runtime") != "mpi":
@@ -174,6 +181,7 @@ def _pretrained(
     observers: Iterable[Observer],
     replay: Reads | None,
     resume: str | PathLike[str] | None,
+    weights: ArrayLike | None,
     settings: dict[str, Any],
 ) -> Stack:
     if others := settings.keys() & {"data", "finetune"}:
@@ -188,8 +196,10 @@ def _pretrained(
     with observing(verbose) as printing:
         watching = [*observers, *printing]
         rows, held_out, meaning = _prepared(look, taken.validation, wanted.visible_units)
-        driver = driver_for(wanted, rows, held_out, observers=watching, replay=replay)
-        saved = None if resume is None else SavedCall(resume, driver.settings, look.X)
+        own: Any = {"observers": watching, "replay": replay, "weights": weights}
+        driver = driver_for(wanted, rows, held_out, **own)
+        examples = look.X, driver.weights
+        saved = None if resume is None else SavedCall(resume, driver.settings, *examples)
         if saved is not None:
             driver.save, driver.resume = saved.save, saved.newest()
         constant = constant_columns(driver.scaling, taken.columns)
@@ -359,7 +369,13 @@ class SavedCall:
         If the folder cannot be made.
     """
 
-    def __init__(self, folder: str | PathLike[str], settings: PretrainSettings, X: Any) -> None:
+    def __init__(
+        self,
+        folder: str | PathLike[str],
+        settings: PretrainSettings,
+        X: Any,
+        weights: Any = None,
+    ) -> None:
         self._file = state_file_of(settings)
         self.path = Path(folder) / STATE_NAME
         try:
@@ -373,6 +389,8 @@ class SavedCall:
             "settings": {name: plain[name] for name in plain if name not in ELSEWHERE},
             "data": _data_record(X),
         }
+        if weights is not None:
+            self._header["data"]["weights"] = _data_record(weights[:, None])["sha256"]
         self._saved = time.monotonic()
 
     def newest(self) -> State | None:

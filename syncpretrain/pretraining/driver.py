@@ -269,6 +269,7 @@ class Pretraining(Driver):
         if isinstance(message, Failed):
             return []
         self._record(message)
+        self._hand_out(layer, message.marks)
         self._finished += 1
         # Publish before the schedule hears of it: its commands may name this version.
         self._trained.publish(message.command, message.layer)
@@ -338,7 +339,12 @@ class Pretraining(Driver):
         states = self.resume.states if self.resume else ()
         keeps = self.save is not None
         worker_factories = build_worker_factories(
-            self.settings, states, keep_states=keeps, backend=self._backend, times=self._times
+            self.settings,
+            states,
+            keep_states=keeps,
+            backend=self._backend,
+            times=self._times,
+            weights=self.weights,
         )
         run = EpochsRun(
             worker_factories=worker_factories,
@@ -399,6 +405,7 @@ def driver_for(
     replay: Reads | None = None,
     times: Timeouts = TIMEOUTS,
     restarts: Restarts | None = None,
+    weights: ArrayLike | None = None,
 ) -> Driver:
     """Return the driver of a run, everything checked; see ``pretrain`` for the parameters.
 
@@ -415,6 +422,7 @@ def driver_for(
         replay=replay,
         times=times,
         restarts=restarts,
+        weights=weights,
     )
     own = driver.settings
     idle = why_no_gpu(settings.backend, why_not_on_a_device(own))

@@ -94,6 +94,12 @@ def _minibatch(shape: LayerShape, batch_size: int) -> int:
     return batch_size * (3 * shape.visible + 4 * shape.units)
 
 
+def chain_bytes(settings: PretrainSettings) -> int:
+    """Return the bytes that chains apart from the minibatch compute in."""
+    own = zip(settings.shapes, settings.chains, strict=True)
+    return FLOAT_BYTES * sum(_minibatch(shape, chains) for shape, chains in own)
+
+
 def shard_bytes(settings: PretrainSettings) -> int:
     """Return the extra bytes of devices that minibatches in shards need."""
     numbers = 0

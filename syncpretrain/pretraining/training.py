@@ -8,12 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
+from syncpretrain.data.weights import checked_weights
 from syncpretrain.errors import SettingsError, StalledError
 from syncpretrain.events import Event, Observer, Progress, RunFinished, RunStarted
 from syncpretrain.learners.epoch import Stopped
@@ -24,6 +26,7 @@ from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.schedule.reads import Reads
+from syncpretrain.settings.checks import check_weights
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.split import Split
@@ -110,6 +113,8 @@ class Driver(Training):
         How long the driver, the runtime and the workers wait for each other.
     restarts : Restarts, optional
         For processes that die.
+    weights : array-like of shape (n_examples,), optional
+        Weights of the rows of X.
 
     Attributes
     ----------
@@ -118,9 +123,13 @@ class Driver(Training):
     scaling : Scaling or None
     slots : int
         Layers that may train at a time.
+    take_mark : callable or None
+        Given the number of a layer, of its updates, and the stack up to it, for each mark of the
+        settings, at the end of the epoch.
     """
 
     slots = 1
+    take_mark: Callable[[int, int, Stack], Any] | None = None
     _blas_threads = 1
     _no_replay = ""  # why no recorded reads can be repeated
 
@@ -136,15 +145,21 @@ class Driver(Training):
         resume: Any = None,
         times: Timeouts = TIMEOUTS,
         restarts: Restarts | None = None,
+        weights: ArrayLike | None = None,
     ) -> None:
         if replay is not None and self._no_replay:
             raise SettingsError(f"replay: got one with {self._no_replay}")
         super().__init__(observers, save=save)
         self.resume, self._replay = resume, replay
         self._times, self._restarts = times, restarts
+        if weights is not None:
+            check_weights(settings)
+            settings = msgspec.structs.replace(settings, backend="numpy")
         settings = self._checked(settings)
         self.settings, data, self.scaling = build_data(settings, X, validation)
         self._examples = len(data.train)
+        own = checked_weights(weights, self._examples, None)
+        self.weights = None if own is None else own[:, 0]
         self._seconds = [0.0] * len(self.settings.epochs)  # that each layer trained
         self._build(data)
 
@@ -173,6 +188,15 @@ class Driver(Training):
             "pretrain": msgspec.json.decode(msgspec.json.encode(self.settings)),
         }
         return Stack(tuple(self._newest()), info, self.scaling)
+
+    def _hand_out(self, number: int, marks: Mapping[int, Layer]) -> None:
+        """Give a layer after some updates to :attr:`take_mark`, above the newest layers below."""
+        if (take := self.take_mark) is None or not marks:
+            return
+        now = self.stack()
+        for update, layer in sorted(marks.items()):
+            info = now.info | {"updates": update}
+            take(number, update, replace(now, layers=(*now.layers[: number - 1], layer), info=info))
 
     def _emit_start(self, now: float) -> None:
         s = self.settings

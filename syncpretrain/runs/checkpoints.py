@@ -25,6 +25,7 @@ from syncpretrain.workers.state import FINETUNE_STATE, FinetuneState, State, sta
 T = TypeVar("T")
 
 CHECKPOINTS_NAME = "checkpoints"
+MARKS_NAME = "updates"  # the folder of models by updates
 REFUSED_SUFFIX = ".refused"  # added to the name of a checkpoint that is refused
 PRETRAINED_NAME = "pretrained.safetensors"
 IDENTITY_KEY, CURVES_KEY = "run", "curves"  # in the info of the pretrained stack
@@ -89,6 +90,15 @@ class Checkpoints:
                 lambda path: FINETUNE_STATE.write(path, state(), self._header),
                 [done],
             )
+
+    def save_mark(self, layer: int, update: int, stack: Stack) -> None:
+        """Write a stack up to a layer as it was after some updates; it is never deleted."""
+        path = self._folder.parent / MARKS_NAME / f"layer-{layer}-{update:08d}.safetensors"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            stack.save(path)
+        except OSError as error:
+            self._report(f"warning: {path} could not be written: {error.strerror or error}")
 
     def save_pretrained(self, stack: Stack) -> None:
         """Write the result of pretraining, and delete the checkpoints of pretraining.

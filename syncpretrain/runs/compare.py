@@ -29,6 +29,7 @@ from syncpretrain.learners.first_layers import untrained_stack
 from syncpretrain.models.evaluation import accuracies, stack_error
 from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining.driver import driver_for
+from syncpretrain.pretraining.training import Driver
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings, Settings, replaced
 from syncpretrain.settings.checks import ALWAYS
@@ -101,9 +102,7 @@ def compare(
     }
     for start, pretrain in pretrains[: len(starts)]:
         if start != "random":
-            driver_for(
-                pretrain, data.train, data.validation
-            )  # refuses settings that it cannot train
+            _driver_for(pretrain, data)  # refuses settings that it cannot train
     begin()
     outcomes = []
     for start, pretrain in pretrains:
@@ -233,7 +232,11 @@ def _stack_of_start(start: str, settings: PretrainSettings, data: Dataset) -> St
     """Return the stack of a start: pretrained, or with random weights."""
     if start == RANDOM:
         return random_stack(settings, data, seed=settings.seed)
-    return driver_for(settings, data.train, data.validation).run()
+    return _driver_for(settings, data).run()
+
+
+def _driver_for(settings: PretrainSettings, data: Dataset) -> Driver:
+    return driver_for(settings, data.train, data.validation, weights=data.train_weights)
 
 
 def _tuning(settings: Settings, data: Dataset, seed: int, count: int | None) -> Finetuning:

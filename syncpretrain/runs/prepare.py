@@ -124,6 +124,7 @@ def table_options(settings: Settings) -> dict[str, Any]:
     return {
         "target": data.target,
         "drop": data.drop or (),
+        "weights": data.weights,
         "task": data.task or (objective if objective in tasks else None),
         "test": data.test,
         "unlabelled": data.unlabelled,
@@ -153,6 +154,8 @@ def idle_gpu_notice(settings: Settings, data: Dataset) -> str | None:
 
 def _why_on_the_cpu(settings: Settings, data: Dataset | None) -> str | None:
     parts = () if data is None else (data.train, data.validation)
+    if data is not None and data.train_weights is not None:
+        return "with weights of rows, which the CPU takes; take backend numpy or auto"
     lacks = why_not_on_a_device(with_facts_of(settings.pretrain, *parts))
     return lacks or why_not_tuned_on_a_device(settings.finetune)
 
@@ -197,10 +200,10 @@ def check_finetuning(settings: Settings, data: Dataset) -> Finetuning | None:
         )
     few = settings.data.labels is not None  # then an option decided how many there are
     train, validation = (
-        Part(getattr(data, part), _targets(data, part, wanted.objective), name)
-        for part, name in (
-            ("train", "labels" if few else "training labels"),
-            ("validation", "labels of validation"),
+        Part(getattr(data, part), _targets(data, part, wanted.objective), name, weights)
+        for part, name, weights in (
+            ("train", "labels" if few else "training labels", data.train_weights),
+            ("validation", "labels of validation", None),
         )
     )
     form = Form(pretrain.shapes, (pretrain.visible_units, *pretrain.hidden_units))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from signal import SIGINT
@@ -307,12 +308,13 @@ class Run:
     def new_pretraining(self) -> Driver:
         """Return the pretraining, checked and ready to run."""
         return driver_for(
-            self.settings.pretrain,
+            self.settings.marked(),
             self.data.train,
             self.data.validation,
             replay=self.identity.replay,
             times=Timeouts(stall=self.settings.run.stall_timeout),
             restarts=self.restarts,
+            weights=self.data.train_weights,
         )
 
     def execute(self, out: Path, *, resuming: bool) -> dict[str, Any]:
@@ -410,6 +412,10 @@ class Run:
         info = stack.info | {"verdict": sentences} if sentences else stack.info
         return replace(stack, info=info, history=history)
 
+    def save_mark(self, saved: Checkpoints, layer: int, update: int, stack: Stack) -> None:
+        """Save a layer as it was after some updates."""
+        saved.save_mark(layer, update, self.as_saved(self.with_data_record(stack)))
+
     def save_early(self, stack: Stack, out: Path) -> None:
         """Save a model that will be trained further; go on if that fails."""
         try:
@@ -428,6 +434,7 @@ class Run:
         while True:
             self.pretraining.observers = tuple(self.observers)
             self.pretraining.save = saved.save_pretraining
+            self.pretraining.take_mark = partial(self.save_mark, saved)
             self.pretraining.resume = saved.newest_pretrain_state() if resuming else None
             if resuming and self.pretraining.resume is None:
                 self.report("no checkpoint of pretraining was found; it begins again")

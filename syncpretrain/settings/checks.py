@@ -32,7 +32,8 @@ from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.blocks import fitted_units, visible_kind
 from syncpretrain.units.kinds import INPUT_UNITS, KINDS, kind_of
 
-WHOLE_ONLY = ("persistent", "sparsity_cost", "hidden_dropout")  # RBMs split by units lack these
+# RBMs split by units lack these.
+WHOLE_ONLY = ("persistent", "sparsity_cost", "hidden_dropout", "centred")
 VISIBLE_UNITS = (
     f"{' or '.join(INPUT_UNITS)}, or blocks of columns such as"
     " bernoulli:20,gaussian:5,softmax:3x7,counts:2000"
@@ -52,6 +53,7 @@ def check_pretraining(settings: PretrainFields) -> None:
         parsed_corruption(corruption)
     parsed_shuffle(settings.shuffle)
     _check_model(settings)
+    _check_chains(settings)
     _check_early_stopping(settings)
     check_convolutions(settings)
     _check_replicas(settings)
@@ -158,6 +160,58 @@ def _check_model(settings: PretrainFields) -> None:
                 f"sparsity_cost: got a cost for {units} hidden units, expected 0; their mean"
                 " activity says nothing"
             )
+
+
+def _check_chains(settings: PretrainFields) -> None:
+    """Refuse chains of their own where there are none to keep, or no way to deal them out."""
+    for i, chains in enumerate(settings.chains):
+        if not chains and settings.chain_start[i] != "noise":
+            raise SettingsError(
+                f"chain_start: got {settings.chain_start[i]} without chains, expected none; take"
+                " chains 500, say"
+            )
+        if chains and not settings.persistent[i]:
+            raise SettingsError(
+                f"chains: got {chains} without persistent, which keeps them; take persistent"
+            )
+        if chains and settings.hidden_dropout[i]:
+            raise SettingsError(
+                f"chains: got {chains} with hidden_dropout, which leaves units out by the row,"
+                " expected 0"
+            )
+        if 0 < chains < settings.shards_of(i + 1):
+            raise SettingsError(
+                f"chains: got {chains} for {settings.shards_of(i + 1)} shards of layer {i + 1},"
+                " expected one a shard or more"
+            )
+
+
+def check_weights(settings: PretrainFields) -> None:
+    """Refuse weights of rows where a layer has no way to count rows differently.
+
+    Raises
+    ------
+    SettingsError
+    """
+    by_units = [
+        n
+        for n in range(1, len(settings.layers))
+        if settings.split_of(n) != "examples" and settings.shards_of(n) > 1
+    ]
+    lone = [p and not n for p, n in zip(settings.persistent, settings.chains, strict=True)]
+    refused = {
+        f"model {settings.model}, expected rbm": settings.model != "rbm",
+        "a convolution, expected dense layers": bool(settings.architecture),
+        f"schedule {settings.schedule}, whose replicas share no rows": settings.schedule == ASYNC,
+        "handoff minibatch, expected epoch": settings.handoff == "minibatch",
+        f"split {settings.split}, expected examples": bool(by_units),
+        "persistent, whose chains are of rows; take chains 500, say": any(lone),
+        "sparsity_cost, expected 0": any(settings.sparsity_cost),
+        f"backend {settings.backend}, expected numpy": settings.backend.startswith("cupy"),
+    }
+    for what, is_refused in refused.items():
+        if is_refused:
+            raise SettingsError(f"weights: got them with {what}")
 
 
 def _check_replicas(settings: PretrainFields) -> None:
@@ -281,6 +335,9 @@ NOT_SUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {  # permitted values
     "refresh_epochs": ((1, 0), "no version wakes a layer"),  # the default, and none
     "finish": (("drain",), "no version wakes a layer"),
     "shuffle": (("rows",), "its examples are in memory"),
+    "marks": ((0,), "no layer has updates of its own to space checkpoints by"),
+    "chains": ((0,), "each replica has chains of its own"),
+    "centred": ((False,), "each replica would have offsets of its own"),
     "delay": ((0,), "replicas train all layers of a minibatch"),
 }
 
@@ -395,6 +452,12 @@ REFUSALS = (
         "persistent",
         lambda s, i: "it" if s.persistent[i] and _is_by_filters(s, i) else None,
         "split examples with it; chains are not split by filters",
+    ),
+    Refusal("chains", lambda s, i: s.chains[i] or None, "0; only dense layers keep them apart"),
+    Refusal(
+        "centred",
+        lambda s, i: "it" if s.centred[i] else None,
+        "the plain gradient; only dense layers have a centred one",
     ),
     Refusal(
         "hidden_dropout",

@@ -102,6 +102,13 @@ def why_not_on_a_device(settings: PretrainFields) -> str | None:
             "with handoff minibatch and minibatches in shards, expected replicas and shards of 1:"
             " layers that hand over minibatches are on one GPU each. Or take handoff epoch"
         )
+    if settings.marks:
+        return "with checkpoints by updates, which the CPU stops for; take backend numpy or auto"
+    if any(settings.centred):
+        return "with the centred gradient, which the CPU computes; take backend numpy or auto"
+    if any(settings.chains) and (shared or "data" in settings.chain_start):
+        what = "in shards" if shared else "that start at data"
+        return f"with chains {what}, which the CPU has; take backend numpy or auto"
     if settings.runtime == "mpi":
         return "with runtime mpi, whose ranks compute on the CPU; take backend numpy or auto"
     if settings.runtime == "processes":

@@ -91,12 +91,14 @@ MAX_WORKERS = 1024
 MAX_DELAY = 1000.0  # epochs
 MAX_CD_STEPS = 1000  # a minibatch cannot be interrupted
 MAX_STEPS = 1_000_000  # minibatches
+MAX_CHAINS = 1_000_000
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Epochs = Annotated[int, msgspec.Meta(ge=1, le=MAX_EPOCHS)]
 Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)]
 Shards = Annotated[int, msgspec.Meta(ge=0, le=MAX_WORKERS)]  # 0 for as many as replicas
 Steps = Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)]
 Staleness = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEPS)]
+Chains = Annotated[int, msgspec.Meta(ge=0, le=MAX_CHAINS)]  # 0 for one a row of the minibatch
 GibbsSteps = Annotated[int, msgspec.Meta(ge=1, le=MAX_CD_STEPS)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
@@ -202,10 +204,10 @@ class DataSettings(Frozen, frozen=True, kw_only=True):
     that keep their labels, as many of each class as far as there are; None keeps all. ``examples``
     is the number of training examples, None for all.
 
-    In a table, ``target`` names the column of the labels, and ``drop`` the columns to leave out,
-    separated by commas. ``task`` is the task of the labels, None for the one that suits them.
-    ``test`` is a part to test with, a fraction or a file, and ``unlabelled`` a file of more
-    examples to train on.
+    In a table, ``target`` names the column of the labels, ``weights`` the column of the rows'
+    weights, and ``drop`` the columns to leave out, separated by commas. ``task`` is the task of the
+    labels, None for the one that suits them. ``test`` is a part to test with, a fraction or a file,
+    and ``unlabelled`` a file of more examples to train on.
     """
 
     name: Annotated[str, DATA(metavar="NAME|FILE")] = "mnist"
@@ -217,6 +219,9 @@ class DataSettings(Frozen, frozen=True, kw_only=True):
     ] = None
     drop: Annotated[
         str | None, DATA(metavar="COLUMN[,COLUMN]"), "Columns of a table to leave out."
+    ] = None
+    weights: Annotated[
+        str | None, DATA(metavar="COLUMN"), "The column of a table that holds the rows' weights."
     ] = None
     task: Annotated[
         Literal["classification", "regression"] | None,
@@ -331,6 +336,9 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     missing, sparse : bool
         True if values of the input may be missing, and if the input is sparse rows; both follow
         from the examples.
+    marks : int
+        Updates of a layer after which it is kept as it is then, spaced by their logarithm; follows
+        from ``checkpoint_every`` of a run.
     schedule, group_size, pace, handoff, delay, refresh_epochs, refresh_when, finish
         Times at which layers train, and the versions that they train on (docs/schedules.rst).
     shuffle : str
@@ -365,6 +373,13 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     cd_steps, persistent
         The k of CD-k; with ``persistent`` the chains go on from where the last minibatch left them
         (Tieleman 2008).
+    chains, chain_start
+        Number of persistent chains apart from the minibatch, which are all moved at every update,
+        and saved with the model; 0 for a chain a row of the minibatch. They start at ``noise``,
+        visible units drawn by their biases alone, or at rows of the first minibatch, ``data``.
+    centred
+        True for the centred gradient: see
+        :func:`syncpretrain.kernels.contrastive_divergence.centre`.
     sparsity_target, sparsity_cost
         The cost weighs the pull of each hidden unit's mean activity to the target (Hinton 2010,
         section 11).
@@ -416,6 +431,7 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     ] = "zero"
     missing: bool = False
     sparse: bool = False
+    marks: NonNegativeInt = 0
     tied: Annotated[
         bool,
         AUTOENCODERS(opposite="--untied"),
@@ -460,6 +476,17 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
         Each[bool],
         RBMS(opposite="--not-persistent", each=False),
         "Keep the chains between minibatches (PCD).",
+    ]
+    chains: Annotated[
+        Each[Chains], RBMS(each=0), "PCD: chains apart from the batch. Default one a row of it."
+    ]
+    chain_start: Annotated[
+        Each[Literal["noise", "data"]],
+        RBMS(metavar="noise|data", each="noise"),
+        "Where these chains start.",
+    ]
+    centred: Annotated[
+        Each[bool], RBMS(opposite="--not-centred", each=False), "The centred gradient."
     ]
     sparsity_target: Annotated[Each[Fraction], RBMS(each=0.1), "Mean activity to aim for."]
     sparsity_cost: Annotated[

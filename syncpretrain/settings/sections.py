@@ -6,6 +6,7 @@ They are made from plain values or read from TOML, replaced value by value, and 
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,18 +80,18 @@ class RunSettings(Frozen, frozen=True, kw_only=True):
 
     ``checkpoint_every`` is a number of epochs, or of seconds with an ``s`` behind it: a checkpoint
     is written at the end of an epoch once any layer, or fine-tuning, has done so many epochs since
-    the last one, or so much time has passed. The newest ``keep`` checkpoints are kept.
-    ``max_restarts`` limits how often a process that died is replaced, or else how often the run
-    resumes from its last checkpoint after a worker failed. ``stall_timeout`` is the number of
-    seconds that may pass without a minibatch in any layer, or that a worker may wait for others
-    within a minibatch.
+    the last one, or so much time has passed. ``log:50`` does so every 60 s, and also keeps each
+    layer after up to 50 of its updates, spaced by their logarithm, in a model of its own. The
+    newest ``keep`` checkpoints are kept. ``max_restarts`` limits how often a process that died is
+    replaced, or else how often the run resumes from its last checkpoint after a worker failed.
+    ``stall_timeout`` is the number of seconds that may pass without a minibatch in any layer, or
+    that a worker may wait for others within a minibatch.
     """
 
     checkpoint_every: Annotated[
         str,
-        OUTPUT(metavar="N|Ss"),
-        "Write a checkpoint once any layer, or fine-tuning, has done N epochs since the last one,"
-        " or S seconds have passed.",
+        OUTPUT(metavar="N|Ss|log:N"),
+        "Checkpoint after N epochs, or S seconds; log:N: also N models a layer, by updates.",
     ] = "60s"
     keep: Annotated[Count, OUTPUT, "Checkpoints to keep."] = 2
     max_restarts: Annotated[
@@ -108,6 +109,12 @@ class RunSettings(Frozen, frozen=True, kw_only=True):
             raise SettingsError(f"stall_timeout: got {self.stall_timeout}, expected seconds")
         self.interval()
 
+    @property
+    def marks(self) -> int:
+        """Models of each layer that are kept by its updates."""
+        found = re.fullmatch(r"log:([1-9][0-9]{0,4})", self.checkpoint_every)
+        return int(found[1]) if found else 0
+
     def interval(self) -> tuple[int | None, float | None]:
         """Return epochs and None, or None and seconds, between two checkpoints.
 
@@ -116,7 +123,7 @@ class RunSettings(Frozen, frozen=True, kw_only=True):
         SettingsError
             If the text is neither epochs nor seconds.
         """
-        text = self.checkpoint_every
+        text = "60s" if self.marks else self.checkpoint_every
         try:
             epochs = None if text.endswith("s") else int(text)
             seconds = float(text[:-1]) if text.endswith("s") else None
@@ -124,8 +131,8 @@ class RunSettings(Frozen, frozen=True, kw_only=True):
             epochs = seconds = None
         if (epochs is None or epochs < 1) and not (seconds and 0 < seconds < math.inf):
             raise SettingsError(
-                f"checkpoint_every: got {text!r}, expected a number of epochs, such as 5, or of"
-                " seconds, such as 60s"
+                f"checkpoint_every: got {text!r}, expected a number of epochs, such as 5, of"
+                " seconds, such as 60s, or log:50 for 50 models by updates"
             )
         return epochs, seconds
 
@@ -140,6 +147,19 @@ class Settings(Frozen, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_tuning_backend(self.pretrain.backend, self.finetune)
+        self.marked()
+
+    def marked(self) -> PretrainSettings:
+        """Return the settings of pretraining, with the models that it keeps by updates.
+
+        Raises
+        ------
+        SettingsError
+            If it cannot keep them.
+        """
+        if not self.run.marks:
+            return self.pretrain
+        return msgspec.structs.replace(self.pretrain, marks=self.run.marks)
 
 
 def replaced(settings: S, **changes: Any) -> S:

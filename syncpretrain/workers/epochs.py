@@ -46,7 +46,8 @@ class Finished:
     epoch; ``stops`` is True if the layer has learned enough. ``drifts`` maps an older version to
     the distance between its outputs and the outputs of this one. ``drifts`` and ``state`` are empty
     unless the order asks for them. ``computed`` is True if the worker computed the input of the
-    epoch in another process than the driver's.
+    epoch in another process than the driver's. ``marks`` has the layer after some updates of the
+    epoch, by their number.
     """
 
     command: Train
@@ -61,6 +62,7 @@ class Finished:
     drifts: Mapping[int, float] = field(default_factory=dict)
     state: LayerState | None = None
     computed: bool = False
+    marks: Mapping[int, Layer] = field(default_factory=dict)
 
     def shifted(self, seconds: float) -> Finished:
         """Return the same message by a clock that is some seconds ahead."""

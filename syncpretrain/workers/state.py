@@ -39,7 +39,8 @@ class LayerState:
     ``step_state`` is the state of the :class:`~syncpretrain.learners.steps.Step`. ``last_good`` is
     the layer at the end of its last epoch, to which a roll-back returns. ``cursor`` is the place in
     the epoch after the last one. ``stopping`` is the state of early stopping. ``outputs`` holds the
-    layer's outputs by version, on the host; its drift is measured from them.
+    layer's outputs by version, on the host; its drift is measured from them. ``marks`` has the
+    layer after some updates of the running epoch, by their number.
     """
 
     layer: Layer
@@ -50,6 +51,7 @@ class LayerState:
     rollbacks: int
     stopping: tuple[float, int] | None
     outputs: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
+    marks: Mapping[int, Layer] = field(default_factory=dict)
 
     def to(self, device: Callable[[Any], Any]) -> LayerState:
         """Return the state with every array moved by ``device``."""
@@ -279,8 +281,8 @@ class _LayerScalars(msgspec.Struct):
 
 
 def named(prefix: str, layer: Layer) -> dict[str, Array]:
-    """Return the parameters of a layer under names with a prefix."""
-    return {f"{prefix}.{name}": array for name, array in layer.parameters()}
+    """Return the arrays of a layer under names with a prefix."""
+    return {f"{prefix}.{name}": array for name, array in layer.arrays()}
 
 
 def _kinds_of(layer: Layer) -> dict[str, Any]:
@@ -301,6 +303,7 @@ def _read_layer(prefix: str, kinds: Mapping[str, Any], arrays: Mapping[str, Arra
         raise ValueError(f"{prefix} lacks an array")
     own: Any = parameters | {name: kinds[name] for name in LAYER_KINDS}
     if "shape" not in kinds:
+        own["chains"] = arrays.get(f"{prefix}.chains")
         return DenseLayer(**own, precision=kinds.get("precision", "float32"))
     return ConvolutionalLayer(**own, shape=msgspec.convert(kinds["shape"], ConvolutionShape))
 
@@ -310,6 +313,8 @@ def _pack_layer(number: int, state: LayerState, arrays: dict[str, Array]) -> dic
     arrays |= named(f"layer.{number}", state.layer)
     arrays |= named(f"good.{number}", state.last_good)
     arrays |= {f"outputs.{number}.{version}": array for version, array in state.outputs.items()}
+    for update, mark in state.marks.items():
+        arrays |= named(f"mark.{number}.{update}", mark)
     arrays |= {f"memory.{number}.{name}": array for name, array in state.step_state.items()}
     return {name: getattr(state, name) for name in _LayerScalars.__struct_fields__}
 
@@ -319,11 +324,13 @@ def _unpack_layer(
 ) -> LayerState:
     """Undo :func:`_pack_layer`."""
     outputs = part_of(arrays, f"outputs.{number}.")
+    marks = {name.split(".")[0] for name in part_of(arrays, f"mark.{number}.")}
     return LayerState(
         layer=_read_layer(f"layer.{number}", kinds, arrays),
         step_state=part_of(arrays, f"memory.{number}."),
         last_good=_read_layer(f"good.{number}", kinds, arrays),
         outputs={int(version): array for version, array in outputs.items()},
+        marks={int(n): _read_layer(f"mark.{number}.{n}", kinds, arrays) for n in marks},
         **msgspec.structs.asdict(scalars),
     )
 

@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.errors import DivergedError
 from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.early_stopping import EarlyStopping, Outputs
 from syncpretrain.learners.epoch import Cursor, Stopped, train_epoch
-from syncpretrain.learners.steps import Step, load_state
+from syncpretrain.learners.steps import MarkedStep, Step, load_state
+from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.schedule import Train
@@ -73,10 +75,28 @@ class LayerInTraining:
         self.warnings: list[str] = []
         self._rollbacks = 0
 
+    @property
+    def marks(self) -> dict[int, Layer]:
+        """The layer after some updates, by their number, until it is taken."""
+        return self.step.marks if isinstance(self.step, MarkedStep) else {}
+
+    def take_marks(self) -> dict[int, Layer]:
+        """Return the marks, and forget them."""
+        taken = dict(self.marks)
+        self.marks.clear()
+        return taken
+
+    def plan_marks(self, steps: int) -> None:
+        """Mark updates of epochs of so many minibatches."""
+        if isinstance(self.step, MarkedStep):
+            self.step.steps = steps
+
     def end_epoch(self) -> None:
         """Keep a snapshot for a roll-back, and add a notice of the layer's device, if any."""
         if (notice := self.learner.recorder.take_notice()) is not None:
             self.warnings.append(f"layer {self.learner.layer} is {notice}")
+        if self.learner.settings.chains:
+            self.step.state()  # takes the chains of other ranks
         self.last_good = self.learner.snapshot()
 
     def restore(self) -> None:
@@ -118,6 +138,7 @@ class LayerInTraining:
             rollbacks=self._rollbacks,
             stopping=self.stopping.state if self.stopping else None,
             outputs=self.outputs.kept if self.outputs else {},
+            marks=dict(self.marks),
         )
 
     def load_state(self, state: LayerState) -> None:
@@ -137,6 +158,7 @@ class LayerInTraining:
             self.stopping.state = state.stopping
         if self.outputs is not None:
             self.outputs.kept = dict(state.outputs)
+        self.marks.update(state.marks)
 
 
 class LayerWorker:
@@ -289,6 +311,7 @@ class LayerWorker:
             warnings=tuple(self.layer.warnings),
             stops=stops,
             drifts=drifts,
+            marks=self.layer.take_marks(),
             state=self.state() if self._keep_states else None,
         )
 
@@ -300,6 +323,7 @@ class LayerWorker:
         DivergedError
             After :data:`MAX_ROLLBACKS` roll-backs.
         """
+        self.layer.plan_marks(steps_per_epoch(len(X), self.learner.batch_size))
         while True:
             try:
                 return train_epoch(

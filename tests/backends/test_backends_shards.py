@@ -32,7 +32,9 @@ from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.memory import shard_bytes
 from syncpretrain.settings import MomentumSchedule, settings_from
 
-LEARNERS = KINDS | {"cd": {}, "convolution": {"layers": "1x4x4,conv:3x3,8,5"}}
+REFUSED = {"chains"}  # in shards, which the CPU alone has
+LEARNERS = {name: kind for name, kind in KINDS.items() if name not in REFUSED}
+LEARNERS |= {"cd": {}, "convolution": {"layers": "1x4x4,conv:3x3,8,5"}}
 LAYERS = (16, 12, 8, 5)
 PROMPT = [frozenset(), frozenset({0}), frozenset({1})]  # devices that work as early as they may
 

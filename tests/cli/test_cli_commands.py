@@ -324,7 +324,7 @@ class TestHelp:
         assert max(map(len, call(command, "--help").splitlines())) <= 100
 
     def test_every_setting_has_an_option_in_a_section_of_the_help(self):
-        derived = {"architecture", "missing", "sparse"}
+        derived = {"architecture", "missing", "sparse", "marks"}
         for section, kind in {"pretrain": PretrainSettings, "finetune": FinetuneSettings}.items():
             offered = {own.field for own in OPTIONS.values() if own.section == section}
             assert set(kind.__struct_fields__) - offered == (derived & set(kind.__struct_fields__))

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from itertools import product
 from typing import Any
 
@@ -66,6 +67,9 @@ DENOISING = {"model": "denoising", "corruption": "masking:0.3", "tied": False}
 BY_DRIFT = {"learning_rate": 0.3, "momentum": "0.5:2,0.9", "batch_size": 20}
 WAKING = {"epochs": (9, 2, 2), "refresh_epochs": (0, 2, 1), "refresh_when": "drift:0.2", **BY_DRIFT}
 SETTLING = {"epochs": "auto:20", "settle": (0.15, 0.2, 0.02), "refresh_epochs": 0, **BY_DRIFT}
+# The last of the minibatches is smaller than there are shards.
+CHAINS = {"persistent": True, "chains": (50, 7, 33), "chain_start": ("data", "noise", "data")}
+CHAINS |= {"centred": (True, False, True), "cd_steps": (1, 2, 1), "batch_size": 33}
 BOTH: dict[str, dict[str, Any]] = {
     **CONVOLUTIONS,
     "pooling by draws": {"layers": POOLED.format(":prob")},
@@ -77,6 +81,10 @@ BOTH: dict[str, dict[str, Any]] = {
     "missing": {"data": "holes"},
     "missing denoising": {"data": "holes", "model": "denoising"},
     "blocks of units": {"data": "mixed", "visible_units": MIXTURE},
+    "chains": CHAINS,
+    "chains of blocks": {"data": "mixed", "visible_units": MIXTURE, **CHAINS},
+    "chains, missing": {"data": "holes", **CHAINS},
+    "chains, sparse counts": {"data": "sparse", "visible_units": "counts", **CHAINS},
     "blocks of an autoencoder": {"data": "mixed", "visible_units": MIXTURE, "model": "autoencoder"},
 }
 # What decides when layers train, and what they remember.
@@ -85,6 +93,8 @@ PLANS: dict[str, dict[str, dict[str, Any]]] = {
         **BOTH,
         **VARIANTS,
         **KINDS,
+        "weights": {"weights": tuple(i % 4 for i in range(200)), "cd_steps": 2},
+        "weights and chains": {"weights": tuple(i % 3 for i in range(200)), **CHAINS, "shards": 2},
         "validated": DENOISING | {"early_stopping": "validation-error", "patience": 1, "epochs": 6},
         "stopped early": {"early_stopping": "pseudo-likelihood", "patience": 1, "epochs": 6},
         "rounds": {"schedule": "rounds", "epochs": (4, 2, 1), "refresh_epochs": (0, 2, 1)},
@@ -112,6 +122,9 @@ PLANS: dict[str, dict[str, dict[str, Any]]] = {
 SPLIT: dict[str, dict[str, Any]] = {
     "units": {"split": "units", "cd_steps": 2},
     "examples": {"persistent": True},
+    "chains": CHAINS,
+    "chains of blocks": {"data": "mixed", "visible_units": MIXTURE, **CHAINS},
+    "centred": {"centred": True, "sparsity_cost": 0.1},
     "dropout": {"hidden_dropout": 0.3, "sparsity_cost": 0.1},
     "denoising": DENOISING,
     "odd shards": {"shards": (7, 3, 5)},
@@ -127,7 +140,7 @@ SPLIT: dict[str, dict[str, Any]] = {
     "bfloat16 filters": {"split": "filters", "layers": TEXT, "shards": (4, 4, 1), **ROUNDED},
     **CONVOLUTIONS,
 }
-OF_DRIVERS = {"observers", "replay", "times", "restarts"}
+OF_DRIVERS = {"weights", "observers", "replay", "times", "restarts"}
 USUAL: dict[str, Any] = {"layers": (16, 12, 8, 5), "epochs": (2, 1, 2), "batch_size": 40, "seed": 3}
 
 
@@ -324,7 +337,10 @@ def ended(
         stack = run.run()
     warnings = sorted(text for text in notices_of(events) if text.startswith("warning"))
     decisions = {decision_of(event) for event in events}
-    return Ended(stack.parameters_sha256, stack.info["epochs"], run.history, decisions, warnings)
+    chains = [dict(layer.arrays()).get("chains") for layer in stack.layers]
+    parts = [stack.parameters_sha256, *(x.tobytes().hex() for x in chains if x is not None)]
+    parameters = sha256("".join(parts).encode()).hexdigest() if parts[1:] else parts[0]
+    return Ended(parameters, stack.info["epochs"], run.history, decisions, warnings)
 
 
 def decision_of(event: Event) -> Any:

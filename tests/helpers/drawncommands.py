@@ -150,9 +150,13 @@ def settle(given: dict[str, str], file: File, layers: list[int]) -> None:
         model != "rbm" or {"--persistent", "--sparsity-cost", "--hidden-dropout"} & set(given)
     ):
         away |= {"--split"}
+    if "--persistent" not in given or {"--hidden-dropout", "--replicas", "--shards"} & set(given):
+        away |= {"--chains"}
+    away |= {"--chain-start"} if "--chains" not in set(given) - away else set()
+    away |= {"--centred"} if units == "units" or given.get("--schedule") == "async" else set()
     away |= {"--shards"} if "--replicas" in given else set()
     if "x" in given["--layers"]:
-        away |= {"--split", "--contraction"}
+        away |= {"--split", "--contraction", "--chains", "--chain-start", "--centred"}
         away |= {"--early-stopping"} if model in (None, "rbm") else set()
         away |= {"--model"} if model == "contractive" else set()
     if ":prob" in given["--layers"]:

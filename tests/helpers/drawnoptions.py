@@ -101,7 +101,9 @@ COMMON = {
     "--examples": Option(["2", "5", "20"], ["1", "1000"]),
     "--test": Option(["0.1", "0.5", "1e-300"], ["1", "0", "0.999", "x.npy"]),
     "--task": Option(["classification"], ["regression"]),
-    "--checkpoint-every": Option(["1", "60s", "0.001s", "1e308s", HUGE], ["s", "nans", "1m"]),
+    "--checkpoint-every": Option(
+        ["1", "60s", "log:3", "0.001s", "1e308s", HUGE], ["s", "nans", "1m"]
+    ),
     "--keep": Option(["1", "2", "3", HUGE]),
     "--max-restarts": Option(["0", "2", HUGE]),
     "--stall-timeout": Option(["600", "60.5", "1e308"]),
@@ -121,6 +123,10 @@ OF_MODELS = {
     "--hidden-dropout": Option(["0", "0.5", "0.99", "0.9999999999999999"], ["1"], ",", RBMS),
     "--persistent": Option([FLAG], [], "", RBMS),
     "--not-persistent": Option([FLAG]),
+    "--chains": Option(["0", "1", "7"], ["-1", "1e9"], ",", RBMS),
+    "--chain-start": Option(["noise", "data"], ["h"], ",", RBMS),
+    "--centred": Option([FLAG], [], "", RBMS),
+    "--not-centred": Option([FLAG]),
     "--sample-visible": Option([FLAG], [], "", RBMS),
     "--visible-means": Option([FLAG]),
     "--tied": Option([FLAG]),

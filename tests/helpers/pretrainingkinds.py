@@ -21,6 +21,7 @@ KINDS = {
     "gaussian and relu": {"visible_units": "gaussian"} | UNITS,
     "persistent": {"persistent": True, "cd_steps": (1, 2, 1)},
     "persistent gaussian and relu": {"visible_units": "gaussian", "persistent": True} | UNITS,
+    "chains": {"persistent": True, "chains": (50, 7, 33), "cd_steps": (1, 2, 1)},
     "hidden dropout": {"hidden_dropout": (0.5, 0.0, 0.2)},
     "sparsity": {"sparsity_cost": 0.1, "sparsity_target": 0.2},
     "l1 and log-odds": {"l1": 0.001, "visible_bias": "log-odds"},

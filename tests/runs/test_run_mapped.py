@@ -146,7 +146,8 @@ class TestRun:
 
         def planned(settings, data):
             assert not isinstance(data.train, FileRows)
-            plan = SimpleNamespace(choice=SimpleNamespace(name="x"), reason="", settings={})
+            choice, timings = SimpleNamespace(name="x"), SimpleNamespace(kept="")
+            plan = SimpleNamespace(choice=choice, timings=timings, reason="", settings={})
             return self.options(), plan
 
         monkeypatch.setattr("syncpretrain.cli.train.planned", planned)

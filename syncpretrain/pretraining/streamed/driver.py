@@ -504,6 +504,7 @@ class StreamedPretraining(Driver):
                 validation_error=item.validation_error,
             )
         )
+        self._hand_out(item.layer, item.marks)
         self._ended[item.layer] = item.epoch
         if item.is_last:
             self.emit(LayerFinished(time.monotonic(), item.layer))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 import numpy as np
@@ -32,6 +32,7 @@ class EpochResult:
     validation_error: float | None
     warnings: tuple[str, ...]
     is_last: bool
+    marks: Mapping[int, Layer] = field(default_factory=dict)
 
 
 class BaseStreamedLayer(ABC):

@@ -76,6 +76,7 @@ class StreamedLayer(BaseStreamedLayer):
             self._no_error = self._backend.zeros((), np.float64)
         self._error, self._examples = 0.0, 0  # of the running epoch
         self._later: deque[tuple[int, int, Later]] = deque()  # steps, examples and errors of runs
+        layer.plan_marks(passes.steps)
         self._started = 0.0
         self._validation_error: float | None = None
         self._validation: tuple[int, Later] | None = None  # a newer one: examples, summed error
@@ -375,6 +376,7 @@ class StreamedLayer(BaseStreamedLayer):
             validation_error=self._validation_error,
             warnings=warnings,
             is_last=epoch * self._steps == self.plan.steps,
+            marks=self.layer.take_marks(),
         )
 
 

@@ -1,0 +1,291 @@
+"""Weights of rows in pretraining, and those of sequences with relatives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from chainedlearners import HIDDEN, KINDS, make, rows
+from scipy import sparse
+
+from syncpretrain import load, pretrain
+from syncpretrain.data import load_dataset
+from syncpretrain.data.sparse_rows import SparseRows
+from syncpretrain.data.weights import sequence_weights, weighted_means
+from syncpretrain.errors import CheckpointError, DataError, RunInterrupted, SettingsError
+from syncpretrain.events import EpochFinished
+from syncpretrain.learners.select import step_for
+from syncpretrain.learners.steps import WholeStep
+from syncpretrain.runs.run import train_run
+from syncpretrain.settings import settings_from
+from syncpretrain.units.kinds import kind_of
+
+COUNTS = np.array([3, 0, 1, 2, 1, 1, 4, 0, 2, 1])
+
+
+@pytest.mark.parametrize("units", KINDS)
+@pytest.mark.parametrize("centred", [False, True])
+def test_whole_numbers_are_repeated_rows(units, centred):
+    """The chains are the same beside either."""
+    X, times = rows(units), np.repeat(np.arange(10), COUNTS)
+    weighted, repeated = (make(units, batch_size=15, centred=centred) for _ in range(2))
+    weighted.weigh_rows(np.float32(COUNTS / 1.5))
+    for step in range(2):
+        for rbm, own in ((weighted, np.arange(10)), (repeated, times)):
+            rbm.gradient(X, own, epoch=1, step=step)
+        for have, want in zip(weighted.gradients, repeated.gradients, strict=True):
+            np.testing.assert_allclose(have, want, atol=1e-6)
+        for rbm in (weighted, repeated):
+            rbm.update(epoch=1)
+
+
+@pytest.mark.parametrize("units", KINDS)
+@pytest.mark.parametrize("more", [{}, {"cd_steps": 2, "hidden_dropout": 0.3}])
+def test_a_chain_from_the_data_has_the_weight_of_its_row(units, more):
+    X, weights = rows(units), np.float32([0.5, 2, 0, 1, 1, 3, 0.1, 1, 1, 4])
+    plain, weighted = (make(units, persistent=False, chains=0, **more) for _ in range(2))
+    weighted.weigh_rows(weights)
+    for rbm in (plain, weighted):
+        rbm.gradient(X, np.arange(10), epoch=1, step=0)
+    v, h = np.float64(plain._v[:20]), np.float64(plain._h[:20])
+    v *= 10 * np.tile(weights, 2)[:, None] / weights.sum()
+    shares = np.concatenate([weights, -weights])[:, None] / weights.sum()
+    wanted = [v.T @ h, v.sum(axis=0), (shares * h).sum(axis=0)]
+    blocks = kind_of(units).blocks
+    if blocks is not None and not blocks.has_bias:
+        wanted[2] *= 0
+    for have, want in zip(weighted.gradients, wanted, strict=True):
+        np.testing.assert_allclose(have, want, atol=2e-6)
+
+
+@pytest.mark.parametrize("rows_", [10, 3, 2])
+def test_shards_add_up_to_the_weight_of_the_minibatch(rows_):
+    X, weights = rows("bernoulli"), np.float32([0, 2, 1, 1, 1, 3, 1, 1, 1, 4])
+    whole, cut = (make(chains=4) for _ in range(2))
+    for rbm in (whole, cut):
+        rbm.weigh_rows(weights)
+    whole.gradient(X, np.arange(rows_), epoch=1, step=0)
+    training = step_for(cut, 4, "examples")
+    training.begin(X, np.arange(rows_), epoch=1, step=0)
+    for shard in range(4):
+        training.gradient(shard)
+    cuts = [own.stop - own.start for own in training._own_rows]
+    found = [p._v[:n].sum(axis=0) for p, n in zip(training.parts, cuts, strict=True) if n]
+    np.testing.assert_allclose(np.sum(found, axis=0), whole._v[:rows_].sum(axis=0), atol=1e-6)
+
+
+def test_a_minibatch_without_weight_moves_nothing():
+    rbm = make(persistent=False, chains=0)
+    rbm.weigh_rows(np.zeros(10, np.float32))
+    rbm.gradient(rows("bernoulli"), np.arange(10), epoch=1, step=0)
+    assert not any(gradient.any() for gradient in rbm.gradients)
+
+
+def test_a_step_with_weights_is_no_program():
+    rbm = make(persistent=False, chains=0)
+    rbm.weigh_rows(np.ones(10, np.float32))
+    assert isinstance(step_for(rbm, 1, "examples"), WholeStep)
+
+
+def test_visible_biases_start_from_weighted_means():
+    X = np.float32(rows("bernoulli") > 0)
+    marked = X.copy()
+    marked[2:5, 1] = -0.0
+    times = np.repeat(np.arange(10), COUNTS)
+    weights = np.float32(COUNTS)
+    np.testing.assert_allclose(
+        weighted_means(X, weights, missing=False), X[times].mean(axis=0), rtol=1e-6
+    )
+    found = weighted_means(marked, weights, missing=True)[1]
+    known = [row for row in times if not 2 <= row < 5]
+    assert found == pytest.approx(X[known, 1].mean())
+    csr = sparse.csr_matrix(X)
+    stored = SparseRows(csr.data, csr.indices, csr.indptr, X.shape[1])
+    np.testing.assert_allclose(
+        weighted_means(stored, weights, missing=False), X[times].mean(axis=0), rtol=1e-6
+    )
+
+
+# A call
+
+
+HOW = {"hidden": [HIDDEN, 3], "epochs": 2, "batch_size": 40, "warn": False}
+
+
+def test_rows_without_weight_are_not_learned(bits):
+    """Columns that are on only there keep the weights of units that are never on."""
+    X = np.hstack([bits, np.zeros((200, 2), np.float32)])
+    X[:100, 16:] = 1
+    weights = np.r_[np.zeros(100), np.ones(100)]
+    how = HOW | {"visible_bias": "log-odds", "epochs": 20, "batch_size": 20}
+    stack = pretrain(X, **how, weights=weights)
+    assert stack.reconstruct(X[100:])[:, 16:].max() < 0.05
+    plain = pretrain(X, **how)
+    assert plain.reconstruct(X[:100])[:, 16:].mean() > 0.3
+
+
+def test_equal_weights_are_none_but_for_rounding(bits):
+    alike = pretrain(bits, **HOW, weights=np.full(200, 7))
+    plain = pretrain(bits, **HOW)
+    for have, want in zip(alike.layers, plain.layers, strict=True):
+        np.testing.assert_allclose(have.weight, want.weight, atol=1e-5)
+
+
+def test_a_call_that_goes_on_has_the_same_weights(bits, tmp_path):
+    weights = np.arange(200) % 3
+
+    def stop(event):
+        if isinstance(event, EpochFinished) and event.epoch == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises((RunInterrupted, KeyboardInterrupt)):
+        pretrain(bits, **HOW, weights=weights, resume=tmp_path, observers=[stop])
+    if (tmp_path / "pretrain.safetensors").exists():
+        with pytest.raises(CheckpointError, match="in which X was another"):
+            pretrain(bits, **HOW, weights=weights + 1, resume=tmp_path)
+    again = pretrain(bits, **HOW, weights=weights, resume=tmp_path)
+    assert again.parameters_sha256 == pretrain(bits, **HOW, weights=weights).parameters_sha256
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": "autoencoder"}, "weights: got them with model autoencoder"),
+        ({"schedule": "async"}, "weights: got them with schedule async"),
+        ({"handoff": "minibatch"}, "weights: got them with handoff minibatch"),
+        ({"split": "units", "shards": 2}, "weights: got them with split units"),
+        ({"persistent": True}, "weights: got them with persistent, whose chains"),
+        ({"sparsity_cost": 0.1}, "weights: got them with sparsity_cost"),
+        ({"backend": "cupy"}, "weights: got them with backend cupy|cupy"),
+    ],
+)
+def test_weights_are_refused_where_rows_are_alike(bits, given, message):
+    with pytest.raises(SettingsError, match=message):
+        pretrain(bits, **HOW | given, weights=np.ones(200))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.ones(3), r"weights: got shape \(3,\), expected \(200,\)"),
+        (np.full(200, -1), "weights: got one that is negative"),
+        (np.zeros(200), "weights: got 0 for every row"),
+    ],
+)
+def test_weights_are_one_number_a_row(bits, weights, message):
+    with pytest.raises(DataError, match=message):
+        pretrain(bits, **HOW, weights=weights)
+
+
+# A table
+
+
+@pytest.fixture
+def table(bits, tmp_path):
+    path = tmp_path / "bits.csv"
+    names = [*(f"c{i}" for i in range(16)), "w"]
+    lines = [",".join(f"{x:g}" for x in (*row, i % 3)) for i, row in enumerate(bits)]
+    path.write_text("\n".join([",".join(names), *lines]) + "\n")
+    return path
+
+
+def settings_for(table, **more):
+    how = {"layers": (16, 5, 3), "epochs": 2, "batch_size": 40}
+    return settings_from(**how, data={"name": str(table), "weights": "w"} | more)
+
+
+def test_a_column_has_the_weights(table, tmp_path, bits):
+    data = load_dataset(table, weights="w")
+    assert data.train.shape == (180, 16)
+    assert np.bincount(data.train_weights.astype(int)).tolist() == [60, 60, 60] or (
+        data.train_weights.shape == (180,) and set(data.train_weights) == {0, 1, 2}
+    )
+    where = {row.tobytes(): i for i, row in enumerate(np.float32(bits))}
+    same = [where[row.tobytes()] for row in data.train]
+    counts = {key: {i % 3 for i, row in enumerate(bits) if row.tobytes() == key} for key in where}
+    for i, weight in zip(same, data.train_weights, strict=True):
+        assert weight in counts[np.float32(bits)[i].tobytes()]
+    assert load_dataset(table, drop="w").sha256 != data.sha256
+    few = load_dataset(table, weights="-1", examples=50)
+    assert few.train_weights.shape == (50,)
+    train_run(settings_for(table), out=tmp_path / "run")
+    wanted = pretrain(
+        data.train, layers=(16, 5, 3), epochs=2, batch_size=40, warn=False,
+        validation=data.validation, weights=data.train_weights,
+    )  # fmt: skip
+    found = load(tmp_path / "run")
+    for have, want in zip(found.layers, wanted.layers, strict=True):
+        np.testing.assert_allclose(have.weight, want.weight, atol=1e-6)
+    assert found.info["columns"]["dropped"] == ["w"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"weights": "v"}, "weights: got 'v', which is no column"),
+        ({"drop": "w"}, "weights: got 'w', a column that is dropped"),
+        ({"target": "w", "task": "regression"}, "weights: got 'w', the target"),
+        ({"weights": "c0", "target": "w", "drop": "w"}, "drop: got 'w', the target"),
+    ],
+)
+def test_a_column_has_one_use(table, more, message):
+    with pytest.raises(DataError, match=message):
+        load_dataset(table, **{"weights": "w"} | more)
+
+
+def test_other_files_have_no_column_of_weights(tmp_path, bits):
+    np.save(tmp_path / "bits.npy", bits)
+    with pytest.raises(DataError, match=r"weights: got 'w' for .*, which has no named columns"):
+        load_dataset(tmp_path / "bits.npy", weights="w")
+    with pytest.raises(DataError, match="weights: got 'w' for digits"):
+        load_dataset("digits", weights="w")
+
+
+def test_texts_are_no_weights(tmp_path):
+    path = tmp_path / "texts.csv"
+    path.write_text("a,w\n" + "1,x\n0,y\n" * 10)
+    with pytest.raises(DataError, match="weights: got 'w', which holds texts"):
+        load_dataset(path, weights="w")
+
+
+# Sequences
+
+
+def families(n: int, sites: int, letters: int, seed: int = 0) -> np.ndarray:
+    draws = np.random.default_rng(seed)
+    parents = draws.integers(letters, size=(7, sites))
+    X = parents[draws.integers(7, size=n)]
+    changed = draws.random((n, sites)) < draws.uniform(0, 0.4, size=(n, 1))
+    return np.where(changed, draws.integers(letters, size=(n, sites)), X)
+
+
+@pytest.mark.parametrize("within", [0, 0.2, 0.29, 0.5, 0.99])
+@pytest.mark.parametrize("size", [50, 2048])
+def test_sequences_count_by_those_that_are_near(monkeypatch, within, size):
+    monkeypatch.setattr("syncpretrain.data.weights.MOST_ROWS", size)
+    X = families(300, 100, 21)
+    apart = (X[:, None] != X[None]).sum(axis=2)
+    wanted = 1 / (apart <= round(within * 100)).sum(axis=1)
+    assert len(np.unique(wanted)) > 1 or within in (0, 0.99)
+    np.testing.assert_array_equal(sequence_weights(X, within=within), wanted)
+
+
+def test_letters_of_any_type():
+    X = families(60, 12, 4)
+    wanted = sequence_weights(X)
+    texts = np.array(list("ACG-"))[X]
+    for other in (np.uint8(X), texts, texts.astype("S1"), X * 1000 - 7):
+        np.testing.assert_array_equal(sequence_weights(other), wanted)
+
+
+@pytest.mark.parametrize(
+    ("X", "within", "message"),
+    [
+        ([1, 2, 3], 0.2, "X: got shape"),
+        (np.zeros((0, 4)), 0.2, "X: got shape"),
+        ([[1, 2]], 1.0, "within: got 1, expected"),
+        ([[1, 2]], -0.1, "within: got -0.1, expected"),
+    ],
+)
+def test_other_sequences_are_refused(X, within, message):
+    with pytest.raises(DataError, match=message):
+        sequence_weights(X, within=within)

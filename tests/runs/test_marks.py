@@ -1,0 +1,116 @@
+"""Models by updates, spaced by their logarithm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from contractruns import RUNTIMES, SERIAL, STATES, STREAM, driver
+from trialruns import stop_after
+
+from syncpretrain import load
+from syncpretrain.errors import RunInterrupted, SettingsError
+from syncpretrain.learners.steps import spaced
+from syncpretrain.runs.run import train_run
+from syncpretrain.settings import settings_from
+
+pytestmark = pytest.mark.usefixtures("forked_layers")
+CHAINS = {"persistent": True, "chains": 30, "centred": True, "shards": 2}
+PLAN = {"layers": (16, 12, 8), "epochs": (2, 3), "batch_size": 33, "marks": 6, **CHAINS}
+
+
+def marked(bits, runtime, handoff, *, resume=None, into=None, **more):
+    """Return the arrays of all marks, by layer and update."""
+    found = {} if into is None else into
+
+    def take(layer, update, stack):
+        assert stack.info["updates"] == update
+        assert len(stack.layers) == layer
+        found[layer, update] = [array for _, array in stack.layers[-1].arrays()]
+
+    with runtime.around():
+        run = driver(bits, runtime, handoff, **PLAN | more)
+        run.take_mark, run.resume = take, resume
+        run.save = more.get("save")
+        found["end"] = [array for x in run.run().layers for _, array in x.arrays()]
+    return found
+
+
+def assert_same(found, wanted):
+    assert found.keys() == wanted.keys()
+    for key, arrays in wanted.items():
+        for have, want in zip(found[key], arrays, strict=True):
+            np.testing.assert_array_equal(have, want, err_msg=str(key))
+
+
+@pytest.mark.parametrize(
+    ("count", "total", "numbers"),
+    [(5, 10_000, {1, 10, 100, 1000, 10_000}), (9, 4, {1, 2, 3, 4}), (1, 7, {1}), (2, 7, {1, 7})],
+)
+def test_numbers_are_spaced_by_their_logarithm(count, total, numbers):
+    assert spaced(count, total) == numbers
+
+
+@pytest.mark.parametrize("handoff", STREAM)
+def test_every_runtime_keeps_the_same_layers(bits, handoff):
+    wanted = marked(bits, SERIAL, handoff)
+    updates = [update for layer, update in wanted.keys() - {"end"} if layer == 1]
+    assert sorted(updates) == sorted(spaced(6, 14))
+    assert max(update for layer, update in wanted.keys() - {"end"} if layer == 2) == 21
+    whole = sum(len(wanted[layer, last]) for layer, last in ((1, 14), (2, 21)))
+    assert whole == len(wanted["end"]) == 8
+    last = wanted[1, 14] + wanted[2, 21]
+    assert all(np.array_equal(x, y) for x, y in zip(last, wanted["end"], strict=True))
+    for name in ("threads", "processes", "ranks", "ranks that share layers"):
+        sharing = {"replicas": 2} if "share" in name else {}
+        assert_same(marked(bits, RUNTIMES[name], handoff, **sharing), wanted)
+
+
+@pytest.mark.parametrize("handoff", STREAM)
+@pytest.mark.parametrize("minibatches", [2, 9, 20])
+def test_a_run_that_is_stopped_keeps_them_too(bits, monkeypatch, tmp_path, handoff, minibatches):
+    wanted, found, states = marked(bits, SERIAL, handoff), {}, []
+    with monkeypatch.context() as patch:
+        stop_after(patch, minibatches)
+        with pytest.raises(RunInterrupted):
+            run = driver(bits, SERIAL, handoff, **PLAN)
+            run.save = lambda state, *, done, final: states.append(state()) if final else None
+            run.take_mark = lambda layer, update, stack: found.update(
+                {(layer, update): [array for _, array in stack.layers[-1].arrays()]}
+            )
+            run.run()
+    STATES[handoff].write(tmp_path / "state", states[-1], {})
+    resume = STATES[handoff].read(tmp_path / "state")
+    assert_same(marked(bits, SERIAL, handoff, resume=resume, into=found), wanted)
+
+
+def test_a_run_writes_models(tmp_path, bits):
+    np.save(tmp_path / "bits.npy", bits)
+    settings = settings_from(
+        (16, 12, 8),
+        data={"name": str(tmp_path / "bits.npy"), "validation": 0.2},
+        run={"checkpoint_every": "log:4"},
+        epochs=2,
+        batch_size=40,
+    )
+    train_run(settings, out=tmp_path / "run")
+    paths = sorted((tmp_path / "run" / "updates").iterdir())
+    names = [f"layer-{n}-{update:08d}.safetensors" for n in (1, 2) for update in (1, 2, 4, 8)]
+    assert [path.name for path in paths] == names
+    stack, whole = load(paths[3]), load(tmp_path / "run")
+    np.testing.assert_array_equal(stack.layers[0].weight, whole.layers[0].weight)
+    assert stack.info["updates"] == 8
+    assert stack.widths == (16, 12)
+    assert load(paths[7]).parameters_sha256 == whole.parameters_sha256
+    assert "meaning" in stack.info
+
+
+@pytest.mark.parametrize("more", [{"schedule": "async"}, {"backend": "cupy"}])
+def test_what_has_no_updates_to_stop_at_is_refused(more):
+    with pytest.raises(SettingsError, match=r"marks: got 5 with|with checkpoints by updates"):
+        settings_from((4, 3), run={"checkpoint_every": "log:5"}, **more)
+
+
+@pytest.mark.parametrize("text", ["log", "log:", "log:0", "log:x", "log:-5", "log:5s"])
+def test_other_texts_are_refused(text):
+    with pytest.raises(SettingsError, match="checkpoint_every: got 'log"):
+        settings_from((4, 3), run={"checkpoint_every": text})
