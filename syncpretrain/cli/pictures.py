@@ -124,9 +124,9 @@ def reconstruct(
 )
 @click.option(
     "--start",
-    type=click.Choice(["noise", "data"]),
+    type=click.Choice(["noise", "data", "chains"]),
     default="noise",
-    help="Where the chains start. Default noise.",
+    help="Where the chains start; chains: of training, with --chains. Default noise.",
 )
 @data_option("For --start data, and for the mixing; default what the run was trained on.")
 @part_option
@@ -187,7 +187,8 @@ def sample(
         first = X[np.random.default_rng(seed).choice(len(X), size=count, replace=False)]
         shown.append(first)
     chains: dict[str, Any] = {"level": level, "method": method, "steps": steps, "seed": seed}
-    shown.append(stack.sample(count, start=first, save=save, **chains))
+    begin = "chains" if start == "chains" else first
+    shown.append(stack.sample(count, start=begin, save=save, **chains))
     files = [str(save)] if save is not None else []
     if images is not None:
         save_png(image_grid(*(shades(stack, rows) for rows in shown), shape=images), target)

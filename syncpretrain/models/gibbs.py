@@ -96,6 +96,7 @@ def started(
     method: str,
     count: int,
     draws: np.random.Generator,
+    hidden: Array | None = None,
 ) -> Levels:
     """Return chains that are about to start.
 
@@ -111,6 +112,8 @@ def started(
         One of :data:`METHODS`.
     count : int
     draws : Generator
+    hidden : ndarray of shape (count, H), optional
+        Hidden states of the lowest of these levels, from which the chains go on.
 
     Raises
     ------
@@ -119,6 +122,11 @@ def started(
     """
     rbms = levels_of(layers, level, method)
     _check_chains(rbms[0], start, count)
+    if hidden is not None:
+        units, x = rbms[0].visible_units, _down(rbms[0], hidden)
+        return Levels(
+            rbms, sample(x, units, draw_noise(draws, units, out=np.empty_like(x)), out=x), draws
+        )
     if start is None:
         return Levels(rbms, count, draws)
     visible = up_through(layers[: level - 1], start) if method == "gibbs" and level > 1 else start

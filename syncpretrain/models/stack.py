@@ -287,9 +287,10 @@ class Stack:
             (Fernandez-de-Cossio-Diaz et al. 2024), for RBMs of bernoulli, gaussian and softmax
             units.
         seed : int
-        start : array-like of shape (count, input units), optional
-            Examples at which the chains start; default, or ``noise``, noise. Documents keep their
-            numbers of words; an RBM of counts alone needs a start.
+        start : array-like of shape (count, input units), or str
+            Examples at which the chains start; default, or ``noise``, noise. ``chains`` goes on
+            from the persistent chains of the level, see :meth:`chains`, at most so many. Documents
+            keep their numbers of words; an RBM of counts alone needs examples.
         save : str or Path, optional
             A ``.npy`` file for the samples.
 
@@ -307,19 +308,26 @@ class Stack:
         """
         if steps < 1:
             raise DataError(f"steps: got {steps}, expected 1 or more")
-        if isinstance(start, str) and start != "noise":
-            raise DataError(f"start: got {start!r}, expected noise, or the examples as an array")
+        if isinstance(start, str) and start not in ("noise", "chains"):
+            raise DataError(
+                f"start: got {start!r}, expected noise, chains, or the examples as an array"
+            )
         if save is not None and Path(save).suffix != ".npy":
             raise DataError(f"save: got {save}, expected a file that ends in .npy")
         no_start = start is None or isinstance(start, str)
+        goes_on = isinstance(start, str) and start == "chains"
         X = None if no_start else self.prepared(start, "start")[:]  # type: ignore[arg-type]
         draws = generator(seed, Purpose.SAMPLE)
-        if level is None and method == "gibbs":
+        if level is None and method == "gibbs" and not goes_on:
             down = sampled(self.layers, self.units, X, count=count, steps=steps, draws=draws)
             found = self._unscaled(down)
         else:
             own = 1 if level is None else level
             how: Any = {"level": own, "method": method, "count": count, "draws": draws}
+            if goes_on:
+                how["hidden"] = kept = self.chains(1 if method == "stacked" else own)[:count]
+                if len(kept) < count:
+                    raise DataError(f"count: got {count}, expected at most {len(kept)}, the chains")
             chains = started(self.layers, X, **how)
             chains.run(steps)
             states = chains.visible[own - 1 if method == "stacked" else 0]

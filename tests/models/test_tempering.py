@@ -246,6 +246,30 @@ def test_one_level_is_sampled_by_gibbs_as_states_in_data_units():
     )
 
 
+@pytest.mark.parametrize("method", ["gibbs", "stacked"])
+def test_samples_go_on_from_the_chains_of_training(method):
+    """Weights of 100 keep every unit where it is: a chain cannot leave its states."""
+    weight = np.full((2, 1), 100, np.float32)
+    halves = np.float32([-100]), np.float32([-50, -50])
+    hidden = np.float32([[1], [0], [0], [1]])
+    lower = DenseLayer(weight, *halves, chains=hidden)
+    upper = DenseLayer(np.zeros((1, 2), np.float32), np.zeros(2, np.float32), np.float32([0]))
+    stack = Stack((lower,) if method == "gibbs" else (lower, upper))
+    if method == "stacked":  # a swap may turn both units of the input alone together
+        found = stack.sample(3, method=method, start="chains", steps=1)
+        assert found.shape == (3, 2)
+        assert (found[:, 0] == found[:, 1]).all()
+        return
+    found = stack.sample(3, start="chains", steps=5)
+    np.testing.assert_array_equal(found, np.repeat(hidden[:3], 2, axis=1))
+    with pytest.raises(DataError, match="count: got 5, expected at most 4, the chains"):
+        stack.sample(5, start="chains")
+    with pytest.raises(DataError, match="layer 1 keeps no chains"):
+        Stack((replace(lower, chains=None),)).sample(1, start="chains")
+    with pytest.raises(DataError, match="start: got 'data', expected noise, chains, or"):
+        stack.sample(1, start="data")
+
+
 def test_samples_are_saved_and_repeat(tmp_path):
     stack = Stack(tuple(make_stack(PAIRS[4], 2)))
     options = {"level": 1, "steps": 7, "method": "stacked", "seed": 4}
