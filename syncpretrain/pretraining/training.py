@@ -14,6 +14,7 @@ import msgspec
 from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
+from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import SettingsError, StalledError
 from syncpretrain.events import Event, Observer, Progress, RunFinished, RunStarted
 from syncpretrain.learners.epoch import Stopped
@@ -143,7 +144,7 @@ class Driver(Training):
         self.resume, self._replay = resume, replay
         self._times, self._restarts = times, restarts
         settings = self._checked(settings)
-        self.settings, data, self.scaling = build_data(settings, X, validation)
+        self.settings, data, self.scaling = self._prepared(settings, X, validation)
         self._examples = len(data.train)
         self._seconds = [0.0] * len(self.settings.epochs)  # that each layer trained
         self._build(data)
@@ -188,6 +189,12 @@ class Driver(Training):
     def _checked(self, settings: PretrainSettings) -> PretrainSettings:
         """Return the settings to train by; raise SettingsError where that is impossible."""
         return settings
+
+    def _prepared(
+        self, settings: PretrainSettings, X: Any, validation: Any
+    ) -> tuple[PretrainSettings, Split, Scaling | None]:
+        """Return settings, examples and scaling; see :func:`build_data`."""
+        return build_data(settings, X, validation)
 
     def _build(self, data: Split) -> None:
         """Build what trains the layers."""
