@@ -272,6 +272,7 @@ class ModuleLearner(Learner):
         block.optimizer.load_state_dict({"state": found, "param_groups": groups})
         if block.scheduler is not None:
             block.scheduler.load_state_dict(facts["schedule"])
+            block.optimizer._opt_called = True  # else it warns of a step before the optimizer's
         fill(block.generator, state["generator"])
         self._rate, self._epoch = facts["rate"], facts["epoch"]
 
