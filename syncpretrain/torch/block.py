@@ -141,26 +141,35 @@ class Block:
             yield from (p for p in own.parameters() if p.requires_grad)
 
     def __getstate__(self) -> dict[str, Any]:
-        # One pickle, so that the optimizer has the parameters of the modules; of torch.save, since
-        # the pickles of processes would send every tensor through a file of its own.
-        file = io.BytesIO()
+        # As one whole, so that the optimizer has the parameters of the modules.
         for own in (*self.modules.modules(), *self.head.modules(), self.loss.kind):
             _check_is_importable(self.number, own)
         try:
-            torch.save(dict(self.__dict__), file)
+            return {"saved": saved(self.__dict__)}
         except Exception as error:  # methods of a module may raise anything
             raise SettingsError(
                 f"runtime: block {self.number} cannot be sent to a process ({error}), expected"
                 " modules, an optimizer and a schedule without functions of a script; take threads"
             ) from error
-        return {"saved": file.getvalue()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # It comes from the process that started this one, as every job does.
-        self.__dict__.update(torch.load(io.BytesIO(state["saved"]), weights_only=False))
+        self.__dict__.update(loaded(state["saved"]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Block:
         return Block(**{name: copy.deepcopy(own, memo) for name, own in self.__dict__.items()})
+
+
+def saved(things: dict[str, Any]) -> bytes:
+    """Return objects as bytes, for a process that this one starts."""
+    # A pickle of multiprocessing would send every tensor through a file of its own.
+    file = io.BytesIO()
+    torch.save(dict(things), file)
+    return file.getvalue()
+
+
+def loaded(data: bytes) -> Any:
+    """Return what :func:`saved` was given; it comes from the process that started this one."""
+    return torch.load(io.BytesIO(data), weights_only=False)
 
 
 def _check_is_importable(number: int, own: Any) -> None:

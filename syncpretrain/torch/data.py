@@ -10,9 +10,9 @@ import torch
 
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.minibatches import ArrayPasses, Minibatches
-from syncpretrain.errors import DataError
+from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.torch.block import Layout, drawing, seeded
+from syncpretrain.torch.block import Layout, drawing, loaded, saved, seeded
 from syncpretrain.workers.worker import PROBE_ROWS
 
 __all__ = ["Given", "given_rows", "held_out_rows"]
@@ -117,9 +117,23 @@ class _Passes:
     the seed and the number of the pass.
     """
 
+    can_be_sent = True
+
     def __init__(self, source: Any, seed: int) -> None:
         self._source, self._seed = source, seed
         self.layout: Any = None  # from the first minibatch on
+
+    def __getstate__(self) -> dict[str, Any]:
+        try:
+            return {"saved": saved(self.__dict__)}
+        except Exception as error:  # methods of a data set may raise anything
+            raise SettingsError(
+                f"runtime: the iterable cannot be sent to a process ({error}), expected one without"
+                " functions of a script; take threads"
+            ) from error
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(loaded(state["saved"]))
 
     def __call__(self, number: int) -> Iterator[Array]:
         """Return an iterator over the minibatches of a pass."""

@@ -56,6 +56,16 @@ class LiveLayer(ModuleLayer):
         return out
 
 
+class ModuleStep(WholeStep):
+    """A step of a block, which writes what it hands up at once."""
+
+    learner: ModuleLearner
+
+    def hand_up(self, out: Array) -> bool:
+        """Write the output from before the update; see the base class."""
+        return self.learner.hand_up(out)
+
+
 class ModuleLearner(Learner):
     """One block in training; see :class:`syncpretrain.learners.base.Learner`."""
 
@@ -144,12 +154,17 @@ class ModuleLearner(Learner):
             block.scheduler.step()
 
     def hidden_means(self, n: int) -> Any:
-        """Return the rows of the last step for the block above; None where the input has noise."""
-        if self.block.noise:
-            return None
-        if self._handed is None:  # before the first step
-            return self._rows[:0]
-        return self._with_tail(self._handed[0], self._tail)
+        """Return None where the input has noise, else an array: rows come from ``hand_up``."""
+        return None if self.block.noise else self._rows[:n]
+
+    def hand_up(self, out: Array) -> bool:
+        """Write the rows of the last step for the block above; return False where they differ."""
+        if self._handed is None:
+            return False
+        inputs = self.block.above.inputs
+        torch.from_numpy(out)[:, :inputs].copy_(self._handed[0].reshape(len(out), inputs))
+        out[:, inputs:] = self._tail
+        return True
 
     def _with_tail(self, h: Any, tail: Array) -> Array:
         flat = h.reshape(len(tail), -1).float().numpy()
@@ -348,4 +363,4 @@ def build_block(
     ``shared`` is None: no ranks share a block.
     """
     learner = ModuleLearner(layer, block, settings.of_layer(layer))
-    return LayerInTraining(learner, WholeStep(learner))
+    return LayerInTraining(learner, ModuleStep(learner))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +22,6 @@ from torchnets import convolutional, digest, digest_of, perceptron, rows  # noqa
 from syncpretrain.data.order import PassOrder  # noqa: E402
 from syncpretrain.errors import CheckpointError, RunInterrupted  # noqa: E402
 from syncpretrain.events import EpochFinished, Notice  # noqa: E402
-from syncpretrain.pretraining import call  # noqa: E402
 from syncpretrain.torch import LocalTrainer  # noqa: E402
 
 PLACES = [("threads", 2), ("threads", 3), ("threads", 4), ("processes", 1), ("processes", 3)]
@@ -253,8 +253,8 @@ def test_a_killed_process_of_a_block_is_replaced():
         if isinstance(event, Notice):
             notices.append(event.message)
         if isinstance(event, EpochFinished) and event.layer == 2 and not killed:
-            with open(f"/proc/{os.getpid()}/task/{os.getpid()}/children") as children:
-                killed.append(int(children.read().split()[1]))
+            children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
+            killed.append(int(children.split()[1]))
             os.kill(killed[0], signal.SIGKILL)
 
     other = trained(
@@ -281,6 +281,7 @@ def test_a_data_loader_has_the_same_order_in_every_runtime_and_after_a_resume(tm
     whole = loaded("serial", 1)
     torch.manual_seed(77)
     assert digest_of(loaded("threads", 2)) == digest_of(whole)
+    assert digest_of(loaded("processes", 2)) == digest_of(whole)
     with pytest.raises(RunInterrupted):
         loaded("threads", 3, observers=[interrupting(1, 2)], resume=tmp_path)
     assert digest_of(loaded("threads", 2, resume=tmp_path)) == digest_of(whole)

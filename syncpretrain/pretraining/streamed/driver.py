@@ -166,7 +166,8 @@ def stream_runtime(
         parts.append(LayerPart(i + 1, plan, passes, below, above, handed_up))
     if settings.runtime not in ("processes", "mpi"):
         return _stream_here(settings, data, parts, size, backend, builds)
-    if isinstance(data.train, ArrayPasses):
+    is_sent = settings.runtime == "processes" and getattr(data.train, "can_be_sent", False)
+    if isinstance(data.train, ArrayPasses) and not is_sent:
         raise SettingsError(
             f"runtime: got {settings.runtime} with an iterable as X, expected threads or serial; an"
             " iterable stays in the process that it is in"
@@ -206,8 +207,9 @@ def _in_processes(
     place = Processes(times, restarts=restarts)
 
     def jobs() -> list[StreamJob]:
-        in_file = isinstance(data.train, StoredRows)  # which the first process reads itself
-        memory: list[Any] = [data if in_file else place.share(SharedSplits.of(data))]
+        # The first process reads a file, or an iterable that was made to be sent, itself.
+        reads = isinstance(data.train, (StoredRows, ArrayPasses))
+        memory: list[Any] = [data if reads else place.share(SharedSplits.of(data))]
         sizes = [part.above for part in parts if part.above is not None]
         memory += (place.share(SharedSplits.create(x.all_rows, x.width, 1)) for x in sizes)
         ends = memory, [*memory[1:], None], settings.replicas, [FROM_THE_DATA, *reread]
