@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -26,7 +27,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from syncpretrain.data import load_dataset
+from syncpretrain.schedule.stream import RING_MINIBATCHES
 from syncpretrain.torch import LocalTrainer
+from syncpretrain.torch.trainer import LEAST_RING, RING_BYTES
 
 CLASSES = 10
 WAYS = (
@@ -74,9 +77,8 @@ def adam(parameters: Any) -> Any:
     return torch.optim.Adam(parameters, 1e-3)
 
 
-def end_to_end(network: Any, loader: Any) -> float:
-    """Train with backpropagation through the whole network; return the seconds."""
-    optimizer = adam(network.parameters())
+def end_to_end(network: Any, loader: Any, optimizer: Any) -> float:
+    """Train an epoch with backpropagation through the whole network; return the seconds."""
     started = perf_counter()
     for x, y in loader:
         loss = functional.cross_entropy(network(x), y)
@@ -102,13 +104,18 @@ def in_sequence(network: Any, loader: Any, heads: list[Any]) -> float:
     return perf_counter() - started
 
 
+def digits(rows: int) -> tuple[Any, Any]:
+    """Return so many images of shape (1, 28, 28) and labels, some of them repeated."""
+    data: Any = load_dataset("mnist")
+    numbers = np.arange(rows) % len(data.train)
+    images = torch.from_numpy(data.train[numbers].reshape(-1, 1, 28, 28))
+    return images, torch.from_numpy(data.train_labels[numbers]).long()
+
+
 def measure(way: str, name: str, rows: int) -> Outcome:
     """Return the seconds of one way to train, in this process."""
     network, batch = NETWORKS[name][0](), NETWORKS[name][1]
-    data = load_dataset("mnist")
-    numbers = np.arange(rows) % len(data.train)
-    X = torch.from_numpy(data.train[numbers].reshape(-1, 1, 28, 28))
-    y = torch.from_numpy(data.train_labels[numbers]).long()
+    X, y = digits(rows)
     loader = DataLoader(TensorDataset(X, y), batch_size=batch, shuffle=True)
     kind, _, how = way.partition(", ")
     if kind == "syncpretrain":
@@ -119,11 +126,88 @@ def measure(way: str, name: str, rows: int) -> Outcome:
         return {"seconds": perf_counter() - started, "error": None}
     torch.set_num_threads(int(how[0]))
     if kind == "end to end":
-        return {"seconds": end_to_end(network, loader), "error": None}
+        return {"seconds": end_to_end(network, loader, adam(network.parameters())), "error": None}
     trainer = LocalTrainer(network, classes=CLASSES, workers=1, runtime="serial")
     trainer.fit(X[: 2 * batch], y[: 2 * batch])  # which builds the heads
     torch.set_num_threads(int(how[0]))
     return {"seconds": in_sequence(network, loader, trainer.heads), "error": None}
+
+
+class Saved:
+    """Counts the bytes of what autograd saves that is no parameter."""
+
+    def __init__(self, network: Any) -> None:
+        self._known = {p.untyped_storage().data_ptr() for p in network.parameters()}
+        self.bytes = 0
+
+    def __call__(self, tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._known:
+            self._known.add(storage.data_ptr())
+            self.bytes += storage.nbytes()
+        return tensor
+
+
+def deep(kind: str, blocks: int) -> tuple[nn.Sequential, Any]:
+    """Return equal blocks, and a minibatch for them."""
+    if kind == "linear, 1024 units, batch 128":
+        parts = [nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()) for _ in range(blocks)]
+        return nn.Sequential(*parts), torch.zeros(128, 1024)
+    parts = [
+        nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())
+        for _ in range(blocks)
+    ]
+    return nn.Sequential(*parts), torch.zeros(32, 64, 28, 28)
+
+
+def memory() -> None:
+    """Print what is kept for backward passes, end to end and by 2 workers with their rings."""
+    rows = []
+    for kind in ("linear, 1024 units, batch 128", "convolution, 64 x 28 x 28, batch 32"):
+        for blocks in (4, 8, 16):
+            network, x = deep(kind, blocks)
+            whole, one = Saved(network), Saved(network)
+            with torch.autograd.graph.saved_tensors_hooks(whole, lambda tensor: tensor):
+                kept = network(x)  # else its memory would be used, and counted, again
+            with torch.autograd.graph.saved_tensors_hooks(one, lambda tensor: tensor):
+                kept = network[0](x)
+            minibatch = kept.nbytes
+            ring = max(LEAST_RING, min(RING_MINIBATCHES, RING_BYTES // minibatch))
+            rings = (blocks - 1) * ring * minibatch
+            numbers = whole.bytes, 2 * (one.bytes + minibatch), rings
+            rows.append((kind, str(blocks), *(f"{n / 1e6:.1f}" for n in numbers)))
+    print(rst_table(["block", "blocks", "end to end, MB", "2 workers", "rings"], rows))
+
+
+EPOCHS = {"large": 20, "small": 20, "convolutional": 4}
+
+
+def accuracy(network: str, seeds: int) -> None:
+    """Print the share of test digits that is right, end to end and by local losses."""
+    data: Any = load_dataset("mnist")
+    test = torch.from_numpy(data.test.reshape(-1, 1, 28, 28))
+    X, y = digits(len(data.train))
+    build, batch = NETWORKS[network]
+    table = []
+    for way in ("end to end", "cross-entropy", "predsim"):
+        shares = []
+        for seed in range(seeds):
+            torch.manual_seed(seed)
+            own = build()
+            if way == "end to end":
+                loader = DataLoader(TensorDataset(X, y), batch_size=batch, shuffle=True)
+                optimizer = adam(own.parameters())
+                for _ in range(EPOCHS[network]):
+                    end_to_end(own, loader, optimizer)
+            else:
+                trainer = LocalTrainer(own, classes=CLASSES, loss=way, optimizer=adam, seed=seed)
+                trainer.fit(X, y, batch_size=batch, epochs=EPOCHS[network])
+            with torch.no_grad():
+                found = own.eval()(test).argmax(1).numpy()
+            shares.append(100 * float((found == data.test_labels).mean()))
+        table.append((way, f"{np.mean(shares):.1f}", ", ".join(f"{x:.1f}" for x in shares)))
+        print(table[-1], file=sys.stderr, flush=True)
+    print(rst_table([f"{network}, {EPOCHS[network]} epochs", "mean", "seeds"], table))
 
 
 def main() -> None:
@@ -132,11 +216,19 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=5000)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
+    parser.add_argument("--accuracy", type=int, metavar="SEEDS", help="instead of times")
+    parser.add_argument("--memory", action="store_true", help="instead of times")
     parser.add_argument("--one", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     size = ["--network", options.network, "--rows", str(options.rows)]
     if options.one:
         print(json.dumps(measure(options.one, options.network, options.rows)))
+        return
+    if options.memory:
+        memory()
+        return
+    if options.accuracy:
+        accuracy(options.network, options.accuracy)
         return
     others = busy()
     script = Path(__file__)

@@ -16,9 +16,11 @@ from torch import nn
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Notice, Observer
+from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.pretraining.call import SavedCall
+from syncpretrain.pretraining.memory import StreamSize
 from syncpretrain.pretraining.streamed.driver import BuildLayer, StreamedPretraining
 from syncpretrain.settings.sections import PretrainSettings, settings_from
 from syncpretrain.torch.block import (
@@ -43,6 +45,9 @@ MEASURED_STEPS = 5
 MEASURED_SECONDS = 0.5  # of one block, at most; one step more may be running by then
 LEAST_GAIN = 1.1  # that a second worker must promise
 PROBED_ROWS = 4  # of which the shapes are learned
+# Minibatches wait between two blocks in at most so many bytes, but two of any size: one is read
+# while the other is written.
+RING_BYTES, LEAST_RING = 1 << 22, 2
 
 
 class BlockPretraining(StreamedPretraining):
@@ -59,6 +64,13 @@ class BlockPretraining(StreamedPretraining):
 
     def _builds(self) -> list[BuildLayer]:
         return [partial(build_block, block) for block in self._blocks]
+
+    def _stream_size(self, steps: int) -> StreamSize:
+        size = super()._stream_size(steps)
+        widest = max(block.above.width for block in self._blocks[:-1] or self._blocks)
+        fitting = RING_BYTES // (FLOAT_BYTES * self.settings.batch_size * widest)
+        ring = max(LEAST_RING, min(size.ring, fitting))
+        return size._replace(ring=ring, block=min(size.block, ring // 2))
 
     def stack(self) -> Any:
         """Bring the newest parameters into the blocks; return None."""

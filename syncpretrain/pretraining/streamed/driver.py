@@ -346,12 +346,16 @@ class StreamedPretraining(Driver):
         self._data = Split(data.train, data.validation[:PROBE_ROWS])
         self._steps = steps = steps_per_epoch(len(data.train), settings.batch_size)
         self.plans = settings.stream.plans(steps)
-        self._build_layers(stream_size(settings, self._backend, steps))
+        self._build_layers(self._stream_size(steps))
         self._pool: StreamPool | None = None
         self._watch = Watch(self.emit, self._times)
         # The newest epochs that the observers know of, by layer.
         self._begun: dict[int, int] = {}
         self._ended: dict[int, int] = {}
+
+    def _stream_size(self, steps: int) -> StreamSize:
+        """Return how many minibatches may wait between two layers; see :func:`stream_size`."""
+        return stream_size(self.settings, self._backend, steps)
 
     def _build_layers(self, size: StreamSize) -> None:
         """Build all that depends on how many minibatches may wait between two layers."""
