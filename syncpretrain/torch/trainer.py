@@ -17,6 +17,7 @@ from torch import nn
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.kernels.arrays import FLOAT_BYTES
+from syncpretrain.models.layer import ModuleLayer
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.pretraining.call import SavedCall
@@ -40,7 +41,7 @@ from syncpretrain.workers.split import Split
 
 __all__ = ["LocalTrainer"]
 
-RUNTIMES = ("serial", "threads", "processes")
+RUNTIMES = ("serial", "threads", "processes", "mpi")
 MEASURED_STEPS = 5
 MEASURED_SECONDS = 0.5  # of one block, at most; one step more may be running by then
 LEAST_GAIN = 1.1  # that a second worker must promise
@@ -73,10 +74,16 @@ class BlockPretraining(StreamedPretraining):
         return size._replace(ring=ring, block=min(size.block, ring // 2))
 
     def stack(self) -> Any:
-        """Bring the newest parameters into the blocks; return None."""
-        for block, layer in zip(self._blocks, self._newest(), strict=True):
-            own: Any = layer
-            load_layer(block, own)
+        """Bring the newest arrays into the blocks; return them."""
+        newest: Any = tuple(self._newest())
+        load_all(self._blocks, newest)
+        return newest
+
+
+def load_all(blocks: Sequence[Block], layers: Iterable[ModuleLayer]) -> None:
+    """Bring arrays into each block."""
+    for block, layer in zip(blocks, layers, strict=True):
+        load_layer(block, layer)
 
 
 class LocalTrainer:
@@ -112,7 +119,8 @@ class LocalTrainer:
     workers : int or "auto"
         Blocks that train at a time. "auto" measures the blocks.
     runtime : str
-        "serial", "threads", "processes", or "auto": threads where more than one worker pays.
+        "serial", "threads", "processes", "mpi" (on every rank of a job, with arrays), or "auto":
+        threads where more than one worker pays.
     block_threads : int
         Threads of an operation of a block; a result depends on it, and not on workers and runtime.
     seed : int
@@ -237,25 +245,35 @@ class LocalTrainer:
         found = torch.get_num_threads()
         try:
             self._build_blocks(given)
-            workers, runtime, message = self._chosen(given)
-            settings = self._settings(given, epochs, workers, runtime)
-            how = {"observers": self._observers, "restarts": self._restarts(max_restarts)}
-            driver = BlockPretraining(settings, self._blocks, given.train, held_out, **how)
-            self.history = driver.history
-            if message:
-                driver.emit(Notice(time.monotonic(), message))
-            self._run(driver, given, resume)
+            work = partial(self._trained, given, held_out, epochs, resume, max_restarts)
+            if self._runtime == "mpi":
+                from syncpretrain.pretraining.on_ranks import on_every_rank
+
+                load_all(self._blocks, on_every_rank(work))
+            else:
+                work()
         finally:
             torch.set_num_threads(found)
         return self
 
-    def _run(self, driver: BlockPretraining, given: Given, resume: Any) -> None:
+    def _trained(
+        self, given: Given, held_out: Any, epochs: int, resume: Any, max_restarts: int
+    ) -> tuple[ModuleLayer, ...]:
+        """Train; return the arrays of the blocks, which have them too."""
+        workers, runtime, message = self._chosen(given)
+        settings = self._settings(given, epochs, workers, runtime)
+        how = {"observers": self._observers, "restarts": self._restarts(max_restarts)}
+        driver = BlockPretraining(settings, self._blocks, given.train, held_out, **how)
+        self.history = driver.history
+        if message:
+            driver.emit(Notice(time.monotonic(), message))
         saved = None if resume is None else SavedCall(resume, driver.settings, given.train)
         if saved is not None:
             driver.save, driver.resume = saved.save, saved.newest()
-        driver.run()
+        layers: Any = driver.run()
         if saved is not None:
             saved.delete()
+        return tuple(layers)
 
     def _restarts(self, most: int) -> Restarts:
         def report(message: str) -> None:
@@ -333,8 +351,8 @@ class LocalTrainer:
         """Return the number of workers, the runtime, and what is to be said of a choice."""
         most = min(usable_cores() // self._threads or 1, len(self._blocks))
         workers, message = self._workers, ""
-        if workers == "auto" and self._runtime == "serial":
-            workers = 1
+        if workers == "auto" and self._runtime in ("serial", "mpi"):
+            workers = 1 if self._runtime == "serial" else len(self._blocks)
         if workers == "auto":
             costs = self._costs(given)
             ideal = [max(max(costs), sum(costs) / n) for n in range(1, most + 1)]

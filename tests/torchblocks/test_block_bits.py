@@ -14,11 +14,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="blocks of PyTorch need it")
 
+from localranks import local_ranks  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 from torchnets import convolutional, digest, digest_of, perceptron, rows  # noqa: E402
 
+from syncpretrain.cluster.transport import Link  # noqa: E402
 from syncpretrain.data.order import PassOrder  # noqa: E402
 from syncpretrain.errors import CheckpointError, RunInterrupted  # noqa: E402
 from syncpretrain.events import EpochFinished, Notice  # noqa: E402
@@ -51,6 +53,25 @@ def test_a_runtime_and_a_number_of_workers_change_no_bit(network, runtime, worke
     assert [c.validation for c in other.history.layers] == [
         c.validation for c in whole.history.layers
     ]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("network", [perceptron, convolutional])
+def test_ranks_change_no_bit(network, ranks):
+    whole = trained(network)
+    with local_ranks(ranks, Link(bandwidth=2e7, latency=1e-3)) as others:
+        other = trained(network, runtime="mpi", workers="auto")
+    layers = [ended.value for told in others.told for ended in told]
+    assert digest_of(other) == digest_of(whole)
+    assert len(layers) == ranks - 1
+    for name, array in whole_arrays(whole).items():
+        np.testing.assert_array_equal(layers[-1][0].arrays[name], array)
+
+
+def whole_arrays(trainer):
+    """Return the float32 arrays of the first block, as other ranks are told them."""
+    state = trainer.model[0].state_dict()
+    return {f"block.0.{name}": own.numpy().reshape(-1) for name, own in state.items()}
 
 
 OPTIMIZERS = [
@@ -214,6 +235,7 @@ def test_a_state_of_another_loss_is_refused(tmp_path):
 
 KILLED = """
 import os, sys
+from localranks import local_ranks  # noqa: E402
 from torchnets import perceptron, rows
 from syncpretrain.events import EpochFinished
 from syncpretrain.pretraining import call

@@ -183,7 +183,7 @@ CASES = [
     (perceptron, {"classes": None}, "classes: got nothing with loss cross-entropy"),
     (perceptron, {"loss": lambda h, y: h.sum(), "classes": None}, "heads: got nothing"),
     (perceptron, {"workers": 0}, "workers: got 0, expected auto"),
-    (perceptron, {"runtime": "mpi"}, "runtime: got 'mpi', expected auto"),
+    (perceptron, {"runtime": "actors"}, "runtime: got 'actors', expected auto"),
     (perceptron, {"noise": 1.5}, "noise: got 1.5"),
     (perceptron, {"scheduler_every": "week"}, "scheduler_every: got 'week'"),
 ]
