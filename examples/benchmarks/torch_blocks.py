@@ -188,6 +188,7 @@ def accuracy(network: str, seeds: int) -> None:
     test = torch.from_numpy(data.test.reshape(-1, 1, 28, 28))
     X, y = digits(len(data.train))
     build, batch = NETWORKS[network]
+    torch.set_num_threads(1)
     table = []
     for way in ("end to end", "cross-entropy", "predsim"):
         shares = []

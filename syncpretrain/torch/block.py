@@ -19,8 +19,6 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.draws import GLOBAL_DRAWS
 from syncpretrain.torch.losses import LocalLoss
 
-__all__ = ["Block", "Layout", "blocks_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:

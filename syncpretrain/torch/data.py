@@ -15,8 +15,6 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.torch.block import Layout, drawing, loaded, saved, seeded
 from syncpretrain.workers.worker import PROBE_ROWS
 
-__all__ = ["Given", "given_rows", "held_out_rows"]
-
 LOADER = -1  # in place of a block's number: the draws of a pass over a loader
 
 

@@ -30,8 +30,6 @@ from syncpretrain.torch.block import Block, drawing, tensor_of
 from syncpretrain.torch.losses import noisy
 from syncpretrain.workers.worker import LayerInTraining
 
-__all__ = ["ModuleLearner", "build_block", "load_layer"]
-
 FACTS = "facts"  # in a state: all that is no tensor, as JSON
 
 

@@ -13,8 +13,6 @@ from torch.nn import functional
 
 from syncpretrain.errors import SettingsError
 
-__all__ = ["LOSSES", "LocalLoss", "PooledHead", "PredSimHead", "default_head"]
-
 LOSSES = ("cross-entropy", "predsim", "reconstruction")
 HEAD_INPUTS = 4096  # the most numbers that a default head reads, as in Nokland and Eidnes (2019)
 SIMILARITY = 0.99  # share of the similarity loss there

@@ -39,8 +39,6 @@ from syncpretrain.torch.losses import LocalLoss, check_loss, default_head
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.split import Split
 
-__all__ = ["LocalTrainer"]
-
 RUNTIMES = ("serial", "threads", "processes", "mpi")
 MEASURED_STEPS = 5
 MEASURED_SECONDS = 0.5  # of one block, at most; one step more may be running by then
