@@ -73,7 +73,8 @@ class Layout:
         if self.y_shape is not None:
             parts.append(_columns("y", y, len(x), self.y_shape))
         if self.is_weighted:
-            parts.append(_columns("weight", weight, len(x), ()))
+            given = np.ones(len(x)) if weight is None else weight
+            parts.append(_columns("weight", given, len(x), ()))
         return np.concatenate(parts, axis=1)
 
 
@@ -203,6 +204,11 @@ def blocks_of(model: Any) -> list[Any]:
     for i, group in enumerate(groups, start=1):
         for own in group:
             for tensor in (*own.parameters(), *own.buffers()):
+                kind = f"{tensor.dtype} on {tensor.device}"
+                if tensor.is_floating_point() and kind != "torch.float32 on cpu":
+                    raise SettingsError(
+                        f"model: block {i} has {kind}, expected torch.float32 on cpu"
+                    )
                 if owner.setdefault(id(tensor), i) != i:
                     raise SettingsError(
                         f"model: blocks {owner[id(tensor)]} and {i} share a parameter or buffer;"
@@ -257,15 +263,27 @@ def tensor_of(number: int, output: Any) -> Any:
     return output
 
 
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Turn an error of a user's modules into a refusal that begins with some words."""
+    try:
+        yield
+    except SettingsError:
+        raise
+    except Exception as error:  # modules may raise anything
+        raise SettingsError(f"{what}: {type(error).__name__}: {error}") from error
+
+
 def shape_above(number: int, modules: Any, x: Any) -> Any:
     """Return what a copy of a block hands up for some examples.
 
     Raises
     ------
     SettingsError
-        If it is not one tensor with a row for each example.
+        If the block fails, or it is not one tensor with a row for each example.
     """
-    with drawing(seeded(0, 0)), torch.no_grad():
+    what = f"model: block {number} fails on examples of shape {tuple(x.shape[1:])}"
+    with _named(what), drawing(seeded(0, 0)), torch.no_grad():
         output = tensor_of(number, copy.deepcopy(modules).train()(x.clone()))
     if len(output) != len(x):
         raise SettingsError(
@@ -280,7 +298,8 @@ def draws_numbers(block: Block, rows: tuple[Any, Any, Any]) -> bool:
     modules, head = copy.deepcopy((block.modules, block.head))
     state = seeded(0, 0)
     before = state.clone()
-    with drawing(state), torch.no_grad():
+    what = f"loss: the head or the loss of block {block.number} fails"
+    with _named(what), drawing(state), torch.no_grad():
         block.loss(head.train(), modules.train()(x.clone()).float(), x, y, weight)
     return block.noise > 0 or not torch.equal(state, before)
 

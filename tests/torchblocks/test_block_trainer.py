@@ -106,6 +106,13 @@ def test_weights_of_zero_leave_examples_out():
         torch.testing.assert_close(a, b)
 
 
+def test_validation_without_weights_counts_each_example_once():
+    X, y = rows(60)
+    own = LocalTrainer(perceptron(), classes=3, runtime="serial", workers=1)
+    own.fit(X, y, np.ones(60), validation=(X, y))
+    assert all(len(curve.validation) == 1 for curve in own.history.layers)
+
+
 def test_similarities_are_cosines_of_centred_rows():
     z = torch.tensor([[1.0, 2.0, 6.0], [3.0, 1.0, 2.0]])
     c = z - z.mean(1, keepdim=True)
@@ -179,6 +186,9 @@ CASES = [
     (lambda: nn.Sequential(nn.ReLU()), {}, "no module with a weight"),
     (lambda: nn.Sequential(Two(), nn.Linear(12, 3)), {}, "block 1 returns tuple, expected one"),
     (shared, {}, "blocks 2 and 3 share a parameter"),
+    (lambda: perceptron().double(), {}, "block 1 has torch.float64 on cpu, expected torch.float32"),
+    (lambda: nn.Sequential(nn.Linear(12, 8), nn.Linear(7, 3)), {}, r"block 2 fails on .* \(8,\)"),
+    (perceptron, {"classes": 2}, "the head or the loss of block 1 fails: "),
     (perceptron, {"loss": "infonce"}, "got 'infonce', expected cross-entropy"),
     (perceptron, {"classes": None}, "classes: got nothing with loss cross-entropy"),
     (perceptron, {"loss": lambda h, y: h.sum(), "classes": None}, "heads: got nothing"),
