@@ -179,7 +179,7 @@ def memory() -> None:
     print(rst_table(["block", "blocks", "end to end, MB", "2 workers", "rings"], rows))
 
 
-EPOCHS = {"large": 20, "small": 20, "convolutional": 4}
+EPOCHS = {"large": 10, "small": 20, "convolutional": 3}
 
 
 def accuracy(network: str, seeds: int) -> None:

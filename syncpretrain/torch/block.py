@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -153,9 +154,20 @@ class Block:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(loaded(state["saved"]))
+        self._mark_order()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Block:
-        return Block(**{name: copy.deepcopy(own, memo) for name, own in self.__dict__.items()})
+        own = Block(**{name: copy.deepcopy(own, memo) for name, own in self.__dict__.items()})
+        own._mark_order()
+        return own
+
+    def _mark_order(self) -> None:
+        """Mark the optimizer of a copy as one that is stepped before its schedule."""
+        # A schedule marks its optimizer so, the mark is not copied, and without it it warns.
+        if self.scheduler is not None:
+            step: Any = partial(type(self.optimizer).step, self.optimizer)
+            step._wrapped_by_lr_sched = self.optimizer._opt_called = True
+            self.optimizer.step = step
 
 
 def saved(things: dict[str, Any]) -> bytes:
