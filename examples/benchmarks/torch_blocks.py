@@ -117,6 +117,7 @@ def measure(way: str, name: str, rows: int) -> Outcome:
     network, batch = NETWORKS[name][0](), NETWORKS[name][1]
     X, y = digits(rows)
     loader = DataLoader(TensorDataset(X, y), batch_size=batch, shuffle=True)
+    adam([nn.Parameter(torch.zeros(1))])  # PyTorch imports much for its first optimizer
     kind, _, how = way.partition(", ")
     if kind == "syncpretrain":
         own: dict[str, Any] = {} if how == "auto" else {"workers": 2, "runtime": how[2:]}

@@ -286,34 +286,32 @@ def _named(what: str) -> Iterator[None]:
         raise SettingsError(f"{what}: {type(error).__name__}: {error}") from error
 
 
-def shape_above(number: int, modules: Any, x: Any) -> Any:
-    """Return what a copy of a block hands up for some examples.
+def handed_up(number: int, modules: Any, x: Any) -> tuple[Any, bool]:
+    """Return what a copy of a block hands up for some examples, and whether it draws for them.
 
     Raises
     ------
     SettingsError
         If the block fails, or it is not one tensor with a row for each example.
     """
-    what = f"model: block {number} fails on examples of shape {tuple(x.shape[1:])}"
-    with _named(what), drawing(seeded(0, 0)), torch.no_grad():
+    state, what = seeded(0, 0), f"model: block {number} fails on examples of shape"
+    before = state.clone()
+    with _named(f"{what} {tuple(x.shape[1:])}"), drawing(state), torch.no_grad():
         output = tensor_of(number, copy.deepcopy(modules).train()(x.clone()))
     if len(output) != len(x):
         raise SettingsError(
             f"model: block {number} returns {len(output)} rows for {len(x)}, expected as many"
         )
-    return output.float()
+    return output.float(), not torch.equal(state, before)
 
 
-def draws_numbers(block: Block, rows: tuple[Any, Any, Any]) -> bool:
-    """Return whether a copy of a block draws random numbers for a forward pass and its loss."""
-    x, y, weight = rows
-    modules, head = copy.deepcopy((block.modules, block.head))
-    state = seeded(0, 0)
+def head_draws(block: Block, h: Any, rows: tuple[Any, Any, Any]) -> bool:
+    """Return whether a copy of a head draws random numbers for the loss of an output."""
+    state, what = seeded(0, 0), f"loss: the head or the loss of block {block.number} fails"
     before = state.clone()
-    what = f"loss: the head or the loss of block {block.number} fails"
     with _named(what), drawing(state), torch.no_grad():
-        block.loss(head.train(), modules.train()(x.clone()).float(), x, y, weight)
-    return block.noise > 0 or not torch.equal(state, before)
+        block.loss(copy.deepcopy(block.head).train(), h.clone(), *rows)
+    return not torch.equal(state, before)
 
 
 def finish(
