@@ -38,6 +38,7 @@ EXTRAS |= {
     "export": ["onnx>=1.16", "skops>=0.11"],
     "tensorboard": ["tensorboardX>=2.6"],
     "mlflow": ["mlflow-skinny>=2.14"],
+    "torch": ["torch>=2.2"],  # not of the tests: with its CUDA packages it has some GB
 }
 EXTRAS["all"] = EXTRAS["digits"] + EXTRAS["sklearn"] + EXTRAS["plot"] + EXTRAS["scipy"]
 EXTRAS["test"] += EXTRAS["all"] + EXTRAS["export"] + EXTRAS["tensorboard"]

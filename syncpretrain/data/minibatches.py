@@ -206,6 +206,11 @@ class ArrayPasses:
         """The rows of a pass, and the values of an example."""
         return self._rows, self._width
 
+    @property
+    def can_be_sent(self) -> bool:
+        """Whether the source was made to be sent to another process, and read there."""
+        return bool(getattr(self._source.source, "can_be_sent", False))
+
     def prepared_by(self, prepare: Prepare) -> ArrayPasses:
         """Pass every array through ``prepare`` from now on; return the passes."""
         self._prepare = prepare

@@ -302,6 +302,17 @@ class Learner(ABC):
         """Return the next gradient's inputs except the parameters, by name; live arrays."""
         return {}
 
+    def load_arrays(self, live: Mapping[str, Array], state: Mapping[str, Array]) -> None:
+        """Copy a state of the step into its ``live`` arrays.
+
+        Raises
+        ------
+        KeyError, ValueError
+            If it lacks an array, or has one of another shape.
+        """
+        for name, array in live.items():
+            np.copyto(array, self.backend.asarray(state[name]))
+
     def restart(self) -> None:
         """Set :meth:`state` back to before the first step."""
         for array in self.state().values():

@@ -155,8 +155,7 @@ def load_state(learner: Learner, step: Step, snapshot: Layer, state: Mapping[str
         If they belong to another learner, or to another step.
     """
     learner.restore(snapshot)
-    for name, array in step.state().items():
-        np.copyto(array, learner.backend.asarray(state[name]))
+    learner.load_arrays(step.state(), state)
 
 
 class FusedDivergence(LearnerStep):

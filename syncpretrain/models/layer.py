@@ -206,6 +206,28 @@ class ConvolutionalLayer:
         return np.empty_like(self.weight, dtype=like.dtype, shape=shape, order="C")
 
 
+@dataclass(frozen=True, eq=False)
+class ModuleLayer:
+    """Arrays of a layer that another library computes, by name, float32.
+
+    Numbers of another type are in the file and in messages as their bytes, seen as float32. The
+    kinds of units say only that outputs have no known range.
+    """
+
+    arrays: dict[str, Array]
+    hidden_units: str = "bernoulli"
+    visible_units: str = "bernoulli"
+    model: str = "module"
+
+    def parameters(self) -> Iterator[tuple[str, Array]]:
+        """Yield name and array of each parameter and buffer in their fixed order."""
+        yield from self.arrays.items()
+
+    def to(self, device: Callable[[Any], Any]) -> ModuleLayer:
+        """Return the arrays alone, every array moved by ``device``."""
+        return ModuleLayer({name: device(array) for name, array in self.arrays.items()})
+
+
 # A trained layer of any kind: the arrays and the passes of :class:`DenseLayer`, the shapes of the
 # arrays by the kind.
 Layer = DenseLayer | ConvolutionalLayer

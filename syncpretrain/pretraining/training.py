@@ -15,6 +15,7 @@ import msgspec
 from numpy.typing import ArrayLike
 
 from syncpretrain import __version__
+from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.weights import checked_weights
 from syncpretrain.errors import SettingsError, StalledError
 from syncpretrain.events import Event, Observer, Progress, RunFinished, RunStarted
@@ -156,7 +157,7 @@ class Driver(Training):
             check_weights(settings)
             settings = msgspec.structs.replace(settings, backend="numpy")
         settings = self._checked(settings)
-        self.settings, data, self.scaling = build_data(settings, X, validation)
+        self.settings, data, self.scaling = self._prepared(settings, X, validation)
         self._examples = len(data.train)
         own = checked_weights(weights, self._examples, None)
         self.weights = None if own is None else own[:, 0]
@@ -212,6 +213,12 @@ class Driver(Training):
     def _checked(self, settings: PretrainSettings) -> PretrainSettings:
         """Return the settings to train by; raise SettingsError where that is impossible."""
         return settings
+
+    def _prepared(
+        self, settings: PretrainSettings, X: Any, validation: Any
+    ) -> tuple[PretrainSettings, Split, Scaling | None]:
+        """Return settings, examples and scaling; see :func:`build_data`."""
+        return build_data(settings, X, validation)
 
     def _build(self, data: Split) -> None:
         """Build what trains the layers."""

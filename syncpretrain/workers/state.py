@@ -23,7 +23,7 @@ from syncpretrain.array_files import read_arrays, write_arrays
 from syncpretrain.errors import CheckpointError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.epoch import Cursor
-from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Layer
+from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Layer, ModuleLayer
 from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.parallel.replicas.steps import part_of
 from syncpretrain.schedule.kinds import ASYNC
@@ -295,8 +295,10 @@ def _kinds_of(layer: Layer) -> dict[str, Any]:
     return kinds
 
 
-def _read_layer(prefix: str, kinds: Mapping[str, Any], arrays: Mapping[str, Array]) -> Layer:
+def _read_layer(prefix: str, kinds: Mapping[str, Any], arrays: Mapping[str, Array]) -> Any:
     """Return the layer with the parameters that :func:`named` stored under a prefix."""
+    if kinds["model"] == ModuleLayer.model:
+        return ModuleLayer(part_of(arrays, f"{prefix}."))
     parameters = {name: arrays.get(f"{prefix}.{name}") for name in ARRAYS}
     # The fourth array, of the decoder, is missing where the weights are tied.
     if any(parameters[name] is None for name in ARRAYS[:3]):

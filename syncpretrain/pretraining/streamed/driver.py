@@ -27,7 +27,6 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import (
     backend_of_layers,
     build_layer,
-    build_learner,
     rank_shares,
 )
 from syncpretrain.pretraining.memory import (
@@ -59,7 +58,7 @@ from syncpretrain.workers.streamed.inputs import (
 )
 from syncpretrain.workers.streamed.layer import StreamedLayer
 from syncpretrain.workers.streamed.pool import StreamPool
-from syncpretrain.workers.worker import PROBE_ROWS
+from syncpretrain.workers.worker import PROBE_ROWS, LayerInTraining
 
 if TYPE_CHECKING:
     from syncpretrain.cluster.group import AgreedStop
@@ -124,6 +123,7 @@ def stream_runtime(
     backend: Backend,
     times: Timeouts,
     restarts: Restarts | None,
+    builds: Sequence[BuildLayer],
 ) -> Stream:
     """Return the runtime of a streamed run, to be entered as a context.
 
@@ -143,6 +143,9 @@ def stream_runtime(
     times : Timeouts
     restarts : Restarts, optional
         For processes that die.
+    builds : sequence of callable
+        One a layer, with the parameters of :func:`syncpretrain.pretraining.build.build_layer`; fit
+        to be sent to another process.
 
     Raises
     ------
@@ -162,25 +165,29 @@ def stream_runtime(
             handed_up = range(plans[i + 1].skipped + 1, ends[i + 1] + 1)
         parts.append(LayerPart(i + 1, plan, passes, below, above, handed_up))
     if settings.runtime not in ("processes", "mpi"):
-        return _stream_here(settings, data, parts, size, backend)
-    if isinstance(data.train, ArrayPasses):
+        return _stream_here(settings, data, parts, size, backend, builds)
+    is_sent = settings.runtime == "processes" and getattr(data.train, "can_be_sent", False)
+    if isinstance(data.train, ArrayPasses) and not is_sent:
         raise SettingsError(
             f"runtime: got {settings.runtime} with an iterable as X, expected threads or serial; an"
             " iterable stays in the process that it is in"
         )
     from syncpretrain.workers.streamed.remote import LinkedStream, RemoteLayer
 
+    pairs = list(zip(parts, builds, strict=True))
     layers = [
-        RemoteLayer(p.layer, p.plan, passes.steps, partial(_untrained, settings, p.layer), times)
-        for p in parts
+        RemoteLayer(p.layer, p.plan, passes.steps, partial(_untrained, settings, p, build), times)
+        for p, build in pairs
     ]
+    made = [partial(build_streamed_layer, settings, p, build=build) for p, build in pairs]
     if settings.runtime == "processes":
-        place, jobs = _in_processes(settings, data, parts, reread, times, restarts)
+        place, jobs = _in_processes(settings, data, parts, made, reread, times, restarts)
     else:
-        place, jobs = _on_ranks(settings, data, parts, times)
+        place, jobs = _on_ranks(settings, data, parts, made, times)
     return LinkedStream(place, layers, jobs, times, restarts)
 
 
+BuildLayer = Callable[..., LayerInTraining]
 Jobs = Callable[[], Sequence[Job]]  # the job of each layer, as the workers are started
 
 
@@ -188,6 +195,7 @@ def _in_processes(
     settings: PretrainSettings,
     data: Split,
     parts: Sequence[LayerPart],
+    made: Sequence[Callable[..., StreamedLayer]],
     reread: Sequence[int],
     times: Timeouts,
     restarts: Restarts | None,
@@ -199,21 +207,23 @@ def _in_processes(
     place = Processes(times, restarts=restarts)
 
     def jobs() -> list[StreamJob]:
-        in_file = isinstance(data.train, StoredRows)  # which the first process reads itself
-        memory: list[Any] = [data if in_file else place.share(SharedSplits.of(data))]
+        # The first process reads a file, or an iterable that was made to be sent, itself.
+        reads = isinstance(data.train, (StoredRows, ArrayPasses))
+        memory: list[Any] = [data if reads else place.share(SharedSplits.of(data))]
         sizes = [part.above for part in parts if part.above is not None]
         memory += (place.share(SharedSplits.create(x.all_rows, x.width, 1)) for x in sizes)
         ends = memory, [*memory[1:], None], settings.replicas, [FROM_THE_DATA, *reread]
-        return [
-            StreamJob(partial(build_streamed_layer, settings, part), *own)
-            for part, *own in zip(parts, *ends, strict=True)
-        ]
+        return [StreamJob(build, *own) for build, *own in zip(made, *ends, strict=True)]
 
     return place, jobs
 
 
 def _on_ranks(
-    settings: PretrainSettings, data: Split, parts: Sequence[LayerPart], times: Timeouts
+    settings: PretrainSettings,
+    data: Split,
+    parts: Sequence[LayerPart],
+    made: Sequence[Callable[..., StreamedLayer]],
+    times: Timeouts,
 ) -> tuple[Place, Jobs]:
     """Return the ranks of a job, and what each of them trains."""
     from syncpretrain.cluster.job import member
@@ -226,13 +236,13 @@ def _on_ranks(
     assignments = [
         StreamAssignment(
             number=part.layer,
-            layer_factory=partial(build_streamed_layer, settings, part),
+            layer_factory=build,
             part=part,
             ranks_above=groups.get(part.layer + 1, ()),
             replicas=-(-settings.replicas[part.layer - 1] // len(groups[part.layer])),
             group=groups[part.layer],
         )
-        for part in parts
+        for part, build in zip(parts, made, strict=True)
     ]
     # In every block a rank waits for rank 0.
     return RunRanks(own, groups, times, data=data, is_eager=True), lambda: assignments
@@ -244,6 +254,7 @@ def _stream_here(
     parts: Sequence[LayerPart],
     size: StreamSize,
     backend: Backend,
+    builds: Sequence[BuildLayer],
 ) -> Stream:
     """Return layers of this process, on its cores or on devices, and the rings between them."""
     below: Split | Rings = data
@@ -251,11 +262,10 @@ def _stream_here(
     rows = held_rows(settings, backend, steps=passes.steps, held_out=passes.held_out)
     beside = pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
     most = size.block if size.steps else 1
-    for part in parts:
+    how: dict[str, Any] = {"backend": backend, "most": most, "beside": beside}
+    for part, build in zip(parts, builds, strict=True):
         # The ring above comes behind the data, which ask how much of a device is left beside it.
-        layer = build_streamed_layer(
-            settings, part, below, None, backend=backend, most=most, beside=beside
-        )
+        layer = build_streamed_layer(settings, part, below, None, build=build, **how)
         if part.above is not None:
             own = backend.for_layer(part.layer)
             below = part.above.on(backend.for_layer(part.layer + 1), own)
@@ -275,11 +285,13 @@ def build_streamed_layer(
     backend: Backend = HOST,
     most: int = 1,
     beside: int = 0,
+    build: BuildLayer = build_layer,
 ) -> StreamedLayer:
     """Return one layer, which reads ``below`` and hands up through ``above``, None at the top.
 
     A partial function of the settings and the part is fit to be sent to another process.
-    ``shared`` is of the ranks that make the layer's steps together, ``most`` the most minibatches
+    ``build`` builds the learner. ``shared`` is of the ranks that make the layer's steps together,
+    ``most`` the most minibatches
     of a run, and ``beside`` the bytes that the run needs on a device apart from the data.
     """
     place = backend.for_layer(part.layer)
@@ -288,7 +300,7 @@ def build_streamed_layer(
     else:
         assert isinstance(below, Split)
         source = data_source(settings, below, part.passes, backend=place, most=most, beside=beside)
-    own = build_layer(
+    own = build(
         settings,
         part.layer,
         backend,
@@ -318,8 +330,8 @@ def _reread(settings: PretrainSettings, passes: Passes, restarts: Restarts | Non
     return [max(REREAD_MINIBATCHES, min(n, MOST_REREAD)) for n in fitting]
 
 
-def _untrained(settings: PretrainSettings, layer: int) -> Layer:
-    return build_learner(settings, layer).snapshot()
+def _untrained(settings: PretrainSettings, part: LayerPart, build: BuildLayer) -> Layer:
+    return build(settings, part.layer).last_good
 
 
 class StreamedPretraining(Driver):
@@ -334,22 +346,30 @@ class StreamedPretraining(Driver):
         self._data = Split(data.train, data.validation[:PROBE_ROWS])
         self._steps = steps = steps_per_epoch(len(data.train), settings.batch_size)
         self.plans = settings.stream.plans(steps)
-        self._build_layers(stream_size(settings, self._backend, steps))
+        self._build_layers(self._stream_size(steps))
         self._pool: StreamPool | None = None
         self._watch = Watch(self.emit, self._times)
         # The newest epochs that the observers know of, by layer.
         self._begun: dict[int, int] = {}
         self._ended: dict[int, int] = {}
 
+    def _stream_size(self, steps: int) -> StreamSize:
+        """Return how many minibatches may wait between two layers; see :func:`stream_size`."""
+        return stream_size(self.settings, self._backend, steps)
+
     def _build_layers(self, size: StreamSize) -> None:
         """Build all that depends on how many minibatches may wait between two layers."""
         self._size = size
         self._schedule = StreamSchedule(self.plans, **size._asdict(), epoch=self._steps)
-        own = self._backend, self._times, self._restarts
+        own = self._backend, self._times, self._restarts, self._builds()
         self._runtime = stream_runtime(
             self.settings, self._data, self.plans, self._schedule.ends, size, *own
         )
         self._layers = self._runtime.layers
+
+    def _builds(self) -> Sequence[BuildLayer]:
+        """Return what builds each layer; see :func:`stream_runtime`."""
+        return [build_layer] * len(self.plans)
 
     def _opened(self) -> Stream:
         states = () if self.resume is None else self.resume.layers

@@ -1,0 +1,258 @@
+"""PyTorch networks end to end, block by block in sequence, and block by block at the same time.
+
+    python examples/benchmarks/torch_blocks.py --network large --turns 5
+
+In turns, each in a process of its own, trains an epoch of digits from a ``DataLoader``: end to end
+and with local losses in plain loops, with 1 and 2 threads of PyTorch, and with
+``syncpretrain.torch`` by its defaults, with 2 worker threads, and with 2 workers in processes. The
+time is of the whole call: of the measurement for ``auto`` and the start of processes too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from _timing import Outcome, busy, in_a_process, in_turns, machine, ratios, rst_table, spread
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from syncpretrain.data import load_dataset
+from syncpretrain.schedule.stream import RING_MINIBATCHES
+from syncpretrain.torch import LocalTrainer
+from syncpretrain.torch.trainer import LEAST_RING, RING_BYTES
+
+CLASSES = 10
+WAYS = (
+    "end to end, 1 thread",
+    "end to end, 2 threads",
+    "in sequence, 1 thread",
+    "in sequence, 2 threads",
+    "syncpretrain, auto",
+    "syncpretrain, 2 threads",
+    "syncpretrain, 2 processes",
+)
+
+
+def perceptron(units: int) -> nn.Sequential:
+    """Return 784-units x 4-10."""
+    first = nn.Sequential(nn.Flatten(), nn.Linear(784, units), nn.ReLU())
+    others = [nn.Sequential(nn.Linear(units, units), nn.ReLU()) for _ in range(3)]
+    return nn.Sequential(first, *others, nn.Linear(units, CLASSES))
+
+
+def convolutional() -> nn.Sequential:
+    """Return four convolutions of 32 to 256 channels, and a linear layer."""
+    widths = (1, 32, 64, 128, 256)
+    blocks = [
+        nn.Sequential(
+            nn.Conv2d(widths[i], widths[i + 1], 3, padding=1),
+            nn.BatchNorm2d(widths[i + 1]),
+            nn.ReLU(),
+            *([nn.MaxPool2d(2)] if i in (1, 3) else []),
+        )
+        for i in range(4)
+    ]
+    last = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, CLASSES))
+    return nn.Sequential(*blocks, last)
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Sequential], int]] = {
+    "large": (lambda: perceptron(1024), 128),
+    "convolutional": (convolutional, 32),
+    "small": (lambda: perceptron(256), 64),
+}
+
+
+def adam(parameters: Any) -> Any:
+    return torch.optim.Adam(parameters, 1e-3)
+
+
+def end_to_end(network: Any, loader: Any, optimizer: Any) -> float:
+    """Train an epoch with backpropagation through the whole network; return the seconds."""
+    started = perf_counter()
+    for x, y in loader:
+        loss = functional.cross_entropy(network(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return perf_counter() - started
+
+
+def in_sequence(network: Any, loader: Any, heads: list[Any]) -> float:
+    """Train each block on its local loss, one after another for each minibatch."""
+    pairs = zip(network, heads, strict=True)
+    parts = [(b, h, adam([*b.parameters(), *h.parameters()])) for b, h in pairs]
+    started = perf_counter()
+    for x, y in loader:
+        for block, head, optimizer in parts:
+            h = block(x)
+            loss = functional.cross_entropy(head(h), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            x = h.detach()
+    return perf_counter() - started
+
+
+def digits(rows: int) -> tuple[Any, Any]:
+    """Return so many images of shape (1, 28, 28) and labels, some of them repeated."""
+    data: Any = load_dataset("mnist")
+    numbers = np.arange(rows) % len(data.train)
+    images = torch.from_numpy(data.train[numbers].reshape(-1, 1, 28, 28))
+    return images, torch.from_numpy(data.train_labels[numbers]).long()
+
+
+def measure(way: str, name: str, rows: int) -> Outcome:
+    """Return the seconds of one way to train, in this process."""
+    network, batch = NETWORKS[name][0](), NETWORKS[name][1]
+    X, y = digits(rows)
+    loader = DataLoader(TensorDataset(X, y), batch_size=batch, shuffle=True)
+    adam([nn.Parameter(torch.zeros(1))])  # PyTorch imports much for its first optimizer
+    kind, _, how = way.partition(", ")
+    if kind == "syncpretrain":
+        own: dict[str, Any] = {} if how == "auto" else {"workers": 2, "runtime": how[2:]}
+        trainer = LocalTrainer(network, classes=CLASSES, optimizer=adam, **own)
+        started = perf_counter()
+        trainer.fit(loader)
+        return {"seconds": perf_counter() - started, "error": None}
+    torch.set_num_threads(int(how[0]))
+    if kind == "end to end":
+        return {"seconds": end_to_end(network, loader, adam(network.parameters())), "error": None}
+    trainer = LocalTrainer(network, classes=CLASSES, workers=1, runtime="serial")
+    trainer.fit(X[: 2 * batch], y[: 2 * batch])  # which builds the heads
+    torch.set_num_threads(int(how[0]))
+    return {"seconds": in_sequence(network, loader, trainer.heads), "error": None}
+
+
+class Saved:
+    """Counts the bytes of what autograd saves that is no parameter."""
+
+    def __init__(self, network: Any) -> None:
+        self._known = {p.untyped_storage().data_ptr() for p in network.parameters()}
+        self.bytes = 0
+
+    def __call__(self, tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._known:
+            self._known.add(storage.data_ptr())
+            self.bytes += storage.nbytes()
+        return tensor
+
+
+def deep(kind: str, blocks: int) -> tuple[nn.Sequential, Any]:
+    """Return equal blocks, and a minibatch for them."""
+    if kind == "linear, 1024 units, batch 128":
+        parts = [nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()) for _ in range(blocks)]
+        return nn.Sequential(*parts), torch.zeros(128, 1024)
+    parts = [
+        nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())
+        for _ in range(blocks)
+    ]
+    return nn.Sequential(*parts), torch.zeros(32, 64, 28, 28)
+
+
+def memory() -> None:
+    """Print what is kept for backward passes, end to end and by 2 workers with their rings."""
+    rows = []
+    for kind in ("linear, 1024 units, batch 128", "convolution, 64 x 28 x 28, batch 32"):
+        for blocks in (4, 8, 16):
+            network, x = deep(kind, blocks)
+            whole, one = Saved(network), Saved(network)
+            with torch.autograd.graph.saved_tensors_hooks(whole, lambda tensor: tensor):
+                kept = network(x)  # else its memory would be used, and counted, again
+            with torch.autograd.graph.saved_tensors_hooks(one, lambda tensor: tensor):
+                kept = network[0](x)
+            minibatch = kept.nbytes
+            ring = max(LEAST_RING, min(RING_MINIBATCHES, RING_BYTES // minibatch))
+            rings = (blocks - 1) * ring * minibatch
+            numbers = whole.bytes, 2 * (one.bytes + minibatch), rings
+            rows.append((kind, str(blocks), *(f"{n / 1e6:.1f}" for n in numbers)))
+    print(rst_table(["block", "blocks", "end to end, MB", "2 workers", "rings"], rows))
+
+
+EPOCHS = {"large": 10, "small": 20, "convolutional": 3}
+
+
+def accuracy(network: str, seeds: int) -> None:
+    """Print the share of test digits that is right, end to end and by local losses."""
+    data: Any = load_dataset("mnist")
+    test = torch.from_numpy(data.test.reshape(-1, 1, 28, 28))
+    X, y = digits(len(data.train))
+    build, batch = NETWORKS[network]
+    torch.set_num_threads(1)
+    table = []
+    for way in ("end to end", "cross-entropy", "predsim"):
+        shares = []
+        for seed in range(seeds):
+            torch.manual_seed(seed)
+            own = build()
+            if way == "end to end":
+                loader = DataLoader(TensorDataset(X, y), batch_size=batch, shuffle=True)
+                optimizer = adam(own.parameters())
+                for _ in range(EPOCHS[network]):
+                    end_to_end(own, loader, optimizer)
+            else:
+                trainer = LocalTrainer(own, classes=CLASSES, loss=way, optimizer=adam, seed=seed)
+                trainer.fit(X, y, batch_size=batch, epochs=EPOCHS[network])
+            with torch.no_grad():
+                found = own.eval()(test).argmax(1).numpy()
+            shares.append(100 * float((found == data.test_labels).mean()))
+        table.append((way, f"{np.mean(shares):.1f}", ", ".join(f"{x:.1f}" for x in shares)))
+        print(table[-1], file=sys.stderr, flush=True)
+    print(rst_table([f"{network}, {EPOCHS[network]} epochs", "mean", "seeds"], table))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--network", choices=NETWORKS, default="large")
+    parser.add_argument("--rows", type=int, default=5000)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
+    parser.add_argument("--accuracy", type=int, metavar="SEEDS", help="instead of times")
+    parser.add_argument("--memory", action="store_true", help="instead of times")
+    parser.add_argument("--one", choices=WAYS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    size = ["--network", options.network, "--rows", str(options.rows)]
+    if options.one:
+        print(json.dumps(measure(options.one, options.network, options.rows)))
+        return
+    if options.memory:
+        memory()
+        return
+    if options.accuracy:
+        accuracy(options.network, options.accuracy)
+        return
+    others = busy()
+    script = Path(__file__)
+    outcomes = in_turns(
+        options.ways, options.turns, lambda way: in_a_process(script, [*size, "--one", way])
+    )
+    plain = [way for way in options.ways if not way.startswith("syncpretrain")]
+    best = min(plain, key=lambda way: median(x["seconds"] for x in outcomes[way]))
+    steps = -(-options.rows // NETWORKS[options.network][1])
+    table = [
+        (
+            way,
+            f"{1000 * median(x['seconds'] for x in found) / steps:.1f}",
+            spread(ratios(outcomes[best], found)),
+        )
+        for way, found in outcomes.items()
+    ]
+    print(rst_table([f"{options.network}, {steps} steps", "ms a step", "best plain / it"], table))
+    print(f"({machine(('torch',))})")
+    if others > 0.7:
+        print(f"Not to be quoted: other programs were running (load {others:.1f}).")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,323 @@
+"""A block of a network: its modules, its head, its optimizer, and the rows that it reads."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.parallel.draws import GLOBAL_DRAWS
+from syncpretrain.torch.losses import LocalLoss
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Columns of a row: the numbers of an example, then of its targets, then its weight.
+
+    ``shape`` and ``dtype`` are of an example, ``y_shape`` and ``y_dtype`` of its targets, which
+    are None without targets. All numbers of a row are float32.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    y_shape: tuple[int, ...] | None = None
+    y_dtype: Any = None
+    is_weighted: bool = False
+
+    @property
+    def inputs(self) -> int:
+        """Numbers of an example."""
+        return math.prod(self.shape)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row."""
+        targets = 0 if self.y_shape is None else math.prod(self.y_shape)
+        return self.inputs + targets + self.is_weighted
+
+    def cut(self, rows: Array) -> tuple[Any, Any, Any]:
+        """Return the examples, targets and weights of rows as tensors; None for what is not there.
+
+        The examples are a copy with their own memory, the others may share it.
+        """
+        all_rows = torch.from_numpy(rows if rows.flags.writeable else rows.copy())
+        x = torch.empty((len(rows), *self.shape), dtype=self.dtype)
+        x.view(len(rows), -1).copy_(all_rows[:, : self.inputs])
+        y = weight = None
+        if self.y_shape is not None:
+            y = all_rows[:, self.inputs : self.width - self.is_weighted].to(self.y_dtype)
+            y = y.reshape((len(rows), *self.y_shape))
+        if self.is_weighted:
+            weight = all_rows[:, -1].contiguous()
+        return x, y, weight
+
+    def rows(self, x: Any, y: Any = None, weight: Any = None) -> Array:
+        """Return rows of shape (n, width), given tensors or arrays.
+
+        Raises
+        ------
+        DataError
+            If they are of another shape, or hold numbers that float32 cannot.
+        """
+        parts = [_columns("X", x, len(x), self.shape)]
+        if self.y_shape is not None:
+            parts.append(_columns("y", y, len(x), self.y_shape))
+        if self.is_weighted:
+            given = np.ones(len(x)) if weight is None else weight
+            parts.append(_columns("weight", given, len(x), ()))
+        return np.concatenate(parts, axis=1)
+
+
+def _columns(name: str, values: Any, rows: int, shape: tuple[int, ...]) -> Array:
+    found = np.asarray(values)
+    if found.shape != (rows, *shape):
+        raise DataError(f"{name}: got shape {found.shape}, expected {(rows, *shape)}")
+    own = found.reshape(rows, -1).astype(np.float32)
+    if found.dtype.kind in "iu" and found.size and np.abs(found).max() > 1 << 24:
+        raise DataError(f"{name}: got whole numbers above 2**24, which float32 cannot hold")
+    return own
+
+
+@dataclass(kw_only=True)
+class Block:
+    """All that trains one block; fit to be sent to another process.
+
+    Attributes
+    ----------
+    number : int
+        Number of the block, counted from 1.
+    modules, head : nn.Module
+    below, above : Layout
+        Rows that it reads, and rows that it hands up.
+    loss : LocalLoss
+    optimizer : torch.optim.Optimizer
+        Of the parameters of both.
+    scheduler : object, optional
+        A schedule of the rate; stepped after each epoch, or with ``is_per_step`` each minibatch.
+    threads : int
+        Threads of an operation.
+    clip : float, optional
+        The largest norm of the gradient.
+    precision : torch.dtype, optional
+        Type of automatic mixed precision.
+    noise : float
+        Share of the input that is set to 0 while it trains.
+    draws : bool
+        Whether a forward pass draws random numbers.
+    generator : Tensor
+        State of its random numbers.
+    """
+
+    number: int
+    modules: Any
+    head: Any
+    below: Layout
+    above: Layout
+    loss: LocalLoss
+    optimizer: Any = None
+    scheduler: Any = None
+    is_per_step: bool = False
+    threads: int = 1
+    clip: float | None = None
+    precision: Any = None
+    noise: float = 0.0
+    draws: bool = False
+    generator: Any = field(default=None, repr=False)
+
+    def parameters(self) -> Iterator[Any]:
+        """Yield the parameters that are trained."""
+        for own in (self.modules, self.head):
+            yield from (p for p in own.parameters() if p.requires_grad)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # As one whole, so that the optimizer has the parameters of the modules.
+        for own in (*self.modules.modules(), *self.head.modules(), self.loss.kind):
+            _check_is_importable(self.number, own)
+        try:
+            return {"saved": saved(self.__dict__)}
+        except Exception as error:  # methods of a module may raise anything
+            raise SettingsError(
+                f"runtime: block {self.number} cannot be sent to a process ({error}), expected"
+                " modules, an optimizer and a schedule without functions of a script; take threads"
+            ) from error
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(loaded(state["saved"]))
+        self._mark_order()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Block:
+        own = Block(**{name: copy.deepcopy(own, memo) for name, own in self.__dict__.items()})
+        own._mark_order()
+        return own
+
+    def _mark_order(self) -> None:
+        """Mark the optimizer of a copy as one that is stepped before its schedule."""
+        # A schedule marks its optimizer so, the mark is not copied, and without it it warns.
+        if self.scheduler is not None:
+            step: Any = partial(type(self.optimizer).step, self.optimizer)
+            step._wrapped_by_lr_sched = self.optimizer._opt_called = True
+            self.optimizer.step = step
+
+
+def saved(things: dict[str, Any]) -> bytes:
+    """Return objects as bytes, for a process that this one starts."""
+    # A pickle of multiprocessing would send every tensor through a file of its own.
+    file = io.BytesIO()
+    torch.save(dict(things), file)
+    return file.getvalue()
+
+
+def loaded(data: bytes) -> Any:
+    """Return what :func:`saved` was given; it comes from the process that started this one."""
+    return torch.load(io.BytesIO(data), weights_only=False)
+
+
+def _check_is_importable(number: int, own: Any) -> None:
+    kind = type(own) if isinstance(own, nn.Module) else own
+    if getattr(kind, "__module__", "") == "__main__":
+        raise SettingsError(
+            f"runtime: got processes, but {kind.__qualname__} of block {number} is defined in the"
+            " script itself, which processes do not run; move it to a module, or take threads"
+        )
+
+
+def blocks_of(model: Any) -> list[Any]:
+    """Return the blocks of a sequence of modules.
+
+    A module begins a block if it has a weight of two or more dimensions; others, such as
+    activations and normalizations, belong to the block below, the first ones to the first block.
+
+    Raises
+    ------
+    SettingsError
+        If it is no sequence, has no block, or two blocks share a parameter or buffer.
+    """
+    if not isinstance(model, (nn.Sequential, nn.ModuleList, list, tuple)):
+        raise SettingsError(f"model: got {type(model).__name__}, expected an nn.Sequential")
+    groups: list[list[Any]] = [[]]
+    for module in model:
+        if _has_weight(module) and any(map(_has_weight, groups[-1])):
+            groups.append([])
+        groups[-1].append(module)
+    if not any(map(_has_weight, groups[0])):
+        raise SettingsError("model: got no module with a weight, expected one or more")
+    owner: dict[int, int] = {}
+    for i, group in enumerate(groups, start=1):
+        for own in group:
+            for tensor in (*own.parameters(), *own.buffers()):
+                kind = f"{tensor.dtype} on {tensor.device}"
+                if tensor.is_floating_point() and kind != "torch.float32 on cpu":
+                    raise SettingsError(
+                        f"model: block {i} has {kind}, expected torch.float32 on cpu"
+                    )
+                if owner.setdefault(id(tensor), i) != i:
+                    raise SettingsError(
+                        f"model: blocks {owner[id(tensor)]} and {i} share a parameter or buffer;"
+                        " blocks train apart, so put both into one block"
+                    )
+    return [group[0] if len(group) == 1 else nn.Sequential(*group) for group in groups]
+
+
+def _has_weight(module: Any) -> bool:
+    return any(p.dim() > 1 for p in module.parameters())
+
+
+@contextmanager
+def drawing(state: Any) -> Iterator[None]:
+    """Have the process's generator continue from a state, which is moved on with it.
+
+    PyTorch's modules draw from one generator of the process: one thread has it at a time.
+    """
+    with GLOBAL_DRAWS:
+        found = torch.get_rng_state()
+        torch.set_rng_state(state)
+        try:
+            yield
+        finally:
+            state.copy_(torch.get_rng_state())
+            torch.set_rng_state(found)
+
+
+def seeded(seed: int, number: int) -> Any:
+    """Return the state of a generator for a block, or for another purpose by another number."""
+    own = int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> 1)
+    return torch.Generator().manual_seed(own).get_state()
+
+
+def tensor_of(number: int, output: Any) -> Any:
+    """Return the output of a block.
+
+    Raises
+    ------
+    SettingsError
+        If it is not one tensor of floating-point numbers.
+    """
+    if not isinstance(output, torch.Tensor):
+        raise SettingsError(
+            f"model: block {number} returns {type(output).__name__}, expected one tensor; wrap the"
+            " module in one that returns a tensor"
+        )
+    if not output.is_floating_point():
+        raise SettingsError(
+            f"model: block {number} returns {output.dtype}, expected floating-point numbers"
+        )
+    return output
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Turn an error of a user's modules into a refusal that begins with some words."""
+    try:
+        yield
+    except SettingsError:
+        raise
+    except Exception as error:  # modules may raise anything
+        raise SettingsError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def handed_up(number: int, modules: Any, x: Any) -> tuple[Any, bool]:
+    """Return what a copy of a block hands up for some examples, and whether it draws for them.
+
+    Raises
+    ------
+    SettingsError
+        If the block fails, or it is not one tensor with a row for each example.
+    """
+    state, what = seeded(0, 0), f"model: block {number} fails on examples of shape"
+    before = state.clone()
+    with _named(f"{what} {tuple(x.shape[1:])}"), drawing(state), torch.no_grad():
+        output = tensor_of(number, copy.deepcopy(modules).train()(x.clone()))
+    if len(output) != len(x):
+        raise SettingsError(
+            f"model: block {number} returns {len(output)} rows for {len(x)}, expected as many"
+        )
+    return output.float(), not torch.equal(state, before)
+
+
+def head_draws(block: Block, h: Any, rows: tuple[Any, Any, Any]) -> bool:
+    """Return whether a copy of a head draws random numbers for the loss of an output."""
+    state, what = seeded(0, 0), f"loss: the head or the loss of block {block.number} fails"
+    before = state.clone()
+    with _named(what), drawing(state), torch.no_grad():
+        block.loss(copy.deepcopy(block.head).train(), h.clone(), *rows)
+    return not torch.equal(state, before)
+
+
+def finish(
+    blocks: Iterable[Block], optimizer: Callable[[Any], Any], scheduler: Callable[[Any], Any] | None
+) -> None:
+    """Give each block its optimizer and its schedule."""
+    for block in blocks:
+        block.optimizer = optimizer(list(block.parameters()))
+        block.scheduler = None if scheduler is None else scheduler(block.optimizer)

@@ -1,0 +1,155 @@
+"""Examples, targets and weights as rows: of arrays, tensors, or what a ``DataLoader`` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.data.minibatches import ArrayPasses, Minibatches
+from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.torch.block import Layout, drawing, loaded, saved, seeded
+from syncpretrain.workers.worker import PROBE_ROWS
+
+LOADER = -1  # in place of a block's number: the draws of a pass over a loader
+
+
+class Given(NamedTuple):
+    """Rows to train on with their layout, some of them as an array, and their batch size."""
+
+    train: Any
+    layout: Layout
+    sample: Array
+    batch_size: int
+
+
+def given_rows(
+    X: Any, y: Any, weight: Any, *, batch_size: int | None, passes: int, seed: int
+) -> Given:
+    """Return what is given to be trained on.
+
+    Raises
+    ------
+    DataError
+        If the parts do not belong together, or it is an empty iterable.
+    """
+    if hasattr(X, "shape"):
+        layout = _layout(X, y, weight)
+        rows = layout.rows(_host(X), _host(y), _host(weight))
+        size = min(batch_size or 64, len(rows))
+        return Given(rows, layout, rows[:size], size)
+    if y is not None or weight is not None:
+        raise DataError("y: got it with an iterable, expected tuples of X and y from the iterable")
+    source = _Passes(X, seed)
+    first = next(source(1), None)
+    if first is None:
+        raise DataError("X: got an iterable without a minibatch, expected one or more")
+    size = batch_size or getattr(X, "batch_size", None) or len(first)
+    # A pass has as many rows as it says; an iterable that says nothing is read once to count them.
+    count = _rows_of(X)
+    train = ArrayPasses(
+        Minibatches(source, n_examples=count),
+        source.layout.width,
+        bounded=False,
+        batch_size=size,
+        trained=passes,
+    )
+    return Given(train, source.layout, first, size)
+
+
+def held_out_rows(validation: Any, layout: Layout) -> Array:
+    """Return at most :data:`PROBE_ROWS` rows of validation examples; none without any."""
+    if validation is None:
+        return np.empty((0, layout.width), np.float32)
+    if isinstance(validation, (tuple, list)) or hasattr(validation, "shape"):
+        parts = validation if isinstance(validation, (tuple, list)) else (validation,)
+        return evenly_spaced(layout.rows(*map(_host, parts)), PROBE_ROWS)
+    rows, count = [], 0
+    for item in validation:
+        rows.append(layout.rows(*map(_host, _parts(item))))
+        count += len(rows[-1])
+        if count >= PROBE_ROWS:
+            break
+    return np.concatenate(rows)[:PROBE_ROWS]
+
+
+def _layout(x: Any, y: Any, weight: Any) -> Layout:
+    """Return the layout of arrays or tensors."""
+    x, y = torch.as_tensor(x), None if y is None else torch.as_tensor(y)
+    dtype = torch.float32 if x.is_floating_point() else x.dtype
+    if y is None:
+        return Layout(tuple(x.shape[1:]), dtype, is_weighted=weight is not None)
+    y_dtype = torch.float32 if y.is_floating_point() else torch.int64
+    own = tuple(x.shape[1:]), dtype, tuple(y.shape[1:]), y_dtype
+    return Layout(*own, is_weighted=weight is not None)
+
+
+def _host(values: Any) -> Any:
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
+
+
+def _parts(item: Any) -> tuple[Any, ...]:
+    """Return X, and maybe y and the weights, of a minibatch."""
+    return tuple(item) if isinstance(item, (tuple, list)) else (item,)
+
+
+def _rows_of(loader: Any) -> int | None:
+    """Return how many rows a pass over a loader has; None where it does not say."""
+    dataset, size = getattr(loader, "dataset", None), getattr(loader, "batch_size", None)
+    try:
+        if size and getattr(loader, "drop_last", False):
+            return len(loader) * int(size)
+        return len(dataset) if size else None  # type: ignore[arg-type]
+    except TypeError:  # it has no length
+        return None
+
+
+class _Passes:
+    """Passes over an iterable of minibatches as rows: a function of the number of the pass.
+
+    What a pass draws from PyTorch's generator, such as the order of a ``DataLoader``, follows from
+    the seed and the number of the pass.
+    """
+
+    can_be_sent = True
+
+    def __init__(self, source: Any, seed: int) -> None:
+        self._source, self._seed = source, seed
+        self.layout: Any = None  # from the first minibatch on
+
+    def __getstate__(self) -> dict[str, Any]:
+        try:
+            return {"saved": saved(self.__dict__)}
+        except Exception as error:  # methods of a data set may raise anything
+            raise SettingsError(
+                f"runtime: the iterable cannot be sent to a process ({error}), expected one without"
+                " functions of a script; take threads"
+            ) from error
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(loaded(state["saved"]))
+
+    def __call__(self, number: int) -> Iterator[Array]:
+        """Return an iterator over the minibatches of a pass."""
+        # Processes of a loader draw for themselves: then only the begin of a pass is in turn.
+        others = getattr(self._source, "num_workers", 0)
+        state = seeded(self._seed + (number << 32), -LOADER << 32)
+        with drawing(state):
+            minibatches = iter(self._source)
+        while True:
+            try:
+                if others:
+                    item = next(minibatches)
+                else:
+                    with drawing(state):
+                        item = next(minibatches)
+            except StopIteration:
+                return
+            parts = _parts(item)
+            if self.layout is None:
+                self.layout = _layout(*parts, *[None] * (3 - len(parts)))
+            yield self.layout.rows(*map(_host, parts))

@@ -1,0 +1,364 @@
+"""A block of PyTorch modules as a learner of the library.
+
+A step is a forward pass, the local loss, its gradient, and a step of the optimizer. The block above
+is given the output from before that step: so training block by block, in whatever order, has the
+bits of training one block after another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.learners.base import Learner
+from syncpretrain.learners.steps import WholeStep
+from syncpretrain.models.layer import ModuleLayer
+from syncpretrain.settings.fields import LayerSettings
+from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.shapes import DenseShape
+from syncpretrain.torch.block import Block, drawing, tensor_of
+from syncpretrain.torch.losses import noisy
+from syncpretrain.workers.worker import LayerInTraining
+
+FACTS = "facts"  # in a state: all that is no tensor, as JSON
+
+
+@dataclass(frozen=True, eq=False)
+class LiveLayer(ModuleLayer):
+    """The arrays of a block in training, and its forward pass."""
+
+    learner: Any = None
+
+    @property
+    def shape(self) -> DenseShape:
+        """Numbers of a row below and above."""
+        block: Block = self.learner.block
+        return DenseShape(block.below.width, block.above.width)
+
+    def up(self, X: Array, *, out: Array | None = None) -> Array:
+        """Return rows for the block above, without training."""
+        found: Array = self.learner.up(X)
+        if out is None:
+            return found
+        np.copyto(out, found)
+        return out
+
+
+class ModuleStep(WholeStep):
+    """A step of a block, which writes what it hands up at once."""
+
+    learner: ModuleLearner
+
+    def hand_up(self, out: Array) -> bool:
+        """Write the output from before the update; see the base class."""
+        return self.learner.hand_up(out)
+
+
+class ModuleLearner(Learner):
+    """One block in training; see :class:`syncpretrain.learners.base.Learner`."""
+
+    model = ModuleLayer.model
+
+    def __init__(self, layer: int, block: Block, settings: LayerSettings) -> None:
+        self.block = block
+        self._rate: float | None = None
+        self._handed: tuple[Any, int] | None = None  # the output, and its version
+        self._tail: Array = np.empty(
+            (0, 0), np.float32
+        )  # targets and weights, which travel with it
+        self._epoch = 0
+        now: Any = LiveLayer(self._arrays(), learner=self)
+        super().__init__(layer, now, settings)
+
+    def _train(self, layer: Any) -> None:
+        self._allocate(self.batch_size)
+
+    def _allocate(self, rows: int) -> None:
+        self._rows = np.empty((rows, self.block.below.width), np.float32)
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the first parameters before training; halved after a divergence."""
+        assert self._rate is not None
+        return self._rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        if self._rate is not None and value != self._rate:
+            factor = value / self._rate
+            for group in self.block.optimizer.param_groups:
+                group["lr"] *= factor
+            if hasattr(self.block.scheduler, "base_lrs"):
+                rates = self.block.scheduler.base_lrs
+                self.block.scheduler.base_lrs = [factor * rate for rate in rates]
+        self._rate = value
+
+    def start(self, X: Array) -> None:
+        """Do nothing: the first examples decide nothing."""
+
+    def gradient(
+        self,
+        X: Array,
+        rows: NDArray[np.intp],
+        *,
+        epoch: int,
+        step: int,
+        examples: int | None = None,
+    ) -> float:
+        """Fill the gradients of the parameters; return the loss, times the examples."""
+        block = self.block
+        own = self.backend.gather(X, rows, out=self._rows[: len(rows)])
+        self._begin(epoch)
+        x, y, weight = block.below.cut(own)
+        with self._computing():
+            loss = self._loss(x, y, weight)
+            block.optimizer.zero_grad(set_to_none=True)
+        if self._handed is not None and self._handed[0]._version != self._handed[1]:
+            raise SettingsError(
+                f"heads: the head of block {self.layer} changes its input in place, which the block"
+                " above reads too; begin it with a module that does not"
+            )
+        self._tail = own[:, block.below.inputs :]
+        loss.backward()
+        return float(loss.detach()) * len(rows)
+
+    def _loss(self, x: Any, y: Any, weight: Any) -> Any:
+        """Return the loss of a minibatch as it trains."""
+        block = self.block
+        given = x if block.loss.kind != "reconstruction" else x.clone()
+        if block.noise:
+            given = noisy(given, block.noise)
+        h = tensor_of(self.layer, block.modules(given))
+        self._handed = None if block.noise else (h.detach(), h._version)
+        return block.loss(block.head, h, x, y, weight)
+
+    def update(self, *, epoch: int) -> None:
+        """Make a step of the optimizer."""
+        block = self.block
+        if block.clip is not None:
+            nn.utils.clip_grad_norm_(list(block.parameters()), block.clip)
+        block.optimizer.step()
+        if block.scheduler is not None and block.is_per_step:
+            block.scheduler.step()
+
+    def hidden_means(self, n: int) -> Any:
+        """Return None where the input has noise, else an array: rows come from ``hand_up``."""
+        return None if self.block.noise else self._rows[:n]
+
+    def hand_up(self, out: Array) -> bool:
+        """Write the rows of the last step for the block above; return False where they differ."""
+        if self._handed is None:
+            return False
+        inputs = self.block.above.inputs
+        torch.from_numpy(out)[:, :inputs].copy_(self._handed[0].reshape(len(out), inputs))
+        out[:, inputs:] = self._tail
+        return True
+
+    def _with_tail(self, h: Any, tail: Array) -> Array:
+        flat = h.reshape(len(tail), -1).float().numpy()
+        return np.concatenate([flat, tail], axis=1) if tail.shape[1] else flat
+
+    def up(self, X: Array) -> Array:
+        """Return rows for the block above, in evaluation mode."""
+        own = np.ascontiguousarray(X, np.float32)
+        with self._evaluating():
+            h = self.block.modules(self.block.below.cut(own)[0])
+        return self._with_tail(h, own[:, self.block.below.inputs :])
+
+    def summed_error(self, X: Array, hidden: Array | None = None) -> Any:
+        """Return the loss in evaluation mode, times the examples."""
+        x, y, weight = self.block.below.cut(np.ascontiguousarray(X, np.float32))
+        h = self.up(X) if hidden is None else np.ascontiguousarray(hidden)
+        with self._evaluating():
+            above = self.block.above.cut(h)[0]
+            return float(self.block.loss(self.block.head, above, x, y, weight)) * len(X)
+
+    def _begin(self, epoch: int) -> None:
+        """Set the number of threads, and step the schedule where an epoch has ended."""
+        if torch.get_num_threads() != self.block.threads:  # of this thread of the process
+            torch.set_num_threads(self.block.threads)
+        block, ended = self.block, self._epoch and epoch > self._epoch
+        if ended and block.scheduler is not None and not block.is_per_step:
+            block.scheduler.step()
+        self._epoch = epoch
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        own = drawing(self.block.generator) if self.block.draws else nullcontext()
+        with own, self._cast():
+            yield
+
+    def _cast(self) -> Any:
+        if self.block.precision is None:
+            return nullcontext()
+        return torch.autocast("cpu", self.block.precision)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        modes = [(m, m.training) for own in self._modules() for m in own.modules()]
+        for module, _ in modes:
+            module.training = False
+        try:
+            with torch.no_grad(), self._computing():
+                yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def _modules(self) -> tuple[Any, Any]:
+        return self.block.modules, self.block.head
+
+    def current(self) -> Any:
+        """Return the arrays as they are, with the forward pass."""
+        return LiveLayer(self._arrays(), learner=self)
+
+    def snapshot(self) -> Any:
+        """Return a copy of the arrays."""
+        return self.current().to(np.copy)
+
+    def restore(self, snapshot: Any) -> None:
+        """Take the arrays of a snapshot; see the base class."""
+        load_layer(self.block, snapshot)
+
+    def _arrays(self) -> dict[str, Array]:
+        return {name: as_array(tensor) for name, tensor in _tensors(self.block)}
+
+    def largest_weight(self) -> float:
+        """Return 0; what is not finite, if a parameter is not: no size is wrong by itself."""
+        return 0.0 if self.is_finite() else float("nan")
+
+    def is_finite(self) -> bool:
+        """Return whether every parameter is a finite number."""
+        return all(bool(torch.isfinite(p).all()) for p in self.block.parameters())
+
+    def state(self) -> dict[str, Array]:
+        """Return the optimizer's tensors, the generator, and all else as JSON in bytes."""
+        block, arrays = self.block, {"generator": as_array(self.block.generator)}
+        optimizer, kinds = block.optimizer.state_dict(), {}
+        plain: dict[str, dict[str, Any]] = {}
+        for number, own in optimizer["state"].items():
+            for name, value in own.items():
+                if isinstance(value, torch.Tensor):
+                    key = f"optimizer.{number}.{name}"
+                    arrays[key] = as_array(value)
+                    kinds[key] = [str(value.dtype).removeprefix("torch."), list(value.shape)]
+                else:
+                    plain.setdefault(str(number), {})[name] = value
+        facts = {
+            "loss": str(getattr(block.loss.kind, "__qualname__", block.loss.kind)),
+            "tensors": kinds,
+            "plain": plain,
+            "groups": optimizer["param_groups"],
+            "schedule": None if block.scheduler is None else block.scheduler.state_dict(),
+            "rate": self.learning_rate,
+            "epoch": self._epoch,
+        }
+        text = json.dumps(facts).encode()
+        arrays[FACTS] = np.frombuffer(text + b" " * (-len(text) % 4), np.float32)
+        return arrays
+
+    def load_arrays(self, live: Mapping[str, Array], state: Mapping[str, Array]) -> None:
+        """Continue with what :meth:`state` returned; see the base class."""
+        block = self.block
+        facts = json.loads(np.ascontiguousarray(state[FACTS]).tobytes())
+        own = json.loads(np.ascontiguousarray(live[FACTS]).tobytes())
+        if facts["loss"] != own["loss"] or len(facts["groups"]) != len(own["groups"]):
+            raise ValueError(f"it has loss {facts['loss']}, or another optimizer")
+        found: dict[int, dict[str, Any]] = {}
+        for number, values in facts["plain"].items():
+            found[int(number)] = dict(values)
+        for key, (dtype, shape) in facts["tensors"].items():
+            _, number, name = key.split(".", 2)
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+            found.setdefault(int(number), {})[name] = fill(tensor, state[key])
+        groups = list(map(_with_tuples, facts["groups"]))
+        block.optimizer.load_state_dict({"state": found, "param_groups": groups})
+        if block.scheduler is not None:
+            block.scheduler.load_state_dict(facts["schedule"])
+            block.optimizer._opt_called = True  # else it warns of a step before the optimizer's
+        fill(block.generator, state["generator"])
+        self._rate, self._epoch = facts["rate"], facts["epoch"]
+
+    def restart(self) -> None:
+        """Forget the optimizer's state, as before the first step."""
+        self.block.optimizer.state.clear()
+
+
+def _with_tuples(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a group of an optimizer that JSON has made lists of, with its tuples."""
+    return {n: tuple(x) if isinstance(x, list) and n != "params" else x for n, x in group.items()}
+
+
+def _tensors(block: Block) -> Iterator[tuple[str, Any]]:
+    """Yield the parameters and buffers that a state has, by name."""
+    for prefix, own in (("block", block.modules), ("head", block.head)):
+        for name, tensor in own.state_dict().items():
+            yield f"{prefix}.{name}", tensor
+
+
+def as_array(tensor: Any) -> Array:
+    """Return a tensor as float32 of one dimension; other numbers as their bytes.
+
+    An array of float32 shares the memory of the tensor.
+    """
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.dtype == torch.float32:
+        return flat.numpy()  # type: ignore[no-any-return]
+    own = flat.view(torch.uint8).numpy()
+    return np.frombuffer(own.tobytes() + bytes(-len(own) % 4), np.float32)
+
+
+def fill(tensor: Any, array: Array) -> Any:
+    """Fill a tensor with what :func:`as_array` returned for one of its shape; return it.
+
+    Raises
+    ------
+    ValueError
+        If it had another size.
+    """
+    own = np.ascontiguousarray(array, np.float32)
+    size = tensor.numel() * tensor.element_size()
+    if own.nbytes != -(-size // 4) * 4:
+        raise ValueError(f"got {own.nbytes} bytes, expected {size}")
+    data = torch.from_numpy(np.frombuffer(own.tobytes()[:size], np.uint8).copy())
+    with torch.no_grad():
+        tensor.copy_(data.view(tensor.dtype).reshape(tensor.shape))
+    return tensor
+
+
+def load_layer(block: Block, layer: ModuleLayer) -> None:
+    """Fill a block's parameters and buffers from arrays.
+
+    Raises
+    ------
+    KeyError, ValueError
+        If one is missing or of another size.
+    """
+    for name, tensor in _tensors(block):
+        fill(tensor, layer.arrays[name])
+
+
+def build_block(
+    block: Block,
+    settings: PretrainSettings,
+    layer: int,
+    backend: Any = None,
+    shared: Any = None,
+    **how: Any,
+) -> LayerInTraining:
+    """Return a block, ready to be trained; see :func:`syncpretrain.pretraining.build.build_layer`.
+
+    ``shared`` is None: no ranks share a block.
+    """
+    learner = ModuleLearner(layer, block, settings.of_layer(layer))
+    return LayerInTraining(learner, ModuleStep(learner))

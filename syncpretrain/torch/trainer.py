@@ -1,0 +1,389 @@
+"""Train the blocks of a PyTorch network at the same time, each on a loss of its own."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from syncpretrain.errors import SettingsError
+from syncpretrain.events import Notice, Observer
+from syncpretrain.kernels.arrays import FLOAT_BYTES
+from syncpretrain.models.layer import ModuleLayer
+from syncpretrain.observers.errors import ErrorHistory
+from syncpretrain.parallel.blas import usable_cores
+from syncpretrain.pretraining.call import SavedCall
+from syncpretrain.pretraining.memory import StreamSize
+from syncpretrain.pretraining.streamed.driver import BuildLayer, StreamedPretraining
+from syncpretrain.settings.sections import PretrainSettings, settings_from
+from syncpretrain.torch.block import (
+    Block,
+    Layout,
+    blocks_of,
+    finish,
+    handed_up,
+    head_draws,
+    seeded,
+)
+from syncpretrain.torch.data import Given, given_rows, held_out_rows
+from syncpretrain.torch.learner import ModuleLearner, build_block, load_layer
+from syncpretrain.torch.losses import LocalLoss, check_loss, default_head
+from syncpretrain.workers.restarts import Restarts
+from syncpretrain.workers.split import Split
+
+RUNTIMES = ("serial", "threads", "processes", "mpi")
+MEASURED_STEPS = 3  # of which the least time counts
+MEASURED_SECONDS = 0.5  # of one block, at most; one step more may be running by then
+LEAST_GAIN = 1.1  # that a second worker must promise
+PROBED_ROWS = 4  # of which the shapes are learned
+# Minibatches wait between two blocks in at most so many bytes, but two of any size: one is read
+# while the other is written.
+RING_BYTES, LEAST_RING = 1 << 22, 2
+
+
+class BlockPretraining(StreamedPretraining):
+    """A streamed run of blocks."""
+
+    def __init__(self, settings: PretrainSettings, blocks: Sequence[Block], *rest: Any, **how: Any):
+        self._blocks = blocks
+        super().__init__(settings, *rest, **how)
+
+    def _prepared(
+        self, settings: PretrainSettings, X: Any, validation: Any
+    ) -> tuple[PretrainSettings, Split, None]:
+        return settings, Split(X, validation), None
+
+    def _builds(self) -> list[BuildLayer]:
+        return [partial(build_block, block) for block in self._blocks]
+
+    def _stream_size(self, steps: int) -> StreamSize:
+        size = super()._stream_size(steps)
+        widest = max(block.above.width for block in self._blocks[:-1] or self._blocks)
+        fitting = RING_BYTES // (FLOAT_BYTES * self.settings.batch_size * widest)
+        ring = max(LEAST_RING, min(size.ring, fitting))
+        return size._replace(ring=ring, block=min(size.block, ring // 2))
+
+    def stack(self) -> Any:
+        """Bring the newest arrays into the blocks; return them."""
+        newest: Any = tuple(self._newest())
+        load_all(self._blocks, newest)
+        return newest
+
+
+def load_all(blocks: Sequence[Block], layers: Iterable[ModuleLayer]) -> None:
+    """Bring arrays into each block."""
+    for block, layer in zip(blocks, layers, strict=True):
+        load_layer(block, layer)
+
+
+class LocalTrainer:
+    """Trains a network block by block, each on a loss of its own, at the same time.
+
+    A block is a module with a weight, and the modules without one that follow it.
+
+    Parameters
+    ----------
+    model : nn.Sequential, or list of modules
+        Is trained in place, on the CPU.
+    classes : int, optional
+        Number of classes, for the default heads.
+    loss : str or callable
+        "cross-entropy", "predsim" (Nokland and Eidnes 2019), "reconstruction" of the block's input,
+        which needs no targets, or a function of the head's outputs and the targets.
+    optimizer : callable
+        Returns an optimizer for a list of parameters.
+    scheduler : callable, optional
+        Returns a schedule of the rate for an optimizer.
+    scheduler_every : str
+        "epoch" or "minibatch": when the schedule is stepped.
+    heads : callable, optional
+        Returns the head of a block, given its number from 1 and the shapes of an example below and
+        above. By default a linear layer, after averages over places where there are many; the last
+        block has none if it returns ``classes`` numbers.
+    clip : float, optional
+        The largest norm of the gradient of a block with its head.
+    precision : torch.dtype, optional
+        The type of automatic mixed precision, such as ``torch.bfloat16``.
+    noise : float
+        Share of a block's input that is set to 0 while it trains.
+    workers : int or "auto"
+        Blocks that train at a time. "auto" measures the blocks.
+    runtime : str
+        "serial", "threads", "processes", "mpi" (on every rank of a job, with arrays), or "auto":
+        threads where more than one worker pays.
+    block_threads : int
+        Threads of an operation of a block; a result depends on it, and not on workers and runtime.
+    seed : int
+        Of the order of the rows, and of what blocks and heads draw.
+    observers : iterable of callable
+        Called with each event of :mod:`syncpretrain.events`.
+
+    Attributes
+    ----------
+    model : nn.Sequential
+        The network without heads.
+    heads : list of nn.Module
+        Known after the first call of :meth:`fit`.
+    classifier : nn.Sequential
+        The network with the head of its last block.
+    history : ErrorHistory
+        Mean losses by block and epoch.
+
+    Raises
+    ------
+    SettingsError
+        If a setting is wrong, or blocks share parameters.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        classes: int | None = None,
+        loss: str | Callable[[Any, Any], Any] = "cross-entropy",
+        optimizer: Callable[[Any], Any] = torch.optim.Adam,
+        scheduler: Callable[[Any], Any] | None = None,
+        scheduler_every: str = "epoch",
+        heads: Callable[[int, tuple[int, ...], tuple[int, ...]], Any] | None = None,
+        clip: float | None = None,
+        precision: Any = None,
+        noise: float = 0.0,
+        workers: int | str = "auto",
+        runtime: str = "auto",
+        block_threads: int = 1,
+        seed: int = 0,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        self._modules = blocks_of(model)
+        self.model = model if isinstance(model, nn.Sequential) else nn.Sequential(*model)
+        if runtime not in (*RUNTIMES, "auto"):
+            raise SettingsError(f"runtime: got {runtime!r}, expected auto, {', '.join(RUNTIMES)}")
+        if scheduler_every not in ("epoch", "minibatch"):
+            raise SettingsError(
+                f"scheduler_every: got {scheduler_every!r}, expected epoch or minibatch"
+            )
+        if not 0 <= noise < 1:
+            raise SettingsError(f"noise: got {noise!r}, expected a share, from 0 to below 1")
+        self._classes, self._loss, self._seed = classes, loss, seed
+        self._optimizer, self._scheduler, self._make_head = optimizer, scheduler, heads
+        self._workers, self._runtime, self._threads = workers, runtime, block_threads
+        self._every_block: dict[str, Any] = {
+            "is_per_step": scheduler_every == "minibatch",
+            "threads": block_threads,
+            "clip": clip,
+            "precision": precision,
+            "noise": noise,
+        }
+        self._observers = list(observers)
+        self._blocks: list[Block] = []
+        self.history = ErrorHistory()
+
+    @property
+    def heads(self) -> list[Any]:
+        """The heads of the blocks."""
+        return [block.head for block in self._blocks]
+
+    @property
+    def classifier(self) -> Any:
+        """The network with the head of its last block."""
+        return nn.Sequential(self.model, self.heads[-1])
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        weight: Any = None,
+        *,
+        epochs: int = 1,
+        batch_size: int | None = None,
+        validation: Any = None,
+        resume: str | PathLike[str] | None = None,
+        max_restarts: int = 0,
+    ) -> LocalTrainer:
+        """Train every block for some epochs; return the trainer.
+
+        Parameters
+        ----------
+        X : array or tensor of shape (n, ...), or iterable of minibatches
+            An iterable, such as a ``DataLoader``, gives X, or tuples of X, y and weights.
+        y : array or tensor of shape (n, ...), optional
+        weight : array or tensor of shape (n,), optional
+            Weights of the examples in the losses.
+        epochs : int
+        batch_size : int, optional
+            By default that of a ``DataLoader``, else 64.
+        validation : tuple of X and y, or iterable, optional
+            At most 1000 examples of it are used; the losses on them are in ``history``.
+        resume : path, optional
+            A folder for a checkpoint, written every minute and at a stop; if it holds one, the run
+            goes on from there, with the same bits.
+        max_restarts : int
+            How often a process that dies is replaced.
+
+        Raises
+        ------
+        SettingsError, DataError, CheckpointError
+            For a wrong argument, before a block trains.
+        DivergedError, WorkerError, StalledError
+            If a block fails; the blocks have their last finite parameters.
+        RunInterrupted
+            On Ctrl-C or SIGTERM, after the running minibatches.
+        """
+        given = given_rows(X, y, weight, batch_size=batch_size, passes=epochs, seed=self._seed)
+        check_loss(self._loss, self._classes, has_targets=given.layout.y_shape is not None)
+        held_out = held_out_rows(validation, given.layout)
+        found = torch.get_num_threads()
+        try:
+            self._build_blocks(given)
+            work = partial(self._trained, given, held_out, epochs, resume, max_restarts)
+            if self._runtime == "mpi":
+                from syncpretrain.pretraining.on_ranks import on_every_rank
+
+                load_all(self._blocks, on_every_rank(work))
+            else:
+                work()
+        finally:
+            torch.set_num_threads(found)
+        return self
+
+    def _trained(
+        self, given: Given, held_out: Any, epochs: int, resume: Any, max_restarts: int
+    ) -> tuple[ModuleLayer, ...]:
+        """Train; return the arrays of the blocks, which have them too."""
+        workers, runtime, message = self._chosen(given)
+        settings = self._settings(given, epochs, workers, runtime)
+        how = {"observers": self._observers, "restarts": self._restarts(max_restarts)}
+        driver = BlockPretraining(settings, self._blocks, given.train, held_out, **how)
+        self.history = driver.history
+        if message:
+            driver.emit(Notice(time.monotonic(), message))
+        saved = None if resume is None else SavedCall(resume, driver.settings, given.train)
+        if saved is not None:
+            driver.save, driver.resume = saved.save, saved.newest()
+        layers: Any = driver.run()
+        if saved is not None:
+            saved.delete()
+        return tuple(layers)
+
+    def _restarts(self, most: int) -> Restarts:
+        def report(message: str) -> None:
+            for observer in self._observers:
+                observer(Notice(time.monotonic(), message))
+
+        return Restarts(most, report)
+
+    def _build_blocks(self, given: Given) -> None:
+        """Build heads and optimizers; another call of fit goes on with those of the first."""
+        if self._blocks:
+            if self._blocks[0].below != given.layout:
+                raise SettingsError(
+                    f"X: got {given.layout}, expected {self._blocks[0].below} as in the first call"
+                )
+            return
+        rows = given.sample[:PROBED_ROWS]
+        x, y, weight = given.layout.cut(rows if len(rows) > 1 else np.repeat(rows, 2, axis=0))
+        below, blocks = given.layout, list[Block]()
+        for number, modules in enumerate(self._modules, start=1):
+            h, draws = handed_up(number, modules.train(), x)
+            above = Layout(
+                tuple(h.shape[1:]), torch.float32, below.y_shape, below.y_dtype, below.is_weighted
+            )
+            block = Block(
+                number=number,
+                modules=modules,
+                head=self._head(number, below.shape, above.shape),
+                below=below,
+                above=above,
+                loss=self._loss_of(number, above.shape),
+                generator=seeded(self._seed, number),
+                **self._every_block,
+            )
+            block.draws = head_draws(block, h, (x, y, weight)) or draws or block.noise > 0
+            blocks.append(block)
+            x, below = h, above
+        finish(blocks, self._optimizer, self._scheduler)
+        self._blocks = blocks
+
+    def _is_classifier(self, number: int, shape: tuple[int, ...]) -> bool:
+        """Return whether the last block returns the scores of the classes itself."""
+        own = self._loss in ("cross-entropy", "predsim") and shape == (self._classes,)
+        return own and number == len(self._modules)
+
+    def _loss_of(self, number: int, shape: tuple[int, ...]) -> LocalLoss:
+        return LocalLoss("cross-entropy" if self._is_classifier(number, shape) else self._loss)
+
+    def _head(self, number: int, below: tuple[int, ...], above: tuple[int, ...]) -> Any:
+        with torch.random.fork_rng(devices=[]):  # the caller's draws stay as they are
+            torch.set_rng_state(seeded(self._seed, number + (1 << 16)))
+            if self._make_head is not None:
+                return self._make_head(number, below, above).train()
+            if self._is_classifier(number, above):
+                return nn.Identity()
+            if callable(self._loss) and not self._classes:
+                raise SettingsError("heads: got nothing with a loss of your own, expected heads")
+            return default_head(self._loss, below, above, self._classes or 0).train()
+
+    def _settings(self, given: Given, epochs: int, workers: int, runtime: str) -> PretrainSettings:
+        widths = [given.layout.width, *(block.above.width for block in self._blocks)]
+        return settings_from(
+            widths,
+            epochs=epochs,
+            batch_size=given.batch_size,
+            handoff="minibatch",
+            delay=0.0,
+            runtime=runtime,
+            workers=workers,
+            seed=self._seed,
+            learning_rate=[float(b.optimizer.param_groups[0]["lr"]) for b in self._blocks],
+        ).pretrain
+
+    def _chosen(self, given: Given) -> tuple[int, str, str]:
+        """Return the number of workers, the runtime, and what is to be said of a choice."""
+        most = min(usable_cores() // self._threads or 1, len(self._blocks))
+        workers, message = self._workers, ""
+        if workers == "auto" and self._runtime in ("serial", "mpi"):
+            workers = 1 if self._runtime == "serial" else len(self._blocks)
+        if workers == "auto":
+            costs = self._costs(given)
+            ideal = [max(max(costs), sum(costs) / n) for n in range(1, most + 1)]
+            best = min(range(most), key=lambda i: (ideal[i] > min(ideal) * 1.03, i))
+            pays = ideal[0] > LEAST_GAIN * ideal[best]
+            workers = best + 1 if pays else 1
+            times = ", ".join(f"{1000 * cost:.3g}" for cost in costs)
+            message = (
+                f"{workers} worker{'s' if workers > 1 else ''} for {len(costs)} blocks, measured at"
+                f" {times} ms a minibatch; at best {ideal[0] / ideal[workers - 1]:.2f} times one"
+            )
+        if not isinstance(workers, int) or workers < 1:
+            raise SettingsError(f"workers: got {workers!r}, expected auto, or 1 or more")
+        runtime = self._runtime
+        if runtime == "auto":
+            runtime = "threads" if workers > 1 else "serial"
+        return workers, runtime, message
+
+    def _costs(self, given: Given) -> list[float]:
+        """Return the least time of a step of each block, in seconds."""
+        rows, costs = given.sample, []
+        for block in self._blocks:
+            own = copy.deepcopy(block)
+            settings = self._settings(given, 1, 1, "serial").of_layer(block.number)
+            learner, numbers = ModuleLearner(block.number, own, settings), np.arange(len(rows))
+            least, began = math.inf, time.perf_counter()
+            for step in range(MEASURED_STEPS):
+                started = time.perf_counter()
+                learner.gradient(rows, numbers, epoch=1, step=step)
+                learner.update(epoch=1)
+                least = min(least, time.perf_counter() - started)
+                if time.perf_counter() - began > MEASURED_SECONDS:
+                    break
+            costs.append(least)
+            rows = learner.up(rows)
+        return costs

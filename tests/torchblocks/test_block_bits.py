@@ -1,0 +1,316 @@
+"""The bits of a network that is trained block by block, in every runtime and after every end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="blocks of PyTorch need it")
+
+from localranks import local_ranks  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+from torchnets import convolutional, digest, digest_of, perceptron, rows  # noqa: E402
+
+from syncpretrain.cluster.transport import Link  # noqa: E402
+from syncpretrain.data.order import PassOrder  # noqa: E402
+from syncpretrain.errors import CheckpointError, RunInterrupted  # noqa: E402
+from syncpretrain.events import EpochFinished, Notice  # noqa: E402
+from syncpretrain.torch import LocalTrainer  # noqa: E402
+
+PLACES = [("threads", 2), ("threads", 3), ("threads", 4), ("processes", 1), ("processes", 3)]
+
+
+def trained(network, *, runtime="serial", workers=1, data=None, epochs=3, fit=None, **settings):
+    shape = (1, 8, 8) if network is convolutional else (12,)
+    X, y = data or rows(90, shape)
+    validation = None if data is not None else (X[:20], y[:20])
+    own = {"classes": 3, "loss": "predsim", "seed": 5} | settings
+    trainer = LocalTrainer(network(), runtime=runtime, workers=workers, **own)
+    fit = {"epochs": epochs, "batch_size": 32, "validation": validation} | (fit or {})
+    return trainer.fit(X, y, **fit)
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, 0.003)
+
+
+@pytest.mark.parametrize("network", [perceptron, convolutional])
+@pytest.mark.parametrize(("runtime", "workers"), PLACES)
+def test_a_runtime_and_a_number_of_workers_change_no_bit(network, runtime, workers):
+    whole = trained(network)
+    other = trained(network, runtime=runtime, workers=workers)
+    assert digest_of(other) == digest_of(whole)
+    assert [c.train for c in other.history.layers] == [c.train for c in whole.history.layers]
+    assert [c.validation for c in other.history.layers] == [
+        c.validation for c in whole.history.layers
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("network", [perceptron, convolutional])
+def test_ranks_change_no_bit(network, ranks):
+    whole = trained(network)
+    with local_ranks(ranks, Link(bandwidth=2e7, latency=1e-3)) as others:
+        other = trained(network, runtime="mpi", workers="auto")
+    layers = [ended.value for told in others.told for ended in told]
+    assert digest_of(other) == digest_of(whole)
+    assert len(layers) == ranks - 1
+    for name, array in whole_arrays(whole).items():
+        np.testing.assert_array_equal(layers[-1][0].arrays[name], array)
+
+
+def whole_arrays(trainer):
+    """Return the float32 arrays of the first block, as other ranks are told them."""
+    state = trainer.model[0].state_dict()
+    return {f"block.0.{name}": own.numpy().reshape(-1) for name, own in state.items()}
+
+
+OPTIMIZERS = [
+    adam,
+    lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, nesterov=True),
+    lambda p: torch.optim.RMSprop(p, 0.001),
+    lambda p: torch.optim.AdamW(p, 0.002, amsgrad=True),
+]
+SCHEDULERS = [
+    None,
+    lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.5),
+    lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 9),
+]
+
+
+def any_settings(seed):
+    """Return a network and settings that follow from a seed."""
+    draws = np.random.default_rng(seed)
+    loss = str(draws.choice(["predsim", "cross-entropy", "reconstruction"]))
+    settings = {
+        "loss": loss,
+        "seed": int(seed),
+        "optimizer": OPTIMIZERS[draws.integers(4)],
+        "scheduler": SCHEDULERS[draws.integers(3)],
+        "scheduler_every": str(draws.choice(["epoch", "minibatch"])),
+        "clip": [None, 1.0][draws.integers(2)],
+        "noise": [0.0, 0.3][draws.integers(2)],
+        "precision": [None, torch.bfloat16][draws.integers(2)],
+        "epochs": int(draws.integers(1, 4)),
+        "fit": {"batch_size": int(draws.choice([7, 16, 25, 33, 50, 64, 90]))},
+    }
+    return [perceptron, convolutional][draws.integers(2)], settings
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_settings_have_the_same_bits(seed):
+    network, settings = any_settings(seed)
+    workers = 1 + seed % 4
+    whole = digest_of(trained(network, **settings))
+    assert digest_of(trained(network, runtime="threads", workers=workers, **settings)) == whole
+    if workers == 4:
+        with local_ranks(workers):
+            assert digest_of(trained(network, runtime="mpi", **settings)) == whole
+
+
+def by_hand(blocks, heads, X, y, *, epochs, size, seed):
+    """Train block after block in plain PyTorch, each on what was recorded of the one below."""
+    order = [PassOrder(len(X), size, seed=seed, number=n + 1).rows() for n in range(epochs)]
+    stream = [
+        (torch.from_numpy(X[part]), torch.from_numpy(y[part]))
+        for numbers in order
+        for part in np.split(numbers, range(size, len(X), size))
+    ]
+    for block, head in zip(blocks, heads, strict=True):
+        optimizer = adam([*block.parameters(), *head.parameters()])
+        handed = []
+        for x, target in stream:
+            h = block(x)
+            loss = functional.cross_entropy(head(h), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            handed.append((h.detach(), target))
+        stream = handed
+
+
+def test_gradients_and_steps_are_those_of_plain_pytorch():
+    X, y = rows(90)
+    torch.manual_seed(0)
+    heads = [nn.Linear(16, 3), nn.Linear(16, 3), nn.Identity()]
+    torch.manual_seed(1)
+    blocks = [
+        nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU()),
+        nn.Sequential(nn.Linear(16, 16), nn.Tanh()),
+        nn.Linear(16, 3),
+    ]
+    own = nn.Sequential(*blocks)
+    states = [{n: t.clone() for n, t in m.state_dict().items()} for m in (own, *heads)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        by_hand(blocks, heads, X, y, epochs=2, size=32, seed=5)
+    finally:
+        torch.set_num_threads(threads)
+    expected = digest(own, *heads)
+    for module, state in zip((own, *heads), states, strict=True):
+        module.load_state_dict(state)
+    assert digest(own, *heads) != expected
+    trainer = LocalTrainer(
+        own,
+        classes=3,
+        heads=lambda number, below, above: heads[number - 1],
+        optimizer=adam,
+        runtime="threads",
+        workers=2,
+        seed=5,
+    )
+    trainer.fit(X, y, epochs=2, batch_size=32)
+    assert digest(own, *heads) == expected
+
+
+def test_a_call_leaves_pytorch_as_it_was():
+    threads, (X, y) = torch.get_num_threads(), rows(90)
+    for runtime, workers in (("serial", 1), ("threads", 2)):
+        network = perceptron()
+        state = torch.get_rng_state()
+        LocalTrainer(network, classes=3, runtime=runtime, workers=workers).fit(X, y)
+        assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+
+
+def interrupting(layer, epoch):
+    def stop(event):
+        if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (layer, epoch):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return stop
+
+
+PAIRS = [
+    (("threads", 3), ("serial", 1)),
+    (("serial", 1), ("threads", 2)),
+    (("processes", 2), ("threads", 4)),
+    (("threads", 2), ("processes", 3)),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_a_stopped_run_goes_on_with_other_workers(first, second, tmp_path):
+    own = {
+        "optimizer": adam,
+        "scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.5),
+        "epochs": 6,
+        "clip": 2.0,
+    }
+    whole = trained(perceptron, **own)
+    own["fit"] = {"resume": tmp_path}
+    with pytest.raises(RunInterrupted):
+        trained(
+            perceptron,
+            runtime=first[0],
+            workers=first[1],
+            observers=[interrupting(2, 2)],
+            **own,
+        )
+    assert list(tmp_path.iterdir())
+    rest = trained(perceptron, runtime=second[0], workers=second[1], **own)
+    assert digest_of(rest) == digest_of(whole)
+    assert [c.train for c in rest.history.layers] == [c.train for c in whole.history.layers]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_state_of_another_loss_is_refused(tmp_path):
+    fit = {"resume": tmp_path}
+    with pytest.raises(RunInterrupted):
+        trained(perceptron, epochs=6, fit=fit, observers=[interrupting(1, 2)])
+    with pytest.raises(CheckpointError, match=r"state of layer 1 is of another layer"):
+        trained(perceptron, epochs=6, fit=fit, loss="cross-entropy")
+    with pytest.raises(CheckpointError, match="epochs was another"):
+        trained(perceptron, epochs=5, fit=fit)
+
+
+KILLED = """
+import os, sys
+from localranks import local_ranks  # noqa: E402
+from torchnets import perceptron, rows
+from syncpretrain.events import EpochFinished
+from syncpretrain.pretraining import call
+from syncpretrain.torch import LocalTrainer
+call.SAVE_SECONDS = 0.0
+
+def die(event):
+    if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (3, 3):
+        os.kill(os.getpid(), 9)
+
+X, y = rows(90)
+own = {"runtime": sys.argv[2], "workers": 2, "observers": [die], "seed": 5}
+trainer = LocalTrainer(perceptron(), classes=3, loss="predsim", **own)
+trainer.fit(X, y, epochs=6, batch_size=32, validation=(X[:20], y[:20]), resume=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("runtime", ["threads", "processes"])
+def test_a_killed_run_goes_on_to_the_same_bits(runtime, tmp_path):
+    path = os.pathsep.join(filter(None, sys.path))
+    died = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), runtime],
+        env={**os.environ, "PYTHONPATH": path},
+        timeout=100,
+        check=False,
+    )
+    assert died.returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir())
+    rest = trained(perceptron, runtime="threads", workers=3, epochs=6, fit={"resume": tmp_path})
+    assert digest_of(rest) == digest_of(trained(perceptron, epochs=6))
+
+
+def test_a_killed_process_of_a_block_is_replaced():
+    killed, notices = [], []
+
+    def kill(event):
+        if isinstance(event, Notice):
+            notices.append(event.message)
+        if isinstance(event, EpochFinished) and event.layer == 2 and not killed:
+            children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
+            killed.append(int(children.split()[1]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    other = trained(
+        perceptron,
+        runtime="processes",
+        workers=2,
+        epochs=12,
+        observers=[kill],
+        fit={"max_restarts": 2},
+    )
+    assert killed
+    assert any("a new process goes on" in message for message in notices)
+    assert digest_of(other) == digest_of(trained(perceptron, epochs=12))
+
+
+def loaded(runtime, workers, *, observers=(), others=0, **fit):
+    X, y = (torch.from_numpy(x) for x in rows(90))
+    loader = DataLoader(TensorDataset(X, y), batch_size=32, shuffle=True, num_workers=others)
+    own = {"classes": 3, "runtime": runtime, "workers": workers, "observers": observers}
+    return LocalTrainer(perceptron(), **own).fit(loader, epochs=4, validation=(X, y), **fit)
+
+
+def test_a_data_loader_has_the_same_order_in_every_runtime_and_after_a_resume(tmp_path):
+    whole = loaded("serial", 1)
+    torch.manual_seed(77)
+    assert digest_of(loaded("threads", 2)) == digest_of(whole)
+    assert digest_of(loaded("processes", 2)) == digest_of(whole)
+    with pytest.raises(RunInterrupted):
+        loaded("threads", 3, observers=[interrupting(1, 2)], resume=tmp_path)
+    assert digest_of(loaded("threads", 2, resume=tmp_path)) == digest_of(whole)
+
+
+def test_a_data_loader_may_have_processes():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on forks, and on more of them than cores
+        assert digest_of(loaded("threads", 2, others=1)) == digest_of(loaded("serial", 1))

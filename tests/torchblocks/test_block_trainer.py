@@ -1,0 +1,274 @@
+"""What LocalTrainer makes of networks, losses and data, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="blocks of PyTorch need it")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset  # noqa: E402
+from torchnets import InPlace, Two, convolutional, digest, perceptron, rows  # noqa: E402
+
+from syncpretrain.errors import DataError, DivergedError, SettingsError, WorkerError  # noqa: E402
+from syncpretrain.events import Notice  # noqa: E402
+from syncpretrain.torch import LocalTrainer, block, trainer  # noqa: E402
+from syncpretrain.torch.losses import PooledHead, similarities  # noqa: E402
+
+
+def fitted(network, X, y=None, weight=None, *, epochs=1, batch_size=30, **settings):
+    own = {"classes": 3, "runtime": "serial", "workers": 1} | settings
+    return LocalTrainer(network, **own).fit(X, y, weight, epochs=epochs, batch_size=batch_size)
+
+
+def test_a_block_begins_with_a_weight_and_takes_what_follows():
+    names = [[type(m).__name__ for m in own.children()] for own in block.blocks_of(perceptron())]
+    assert names == [
+        ["Linear", "BatchNorm1d", "ReLU", "Dropout"],
+        ["Linear", "ReLU"],
+        ["Shaken", "ReLU"],
+        [],
+    ]
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Linear(4, 2))
+    assert [len(list(own.children())) for own in block.blocks_of(flat)] == [2, 0]
+
+
+def test_the_network_learns_and_stays_the_callers():
+    X, y = rows(300)
+    network = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+    own = fitted(network, X, y, epochs=20, optimizer=lambda p: torch.optim.Adam(p, 0.01))
+    assert own.model is network
+    with torch.no_grad():
+        scores = network.eval()(torch.from_numpy(X))
+    assert (scores.argmax(1).numpy() == y).mean() > 0.9
+    assert isinstance(own.heads[1], nn.Identity), "the last block has the scores of the classes"
+    assert own.history.layers[0].train[-1] < own.history.layers[0].train[0]
+
+
+def test_a_last_block_without_scores_has_a_head_in_the_classifier():
+    X, y = rows(60)
+    own = fitted(perceptron(last=7), X, y)
+    assert isinstance(own.heads[-1], PooledHead)
+    assert own.classifier(torch.from_numpy(X)).shape == (60, 3)
+
+
+def test_a_second_call_goes_on():
+    X, y = rows(60)
+    own = fitted(perceptron(drop=0.0), X, y)
+    before, heads = digest(own.model), own.heads
+    own.fit(X, y, batch_size=30)
+    assert digest(own.model) != before
+    assert own.heads == heads
+    with pytest.raises(SettingsError, match="as in the first call"):
+        own.fit(X[:, :5], y)
+
+
+def test_reconstruction_needs_no_targets_and_can_be_fine_tuned():
+    X, _ = rows(120)
+    network = nn.Sequential(nn.Linear(12, 8), nn.Sigmoid(), nn.Linear(8, 4))
+    own = fitted(network, X, loss="reconstruction", noise=0.2, epochs=15, classes=None)
+    curve = own.history.layers[0].train
+    assert curve[-1] < curve[0]
+    code = network.eval()(torch.from_numpy(X))
+    assert code.shape == (120, 4)
+    code.sum().backward()
+
+
+def linear(number, below, above):
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(above)), 3))
+
+
+def test_a_loss_of_ones_own_equals_the_built_in_one():
+    X, y = rows(60)
+    first = fitted(perceptron(), X, y, heads=linear)
+    second = fitted(perceptron(), X, y, heads=linear, loss=functional.cross_entropy)
+    assert digest(first.model, *first.heads) == digest(second.model, *second.heads)
+
+
+def test_weights_of_zero_leave_examples_out():
+    """Without batch normalization an example only counts by its loss."""
+
+    def network():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    X, y = rows(60)
+    weight = np.r_[np.ones(40), np.zeros(20)].astype(np.float32)
+    sgd = {"optimizer": lambda p: torch.optim.SGD(p, 0.1)}
+    whole = fitted(network(), X, y, weight, batch_size=60, **sgd)
+    part = fitted(network(), X[:40], y[:40], batch_size=40, **sgd)
+    for a, b in zip(whole.model.parameters(), part.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_validation_without_weights_counts_each_example_once():
+    X, y = rows(60)
+    own = LocalTrainer(perceptron(), classes=3, runtime="serial", workers=1)
+    own.fit(X, y, np.ones(60), validation=(X, y))
+    assert all(len(curve.validation) == 1 for curve in own.history.layers)
+
+
+def test_similarities_are_cosines_of_centred_rows():
+    z = torch.tensor([[1.0, 2.0, 6.0], [3.0, 1.0, 2.0]])
+    c = z - z.mean(1, keepdim=True)
+    expected = functional.cosine_similarity(c[:1], c[1:])
+    torch.testing.assert_close(similarities(z)[0, 1], expected[0])
+
+
+def test_large_maps_are_averaged_for_the_default_head():
+    head = PooledHead((64, 32, 32), 10)
+    assert head.linear.in_features == 64 * 8 * 8
+    assert head(torch.zeros(2, 64, 32, 32)).shape == (2, 10)
+
+
+def test_whole_numbers_reach_the_first_block_as_such():
+    X = np.random.default_rng(0).integers(50, size=(60, 6))
+    own = nn.Sequential(nn.Sequential(nn.Embedding(50, 4), nn.Flatten()), nn.Linear(24, 3))
+    fitted(own, X, rows(60)[1])
+    with pytest.raises(DataError, match="above 2\\*\\*24"):
+        fitted(perceptron(), np.full((60, 12), 1 << 25), rows(60)[1])
+
+
+class Endless(IterableDataset):
+    """A data set without a length."""
+
+    def __iter__(self):
+        X, y = rows(50)
+        return zip(torch.from_numpy(X), torch.from_numpy(y), strict=True)
+
+
+def test_a_loader_without_a_length_is_counted():
+    loader = DataLoader(Endless(), batch_size=16)
+    own = LocalTrainer(perceptron(), classes=3, runtime="threads", workers=2)
+    own.fit(loader, epochs=2)
+    assert [len(curve.train) for curve in own.history.layers] == [2] * 4
+
+
+def test_auto_measures_and_says_what_it_chose(monkeypatch):
+    X, y = rows(60)
+    messages = []
+
+    def tell(event):
+        if isinstance(event, Notice):
+            messages.append(event.message)
+
+    monkeypatch.setattr(trainer, "usable_cores", lambda: 2)
+    for costs, workers in (([4.0, 1.0, 1.0, 1.0], 2), ([9.0, 0.1, 0.1, 0.1], 1)):
+        monkeypatch.setattr(LocalTrainer, "_costs", lambda self, given, own=costs: own)
+        LocalTrainer(perceptron(), classes=3, observers=[tell]).fit(X, y)
+        assert messages.pop().startswith(f"{workers} worker")
+    monkeypatch.undo()
+    LocalTrainer(perceptron(), classes=3, observers=[tell]).fit(X, y)
+    assert " for 4 blocks, measured at " in messages.pop()
+
+
+def test_measuring_trains_nothing():
+    X, y = rows(60)
+    whole, measured = (fitted(perceptron(), X, y, workers=n) for n in (1, "auto"))
+    auto = LocalTrainer(perceptron(), classes=3).fit(X, y, batch_size=30)
+    assert digest(whole.model) == digest(measured.model) == digest(auto.model)
+
+
+def shared():
+    network = perceptron()
+    network[4] = nn.Linear(16, 16)
+    network[6].linear.weight = network[4].weight
+    return network
+
+
+CASES = [
+    (lambda: nn.Linear(12, 3), {}, "got Linear, expected an nn.Sequential"),
+    (lambda: nn.Sequential(nn.ReLU()), {}, "no module with a weight"),
+    (lambda: nn.Sequential(Two(), nn.Linear(12, 3)), {}, "block 1 returns tuple, expected one"),
+    (shared, {}, "blocks 2 and 3 share a parameter"),
+    (lambda: perceptron().double(), {}, "block 1 has torch.float64 on cpu, expected torch.float32"),
+    (lambda: nn.Sequential(nn.Linear(12, 8), nn.Linear(7, 3)), {}, r"block 2 fails on .* \(8,\)"),
+    (perceptron, {"classes": 2}, "the head or the loss of block 1 fails: "),
+    (perceptron, {"loss": "infonce"}, "got 'infonce', expected cross-entropy"),
+    (perceptron, {"classes": None}, "classes: got nothing with loss cross-entropy"),
+    (perceptron, {"loss": lambda h, y: h.sum(), "classes": None}, "heads: got nothing"),
+    (perceptron, {"workers": 0}, "workers: got 0, expected auto"),
+    (perceptron, {"runtime": "actors"}, "runtime: got 'actors', expected auto"),
+    (perceptron, {"noise": 1.5}, "noise: got 1.5"),
+    (perceptron, {"scheduler_every": "week"}, "scheduler_every: got 'week'"),
+]
+
+
+@pytest.mark.parametrize(("network", "settings", "message"), CASES)
+def test_what_cannot_be_trained_is_refused_in_a_sentence(network, settings, message):
+    X, y = rows(60)
+    with pytest.raises(SettingsError, match=message):
+        fitted(network(), X, y, **settings)
+
+
+def test_data_that_do_not_fit_are_refused():
+    X, y = rows(60)
+    with pytest.raises(SettingsError, match="y: got nothing with loss cross-entropy"):
+        fitted(perceptron(), X)
+    with pytest.raises(DataError, match=r"y: got shape \(40,\), expected \(60,\)"):
+        fitted(perceptron(), X, y[:40])
+    with pytest.raises(DataError, match="without a minibatch"):
+        fitted(perceptron(), [])
+    loader = DataLoader(TensorDataset(torch.from_numpy(X)), batch_size=10)
+    with pytest.raises(DataError, match="y: got it with an iterable"):
+        fitted(perceptron(), loader, y)
+
+
+def test_a_head_that_changes_its_input_is_refused():
+    X, y = rows(60)
+
+    def heads(number, below, above):
+        return InPlace() if number == 1 else linear(number, below, above)
+
+    with pytest.raises(WorkerError, match="head of block 1 changes its input in place"):
+        fitted(perceptron(drop=0.0), X, y, heads=heads)
+
+
+def test_a_block_of_the_script_itself_is_refused_for_processes():
+    Two.__module__, before = "__main__", Two.__module__
+    try:
+        own = nn.Sequential(perceptron(), nn.Linear(3, 3))
+        own[0].append(Two())
+        with pytest.raises(SettingsError, match="Two of block 1 is defined in the script"):
+            block.Block.__getstate__(
+                block.Block(
+                    number=1,
+                    modules=own[0],
+                    head=nn.Identity(),
+                    below=None,
+                    above=None,
+                    loss=trainer.LocalLoss("predsim"),
+                )
+            )
+    finally:
+        Two.__module__ = before
+
+
+def test_a_block_that_diverges_is_taken_back_and_ends_the_run():
+    X, y = rows(60)
+    own = {"optimizer": lambda p: torch.optim.SGD(p, 1e30), "loss": "cross-entropy"}
+    network = nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 3))
+    with pytest.raises(DivergedError, match="layer 1 diverged in epoch 4"):
+        fitted(network, X, y, epochs=9, **own)
+    assert all(torch.isfinite(p).all() for p in network.parameters())
+
+
+def test_a_frozen_block_hands_up_and_keeps_its_mode():
+    X, y = rows(60, (1, 8, 8))
+    network = convolutional()
+    for parameter in network[0].parameters():
+        parameter.requires_grad_(False)
+    before = network[0].weight.clone()
+    fitted(network, X, y)
+    assert torch.equal(network[0].weight, before)
+
+
+def test_the_package_imports_pytorch_when_it_is_used():
+    code = "import sys, syncpretrain.torch as own; assert 'torch' not in sys.modules; "
+    code += "own.LocalTrainer; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
