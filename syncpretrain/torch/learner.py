@@ -113,7 +113,7 @@ class ModuleLearner(Learner):
         *,
         epoch: int,
         step: int,
-        examples: int | None = None,
+        examples: float | None = None,
     ) -> float:
         """Fill the gradients of the parameters; return the loss, times the examples."""
         block = self.block

@@ -94,10 +94,18 @@ class LocalLoss:
         if self.kind == "cross-entropy":
             return _mean(functional.cross_entropy(head(h), y, reduction=_reduction(weight)), weight)
         if self.kind == "predsim":
-            scores, features = head(h)
+            outputs = head(h)
+            if not isinstance(outputs, tuple) or len(outputs) != 2:
+                raise SettingsError(
+                    "heads: got a head that returns one output with loss predsim, expected the"
+                    " scores of the classes and features; take loss cross-entropy"
+                )
+            scores, features = outputs
             own = _mean(functional.cross_entropy(scores, y, reduction=_reduction(weight)), weight)
             wanted = similarities(functional.one_hot(y, scores.shape[1]).to(scores.dtype))
-            similar = functional.mse_loss(similarities(features), wanted)
+            similar = functional.mse_loss(similarities(features), wanted, reduction="none")
+            pairs = None if weight is None else torch.outer(weight, weight)
+            similar = similar.mean() if pairs is None else (similar * pairs).sum() / pairs.sum()
             return (1 - SIMILARITY) * own + SIMILARITY * similar
         assert callable(self.kind)
         return _mean(self.kind(head(h), y), weight)

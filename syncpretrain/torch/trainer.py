@@ -35,7 +35,7 @@ from syncpretrain.torch.block import (
 )
 from syncpretrain.torch.data import Given, given_rows, held_out_rows
 from syncpretrain.torch.learner import ModuleLearner, build_block, load_layer
-from syncpretrain.torch.losses import LocalLoss, check_loss, default_head
+from syncpretrain.torch.losses import LocalLoss, PredSimHead, check_loss, default_head
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.split import Split
 
@@ -96,7 +96,7 @@ class LocalTrainer:
     classes : int, optional
         Number of classes, for the default heads.
     loss : str or callable
-        "cross-entropy", "predsim" (Nokland and Eidnes 2019), "reconstruction" of the block's input,
+        "predsim" (Nokland and Eidnes 2019), "cross-entropy", "reconstruction" of the block's input,
         which needs no targets, or a function of the head's outputs and the targets.
     optimizer : callable
         Returns an optimizer for a list of parameters.
@@ -148,7 +148,7 @@ class LocalTrainer:
         model: Any,
         *,
         classes: int | None = None,
-        loss: str | Callable[[Any, Any], Any] = "cross-entropy",
+        loss: str | Callable[[Any, Any], Any] = "predsim",
         optimizer: Callable[[Any], Any] = torch.optim.Adam,
         scheduler: Callable[[Any], Any] | None = None,
         scheduler_every: str = "epoch",
@@ -193,8 +193,9 @@ class LocalTrainer:
 
     @property
     def classifier(self) -> Any:
-        """The network with the head of its last block."""
-        return nn.Sequential(self.model, self.heads[-1])
+        """The network with the head of its last block, which returns the scores alone."""
+        head = self.heads[-1]
+        return nn.Sequential(self.model, head.classes if isinstance(head, PredSimHead) else head)
 
     def fit(
         self,

@@ -25,7 +25,7 @@ ROWS = [
     ["runs", "planning"],
     ["plot"],
     ["report"],
-    ["cli", "__main__", "sklearn"],
+    ["cli", "__main__", "sklearn", "torch"],
 ]
 RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
 THREADS = {"threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess"}

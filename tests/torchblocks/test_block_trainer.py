@@ -18,7 +18,7 @@ from torchnets import InPlace, Two, convolutional, digest, perceptron, rows  # n
 from syncpretrain.errors import DataError, DivergedError, SettingsError, WorkerError  # noqa: E402
 from syncpretrain.events import Notice  # noqa: E402
 from syncpretrain.torch import LocalTrainer, block, trainer  # noqa: E402
-from syncpretrain.torch.losses import PooledHead, similarities  # noqa: E402
+from syncpretrain.torch.losses import PooledHead, PredSimHead, similarities  # noqa: E402
 
 
 def fitted(network, X, y=None, weight=None, *, epochs=1, batch_size=30, **settings):
@@ -52,9 +52,18 @@ def test_the_network_learns_and_stays_the_callers():
 
 def test_a_last_block_without_scores_has_a_head_in_the_classifier():
     X, y = rows(60)
-    own = fitted(perceptron(last=7), X, y)
-    assert isinstance(own.heads[-1], PooledHead)
-    assert own.classifier(torch.from_numpy(X)).shape == (60, 3)
+    for loss, kind in (("predsim", PredSimHead), ("cross-entropy", PooledHead)):
+        own = fitted(perceptron(last=7), X, y, loss=loss)
+        assert isinstance(own.heads[-1], kind)
+        assert own.classifier(torch.from_numpy(X)).shape == (60, 3)
+
+
+def test_a_head_of_ones_own_needs_features_for_predsim():
+    X, y = rows(60)
+    with pytest.raises(
+        SettingsError, match="returns one output with loss predsim, expected the sco"
+    ):
+        fitted(perceptron(), X, y, heads=linear)
 
 
 def test_a_second_call_goes_on():
@@ -85,12 +94,13 @@ def linear(number, below, above):
 
 def test_a_loss_of_ones_own_equals_the_built_in_one():
     X, y = rows(60)
-    first = fitted(perceptron(), X, y, heads=linear)
+    first = fitted(perceptron(), X, y, heads=linear, loss="cross-entropy")
     second = fitted(perceptron(), X, y, heads=linear, loss=functional.cross_entropy)
     assert digest(first.model, *first.heads) == digest(second.model, *second.heads)
 
 
-def test_weights_of_zero_leave_examples_out():
+@pytest.mark.parametrize("loss", ["predsim", "cross-entropy"])
+def test_weights_of_zero_leave_examples_out(loss):
     """Without batch normalization an example only counts by its loss."""
 
     def network():
@@ -99,7 +109,7 @@ def test_weights_of_zero_leave_examples_out():
 
     X, y = rows(60)
     weight = np.r_[np.ones(40), np.zeros(20)].astype(np.float32)
-    sgd = {"optimizer": lambda p: torch.optim.SGD(p, 0.1)}
+    sgd = {"optimizer": lambda p: torch.optim.SGD(p, 0.1), "loss": loss}
     whole = fitted(network(), X, y, weight, batch_size=60, **sgd)
     part = fitted(network(), X[:40], y[:40], batch_size=40, **sgd)
     for a, b in zip(whole.model.parameters(), part.model.parameters(), strict=True):
@@ -190,7 +200,7 @@ CASES = [
     (lambda: nn.Sequential(nn.Linear(12, 8), nn.Linear(7, 3)), {}, r"block 2 fails on .* \(8,\)"),
     (perceptron, {"classes": 2}, "the head or the loss of block 1 fails: "),
     (perceptron, {"loss": "infonce"}, "got 'infonce', expected cross-entropy"),
-    (perceptron, {"classes": None}, "classes: got nothing with loss cross-entropy"),
+    (perceptron, {"classes": None}, "classes: got nothing with loss predsim"),
     (perceptron, {"loss": lambda h, y: h.sum(), "classes": None}, "heads: got nothing"),
     (perceptron, {"workers": 0}, "workers: got 0, expected auto"),
     (perceptron, {"runtime": "actors"}, "runtime: got 'actors', expected auto"),
@@ -208,7 +218,7 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(network, settings, mess
 
 def test_data_that_do_not_fit_are_refused():
     X, y = rows(60)
-    with pytest.raises(SettingsError, match="y: got nothing with loss cross-entropy"):
+    with pytest.raises(SettingsError, match="y: got nothing with loss predsim"):
         fitted(perceptron(), X)
     with pytest.raises(DataError, match=r"y: got shape \(40,\), expected \(60,\)"):
         fitted(perceptron(), X, y[:40])
@@ -226,7 +236,7 @@ def test_a_head_that_changes_its_input_is_refused():
         return InPlace() if number == 1 else linear(number, below, above)
 
     with pytest.raises(WorkerError, match="head of block 1 changes its input in place"):
-        fitted(perceptron(drop=0.0), X, y, heads=heads)
+        fitted(perceptron(drop=0.0), X, y, heads=heads, loss="cross-entropy")
 
 
 def test_a_block_of_the_script_itself_is_refused_for_processes():
