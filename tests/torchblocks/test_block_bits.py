@@ -163,6 +163,7 @@ def test_gradients_and_steps_are_those_of_plain_pytorch():
     trainer = LocalTrainer(
         own,
         classes=3,
+        loss="cross-entropy",
         heads=lambda number, below, above: heads[number - 1],
         optimizer=adam,
         runtime="threads",
