@@ -75,6 +75,7 @@ GOOD = {
     "decay": [(LINE, 0.5)],
     "copy": [(WIDE[:, :4], WIDE[:, 4:8])],
     "sample_states": [(X, floats(6), X.copy(), X.copy(), "bernoulli", 1 | 3 << 32)],
+    "sample_fixed": [(X, floats(6), X.copy(), X.copy(), "relu", 1)],
     "squared_error": [(X, X.copy(), X.copy(), 1), (X, X.copy(), X, 0)],
     "wrong": [(X, X.copy(), 1), (X, X, 0)],
     "output_delta": [(X, X.copy(), X.copy(), floats(6), "relu", "squared", 1)],
