@@ -70,6 +70,7 @@ SIGNATURES = {
     "add": _signature("x:* y:* >out:*", in_place=True),
     "means": _signature(">x:mn bias:n", "units"),
     "softmax": _signature(">x:mn", columns=1),
+    "softmax_fixed": _signature(">x:mn", columns=1),
     "normalize": _signature(">x:mn >spread:n", rows=1),
     "denormalize": _signature(">delta:mn normal:mn spread:n", rows=1),
     "times_derivative": _signature(">delta:* a:*", "units"),

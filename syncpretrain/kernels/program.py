@@ -77,12 +77,12 @@ class Program:
     l1), ``adam_step`` (parameters, gradient, moments) and ``sgd_step`` (parameters, gradient,
     velocity, momentum, nesterov), which also take the values given to :meth:`prepare`. ``sum_rows``
     (x, out), ``scale`` (x, factor), ``decay`` (parameters, amount) by 1 - rate * amount, ``copy``
-    (x, out), ``softmax`` (x) and ``wrong`` (target, y, slot) are what they say. ``documents`` (y,
-    target, units) gives shares of words the numbers of words of their targets; ``update``
-    (parameters, gradient, function) calls function(parameters, gradient, rate=, step=). These two
-    are not compiled, nor are ``sample_fixed``, ``output_delta`` (target, y, out, sums, units, loss,
-    slot) and ``derivative_and_sums`` (delta, a, sums, units), which devices make in one launch
-    each. ``convolve``, ``convolve_gradient``, ``convolve_back``, ``visible_means`` and
+    (x, out), ``softmax`` (x), ``softmax_fixed``, and ``wrong`` (target, y, slot) are what they say.
+    ``documents`` (y, target, units) gives shares of words the numbers of words of their targets;
+    ``update`` (parameters, gradient, function) calls function(parameters, gradient, rate=, step=).
+    These two are not compiled, nor are ``sample_fixed``, ``output_delta`` (target, y, out, sums,
+    units, loss, slot) and ``derivative_and_sums`` (delta, a, sums, units), which devices make in
+    one launch each. ``convolve``, ``convolve_gradient``, ``convolve_back``, ``visible_means`` and
     ``sum_channels`` are functions of :mod:`syncpretrain.kernels.convolution`, with all arguments by
     position; a slice is its first number and the number behind its last.
 
@@ -503,6 +503,7 @@ _INTERPRETED: dict[str, Callable[..., _Call]] = {
     "add": lambda own, x, y, out: _call(np.add, x, y, out=out),
     "means": lambda own, *given: _call(means, *given),
     "softmax": lambda own, x: _call(activate, x, "softmax"),
+    "softmax_fixed": lambda own, x: _call(activate, x, "softmax"),
     "times_derivative": lambda own, *given: _call(times_derivative, *given),
     "normalize": lambda own, *given: _call(normalize, *given),
     "denormalize": lambda own, *given: _call(denormalize, *given),

@@ -67,6 +67,7 @@ GOOD = {
     "add": [(X, X.copy(), X), (LINE, LINE.copy(), floats(20))],
     "means": [(X, floats(6), "bernoulli"), (floats(4, 0), floats(0), "relu")],
     "softmax": [(X,)],
+    "softmax_fixed": [(X,)],
     "normalize": [(X, floats(6)), (WIDE[:, :5], floats(5))],
     "denormalize": [(X, X.copy(), floats(6))],
     "times_derivative": [(X, X.copy(), "gaussian")],
