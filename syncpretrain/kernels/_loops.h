@@ -141,7 +141,7 @@ INLINED float sigmoid(float x, const int is_one)
     memcpy(&t, &bits, sizeof t);
     float p = reduced_expm1(t, &bits, is_one) + 1.0f;
     p *= power_of_2(bits, -1); /* for 2^128 is none */
-    float y = 1.0f / (1.0f + (p + p));
+    float y = 1.0f / fused(p, 2.0f, 1.0f, is_one);
     return x == x ? y : x;
 }
 
