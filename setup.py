@@ -53,8 +53,8 @@ NATIVE = Extension(
         f"syncpretrain/kernels/_{name}.h"
         for name in (
             *("amx", "bfloat16", "binary", "convolution", "counters", "documents", "float32"),
-            *("float32_tiles", "loops", "pairs", "patches", "philox", "products", "program"),
-            *("rounded_windows", "sparse", "tiles", "vectors", "windows"),
+            *("float32_tiles", "loops", "normal", "pairs", "patches", "philox", "products"),
+            *("program", "rounded_windows", "sparse", "tiles", "vectors", "windows"),
         )
     ],
     extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"],

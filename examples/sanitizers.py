@@ -185,6 +185,7 @@ def a_call(draws: Draws, extension: Any) -> tuple[str, list[Any], list[Any]]:
         "times_derivative": ("ab ab", [units]),
         "sample_states": ("ab b ab", seed),
         "uniform": ("ab", seed),
+        "normal": ("ab", seed),
         "phase_differences": ("ea eb a b", [other]),
         "momentum_step": ("ab ab ab", [0.9, 0.1, 0.01, 0.01]),
         "sgd_step": ("a a a", [0.1, one(draws, 0.0, 0.9), True]),

@@ -24,6 +24,7 @@ from syncpretrain.kernels.precision import PRECISIONS, Precision
 from syncpretrain.learners.base import Places
 from syncpretrain.models.layer import ConvolutionalLayer, Layer
 from syncpretrain.shapes import ConvolutionShape
+from syncpretrain.units.kinds import kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,16 +202,19 @@ class Affine(Link):
 
     def up(self, site: Site, own: slice) -> list[Operation]:
         """Return what fills the means of some units."""
-        out, means = site.out[:, own], ("means", site.out[:, own], site.bias[own], self.units)
+        out = site.out[:, own]
+        means: list[Operation] = [("means", out, site.bias[own], self.units)]
+        if self.precision == "own" and kind_of(self.units).is_exclusive:
+            means = [("means", out, site.bias[own], "gaussian"), ("softmax_fixed", out)]
         given = self.product.operation, site.read, site.weight[:, own]
         if not self.normalizes:
-            return [(*given, out), means]
+            return [(*given, out), *means]
         normal = site.normal[:, own]  # kept for the way down
         return [
             (*given, normal),
             ("normalize", normal, site.spread[own]),
             ("copy", normal, out),
-            means,
+            *means,
         ]
 
     def gradient(self, site: Site, reads: slice, own: slice) -> list[Operation]:

@@ -10,6 +10,7 @@ import msgspec
 from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.chain import Dropout
+from syncpretrain.kernels.precision import precision_of
 from syncpretrain.parallel.blas import blas_threads as resolve_threads
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.schedule.kinds import ASYNC
@@ -67,6 +68,8 @@ def resolve_options(
     SettingsError
         If such layers are not split or not trained in a way that was asked for.
     """
+    if sparse and options.products == "own":
+        raise SettingsError("finetune_products: got own with sparse examples, expected blas")
     replicas, shards = options.replicas, options.shards
     split = _split_of(options, shapes)
     backend = _backend_of(options, shapes, sparse=sparse)
@@ -110,7 +113,7 @@ def network_options(options: TuningOptions) -> dict[str, Any]:
         "aligns": options.unlabelled == "aligned",
         "epochs": options.epochs,
         "shards": options.shards or 1,
-        "precision": options.precision,
+        "precision": precision_of(options.precision, options.products).name,
     }
 
 

@@ -4,11 +4,6 @@
  */
 enum { TOGETHER = 16 }; /* words that are passed over at once if no point is among them */
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
-#endif
-
 /* Add the biases to the inputs of a row; return the largest sum, which nan is not. */
 VECTORIZED static float add_biases(float *x, const float *bias, ptrdiff_t n)
 {
@@ -31,54 +26,57 @@ VECTORIZED static float add_biases(float *x, const float *bias, ptrdiff_t n)
 }
 
 /* exp(x) of 0 and below: as good as 0 below -87, nan for nan. */
-INLINED float exp_below_1(float x)
+INLINED float exp_below_1(float x, const int is_one)
 {
     float t = x;
     uint32_t bits;
     memcpy(&bits, &t, sizeof t);
     bits = bits < 0xC2AE0000u ? bits : 0xC2AE0000u; /* -87, as in sigmoid */
     memcpy(&t, &bits, sizeof t);
-    float q = reduced_expm1(t, &bits);
+    float q = reduced_expm1(t, &bits, is_one);
     float y = power_of_2(bits, 0) * (q + 1.0f);
     return x == x ? y : x;
 }
 
 /* Replace the inputs of a row by exp(x - top); return their sum. */
-VECTORIZED static float exp_row(float *x, float top, ptrdiff_t n)
+INLINED float exp_row_any(float *x, float top, ptrdiff_t n, const int is_one)
 {
     float sums[LANES] = {0}, sum = 0;
     ptrdiff_t i = 0;
     for (; i + LANES <= n; i += LANES)
         APART for (int j = 0; j < LANES; j++)
         {
-            float y = exp_below_1(x[i + j] - top);
+            float y = exp_below_1(x[i + j] - top, is_one);
             x[i + j] = y;
             sums[j] += y;
         }
-    for (int j = 0; i < n; i++, j++) sums[j] += x[i] = exp_below_1(x[i] - top);
+    for (int j = 0; i < n; i++, j++) sums[j] += x[i] = exp_below_1(x[i] - top, is_one);
     for (int j = 0; j < LANES; j++) sum += sums[j];
     return sum;
 }
 
+IN_WIDTHS(float, exp_row, (float *x, float top, ptrdiff_t n), x, top, n)
+
 /* Return the sum of the squares of by x - like. */
-VECTORIZED static float scaled_squares(const float *x, float by, const float *like, ptrdiff_t n)
+INLINED float scaled_squares_any(const float *x, float by, const float *like, ptrdiff_t n, const int is_one)
 {
     float sums[LANES] = {0}, sum = 0;
     ptrdiff_t i = 0;
     for (; i + LANES <= n; i += LANES)
         APART for (int j = 0; j < LANES; j++)
         {
-            float d = by * x[i + j] - like[i + j];
-            sums[j] += d * d;
+            float d = fused(by, x[i + j], -like[i + j], is_one);
+            sums[j] = fused(d, d, sums[j], is_one);
         }
-    for (int j = 0; i < n; i++, j++) sums[j] += (by * x[i] - like[i]) * (by * x[i] - like[i]);
+    for (int j = 0; i < n; i++, j++) {
+        float d = fused(by, x[i], -like[i], is_one);
+        sums[j] = fused(d, d, sums[j], is_one);
+    }
     for (int j = 0; j < LANES; j++) sum += sums[j];
     return sum;
 }
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC pop_options
-#endif
+IN_WIDTHS(float, scaled_squares, (const float *x, float by, const float *like, ptrdiff_t n), x, by, like, n)
 
 /* Return the sum of words that are taken together, by pairs: short chains of sums. */
 INLINED double sum_together(const float *shares)

@@ -8,7 +8,6 @@
  * A term of 0 times a finite number changes no sum, but for the sign of 0. Where all rows of a strip of the left
  * factor are 0 such terms are left out. Included by _native.c alone, behind _bfloat16.h.
  */
-#include <float.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -44,6 +43,7 @@ typedef struct {
  * `depth` rows in all parts. */
 typedef struct {
     const char *name;
+    int width; /* of the vectors */
     Py_ssize_t part;
     /* Add to rows of sums the products of a strip with a part, of up to `part` columns. */
     void (*add)(const Strip *strip, float *part, Sums sums);
@@ -60,28 +60,9 @@ typedef struct {
 
 /* ------------------------------------------------------------------------------- portable */
 
-/* Return x y + z, rounded once. */
-static inline float fused(float x, float y, float z)
-{
-#if defined(__FP_FAST_FMAF)
-    return __builtin_fmaf(x, y, z);
-#elif FLT_EVAL_METHOD != 0
-    return fmaf(x, y, z);
-#else /* The exact sum is `sum` + `lost`. With its last digit odd where it is not exact it rounds as the exact one. */
-    double product = (double)x * (double)y, sum = product + (double)z;
-    double back = sum - product, lost = (product - (sum - back)) + ((double)z - back);
-    int64_t bits;
-    memcpy(&bits, &sum, sizeof bits);
-    int64_t inexact = (lost > 0) | (lost < 0), away = (lost > 0) == (sum > 0);
-    bits += inexact & ~bits & 1 ? 2 * away - 1 : 0;
-    memcpy(&sum, &bits, sizeof sum);
-    return (float)sum;
-#endif
-}
-
 VECTORIZED static void add_multiple(float a, const float *b, float *sums, Py_ssize_t n)
 {
-    APART for (Py_ssize_t j = 0; j < n; j++) sums[j] = fused(a, b[j], sums[j]);
+    APART for (Py_ssize_t j = 0; j < n; j++) sums[j] = fused(a, b[j], sums[j], 0);
 }
 
 /* Give sums of 0 no sign, and one pattern of bits to what is not a number. */
@@ -129,7 +110,7 @@ static int pack_and_add_portable(Factor f, Py_ssize_t depth, const Strip *s, flo
     return is_finite;
 }
 
-static const Float32Form PORTABLE_FLOAT32 = {"portable", GROUP, add_strip_portable, pack_and_add_portable};
+static const Float32Form PORTABLE_FLOAT32 = {"portable", 4, GROUP, add_strip_portable, pack_and_add_portable};
 
 /* ------------------------------------------------------------------------------ AVX2, AVX-512 */
 
@@ -138,7 +119,7 @@ static const Float32Form PORTABLE_FLOAT32 = {"portable", GROUP, add_strip_portab
 #define OF_WIDTH(name) name##_avx2
 #define WIDTH 8
 #define VECTORS 2
-#define TARGETED __attribute__((target("avx2,fma")))
+#define TARGETED AVX2
 #define Lane __m256
 #define FORM "avx2"
 #define NUMBERS(x, others) _mm256_blendv_ps(others, x, _mm256_cmp_ps(x, x, _CMP_ORD_Q))
@@ -160,7 +141,7 @@ static const Float32Form PORTABLE_FLOAT32 = {"portable", GROUP, add_strip_portab
 #define OF_WIDTH(name) name##_avx512
 #define WIDTH 16
 #define VECTORS 4
-#define TARGETED __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,fma")))
+#define TARGETED AVX512
 #define Lane __m512
 #define FORM "avx512"
 #define NUMBERS(x, others) _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), others, x)
@@ -188,19 +169,19 @@ static const Float32Form PORTABLE_FLOAT32 = {"portable", GROUP, add_strip_portab
 
 enum { FLOAT32_FORMS = 3 };
 
-static const Float32Form *kept_float32_form = NULL; /* instead of the fastest */
-
-/* Fill a list with the forms that this processor has, the kept one and then the fastest first; return their
- * number. */
+/* Fill a list with the forms that this processor has, the usual one first; return their number. */
 static int present_float32_forms(const Float32Form *forms[FLOAT32_FORMS])
 {
-    int count = 0;
-    if (kept_float32_form) forms[count++] = kept_float32_form;
+    int count = 0, usual = widest();
 #if defined(__x86_64__)
-    if (kept_float32_form != &FLOAT32_avx512 && widest() >= 16) forms[count++] = &FLOAT32_avx512;
-    if (kept_float32_form != &FLOAT32_avx2 && widest() >= 8) forms[count++] = &FLOAT32_avx2;
+    const Float32Form *others[] = {&FLOAT32_avx512, &FLOAT32_avx2, &PORTABLE_FLOAT32};
+    for (int i = 0; i < FLOAT32_FORMS; i++)
+        if (others[i]->width == usual) forms[count++] = others[i];
+    for (int i = 0; i < FLOAT32_FORMS; i++)
+        if (others[i]->width != usual && others[i]->width <= widest_of_cpu()) forms[count++] = others[i];
+#else
+    forms[count++] = &PORTABLE_FLOAT32;
 #endif
-    if (kept_float32_form != &PORTABLE_FLOAT32) forms[count++] = &PORTABLE_FLOAT32;
     return count;
 }
 
@@ -395,12 +376,12 @@ static const Float32Form *float32_form(PyObject *name)
     return NULL;
 }
 
-/* args: the name of the form that is usual from now on. */
+/* args: the name of the form that is usual from now on, of what else is written for each width too. */
 static PyObject *keep_float32_form(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     const Float32Form *form = expect(nargs, 1, "keep_float32_form") ? float32_form(args[0]) : NULL;
     if (form == NULL) return NULL;
-    kept_float32_form = form;
+    kept_width = form->width;
     Py_RETURN_NONE;
 }
 

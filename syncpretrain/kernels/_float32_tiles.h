@@ -170,7 +170,7 @@ TARGETED static int OF_WIDTH(pack_and_add)(Factor f, Py_ssize_t depth, const Str
     return is_finite;
 }
 
-static const Float32Form OF_WIDTH(FLOAT32) = {FORM, PART, OF_WIDTH(add_strip), OF_WIDTH(pack_and_add)};
+static const Float32Form OF_WIDTH(FLOAT32) = {FORM, WIDTH, PART, OF_WIDTH(add_strip), OF_WIDTH(pack_and_add)};
 
 #undef PART
 #undef Bits

@@ -1,12 +1,14 @@
 /* The equations over rows of float32, in one pass each.
  *
  * Every loop is plain C that the compiler vectorizes, once for each level of x86-64 (VECTORIZED).
- * Sums run in a fixed order, and no product is contracted with a sum (-ffp-contract=off): so the
- * bits equal the NumPy form's, except for the sigmoid, the tangent and the summed squares.
+ * Sums run in a fixed order, and no product is contracted with a sum (-ffp-contract=off): so each
+ * level has the same bits. They equal the NumPy form's, except for the sigmoid, the tangent and the
+ * summed squares. The exponential's products are added by fused multiply-adds, which the code names.
  */
 #ifndef SYNCPRETRAIN_LOOPS_H
 #define SYNCPRETRAIN_LOOPS_H
 
+#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -40,10 +42,64 @@ static const char *const UNIT_NAMES[OTHER] = {
     [TANH] = "tanh",
 };
 
-/* Of the exponential's own loops, products and sums are contracted: 1.3 times as fast. */
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
+/* Return x y + z, rounded once. `is_one` says that one instruction does it: then the compiler knows. */
+INLINED float fused(float x, float y, float z, const int is_one)
+{
+#if defined(__FP_FAST_FMAF)
+    return __builtin_fmaf(x, y, z);
+#elif FLT_EVAL_METHOD != 0
+    return fmaf(x, y, z);
+#else /* The exact sum is `sum` + `lost`. With its last digit odd where it is not exact it rounds as the exact one. */
+    if (is_one) return __builtin_fmaf(x, y, z);
+    double product = (double)x * (double)y, sum = product + (double)z;
+    double back = sum - product, lost = (product - (sum - back)) + ((double)z - back);
+    int64_t bits;
+    memcpy(&bits, &sum, sizeof bits);
+    int64_t inexact = (lost > 0) | (lost < 0), away = (lost > 0) == (sum > 0);
+    bits += inexact & ~bits & 1 ? 2 * away - 1 : 0;
+    memcpy(&sum, &bits, sizeof sum);
+    return (float)sum;
+#endif
+}
+
+#define AVX2 __attribute__((target("avx2,fma")))
+#define AVX512 __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,fma")))
+
+/* Return the width of the widest vectors of this processor that have a form. */
+static int widest_of_cpu(void)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
+        && __builtin_cpu_supports("avx512dq"))
+        return 16;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 8;
+#endif
+    return 4;
+}
+
+static int kept_width = 0; /* instead of the widest */
+
+static int widest(void)
+{
+    return kept_width ? kept_width : widest_of_cpu();
+}
+
+/* Define a function for each width, and one that calls the usual one, given one that takes `is_one` too. */
+#if defined(__x86_64__)
+#define IN_WIDTHS(type, name, parameters, ...)                                                      \
+    static type name##_4 parameters { return name##_any(__VA_ARGS__, 0); }                          \
+    AVX2 static type name##_8 parameters { return name##_any(__VA_ARGS__, 1); }                     \
+    AVX512 static type name##_16 parameters { return name##_any(__VA_ARGS__, 1); }                  \
+    static type name parameters                                                                     \
+    {                                                                                               \
+        int width = widest();                                                                       \
+        return width == 16  ? name##_16(__VA_ARGS__)                                                \
+               : width == 8 ? name##_8(__VA_ARGS__)                                                 \
+                            : name##_4(__VA_ARGS__);                                                \
+    }
+#else
+#define IN_WIDTHS(type, name, parameters, ...)                                                      \
+    static type name parameters { return name##_any(__VA_ARGS__, 0); }
 #endif
 
 /* exp(r) - 1, where exp(t) = 2^n exp(r) with n the integer nearest to t / log 2.
@@ -51,19 +107,18 @@ static const char *const UNIT_NAMES[OTHER] = {
  * Adding 1.5 * 2^23 rounds to n and leaves it in the low bits. The reduction in two parts and the
  * polynomial are from Cephes.
  */
-INLINED float reduced_expm1(float t, uint32_t *n_in_low_bits)
+INLINED float reduced_expm1(float t, uint32_t *n_in_low_bits, const int is_one)
 {
-    float shifted = t * 1.44269504088896341f + 12582912.0f;
+    float shifted = fused(t, 1.44269504088896341f, 12582912.0f, is_one);
     float n = shifted - 12582912.0f;
-    float r = (t - n * 0.693359375f) - n * -2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
+    float r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, t, is_one), is_one);
+    float p = fused(1.9875691500e-4f, r, 1.3981999507e-3f, is_one);
+    p = fused(p, r, 8.3334519073e-3f, is_one);
+    p = fused(p, r, 4.1665795894e-2f, is_one);
+    p = fused(p, r, 1.6666665459e-1f, is_one);
+    p = fused(p, r, 5.0000001201e-1f, is_one);
     memcpy(n_in_low_bits, &shifted, sizeof shifted);
-    return p * (r * r) + r;
+    return fused(p, r * r, r, is_one);
 }
 
 INLINED float power_of_2(uint32_t n_in_low_bits, uint32_t plus)
@@ -75,7 +130,7 @@ INLINED float power_of_2(uint32_t n_in_low_bits, uint32_t plus)
 }
 
 /* 1 / (1 + exp(-x)): 0 below -88.73, 1 for large x, nan for nan. */
-INLINED float sigmoid(float x)
+INLINED float sigmoid(float x, const int is_one)
 {
     float t = -x;
     int32_t clamped; /* as an integer, which takes two instructions, not six; it loses nan */
@@ -84,31 +139,31 @@ INLINED float sigmoid(float x)
     uint32_t bits = (uint32_t)clamped;
     bits = bits < 0xC2AE0000u ? bits : 0xC2AE0000u; /* -87 */
     memcpy(&t, &bits, sizeof t);
-    float p = reduced_expm1(t, &bits) + 1.0f;
+    float p = reduced_expm1(t, &bits, is_one) + 1.0f;
     p *= power_of_2(bits, -1); /* for 2^128 is none */
-    float y = 1.0f / (1.0f + (p + p));
+    float y = 1.0f / fused(p, 2.0f, 1.0f, is_one);
     return x == x ? y : x;
 }
 
 /* tanh(x) = (1 - exp(-2 |x|)) / (1 + exp(-2 |x|)) with the sign of x; nan for nan. */
-INLINED float hyperbolic_tangent(float x)
+INLINED float hyperbolic_tangent(float x, const int is_one)
 {
     float t = -2.0f * fabsf(x);
     uint32_t bits;
     memcpy(&bits, &t, sizeof t);
     bits = bits < 0xC2AE0000u ? bits : 0xC2AE0000u; /* -87, as in sigmoid */
     memcpy(&t, &bits, sizeof t);
-    float q = reduced_expm1(t, &bits), power = power_of_2(bits, 0);
-    float m = power * q + (power - 1.0f); /* exp(t) - 1, exact to the last bits near 0 too */
+    float q = reduced_expm1(t, &bits, is_one), power = power_of_2(bits, 0);
+    float m = fused(power, q, power - 1.0f, is_one); /* exp(t) - 1, exact to the last bits near 0 too */
     float y = copysignf(m / (m + 2.0f), x);
     return x == x ? y : x;
 }
 
-VECTORIZED static void means_row(float *x, const float *bias, ptrdiff_t n, Units units)
+INLINED void means_row_any(float *x, const float *bias, ptrdiff_t n, Units units, const int is_one)
 {
     switch (units) {
     case BERNOULLI:
-        APART for (ptrdiff_t i = 0; i < n; i++) x[i] = sigmoid(x[i] + bias[i]);
+        APART for (ptrdiff_t i = 0; i < n; i++) x[i] = sigmoid(x[i] + bias[i], is_one);
         break;
     case GAUSSIAN:
         APART for (ptrdiff_t i = 0; i < n; i++) x[i] += bias[i];
@@ -121,26 +176,27 @@ VECTORIZED static void means_row(float *x, const float *bias, ptrdiff_t n, Units
         }
         break;
     case TANH:
-        APART for (ptrdiff_t i = 0; i < n; i++) x[i] = hyperbolic_tangent(x[i] + bias[i]);
+        APART for (ptrdiff_t i = 0; i < n; i++) x[i] = hyperbolic_tangent(x[i] + bias[i], is_one);
         break;
     case OTHER: break;
     }
 }
 
-VECTORIZED static void states_row(
-    float *x, const float *bias, const float *uniform, float *out, ptrdiff_t n)
+IN_WIDTHS(void, means_row, (float *x, const float *bias, ptrdiff_t n, Units units), x, bias, n, units)
+
+INLINED void states_row_any(float *x, const float *bias, const float *uniform, float *out, ptrdiff_t n,
+                            const int is_one)
 {
     APART for (ptrdiff_t i = 0; i < n; i++)
     {
-        float mean = sigmoid(x[i] + bias[i]);
+        float mean = sigmoid(x[i] + bias[i], is_one);
         x[i] = mean;
         out[i] = uniform[i] < mean ? 1.0f : 0.0f;
     }
 }
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC pop_options
-#endif
+IN_WIDTHS(void, states_row, (float *x, const float *bias, const float *uniform, float *out, ptrdiff_t n),
+          x, bias, uniform, out, n)
 
 INLINED float sign(float x)
 {

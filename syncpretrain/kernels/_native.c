@@ -14,6 +14,7 @@
 #include "_counters.h"
 #include "_loops.h"
 #include "_philox.h"
+#include "_normal.h"
 
 enum {
     GIL_FROM = 4096, /* elements; less work than a change of threads costs is done with the lock */
@@ -289,6 +290,17 @@ static PyObject *uniform(PyObject *module, PyObject *const *args, Py_ssize_t nar
     flatten(m, 1);
     if (m[0].rows != 1) return closed(m, 1, Py_NotImplemented);
     WORK(m[0], uniform_all(&state, &m[0]));
+    return closed(m, 1, args[0]);
+}
+
+/* args: out, a vector or rows side by side; key, counter. */
+static PyObject *normal(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Matrix m[1];
+    WordStream stream = {.used = PER_BLOCK};
+    if (!expect(nargs, 3, "normal") || !start_philox(&stream.state, args[1], args[2])) return NULL;
+    if (!open_all(m, args, "w")) Py_RETURN_NOTIMPLEMENTED;
+    EACH_ROW(m[0], for (Py_ssize_t j = 0; j < m[0].columns; j++) row(m, i)[j] = next_normal(&stream));
     return closed(m, 1, args[0]);
 }
 
@@ -671,7 +683,7 @@ static PyObject *visible_means(PyObject *module, PyObject *const *args, Py_ssize
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef methods[] = {
-    METHOD(means), METHOD(sample_states), METHOD(uniform), METHOD(phase_differences),
+    METHOD(means), METHOD(sample_states), METHOD(uniform), METHOD(normal), METHOD(phase_differences),
     METHOD(momentum_step), METHOD(sgd_step), METHOD(adam_step), METHOD(squared_error),
     METHOD(times_derivative), METHOD(normalize), METHOD(denormalize), METHOD(wait_for_counters), METHOD(store_counter), METHOD(arrive_and_wait),
     METHOD(convolve), METHOD(convolve_gradient), METHOD(convolve_back), METHOD(visible_means),

@@ -107,7 +107,6 @@ VECTORIZED static void philox_batch(const Philox *state, float *out)
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#define AVX512 __attribute__((target("avx512f,avx512dq")))
 #define AVX512_INLINED AVX512 static inline __attribute__((always_inline))
 
 typedef struct {
@@ -189,8 +188,7 @@ static void philox_fill(Philox *state, float *out, ptrdiff_t count)
 {
     void (*batch)(const Philox *, float *) = philox_batch;
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
-        batch = philox_batch_lanes;
+    if (widest() >= 16) batch = philox_batch_lanes;
 #endif
     for (ptrdiff_t i = 0; i < count; i += BATCH) {
         batch(state, out + i);

@@ -12,7 +12,7 @@ typedef enum {
     GEMM, MEANS, DRAW, SQUARED_ERROR, DIFFERENCES, MOMENTUM, SUM_ROWS, SCALE, DERIVATIVE, MULTIPLY,
     ADAM, SGD, DECAY, COPY, SOFTMAX, WRONG, ADD, CONVOLVE, CONVOLVE_GRADIENT, CONVOLVE_BACK,
     VISIBLE_MEANS, SUM_CHANNELS, GEMM_BFLOAT16, NORMALIZE, DENORMALIZE,
-    GEMM_FLOAT32, KINDS
+    GEMM_FLOAT32, SOFTMAX_FIXED, KINDS
 } Kind;
 
 /* The letters say which arrays an operation has, and whether it writes to them; then its numbers. */
@@ -47,6 +47,7 @@ static const struct {
     [NORMALIZE] = {"normalize", "ww", 0},
     [DENORMALIZE] = {"denormalize", "wrr", 0},
     [GEMM_FLOAT32] = {"matmul_float32", "ttw", 0},
+    [SOFTMAX_FIXED] = {"softmax_fixed", "w", 0},
 };
 enum { MOST_ARRAYS = 6, MOST_NUMBERS = SHAPE_NUMBERS + 3 };
 
@@ -112,11 +113,15 @@ VECTORIZED static void plus_row(const float *x, const float *y, float *out, ptrd
     APART for (ptrdiff_t i = 0; i < n; i++) out[i] = x[i] + y[i];
 }
 
-static void softmax_row(float *x, Py_ssize_t n)
+/* The exponential is the C library's, or has the same bits everywhere. */
+static void softmax_row(float *x, Py_ssize_t n, int is_fixed)
 {
     float largest = x[0], sum = 0;
     for (Py_ssize_t i = 1; i < n; i++) largest = x[i] > largest ? x[i] : largest;
-    for (Py_ssize_t i = 0; i < n; i++) sum += x[i] = expf(x[i] - largest);
+    if (is_fixed)
+        sum = exp_row(x, largest, n);
+    else
+        for (Py_ssize_t i = 0; i < n; i++) sum += x[i] = expf(x[i] - largest);
     for (Py_ssize_t i = 0; i < n; i++) x[i] /= sum;
 }
 
@@ -178,7 +183,8 @@ static void work_operation(const Program *program, const Operation *op, const Va
         break;
     case DECAY: ROWS_OF(m[0], scale_row(row(&m[0], i), n, (float)(1 - values->rate * d[0]))); break;
     case COPY: ROWS_OF(m[0], memcpy(row(&m[1], i), row(&m[0], i), (size_t)n * sizeof(float))); break;
-    case SOFTMAX: ROWS_OF(m[0], softmax_row(row(&m[0], i), n)); break;
+    case SOFTMAX:
+    case SOFTMAX_FIXED: ROWS_OF(m[0], softmax_row(row(&m[0], i), n, op->kind == SOFTMAX_FIXED)); break;
     case WRONG: {
         Py_ssize_t count = 0;
         ROWS_OF(m[0], count += place_of_largest(row(&m[0], i), n) != place_of_largest(row(&m[1], i), n));

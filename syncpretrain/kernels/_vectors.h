@@ -44,7 +44,7 @@ typedef struct {
 #if defined(__x86_64__)
 #define OF_WIDTH(name) name##_8
 #define WIDTH 8
-#define TARGETED __attribute__((target("avx2,fma")))
+#define TARGETED AVX2
 #include "_tiles.h"
 #undef OF_WIDTH
 #undef WIDTH
@@ -52,7 +52,7 @@ typedef struct {
 
 #define OF_WIDTH(name) name##_16
 #define WIDTH 16
-#define TARGETED __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,fma")))
+#define TARGETED AVX512
 #include "_tiles.h"
 #undef OF_WIDTH
 #undef WIDTH
@@ -62,18 +62,6 @@ typedef struct {
 #if !defined(__clang__)
 #pragma GCC pop_options
 #endif
-
-/* Return the width of the widest vectors. */
-static int widest(void)
-{
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
-        && __builtin_cpu_supports("avx512dq"))
-        return 16;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 8;
-#endif
-    return 4;
-}
 
 #if defined(__x86_64__)
 #define WITH_WIDEST(name, ...)                                                                      \

@@ -6,6 +6,8 @@ biases of the code h = f(z W + b).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from syncpretrain.kernels.activations import times_derivative
@@ -17,13 +19,14 @@ def corrupt(
     x: Array,
     kind: str,
     amount: float,
-    draws: np.random.Generator,
+    draws: Any,
     limits: tuple[float, float] = (0, 1),
 ) -> None:
     """Replace examples by noisy copies, in place (Vincent et al. 2010).
 
     ``masking`` sets a share ``amount`` of the values to 0, ``salt-and-pepper`` to one of two
     ``limits`` with equal chances, and ``gaussian`` adds noise of standard deviation ``amount``.
+    ``draws`` is a generator of NumPy, or has its methods.
     """
     if kind == "gaussian":
         x += np.float32(amount) * draws.standard_normal(x.shape, dtype=np.float32)

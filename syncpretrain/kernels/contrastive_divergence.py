@@ -8,6 +8,8 @@ same for every kind of unit, with a variance of 1 for Gaussian ones.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from syncpretrain.kernels.activations import means
@@ -17,8 +19,10 @@ from syncpretrain.rng import Address
 from syncpretrain.units.kinds import kind_of
 
 
-def draw_noise(draws: np.random.Generator, units: str, *, out: Array) -> Array:
+def draw_noise(draws: Any, units: str, *, out: Array) -> Array:
     """Fill ``out`` with what :func:`sample` needs: uniform or normal draws, or both in blocks.
+
+    ``draws`` is a generator of NumPy, or has its methods.
 
     Raises
     ------

@@ -4,7 +4,8 @@ The C extension ``_native`` is optional: it is built where there is a C compiler
 stand in for the NumPy forms, for rows of float32 with elements side by side; anything else goes to
 NumPy still. The environment variable ``SYNCPRETRAIN_KERNELS`` chooses: ``numpy`` leaves the
 extension out, ``native`` insists on it. ``SYNCPRETRAIN_BFLOAT16`` chooses the order of sums of
-bfloat16 products, ``pairs`` or ``tiles``, instead of the one that this CPU takes fastest.
+bfloat16 products, ``pairs`` or ``tiles``, instead of the one that this CPU takes fastest;
+``SYNCPRETRAIN_VECTORS`` the vectors, ``avx512``, ``avx2`` or ``portable``, instead of the widest.
 
 Equal to the NumPy forms bit for bit, with one row or column or none, with infinities, signed zeros
 and numbers below 2^-126: the random numbers; the means of Gaussian and rectified units; the
@@ -40,6 +41,8 @@ from syncpretrain.shapes import ConvolutionShape
 
 VARIABLE = "SYNCPRETRAIN_KERNELS"
 ORDER_VARIABLE = "SYNCPRETRAIN_BFLOAT16"
+VECTORS_VARIABLE = "SYNCPRETRAIN_VECTORS"
+VECTORS = ("avx512", "avx2", "portable")
 ORDERS = ("pairs", "tiles")  # of sums; a form's name ends with its order
 
 
@@ -79,8 +82,22 @@ def _keep_order(extension: Any) -> None:
         extension.keep_bfloat16_form(next(form for form in forms if form.endswith(wanted)))
 
 
+def _keep_vectors(extension: Any) -> None:
+    """Take the vectors that the environment names, if it does, where a kernel has forms of each."""
+    wanted = os.environ.get(VECTORS_VARIABLE, "")
+    present = VECTORS if extension is None else extension.float32_forms()
+    if wanted not in ("", *present):
+        raise NativeKernelsError(
+            f"got {VECTORS_VARIABLE}={wanted!r}; expected {', '.join(map(repr, present))} or none,"
+            " which this CPU has"
+        )
+    if extension is not None and wanted:
+        extension.keep_float32_form(wanted)
+
+
 extension: Any = _loaded()  # the module, or None
 _keep_order(extension)
+_keep_vectors(extension)
 
 
 def bfloat16_order() -> str:
@@ -121,6 +138,10 @@ def _sample_states(
     if units not in extension.DRAWN:
         return NotImplemented
     return extension.sample_states(x, bias, out, address.key, address.counter)
+
+
+def _fill_normal(out: Array, address: Address) -> Any:
+    return extension.normal(out, address.key, address.counter)
 
 
 def _phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: int) -> Any:
@@ -293,6 +314,7 @@ if extension is not None:
             "normalize": _normalize,
             "denormalize": _denormalize,
             "sample_states": _sample_states,
+            "fill_normal": _fill_normal,
             "phase_differences": _phase_differences,
             "momentum_step": _momentum_step,
             "squared_error": _squared_error,

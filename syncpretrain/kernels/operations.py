@@ -22,7 +22,7 @@ Operation = tuple[Any, ...]  # a name and its arguments
 LOSSES = ("squared", "cross-entropy")
 # Operations without a compiled form: of GPUs, of blocks of units, and of a user's own optimizer.
 INTERPRETED = frozenset(
-    {"matmul_tf32", "output_delta", "derivative_and_sums", "documents", "update"}
+    {"matmul_tf32", "output_delta", "derivative_and_sums", "documents", "sample_fixed", "update"}
 )
 MOST_SHARDS = 2**53  # integers that a float64 holds
 WHOLE = (int, np.integer)
@@ -70,6 +70,7 @@ SIGNATURES = {
     "add": _signature("x:* y:* >out:*", in_place=True),
     "means": _signature(">x:mn bias:n", "units"),
     "softmax": _signature(">x:mn", columns=1),
+    "softmax_fixed": _signature(">x:mn", columns=1),
     "normalize": _signature(">x:mn >spread:n", rows=1),
     "denormalize": _signature(">delta:mn normal:mn spread:n", rows=1),
     "times_derivative": _signature(">delta:* a:*", "units"),
@@ -78,6 +79,7 @@ SIGNATURES = {
     "decay": _signature(">parameters:*", "number"),
     "copy": _signature("x:* >out:*"),
     "sample_states": _signature(">x:mn bias:n >noise:mn >out:mn", "units", "shard"),
+    "sample_fixed": _signature(">x:mn bias:n >noise:mn >out:mn", "units", "shard"),
     "documents": _signature(">y:mn target:mn", "units"),
     "squared_error": _signature("x:* y:* >out:*", "slot", in_place=True),
     "wrong": _signature("target:mn y:mn", "slot", columns=1),
@@ -212,7 +214,7 @@ def _check_convolution(got: str, value: Any) -> None:
 
 
 def _check_range(name: str, named: dict[str, Any]) -> None:
-    if name == "sample_states" and KINDS[named["units"]].sample is None:
+    if name in ("sample_states", "sample_fixed") and KINDS[named["units"]].sample is None:
         raise ValueError(f"{name}: got {named['units']} units; expected units that have states")
     for kind in ("filter", "channel"):
         if f"first_{kind}" not in named:

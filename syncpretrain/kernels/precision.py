@@ -136,11 +136,11 @@ PRECISIONS = {
         Precision("float32", multiply, "matmul", lambda x: x),
         Precision("tf32", multiply_tf32, "matmul_tf32", rounded_tf32),
         Precision("bfloat16", multiply_bfloat16, "matmul_bfloat16", rounded),
+        Precision("own", multiply_float32, "matmul_float32", lambda x: x),
     )
 }
-OWN = Precision("float32", multiply_float32, "matmul_float32", lambda x: x)
 
 
 def precision_of(name: str, products: str) -> Precision:
     """Return the precision of a name, with products of ``blas`` or of its ``own``."""
-    return OWN if products == "own" else PRECISIONS[name]
+    return PRECISIONS[products if products == "own" else name]

@@ -37,6 +37,7 @@ from syncpretrain.kernels.convolution import (
     visible_means,
 )
 from syncpretrain.kernels.dispatch import form_for, multiply
+from syncpretrain.kernels.fixed_draws import sample_fixed
 from syncpretrain.kernels.losses import count_errors, squared_error
 from syncpretrain.kernels.native import extension, shape_numbers
 from syncpretrain.kernels.operations import Operation, check_program
@@ -69,22 +70,21 @@ class Program:
 
     ``matmul`` (a, b, out), ``multiply`` and ``add`` are NumPy's; ``matmul_bfloat16`` and
     ``matmul_tf32`` round their factors, ``matmul_float32`` has the same bits everywhere; ``means``
-    (x, bias, units),
-    ``squared_error`` (x, y, out, slot of ``results``), ``phase_differences`` (v, h, da, db,
-    scratch, examples), ``times_derivative`` (delta, a, units) are equations of this package, and
-    so are ``sample_states`` (x, bias, noise, out, units, shard), ``momentum_step`` (parameter,
-    gradient, velocity, weight decay, l1), ``adam_step`` (parameters, gradient, moments) and
-    ``sgd_step`` (parameters, gradient, velocity, momentum, nesterov), which also take the
-    values given to :meth:`prepare`. ``sum_rows`` (x, out), ``scale`` (x, factor), ``decay``
-    (parameters, amount) by 1 - rate * amount, ``copy`` (x, out), ``softmax`` (x) and ``wrong``
-    (target, y, slot) are what they say. ``documents`` (y, target, units) gives shares of words the
-    numbers of words of their targets; ``update`` (parameters, gradient, function) calls
-    function(parameters, gradient, rate=, step=). These two are not compiled, nor are
-    ``output_delta`` (target, y, out, sums, units, loss, slot) and ``derivative_and_sums`` (delta,
-    a, sums, units), which devices make in one launch each. ``convolve``, ``convolve_gradient``,
-    ``convolve_back``, ``visible_means`` and ``sum_channels`` are functions of
-    :mod:`syncpretrain.kernels.convolution`, with all arguments by position; a slice is its first
-    number and the number behind its last.
+    (x, bias, units), ``squared_error`` (x, y, out, slot of ``results``), ``phase_differences`` (v,
+    h, da, db, scratch, examples), ``times_derivative`` (delta, a, units) are equations of this
+    package, and so are ``sample_states`` (x, bias, noise, out, units, shard), ``sample_fixed``,
+    with the same bits everywhere, ``momentum_step`` (parameter, gradient, velocity, weight decay,
+    l1), ``adam_step`` (parameters, gradient, moments) and ``sgd_step`` (parameters, gradient,
+    velocity, momentum, nesterov), which also take the values given to :meth:`prepare`. ``sum_rows``
+    (x, out), ``scale`` (x, factor), ``decay`` (parameters, amount) by 1 - rate * amount, ``copy``
+    (x, out), ``softmax`` (x), ``softmax_fixed``, and ``wrong`` (target, y, slot) are what they say.
+    ``documents`` (y, target, units) gives shares of words the numbers of words of their targets;
+    ``update`` (parameters, gradient, function) calls function(parameters, gradient, rate=, step=).
+    These two are not compiled, nor are ``sample_fixed``, ``output_delta`` (target, y, out, sums,
+    units, loss, slot) and ``derivative_and_sums`` (delta, a, sums, units), which devices make in
+    one launch each. ``convolve``, ``convolve_gradient``, ``convolve_back``, ``visible_means`` and
+    ``sum_channels`` are functions of :mod:`syncpretrain.kernels.convolution`, with all arguments by
+    position; a slice is its first number and the number behind its last.
 
     Parameters
     ----------
@@ -475,6 +475,12 @@ def _draw(
     sample_states(x, bias, units, address._replace(shard=shard), noise=noise, out=out)
 
 
+def _draw_fixed(
+    x: Any, bias: Any, noise: Any, out: Any, units: str, shard: int, *, address: Address
+) -> None:
+    sample_fixed(x, bias, units, address._replace(shard=shard), noise=noise, out=out)
+
+
 def _decay(parameters: Any, amount: float, *, learning_rate: float) -> None:
     shrink(parameters, 1 - learning_rate * float(amount))
 
@@ -497,6 +503,7 @@ _INTERPRETED: dict[str, Callable[..., _Call]] = {
     "add": lambda own, x, y, out: _call(np.add, x, y, out=out),
     "means": lambda own, *given: _call(means, *given),
     "softmax": lambda own, x: _call(activate, x, "softmax"),
+    "softmax_fixed": lambda own, x: _call(activate, x, "softmax"),
     "times_derivative": lambda own, *given: _call(times_derivative, *given),
     "normalize": lambda own, *given: _call(normalize, *given),
     "denormalize": lambda own, *given: _call(denormalize, *given),
@@ -504,6 +511,7 @@ _INTERPRETED: dict[str, Callable[..., _Call]] = {
     "scale": lambda own, x, factor: _call(np.multiply, x, float(factor), out=x),
     "copy": lambda own, x, out: _call(np.copyto, out, x),
     "sample_states": lambda own, *given: _varying(own._place, _draw, *given),
+    "sample_fixed": lambda own, *given: _varying(own._place, _draw_fixed, *given),
     "squared_error": lambda own, x, y, out, slot: _call(squared_error, x, y, out=out, slot=slot),
     "wrong": lambda own, target, y, slot: _call(count_errors, target, y, slot=slot),
     "phase_differences": lambda own, v, h, da, db, scratch, examples: _call(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,8 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
 from syncpretrain.kernels.conditions import conditions_of, impose
+from syncpretrain.kernels.fixed_draws import FixedDraws
+from syncpretrain.kernels.precision import precision_of
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.first_layers import first_dense
 from syncpretrain.rng import Address, Purpose
@@ -90,7 +91,8 @@ class BaseAutoencoder(Learner):
             address = Address(
                 self.seed, Purpose.CORRUPTION, self.layer, epoch, step, self.shard_number
             )
-            draws: Any = self.backend.generator(address)
+            is_fixed = self.precision.name == "own"
+            draws = FixedDraws(address) if is_fixed else self.backend.generator(address)
             kind, amount = self.settings.corruption
             corrupt(out, kind, amount, draws, self.settings.limits)
 
@@ -123,7 +125,7 @@ class Autoencoder(BaseAutoencoder):
             spread=math.sqrt(2 / (visible + hidden)),  # Glorot and Bengio 2010
             tied=settings.tied,
             kinds=settings.kinds(self.model),
-            precision=settings.precision,
+            precision=precision_of(settings.precision, settings.products).name,
         )
         super().__init__(layer, first, settings)
 

@@ -17,6 +17,7 @@ from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import LearnerStep
 from syncpretrain.rng import Address, Purpose
+from syncpretrain.units.kinds import kind_of
 
 
 class ByUnits(LearnerStep):
@@ -96,9 +97,11 @@ class ByUnits(LearnerStep):
         # reconstruction, so that no two draws of a step share one. A draw is a function of its
         # address: bits depend on the number of shards, never on who works them; and with one shard
         # (0 | k << 32) the addresses and the bits are the ones of ``RBM.gradient``.
+        is_fixed = rbm.precision.name == "own" and kind_of(units).noise == "normal"
+        draw = "sample_fixed" if is_fixed else "sample_states"
         return [
             (rbm.precision.operation, self._v[half], rbm.weight[:, own], inputs),
-            ("sample_states", inputs, bias, noise, states, units, shard | k << 32),
+            (draw, inputs, bias, noise, states, units, shard | k << 32),
         ]
 
     def _down(self, n: int, shard: int) -> list[Operation]:

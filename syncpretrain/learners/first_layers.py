@@ -11,9 +11,10 @@ import numpy as np
 from syncpretrain.data.scaling import Scaling, column_means
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.convolution import sum_channels
+from syncpretrain.kernels.fixed_draws import FixedDraws
 from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Layer
 from syncpretrain.models.stack import Stack
-from syncpretrain.rng import Purpose, generator
+from syncpretrain.rng import Address, Purpose, generator
 from syncpretrain.shapes import ConvolutionShape, LayerShape
 from syncpretrain.units.kinds import kind_of
 
@@ -82,7 +83,7 @@ def first_dense(
     precision : str
         The precision of its products in training.
     """
-    weight = random_weights(number, (visible, hidden), seed, spread)
+    weight = random_weights(number, (visible, hidden), seed, spread, is_fixed=precision == "own")
     hidden_bias, visible_bias = (np.zeros(n, dtype=np.float32) for n in (hidden, visible))
     decoder = None if tied else weight.T.copy()
     return DenseLayer(weight, hidden_bias, visible_bias, decoder, **kinds, precision=precision)
@@ -125,9 +126,16 @@ def channel_means(X: Any, shape: ConvolutionShape) -> Array:
     return sums
 
 
-def random_weights(number: int, shape: tuple[int, ...], seed: int, spread: float) -> Array:
-    """Return the first weights of the layer of a number, normally distributed."""
-    start = generator(seed, Purpose.WEIGHTS, layer=number)
-    weight = start.standard_normal(shape, dtype=np.float32)
+def random_weights(
+    number: int, shape: tuple[int, ...], seed: int, spread: float, *, is_fixed: bool = False
+) -> Array:
+    """Return the first weights of the layer of a number, normally distributed.
+
+    ``is_fixed`` says that their bits are the same everywhere.
+    """
+    draws: Any = generator(seed, Purpose.WEIGHTS, layer=number)
+    if is_fixed:
+        draws = FixedDraws(Address(seed, Purpose.WEIGHTS, number))
+    weight: Array = draws.standard_normal(shape, dtype=np.float32)
     weight *= np.float32(spread)
     return weight

@@ -31,7 +31,9 @@ from syncpretrain.kernels.contrastive_divergence import (
     sum_rows,
     weighted_phases,
 )
+from syncpretrain.kernels.fixed_draws import sample_fixed
 from syncpretrain.kernels.losses import squared_error
+from syncpretrain.kernels.precision import precision_of
 from syncpretrain.kernels.sparse_products import binary_product, sparse_product, transposed_product
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.first_layers import first_dense
@@ -68,6 +70,7 @@ class BaseRBM(Learner):
         # Activities are averaged over dropped units too; their means are 0.
         self._target = settings.sparsity_target * (1 - settings.hidden_dropout)
         super().__init__(layer, first, settings)
+        self._sample = sample_fixed if self.precision.name == "own" else sample_states
 
     def _allocate(self, rows: int) -> None:
         visible, hidden = self._units.visible, self._units.hidden
@@ -214,14 +217,14 @@ class BaseRBM(Learner):
             self._by_bias(array) for array in (inputs, self._noise[: len(out)], out)
         )
         units = self.settings.hidden_units
-        sample_states(x, self.hidden_bias, units, address, noise=noise, out=states)
+        self._sample(x, self.hidden_bias, units, address, noise=noise, out=states)
 
     def _sample_visible(self, hidden: Array, address: Address, *, out: Array) -> None:
         """Draw visible states for hidden ones; leave their means, of words the shares, behind."""
         inputs, noise = self._v1_inputs[: len(out)], self._difference[: len(out)]
         self._down(hidden, out=inputs)
         biases, units = self._visible_biases(), self.settings.visible_units
-        sample_states(inputs, biases, units, address, noise=noise, out=out)
+        self._sample(inputs, biases, units, address, noise=noise, out=out)
         draw_words(out, units, noise, self._known)
 
     def _take_means(self, inputs: Array) -> None:
@@ -272,7 +275,7 @@ class RBM(BaseRBM):
             seed=settings.seed,
             spread=INITIAL_SPREAD,
             kinds=settings.kinds(self.model),
-            precision=settings.precision,
+            precision=precision_of(settings.precision, settings.products).name,
         )
         self._fill_takes_means = not (settings.persistent or settings.hidden_dropout)
         super().__init__(layer, first, settings, first.shape)

@@ -140,6 +140,10 @@ def why_not_tuned_on_a_device(settings: FinetuneSettings) -> str | None:
             f"with the optimizer {settings.optimizer} of fine-tuning, which is SciPy's and computes"
             " on the CPU; take optimizer adam or sgd, or backend numpy"
         )
+    if settings.products == "own":
+        return (
+            "with own products of fine-tuning, which the CPU computes; take backend numpy or auto"
+        )
     if settings.schedule == ASYNC:
         return (
             f"with fine-tuning on schedule {ASYNC}, which computes on the CPU; take backend numpy"

@@ -354,8 +354,8 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
         Precision of products: ``float32``; ``bfloat16``, to which the factors are rounded;
         ``tf32``, on a GPU; or ``auto``, bfloat16 on a CPU on which it was measured to be faster.
     products : str
-        Products of float32 in the steps of dense layers: ``blas``, NumPy's; or ``own``, which have
-        the same bits on every CPU and with any BLAS. A whole run may have other bits there.
+        Products of float32 of dense layers: ``blas``, NumPy's; or ``own``. With them a run has the
+        same bits on every x86-64 CPU, with any version of NumPy and any BLAS.
     split, shards
         Division of a layer's minibatch among its replicas: by ``examples``; by ``units``; by the
         ``filters`` of convolutions and the units of dense layers; or ``hybrid``, convolutions by

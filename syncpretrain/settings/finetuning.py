@@ -66,6 +66,9 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
         Shares of the hidden units and of the inputs left out of an example.
     precision : str
         Precision of products, as in pretraining; cg and lbfgs permit ``float32`` alone.
+    products : str
+        Products of float32 of dense layers, as in pretraining: ``blas``; or ``own``, with adam and
+        sgd.
     replicas : int or None
         Workers that share every minibatch, with adam and sgd; None takes one for each usable core
         if the network is large enough.
@@ -146,6 +149,9 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
     precision: Annotated[
         Precision, TUNING_WORKERS(metavar="NAME"), "float32 (default), tf32, bfloat16 or auto."
     ] = "float32"
+    products: Annotated[
+        Literal["blas", "own"], TUNING_WORKERS, "blas (default), or own: same bits on every CPU."
+    ] = "blas"
     replicas: Annotated[
         Workers | None,
         TUNING_WORKERS(metavar="R"),
@@ -189,6 +195,11 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
             raise SettingsError(
                 f"finetune_precision: got {self.precision} with optimizer {self.optimizer}, whose"
                 " searches need exact products; take float32, or optimizer adam or sgd"
+            )
+        if self.products == "own" and (not stepping or self.precision != "float32"):
+            raise SettingsError(
+                f"finetune_products: got own with optimizer {self.optimizer} and precision"
+                f" {self.precision}, expected adam or sgd, and float32, which have own products"
             )
         if self.optimizer != "sgd" and (self.momentum or self.nesterov):
             raise SettingsError(

@@ -35,6 +35,7 @@ from syncpretrain.units.kinds import (
     UNBOUNDED_RATE,
     Kind,
     kind_of,
+    logarithm,
     softmax,
 )
 
@@ -195,7 +196,7 @@ class Blocks:
             total = share.sum(axis=-1, keepdims=True)
             share = share / np.where(total > 0, total, 1)
             least = RAREST / part.choices
-            bias[part.columns] = np.log(np.maximum(share, least)).reshape(-1)
+            bias[part.columns] = logarithm(np, np.maximum(share, least)).reshape(-1)
         return bias
 
     def matching(self, np: Any, x: Any, y: Any, weights: Any = None) -> float:

@@ -78,7 +78,7 @@ def sample_gaussian(np: Any, x: Any, noise: Any, out: Any) -> None:
     np.add(x, noise, out=out)
 
 
-def sample_rectified(np: Any, x: Any, noise: Any, out: Any) -> None:
+def sample_rectified(np: Any, x: Any, noise: Any, out: Any, sigmoid: Equation = sigmoid) -> None:
     """Draw max(0, x + N(0, sigmoid(x))) (Nair and Hinton 2010, section 2)."""
     np.copyto(out, x)
     sigmoid(np, out)
@@ -113,10 +113,24 @@ def log_sum_stepped(np: Any, x: Any, b: Any) -> Any:
     return integral - share / 24
 
 
+def logarithm(np: Any, x: Any) -> Any:
+    """Return log(x) of positive numbers in float64, with the same bits everywhere.
+
+    NumPy's differ in the last bit between processors, but not its sums, products and quotients.
+    """
+    m, n = np.frexp(x)  # x = 2^n m
+    is_low = m < math.sqrt(0.5)
+    m, n = np.where(is_low, 2 * m, m), n - is_low
+    s, total = (m - 1) / (m + 1), 0.0
+    for k in range(23, 0, -2):  # log m = 2 artanh s
+        total = total * (s * s) + 1 / k
+    return n * math.log(2) + 2 * s * total
+
+
 def log_odds(np: Any, mean: Any) -> Any:
     """Return log(p / (1 - p)) of means p (Hinton 2010, section 8)."""
     mean = np.clip(mean, MOST_CERTAIN, 1 - MOST_CERTAIN)
-    return np.log(mean / (1 - mean))
+    return logarithm(np, mean / (1 - mean))
 
 
 def glorot(fan_in: int, fan_out: int) -> float:

@@ -58,9 +58,12 @@ ORDER = [re.sub(r"(\.py|/)$", "", name) for name in LISTED if "/" not in name.rs
 OTHERS = ("keras", "onnxruntime", "skops", "torch")  # libraries that open exports
 DATA_SUFFIXES = {".npy", ".npz", ".csv"}
 # Of the benchmarks, of other examples and of pip.
-NOT_OURS = {"--batches", "--cases", "--dist", "--draws", "--editable", "--pairs", "--quiet"}
+NOT_OURS = {"--batches", "--cases", "--dist", "--draws", "--editable", "--environments", "--pairs"}
 NOT_OURS |= {"--accuracy", "--memory", "--network"}
 NOT_OURS |= {
+    "--python",
+    "--quiet",
+    "--through",
     "--sanitize",
     "--peers",
     "--seconds",

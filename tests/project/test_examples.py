@@ -9,10 +9,12 @@ from typing import get_args, get_type_hints
 import msgspec
 import pytest
 
+from syncpretrain.kernels import native
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.settings.finetuning import FinetuneSettings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+FORMS = native.extension.float32_forms() if native.extension else ()
 # Without a row of the judge: their bits depend on timing or on a GPU; the objective follows from y.
 NOT_JUDGED = {
     ("pretrain", "exchange"): {"windows"},
@@ -169,3 +171,38 @@ class TestTheJudgeOfBits:
         (told,) = self.judge.differing(changed, table, "the table")
         assert told == f"numpy, streamed: got {other}; the table has {table.hashes[key]}"
         assert self.judge.unequal(changed)[0].startswith("numpy, streamed, processes: got ")
+
+
+@pytest.mark.skipif(native.extension is None, reason="the compiled kernels are not there")
+class TestTheJudgeOfFixedBits:
+    @pytest.fixture(autouse=True)
+    def judge(self, monkeypatch):
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        import fixed_bits
+
+        self.judge = fixed_bits
+        yield
+        native.extension.keep_float32_form(FORMS[0])
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_every_row_has_the_hash_of_the_table_with_the_vectors_of_this_cpu(self, form):
+        native.extension.keep_float32_form(form)
+        found = {name: self.judge.hash_of(name, 2) for name in self.judge.ROWS}
+        assert found == {name: row.hash for name, row in self.judge.ROWS.items()}
+
+    @pytest.mark.parametrize("workers", [1, 3, 4])
+    @pytest.mark.parametrize("name", ["rbm", "by units", "by examples", "streamed", "tuning"])
+    def test_rows_have_it_with_any_number_of_workers(self, name, workers):
+        assert self.judge.hash_of(name, workers) == self.judge.ROWS[name].hash
+
+    @pytest.mark.parametrize("wanted", [None, "0" * 16])
+    def test_it_says_which_rows_differ_in_an_environment(self, wanted, monkeypatch, capsys):
+        row = self.judge.ROWS["rbm"]
+        monkeypatch.setitem(self.judge.ROWS, "rbm", row._replace(hash=wanted or row.hash))
+        arguments = ["--environments", "vectors portable", "--rows", "rbm"]
+        monkeypatch.setattr("sys.argv", ["fixed_bits.py", *arguments])
+        assert self.judge.main() == bool(wanted)
+        out = capsys.readouterr().out
+        assert out.startswith("vectors portable: Python 3")
+        assert ("1 rows, 0 of them differ" in out) == (not wanted)
+        assert (f"rbm: got {row.hash}" in out) == bool(wanted)

@@ -1,0 +1,75 @@
+"""Fine-tuning with own products: where they are taken, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from syncpretrain import finetune, pretrain
+from syncpretrain.errors import SettingsError
+from syncpretrain.kernels.program import Program
+
+X = (np.random.default_rng(0).random((80, 20)) < 0.3).astype(np.float32)
+CLASSES = np.int64(X[:, 0] + X[:, 1])
+OWN = {"epochs": 2, "batch_size": 20, "seed": 3, "products": "own", "warn": False}
+CASES = {
+    "reconstruction": {},
+    "classes": {"y": CLASSES},
+    "classes, by units": {"y": CLASSES, "shards": 2, "replicas": 1},
+    "normalized": {"y": CLASSES, "normalization": "batch"},
+    "by examples": {"shards": 2, "replicas": 1, "split": "examples", "optimizer": "sgd"},
+}
+
+
+@pytest.fixture(scope="module")
+def stack():
+    settings = {"hidden_units": "relu", "learning_rate": 0.005, "seed": 3, "warn": False}
+    return pretrain(X, layers=(20, 12, 7), epochs=1, **settings)
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_steps_take_own_products_and_exponentials(what, stack, monkeypatch):
+    taken, build = Counter(), Program.__init__
+
+    def listed(own, phases, slots, *others):
+        phases = [list(map(list, shards)) for shards in phases]
+        taken.update(operation[0] for shards in phases for shard in shards for operation in shard)
+        build(own, phases, slots, *others)
+
+    monkeypatch.setattr(Program, "__init__", listed)
+    finetune(stack, X, **(OWN | CASES[what]))
+    assert taken["matmul_float32"] > 0
+    assert taken["matmul"] == taken["softmax"] == 0
+    assert bool(taken["softmax_fixed"]) == ("y" in CASES[what])
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_it_trains_like_the_products_of_the_blas(what, stack):
+    own, blas = (
+        finetune(stack, X, **(OWN | CASES[what] | {"products": name})) for name in ("own", "blas")
+    )
+    for one, other in zip(own.layers, blas.layers, strict=True):
+        np.testing.assert_allclose(one.weight, other.weight, atol=1e-4)
+    assert own.parameters_sha256 != blas.parameters_sha256
+
+
+@pytest.mark.parametrize("optimizer", ["cg", "lbfgs"])
+def test_searches_are_refused(stack, optimizer):
+    with pytest.raises(SettingsError, match=f"got own with optimizer {optimizer} and precision"):
+        finetune(stack, X, **OWN, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "auto", "tf32"])
+def test_other_precisions_are_refused(stack, precision):
+    with pytest.raises(SettingsError, match="got own with optimizer adam and precision"):
+        finetune(stack, X, **OWN, precision=precision)
+
+
+def test_gpus_and_sparse_examples_are_refused(stack):
+    with pytest.raises(SettingsError, match="own products of fine-tuning, which the CPU computes"):
+        finetune(stack, X, **OWN, backend="cupy")
+    with pytest.raises(SettingsError, match="finetune_products: got own with sparse examples"):
+        finetune(stack, sparse.csr_matrix(X), **OWN)
