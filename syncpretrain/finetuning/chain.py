@@ -20,7 +20,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.kernels.convolution import scratch_size
 from syncpretrain.kernels.operations import Operation
-from syncpretrain.kernels.precision import PRECISIONS, Precision
+from syncpretrain.kernels.precision import PRODUCTS, Precision
 from syncpretrain.learners.base import Places
 from syncpretrain.models.layer import ConvolutionalLayer, Layer
 from syncpretrain.shapes import ConvolutionShape
@@ -188,7 +188,7 @@ class Affine(Link):
     @property
     def product(self) -> Precision:
         """The products of its precision."""
-        return PRECISIONS[self.precision]
+        return PRODUCTS[self.precision]
 
     @property
     def reads(self) -> Columns:

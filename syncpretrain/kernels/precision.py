@@ -130,17 +130,25 @@ def factors(*given: Array, precision: str) -> tuple[Array, ...]:
     return tuple(map(PRECISIONS[precision].rounds, given))
 
 
+def exact(x: Array) -> Array:
+    """Return a factor as it is; no lambda, so that a precision can be sent to a process."""
+    return x
+
+
 PRECISIONS = {
     precision.name: precision
     for precision in (
-        Precision("float32", multiply, "matmul", lambda x: x),
+        Precision("float32", multiply, "matmul", exact),
         Precision("tf32", multiply_tf32, "matmul_tf32", rounded_tf32),
         Precision("bfloat16", multiply_bfloat16, "matmul_bfloat16", rounded),
-        Precision("own", multiply_float32, "matmul_float32", lambda x: x),
     )
 }
+OWN = Precision("own", multiply_float32, "matmul_float32", exact)
+PRODUCTS = PRECISIONS | {
+    OWN.name: OWN
+}  # how a layer multiplies: in a precision, or by own products
 
 
 def precision_of(name: str, products: str) -> Precision:
     """Return the precision of a name, with products of ``blas`` or of its ``own``."""
-    return PRECISIONS[products if products == "own" else name]
+    return PRODUCTS[products if products == OWN.name else name]

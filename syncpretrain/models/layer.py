@@ -30,7 +30,7 @@ from syncpretrain.kernels.convolution import (
     scratch_size,
     visible_means,
 )
-from syncpretrain.kernels.precision import PRECISIONS
+from syncpretrain.kernels.precision import PRODUCTS
 from syncpretrain.shapes import ConvolutionShape, DenseShape
 from syncpretrain.units.kinds import kind_of
 
@@ -87,14 +87,14 @@ class DenseLayer:
 
     def up(self, X: Array, *, out: Array | None = None) -> Array:
         """Return the mean of the hidden units for each row of X; p(h = 1 | v) for binary units."""
-        multiply = PRECISIONS[self.precision].multiply
+        multiply = PRODUCTS[self.precision].multiply
         return affine(
             X, self.weight, self.hidden_bias, self.hidden_units, out=out, multiply=multiply
         )
 
     def down(self, H: Array, *, out: Array | None = None, units: str | None = None) -> Array:
         """Return the mean of the visible units, or of ``units``, for each row of H."""
-        multiply = PRECISIONS[self.precision].multiply
+        multiply = PRODUCTS[self.precision].multiply
         units = units or self.visible_units
         return affine(H, self.decoding, self.visible_bias, units, out=out, multiply=multiply)
 
@@ -214,18 +214,20 @@ class ModuleLayer:
     kinds of units say only that outputs have no known range.
     """
 
-    arrays: dict[str, Array]
+    named: dict[str, Array]
     hidden_units: str = "bernoulli"
     visible_units: str = "bernoulli"
     model: str = "module"
 
     def parameters(self) -> Iterator[tuple[str, Array]]:
         """Yield name and array of each parameter and buffer in their fixed order."""
-        yield from self.arrays.items()
+        yield from self.named.items()
+
+    arrays = parameters
 
     def to(self, device: Callable[[Any], Any]) -> ModuleLayer:
         """Return the arrays alone, every array moved by ``device``."""
-        return ModuleLayer({name: device(array) for name, array in self.arrays.items()})
+        return ModuleLayer({name: device(array) for name, array in self.named.items()})
 
 
 # A trained layer of any kind: the arrays and the passes of :class:`DenseLayer`, the shapes of the

@@ -345,7 +345,7 @@ def load_layer(block: Block, layer: ModuleLayer) -> None:
         If one is missing or of another size.
     """
     for name, tensor in _tensors(block):
-        fill(tensor, layer.arrays[name])
+        fill(tensor, layer.named[name])
 
 
 def build_block(

@@ -130,7 +130,9 @@ def logarithm(np: Any, x: Any) -> Any:
 def log_odds(np: Any, mean: Any) -> Any:
     """Return log(p / (1 - p)) of means p (Hinton 2010, section 8)."""
     mean = np.clip(mean, MOST_CERTAIN, 1 - MOST_CERTAIN)
-    return logarithm(np, mean / (1 - mean))
+    odds = mean / (1 - mean)
+    # The means of a device stay there, and get its own logarithm.
+    return logarithm(np, odds) if isinstance(odds, np.ndarray) else np.log(odds)
 
 
 def glorot(fan_in: int, fan_out: int) -> float:

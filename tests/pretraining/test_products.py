@@ -62,8 +62,8 @@ def test_steps_take_own_products_and_none_of_the_blas(what, monkeypatch):
         taken.update(operation[0] for shards in phases for shard in shards for operation in shard)
         build(own, phases, slots)
 
-    own = precision.PRECISIONS["own"]._replace(multiply=counted)
-    monkeypatch.setitem(precision.PRECISIONS, "own", own)
+    own = precision.PRODUCTS["own"]._replace(multiply=counted)
+    monkeypatch.setitem(precision.PRODUCTS, "own", own)
     monkeypatch.setattr(Program, "__init__", listed)
     bits_of(**MODELS[what], runtime="serial", workers=1)
     assert taken["called"] + taken["matmul_float32"] > 0

@@ -65,7 +65,7 @@ def test_ranks_change_no_bit(network, ranks):
     assert digest_of(other) == digest_of(whole)
     assert len(layers) == ranks - 1
     for name, array in whole_arrays(whole).items():
-        np.testing.assert_array_equal(layers[-1][0].arrays[name], array)
+        np.testing.assert_array_equal(layers[-1][0].named[name], array)
 
 
 def whole_arrays(trainer):
