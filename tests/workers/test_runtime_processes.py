@@ -59,7 +59,7 @@ def test_progress_is_told_across_processes(bits):
 
 def test_the_time_for_a_stall_reaches_the_workers_of_a_step(bits):
     settings = settings_from((16, 12), batch_size=20, epochs=1, shards=2, replicas=2).pretrain
-    given = (settings, 1, None, False, None, Timeouts(stall=0.25))
+    given = (settings, 1, None, False, None, Timeouts(stall=0.25), None)
     factory = partial(sabotage.build_worker, "alone", 1, *given)
     with ProcessesRuntime([factory], Versions(Split(bits, bits[:0]), (12,)), 1) as runtime:
         runtime.set_workers(1, 2)
