@@ -378,8 +378,8 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
         and saved with the model; 0 for a chain a row of the minibatch. They start at ``noise``,
         visible units drawn by their biases alone, or at rows of the first minibatch, ``data``.
     centred
-        True for the centred gradient: see
-        :func:`syncpretrain.kernels.contrastive_divergence.centre`.
+        True for the centred gradient (Montavon and Mueller 2012; Melchior, Fischer and Wiskott
+        2016).
     sparsity_target, sparsity_cost
         The cost weighs the pull of each hidden unit's mean activity to the target (Hinton 2010,
         section 11).
