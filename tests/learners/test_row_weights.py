@@ -71,6 +71,10 @@ def test_shards_add_up_to_the_weight_of_the_minibatch(rows_):
     cuts = [own.stop - own.start for own in training._own_rows]
     found = [p._v[:n].sum(axis=0) for p, n in zip(training.parts, cuts, strict=True) if n]
     np.testing.assert_allclose(np.sum(found, axis=0), whole._v[:rows_].sum(axis=0), atol=1e-6)
+    mean = weights[:rows_].mean()
+    chains = [p._factors(n, 1, rows_)[n:] for p, n in zip(training.parts, cuts, strict=True) if n]
+    np.testing.assert_allclose(chains, np.full((len(chains), 1), -mean / 4), rtol=1e-6)
+    assert {part.mean_weight for part in training.parts} == {whole.mean_weight} == {mean}
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -181,7 +185,7 @@ def test_equal_weights_are_none(bits, more):
 
 def test_weights_count_in_minibatches_of_one_row(bits):
     how = HOW | {"batch_size": 1, "epochs": 1, "persistent": True, "chains": 9}
-    stack = pretrain(bits, **how, weights=np.arange(200) % 2)
+    stack = pretrain(bits, **how, weights=np.arange(200) % 2 + 1)
     assert stack.parameters_sha256 != pretrain(bits, **how).parameters_sha256
 
 
