@@ -234,9 +234,12 @@ def rows_of_table(table: Table, wanted: Wanted) -> Rows:
     if wanted.weights is not None:
         dropped.append(table.find(wanted.weights, "weights"))
     if name in dropped or len(set(dropped)) < len(dropped):
-        option = "drop" if name in dropped[: len(wanted.drop)] else "weights"
-        what = "the target" if name in dropped else "a column that is dropped"
-        raise DataError(f"{option}: got {name or dropped[-1]!r}, {what}; name a column once")
+        twice = max(dropped, key=dropped.count) if name not in dropped else name
+        # The target is named twice with one of these, another column with two.
+        once = dropped[: len(wanted.drop)].count(str(twice))
+        option = "drop" if once > (twice != name) else "weights"
+        what = "the target" if twice == name else "a column that is dropped"
+        raise DataError(f"{option}: got {twice!r}, {what}; name a column once")
     if known is not None and name in [column.name for column in known.features]:
         raise DataError(
             f"target: got {name!r}, which is an input of the run; expected a column that it was not"

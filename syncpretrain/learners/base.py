@@ -35,7 +35,6 @@ from syncpretrain.settings.fields import LayerSettings
 from syncpretrain.units.kinds import kind_of
 
 L = TypeVar("L", bound="Learner")
-LEAST_MASS = 1e-30  # of a minibatch with weights of 0 alone
 FIRST = -1  # the priority of layer 1, for which all other layers wait
 PARAMETERS = ("weight", "visible_bias", "hidden_bias", "decoder_weight")  # in their order
 
@@ -64,13 +63,16 @@ class Learner(ABC):
     precision : Precision
         The precision of its products.
     row_weights : ndarray of shape (n_examples,), or None
-        Weights of the examples; None if all count alike.
+        Weights of the examples, 1 on average; None if all count alike.
+    mean_weight : float
+        Of the rows of the minibatch, by which chains count.
     flat : FlatParameters or None
         The vectors that hold its arrays, on a device.
     """
 
     model: ClassVar[str]
     row_weights: Array | None = None
+    mean_weight = 1.0
 
     def __init__(self, layer: int, first: Layer, settings: LayerSettings) -> None:
         self.layer = layer
@@ -157,14 +159,14 @@ class Learner(ABC):
         """
 
     def weigh_rows(self, weights: Array) -> None:
-        """Give each example a weight; before a step is built."""
-        self.row_weights = weights
+        """Give each example a weight, 1 on average, before a step is built; equal ones are none."""
+        if not (weights == 1).all():
+            self.row_weights = weights
 
-    def mass(self, rows: NDArray[np.intp]) -> float:
-        """Return what the sums over a minibatch are divided by: its rows' number, or weight."""
-        if self.row_weights is None:
-            return len(rows)
-        return max(float(self.row_weights[rows].sum(dtype=np.float64)), LEAST_MASS)
+    def take_mean_weight(self, rows: NDArray[np.intp]) -> None:
+        """Find the mean weight of a whole minibatch, before the gradient of a part of it."""
+        if self.row_weights is not None:
+            self.mean_weight = float(self.row_weights[rows].mean(dtype=np.float64))
 
     def start(self, X: Array) -> None:
         """Record the first examples before the first step; they need not be in memory.

@@ -73,7 +73,8 @@ class ByExamples:
     def begin(self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int) -> None:
         """Take a minibatch; :meth:`gradient` is then to be called for every shard."""
         self._X, self._rows, self._epoch, self._step = X, rows, epoch, step
-        self._mass = self.learner.mass(rows)
+        for part in self.parts:
+            part.take_mean_weight(rows)
         self._own_rows = slices_of(len(rows), len(self.parts))
 
     def gradient(self, shard: int) -> None:
@@ -82,7 +83,7 @@ class ByExamples:
         self.errors[shard] = 0.0
         if len(rows):
             self.errors[shard] = part.gradient(
-                self._X, rows, epoch=self._epoch, step=self._step, examples=self._mass
+                self._X, rows, epoch=self._epoch, step=self._step, examples=len(self._rows)
             )
         else:  # the last minibatch may be smaller than the shards are many
             part.gradient_without_rows(self._X, self._rows, epoch=self._epoch, step=self._step)

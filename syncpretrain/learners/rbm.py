@@ -83,6 +83,7 @@ class BaseRBM(Learner):
         else:  # a part of the chains, in the arrays of all
             own = slices_of(len(self._states), self.shards)[self.shard_number]
             self._states = self._states[own]
+        self._has_begun = zeros(1)  # 1 once the chains have moved
         chains, most = len(self._states), max(rows, len(self._states))
         self._v = empty((rows + chains, visible))  # v0 above v1
         self._h = empty((rows + chains, hidden))  # h0 above h1
@@ -117,7 +118,9 @@ class BaseRBM(Learner):
             v0.fill(0)
             h0.fill(0)
         self._own_weights = None if self.row_weights is None else self.row_weights[rows]
-        self._fill(v, h, n, examples or self.mass(rows))
+        if examples is None:
+            self.take_mean_weight(rows)
+        self._fill(v, h, n, examples or n)
         return error
 
     def gradient_without_rows(
@@ -132,7 +135,7 @@ class BaseRBM(Learner):
             super().gradient_without_rows(X, rows, epoch=epoch, step=step)
             return
         self._is_counted = False
-        self.gradient(X, rows[:1], epoch=epoch, step=step, examples=self.mass(rows))
+        self.gradient(X, rows[:1], epoch=epoch, step=step, examples=len(rows))
         self._is_counted = True
 
     @property
@@ -172,10 +175,10 @@ class BaseRBM(Learner):
         settings = self.settings
         v0, v1, h0, h1 = v[:n], v[n:], h[:n], h[n:]
         states = self._states[: len(h1)]
-        # All are 0 before the first step, and hardly ever again.
-        if settings.chain_start == "data" and not states.any():
+        if settings.chain_start == "data" and not self._has_begun[0]:
             address = self._address(Purpose.HIDDEN, epoch, step, settings.cd_steps)
             self._sample_hidden(h0[np.arange(len(states)) % n], address, out=states)
+            self._has_begun.fill(1)
         self._take_means(h0)
         self._drop(h0)
         some = h0[::ERROR_SHARE] / np.float32(1 - settings.hidden_dropout)
@@ -255,13 +258,15 @@ class BaseRBM(Learner):
         """
 
     def own_state(self) -> dict[str, Array]:
-        """Return the persistent chains, if there are any."""
-        return {"chains": self._states} if self.settings.persistent else {}
+        """Return the persistent chains, if there are any, and whether they have left the data."""
+        begun = {"has_begun": self._has_begun} if self.settings.chain_start == "data" else {}
+        return {"chains": self._states} | begun if self.settings.persistent else {}
 
     def restart(self) -> None:
         """Start velocities and persistent chains anew."""
         super().restart()
         self._states.fill(0)
+        self._has_begun.fill(0)
 
 
 class RBM(BaseRBM):
@@ -333,9 +338,10 @@ class RBM(BaseRBM):
             db.fill(0)
 
     def weigh_rows(self, weights: Array) -> None:
-        """Give each example a weight."""
+        """Give each example a weight, 1 on average; see :meth:`Learner.weigh_rows`."""
         super().weigh_rows(weights)
-        self._fill_takes_means = False
+        if self.row_weights is not None:
+            self._fill_takes_means = False
 
     def _factors(self, n: int, chains: int, examples: float) -> Array | None:
         """Return the factor of each row of both phases; None where there is one for all."""
@@ -344,9 +350,13 @@ class RBM(BaseRBM):
         if weights is None and alike:
             return None
         factors: Array = self.backend.empty(n + chains)
-        factors[:n] = 1 / examples if weights is None else weights / examples
-        # Chains that go on are all alike; a chain from the data has the weight of its row.
-        factors[n:] = -1 / settings.chains if settings.chains else -factors[:n]
+        factors[:n] = 1 / examples
+        if weights is not None:
+            factors[:n] *= weights
+        # Chains that go on are all alike, and count together as the rows of the minibatch do; a
+        # chain from the data has the weight of its row.
+        share = self.mean_weight / settings.chains if settings.chains else None
+        factors[n:] = -factors[:n] if share is None else -share
         return factors
 
     def _centre(

@@ -405,7 +405,7 @@ class Stack:
 
         Returns
         -------
-        ndarray of shape (chains, units of that layer), float32
+        ndarray of shape (chains, units of that layer), float32; a copy
 
         Raises
         ------
@@ -421,7 +421,7 @@ class Stack:
                 f"layer {layer} keeps no chains; pretrain with persistent=True and chains=500, say,"
                 " and ask before fine-tuning"
             )
-        return found
+        return np.array(found)
 
     @property
     def meaning(self) -> Meaning | None:

@@ -28,7 +28,13 @@ from syncpretrain.planning.measure import is_on_gpus, measure, timings_of
 from syncpretrain.planning.timings import CORE
 from syncpretrain.planning.tuning import async_stage, minibatch_seconds
 from syncpretrain.pretraining.driver import Pretraining, placement_of
-from syncpretrain.pretraining.memory import held_rows, pretraining_bytes, room_bytes, shard_bytes
+from syncpretrain.pretraining.memory import (
+    chain_bytes,
+    held_rows,
+    pretraining_bytes,
+    room_bytes,
+    shard_bytes,
+)
 from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.pretraining.streamed.driver import StreamedPretraining
 from syncpretrain.pretraining.training import Driver
@@ -211,7 +217,8 @@ def _bytes(settings: PretrainSettings, data: Dataset) -> int:
         steps, held_out = steps_per_epoch(len(data.train), settings.batch_size), data.validation
         backend = backend_for(settings.backend)
         rows = held_rows(settings, backend, steps=steps, held_out=min(len(held_out), PROBE_ROWS))
-    return pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
+    own = pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
+    return own + chain_bytes(settings)
 
 
 def _device_memory(driver: Driver, data: Dataset) -> DeviceMemory | None:

@@ -100,10 +100,12 @@ def pretrain(
         A folder for a checkpoint, written every minute and at a stop. If it holds one, the same
         call goes on from there, to the bits of a call that was not stopped.
     weights : array-like of shape (n_examples,), optional
-        Weight of each row of X in the statistics of the data, 0 or more; a row of weight 2 counts
-        as two rows, and the sums over a minibatch are divided by its weight. For dense RBMs with
-        ``handoff="epoch"``, in all runtimes on the CPU; with ``persistent`` it needs ``chains``.
-        Errors and the standardization of columns count rows alike.
+        Weight of each row of X in the gradient, 0 or more. Weights are divided by their mean once;
+        a minibatch is still divided by its number of rows, so that an epoch counts a row of weight
+        2 as two rows, and chains count by the mean weight of the minibatch. For dense RBMs with
+        ``handoff="epoch"``, in all runtimes on the CPU; with ``persistent`` it needs ``chains``,
+        and no count units or missing values. Errors and the standardization of columns count rows
+        alike.
     **settings
         One value stands for all layers. Without a value, the first three follow from the data
         (see the page "Choosing settings"). These matter most:
@@ -184,9 +186,7 @@ def _pretrained(
     weights: ArrayLike | None,
     settings: dict[str, Any],
 ) -> Stack:
-    if others := settings.keys() & {"data", "finetune"}:
-        raise SettingsError(f"{min(others)}: is no setting of pretrain(); see finetune() for that")
-    check_names(settings, (*names_of(PretrainSettings), *ARGUMENTS, "columns", "run"))
+    _check_given(settings)
     taken = rows_by_columns(X, validation, settings.get("visible_units"))
     settings |= {"visible_units": taken.units}
     look = look_at(taken.X, streams=settings.get("handoff") == "minibatch")
@@ -217,6 +217,18 @@ def _pretrained(
     info: dict[str, Any] = {"by_data": chosen} if chosen else {}
     info |= {"verdict": sentences} if sentences else {}
     return replace(stack, info=stack.info | info, history=driver.history)
+
+
+def _check_given(settings: dict[str, Any]) -> None:
+    """Refuse settings that a call has not."""
+    if others := settings.keys() & {"data", "finetune"}:
+        raise SettingsError(f"{min(others)}: is no setting of pretrain(); see finetune() for that")
+    check_names(settings, (*names_of(PretrainSettings), *ARGUMENTS, "columns", "run"))
+    if settings.get("marks"):
+        raise SettingsError(
+            f"marks: got {settings['marks']}, expected 0: only a run has a folder for models by"
+            " updates; take syncpretrain train with --checkpoint-every log:50"
+        )
 
 
 def _trained(driver: Driver, marked: Callable[[Stack], Stack]) -> Stack:

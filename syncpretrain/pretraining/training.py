@@ -158,6 +158,8 @@ class Driver(Training):
             settings = msgspec.structs.replace(settings, backend="numpy")
         settings = self._checked(settings)
         self.settings, data, self.scaling = self._prepared(settings, X, validation)
+        if weights is not None:  # the settings now say whether values are missing
+            check_weights(self.settings)
         self._examples = len(data.train)
         own = checked_weights(weights, self._examples, None)
         self.weights = None if own is None else own[:, 0]

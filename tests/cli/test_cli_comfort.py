@@ -197,6 +197,13 @@ class TestDryRun:
         assert 0 < report["bytes"]["run"] < report["bytes"]["free"]
         assert [path.name for path in folder.iterdir()] == ["x.npz"]
 
+    def test_the_memory_of_chains(self, call, folder):
+        own = ("--layers", "6,4", "--persistent")
+        plain, chained = (
+            self.predicted(call, *own, "--chains", n)["bytes"]["run"] for n in (0, 1000)
+        )
+        assert chained - plain == 4 * 1000 * (3 * 6 + 4 * 4)
+
     def test_what_is_not_predicted_is_named(self, call, folder):
         pytest.importorskip("scipy", reason="cg is SciPy's")
         own = ("--finetune", "reconstruction", "--finetune-optimizer", "cg")

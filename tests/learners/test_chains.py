@@ -129,6 +129,24 @@ def test_chains_start_where_they_are_asked_to():
     assert not ends["noise"].any()
 
 
+def test_chains_start_at_data_once():
+    """Chains that have hidden states of 0 alone go on from these, after a load of the state too."""
+    rbm, other = (make(chain_start="data") for _ in range(2))
+    rbm.hidden_bias[:] = 100
+    X = rows("bernoulli")
+    rbm.gradient(X, np.arange(10), epoch=1, step=0)
+    rbm.hidden_bias[:] = rbm.weight[:] = 0
+    state = rbm.state() | {"chains": np.zeros_like(rbm._states)}
+    rbm.visible_bias[:] = -100
+    load_state(other, step_for(other, 1, "examples"), rbm.snapshot(), state)
+    other.weight[:] = 200
+    other.gradient(X, np.arange(10), epoch=1, step=1)
+    assert not other._v[10:].any(), "with a hidden unit on, visible ones would be on"
+    step_for(other, 1, "examples").restart()
+    other.gradient(X, np.arange(10), epoch=1, step=2)
+    assert other._v[10:].any(), "they start at data anew"
+
+
 # The centred gradient
 
 
@@ -231,6 +249,12 @@ def test_a_model_file_keeps_the_chains(stack, tmp_path):
     path.write_bytes(data[:at] + b"\1" + data[at + 1 :])
     with pytest.raises(ModelFileError, match="its chains do not match their checksum"):
         load(path)
+
+
+def test_chains_are_a_copy(stack):
+    found = stack.chains(1)
+    found[:] = 7
+    assert set(np.unique(stack.chains(1))) == {0, 1}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from syncpretrain.events import EpochFinished
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.runs.run import train_run
-from syncpretrain.settings import settings_from
+from syncpretrain.settings import MomentumSchedule, settings_from
 from syncpretrain.units.kinds import kind_of
 
 COUNTS = np.array([3, 0, 1, 2, 1, 1, 4, 0, 2, 1])
@@ -47,8 +47,8 @@ def test_a_chain_from_the_data_has_the_weight_of_its_row(units, more):
     for rbm in (plain, weighted):
         rbm.gradient(X, np.arange(10), epoch=1, step=0)
     v, h = np.float64(plain._v[:20]), np.float64(plain._h[:20])
-    v *= 10 * np.tile(weights, 2)[:, None] / weights.sum()
-    shares = np.concatenate([weights, -weights])[:, None] / weights.sum()
+    v *= np.tile(weights, 2)[:, None]
+    shares = np.concatenate([weights, -weights])[:, None] / 10
     wanted = [v.T @ h, v.sum(axis=0), (shares * h).sum(axis=0)]
     blocks = kind_of(units).blocks
     if blocks is not None and not blocks.has_bias:
@@ -71,18 +71,72 @@ def test_shards_add_up_to_the_weight_of_the_minibatch(rows_):
     cuts = [own.stop - own.start for own in training._own_rows]
     found = [p._v[:n].sum(axis=0) for p, n in zip(training.parts, cuts, strict=True) if n]
     np.testing.assert_allclose(np.sum(found, axis=0), whole._v[:rows_].sum(axis=0), atol=1e-6)
+    mean = weights[:rows_].mean()
+    chains = [p._factors(n, 1, rows_)[n:] for p, n in zip(training.parts, cuts, strict=True) if n]
+    np.testing.assert_allclose(chains, np.full((len(chains), 1), -mean / 4), rtol=1e-6)
+    assert {part.mean_weight for part in training.parts} == {whole.mean_weight} == {mean}
 
 
-def test_a_minibatch_without_weight_moves_nothing():
-    rbm = make(persistent=False, chains=0)
-    rbm.weigh_rows(np.zeros(10, np.float32))
-    rbm.gradient(rows("bernoulli"), np.arange(10), epoch=1, step=0)
-    assert not any(gradient.any() for gradient in rbm.gradients)
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("how", [{"persistent": False, "chains": 0}, {}, {"chain_start": "data"}])
+def test_a_minibatch_without_weight_moves_nothing(how, centred, shards):
+    rbm = make(momentum=MomentumSchedule("0"), centred=centred, **how)
+    rbm.weigh_rows(np.float32([0, 2] * 10))
+    training, X = step_for(rbm, shards, "examples"), rows("bernoulli", 20)
+    training.train_step(X, np.arange(10), epoch=1, step=0)
+    before = [array.copy() for _, array in rbm.snapshot().parameters()]
+    training.train_step(X, np.arange(0, 20, 2), epoch=1, step=1)
+    for (_, have), want in zip(rbm.snapshot().parameters(), before, strict=True):
+        np.testing.assert_array_equal(have, want)
+    training.train_step(X, np.arange(1, 20, 2), epoch=1, step=2)
+    assert (rbm.weight != before[0]).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("how", "scale", "within"),
+    [
+        ({"persistent": False, "chains": 0}, 1000, 1e-5),  # states are certain
+        ({"persistent": False, "chains": 0, "centred": True}, 1000, 1e-5),
+        ({"chains": 100_000}, 0, 0.02),  # chains are in equilibrium
+    ],
+)
+def test_the_minibatches_of_an_epoch_have_the_gradient_of_all_rows(how, scale, within, size):
+    """Whatever the weights of a minibatch are; nothing but rounding, or the chains, is drawn."""
+    whole, cut = (make(**how) for _ in range(2))
+    X, found = rows("bernoulli"), [0.0, 0.0, 0.0]
+    for rbm in (whole, cut):
+        rbm.weigh_rows(np.float32(COUNTS / 1.5))
+        for parameter in rbm.parameters[:3]:
+            parameter *= scale
+    whole.gradient(X, np.arange(10), epoch=1, step=0)
+    for step, own in enumerate(np.arange(10).reshape(-1, size)):
+        cut.gradient(X, own, epoch=1, step=step)
+        parts = [np.float64(gradient) * size / 10 for gradient in cut.gradients]
+        found = [total + part for total, part in zip(found, parts, strict=False)]
+    assert np.abs(whole.gradients[0]).max() > 5 * within
+    for have, want in zip(found, whole.gradients, strict=False):
+        np.testing.assert_allclose(have, want, atol=within)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_equal_weights_have_the_bits_of_none(shards, persistent):
+    how = {"persistent": persistent, "chains": 50 if persistent else 0}
+    plain, weighted = (make(**how) for _ in range(2))
+    weighted.weigh_rows(np.ones(10, np.float32))
+    for rbm in (plain, weighted):
+        training = step_for(rbm, shards, "examples")
+        for step in range(3):
+            training.train_step(rows("bernoulli"), np.arange(10), epoch=1, step=step)
+    for have, want in zip(weighted.parameters, plain.parameters, strict=True):
+        np.testing.assert_array_equal(have, want)
 
 
 def test_a_step_with_weights_is_no_program():
     rbm = make(persistent=False, chains=0)
-    rbm.weigh_rows(np.ones(10, np.float32))
+    rbm.weigh_rows(np.float32([0, 2] * 5))
     assert isinstance(step_for(rbm, 1, "examples"), WholeStep)
 
 
@@ -123,11 +177,30 @@ def test_rows_without_weight_are_not_learned(bits):
     assert plain.reconstruct(X[:100])[:, 16:].mean() > 0.3
 
 
-def test_equal_weights_are_none_but_for_rounding(bits):
-    alike = pretrain(bits, **HOW, weights=np.full(200, 7))
-    plain = pretrain(bits, **HOW)
-    for have, want in zip(alike.layers, plain.layers, strict=True):
-        np.testing.assert_allclose(have.weight, want.weight, atol=1e-5)
+@pytest.mark.parametrize("more", [{}, {"persistent": True, "chains": 30, "shards": 2}])
+def test_equal_weights_are_none(bits, more):
+    alike = pretrain(bits, **HOW, **more, weights=np.full(200, 7))
+    assert alike.parameters_sha256 == pretrain(bits, **HOW, **more).parameters_sha256
+
+
+def test_weights_count_in_minibatches_of_one_row(bits):
+    how = HOW | {"batch_size": 1, "epochs": 1, "persistent": True, "chains": 9}
+    stack = pretrain(bits, **how, weights=np.arange(200) % 2 + 1)
+    assert stack.parameters_sha256 != pretrain(bits, **how).parameters_sha256
+
+
+@pytest.mark.parametrize("what", ["persistent and missing values", "persistent and counts:16"])
+def test_chains_with_the_conditions_of_rows_have_no_weights(bits, what):
+    """CD has them; chains of a layer above have no conditions."""
+    X, units = bits.copy(), {"visible_units": "counts:16"} if "counts" in what else {}
+    if not units:
+        X[::2, 0] = np.nan
+    weights, chains = np.arange(200) % 3 + 1, {"persistent": True, "chains": 30}
+    with pytest.raises(SettingsError, match=f"weights: got them with {what}.*; take CD"):
+        pretrain(X, **HOW, **units, **chains, weights=weights)
+    above = {"persistent": (False, True), "chains": (0, 30)}
+    for more in ({}, above):
+        assert pretrain(X, **HOW, **units, **more, weights=weights).widths == (16, HIDDEN, 3)
 
 
 def test_a_call_that_goes_on_has_the_same_weights(bits, tmp_path):
@@ -225,6 +298,8 @@ def test_a_column_has_the_weights(table, tmp_path, bits):
         ({"drop": "w"}, "weights: got 'w', a column that is dropped"),
         ({"target": "w", "task": "regression"}, "weights: got 'w', the target"),
         ({"weights": "c0", "target": "w", "drop": "w"}, "drop: got 'w', the target"),
+        ({"weights": "c0", "target": "w", "drop": "c0"}, "weights: got 'c0', a column that is dr"),
+        ({"drop": "c1,c1"}, "drop: got 'c1', a column that is dropped"),
     ],
 )
 def test_a_column_has_one_use(table, more, message):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from contractruns import RUNTIMES, SERIAL, STATES, STREAM, driver
 from trialruns import stop_after
 
-from syncpretrain import load
+from syncpretrain import load, pretrain
 from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.learners.steps import spaced
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import settings_from
+from syncpretrain.sklearn import StackedRBM
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 CHAINS = {"persistent": True, "chains": 30, "centred": True, "shards": 2}
@@ -108,6 +111,12 @@ def test_a_run_writes_models(tmp_path, bits):
 def test_what_has_no_updates_to_stop_at_is_refused(more):
     with pytest.raises(SettingsError, match=r"marks: got 5 with|with checkpoints by updates"):
         settings_from((4, 3), run={"checkpoint_every": "log:5"}, **more)
+
+
+def test_a_call_without_a_run_folder_is_refused(bits):
+    for call in (partial(pretrain, hidden=[4], marks=5), StackedRBM(settings={"marks": 5}).fit):
+        with pytest.raises(SettingsError, match="marks: got 5, expected 0: only a run"):
+            call(bits)
 
 
 @pytest.mark.parametrize("text", ["log", "log:", "log:0", "log:x", "log:-5", "log:5s"])
