@@ -1,13 +1,16 @@
 """Aligned protein sequences in FASTA files, as tables: a column a position, a category a letter.
 
-A line that begins with > is the name of a sequence, which may span many lines. The 20 amino acids
-are the categories, and the gap, written - or ., is another one where a file has gaps. Other letters
-(X, B, Z, J, U, O) and * and ? are unknown, and so missing values. Lower case is read as upper case.
+A line that begins with > is the name of a sequence, which may span many lines; a line that begins
+with ; is a comment. The 20 amino acids are the categories, and the gap, written - or ., is another
+one where a file has gaps. Other letters (X, B, Z, J, U, O) and * and ? are unknown, and so missing
+values. A * at the end of every sequence, the stop codon, is dropped. Lower case is read as upper
+case.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +23,10 @@ FASTA_SUFFIXES = (".fasta", ".fas", ".fa", ".faa", ".afa")
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 GAP = "-"
 UNKNOWN = "XBZJUO*?"
+STOP, COMMENT = "*", ";"
+SPACES = " \t\r\n\v\f"
+# Not str.upper(), which makes two letters of some that are no ASCII.
+AS_LETTERS = str.maketrans(ascii_lowercase, ascii_uppercase, SPACES)
 UNKNOWN_CODE, REFUSED_CODE = -1, -2
 NOTICE = "{}: read {:,} unknown letters such as {!r} as missing values"
 
@@ -66,7 +73,9 @@ def _sequences(path: Path) -> tuple[list[str], list[str]]:
     names, found = list[str](), list[list[str]]()
     with opened(path, "FASTA") as file:
         for number, raw in enumerate(file, start=1):
-            line = raw.strip()
+            line = raw.strip(SPACES)
+            if line.startswith(COMMENT):
+                continue
             if line.startswith(">"):
                 names.append(line[1:].strip())
                 found.append([])
@@ -76,10 +85,12 @@ def _sequences(path: Path) -> tuple[list[str], list[str]]:
                     " behind a >, as in FASTA"
                 )
             elif line:
-                found[-1].append("".join(line.split()).upper())
+                found[-1].append(line.translate(AS_LETTERS))
     sequences = ["".join(lines) for lines in found]
     if not sequences:
         raise DataError(f"{path}: got no sequences, expected one example or more")
+    if all(sequence.endswith(STOP) for sequence in sequences):
+        sequences = [sequence[:-1] for sequence in sequences]
     for number, (name, sequence) in enumerate(zip(names, sequences, strict=True), start=1):
         if not sequence:
             raise DataError(f"{path}: sequence {number}, {name!r}, is empty; leave it out")
