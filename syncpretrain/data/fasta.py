@@ -41,6 +41,17 @@ def read_fasta(path: Path) -> Table:
         anything but letters and gaps; it names the sequence.
     """
     names, sequences = _sequences(path)
+    letters = np.frombuffer("".join(sequences).encode("utf-32-le"), dtype="<u4")
+    codes = _codes(letters)
+    if (codes == REFUSED_CODE).any():
+        first = int((codes == REFUSED_CODE).argmax())
+        ends = np.cumsum([len(sequence) for sequence in sequences])
+        row = int(np.searchsorted(ends, first, side="right"))
+        place = first - int(ends[row]) + len(sequences[row])
+        raise DataError(
+            f"{path}: sequence {row + 1}, {names[row]!r}, has {sequences[row][place]!r} at position"
+            f" {place + 1}, expected a letter of an amino acid or a gap"
+        )
     length = len(sequences[0])
     for number, (name, sequence) in enumerate(zip(names, sequences, strict=True), start=1):
         if len(sequence) != length:
@@ -48,20 +59,12 @@ def read_fasta(path: Path) -> Table:
                 f"{path}: sequence {number}, {name!r}, has {len(sequence):,} positions, expected"
                 f" the {length:,} of the first one; align the sequences"
             )
-    letters = np.frombuffer("".join(sequences).encode("utf-32-le"), dtype="<u4")
-    letters = letters.reshape(len(sequences), length)
-    codes = _codes(letters)
-    if (codes == REFUSED_CODE).any():
-        row, place = np.argwhere(codes == REFUSED_CODE)[0]
-        raise DataError(
-            f"{path}: sequence {row + 1}, {names[row]!r}, has {sequences[row][place]!r} at position"
-            f" {place + 1}, expected a letter of an amino acid or a gap"
-        )
+    codes = codes.reshape(len(sequences), length)
     unknown = codes == UNKNOWN_CODE
     notices = []
     if unknown.any():
-        first = chr(int(letters[unknown][0]))
-        notices.append(NOTICE.format(path, int(unknown.sum()), first))
+        letter = chr(int(letters[unknown.ravel().argmax()]))
+        notices.append(NOTICE.format(path, int(unknown.sum()), letter))
     alphabet = tuple(AMINO_ACIDS) + ((GAP,) if (codes == len(AMINO_ACIDS)).any() else ())
     columns = tuple(Texts(column, alphabet, is_alphabet=True) for column in codes.T.copy())
     places = tuple(str(place) for place in range(1, length + 1))

@@ -80,7 +80,7 @@ def test_what_is_written_is_read(tmp_path_factory, sequences, width):
         (">a\nACD\n>b\n>c\nACD", "sequence 2, 'b', is empty"),
         (">a\nACD\n>b\nA1D", "sequence 2, 'b', has '1' at position 2, expected a letter"),
         (">a\nACä", "sequence 1, 'a', has 'ä' at position 3"),
-        (">a\nacde\n>b\nACß\n", "sequence 2, 'b', has 3 positions"),
+        (">a\nacde\n>b\nAßC\n", "sequence 2, 'b', has 'ß' at position 2"),
         (">a\nacd\n>b\nacß\n", "sequence 2, 'b', has 'ß' at position 3"),
         (">a\nACD\n>b\nA\u00a0D\n", r"sequence 2, 'b', has '\\xa0' at position 2"),
         (">a\n*\n>b\n*\n", "sequence 1, 'a', is empty"),
