@@ -170,7 +170,7 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
 
 
-def check_target(path: Path, *read: Path | str | None) -> None:
+def check_target(path: Path, *read: Path | str | None, option: str = "out") -> None:
     """Refuse a file that cannot be written, or that replaces a file of a run or one that is read.
 
     Parameters
@@ -178,6 +178,8 @@ def check_target(path: Path, *read: Path | str | None) -> None:
     path : Path
     *read : Path, str or None
         Files that the command reads; names of data sets and None are ignored.
+    option : str
+        Option that names the file.
 
     Raises
     ------
@@ -190,15 +192,17 @@ def check_target(path: Path, *read: Path | str | None) -> None:
     from syncpretrain.storage import expanded
 
     if path.is_dir():
-        raise SettingsError(f"out: {path} is a folder; name a file")
+        raise SettingsError(f"{option}: {path} is a folder; name a file")
     if not path.parent.is_dir():
-        raise SettingsError(f"out: the folder {path.parent} does not exist")
+        raise SettingsError(f"{option}: the folder {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):
-        raise SettingsError(f"out: cannot write to the folder {path.parent}")
+        raise SettingsError(f"{option}: cannot write to the folder {path.parent}")
     if not path.exists():
         return
     if is_run_file(path):
-        raise SettingsError(f"out: {path} is a file of the run in {path.parent}; name another file")
+        raise SettingsError(
+            f"{option}: {path} is a file of the run in {path.parent}; name another file"
+        )
     for other in (expanded(name) for name in read if name is not None):
         if other.is_file() and other.samefile(path):
-            raise SettingsError(f"out: {path} is a file that is read; name another one")
+            raise SettingsError(f"{option}: {path} is a file that is read; name another one")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from syncpretrain.models.stack import Stack
     from syncpretrain.shapes import ImageShape
 
-LEVEL_HELP = "RBM to sample, from 1; default the top one, decoded, or 1 if stacked."
+LEVEL_HELP = "RBM to sample, from 1; default the top one, decoded, or 1 if stacked or from chains."
 METHOD_HELP = "Chains of one RBM, or of all, which swap states. Default gibbs."
 PIXELS = 36  # about the side of a filter in the picture
 
@@ -157,7 +157,8 @@ def sample(
 ) -> None:
     """Sample from an RBM of the stack, draw the samples as a PNG, and say whether the chains mix.
 
-    Without --level, chains run in the top RBM, and their ends are decoded to the input. The run
+    Without --level, chains run in the top RBM, and their ends are decoded to the input; chains of
+    method stacked, and those that go on from chains of training, sample level 1. The run
     must not be fine-tuned, since fine-tuning leaves no RBM. Chains that start at data are drawn
     under their examples.
 
@@ -175,10 +176,12 @@ def sample(
 
     target = out or _beside(run, "samples.png")
     stack = load(run)
-    for path in (target, save):
-        if path is not None:
-            check_target(path, run, data)
-    images = _images_of(stack, shape, level=level, save=save)
+    check_target(target, run, data)
+    if save is not None:
+        check_target(save, run, data, option="save")
+    if level is None and (start == "chains" or method == "stacked"):
+        level = 1
+    images = _images_of(stack, shape, level=level, save=save, out=out)
     shown, first = [], None
     if start == "data":
         X = examples_of(run, data, part, stack=stack).rows
@@ -193,20 +196,21 @@ def sample(
     if images is not None:
         save_png(image_grid(*(shades(stack, rows) for rows in shown), shape=images), target)
         files.insert(0, str(target))
-    click.echo(f"{', '.join(files)}: {count} samples after {steps} steps from {start}")
+    of_level = "" if level is None else f" of level {level}"
+    click.echo(f"{', '.join(files)}: {count} samples{of_level} after {steps} steps from {start}")
     for line in _mixing(stack, run, data, part, chains):
         click.echo(line)
 
 
 def _images_of(
-    stack: Stack, shape: str | None, *, level: int | None, save: Path | None
+    stack: Stack, shape: str | None, *, level: int | None, save: Path | None, out: Path | None
 ) -> ImageShape | None:
     """Return the shape of samples as images; None if they are only saved.
 
     Raises
     ------
     SettingsError
-        If they are no images, and are not saved.
+        If they are no images, and are not saved, or a picture of them is asked for.
     """
     from syncpretrain.errors import SettingsError
     from syncpretrain.plot.examples import image_shape_of
@@ -214,31 +218,38 @@ def _images_of(
 
     if level is not None and level > len(stack.layers):
         raise SettingsError(f"level: got {level}, expected 1 to {len(stack.layers)}")
-    if (level or 1) > 1:
-        if save is None:
+    is_input = (level or 1) == 1
+    if save is None and not is_input:
+        raise SettingsError(
+            f"save: got none for level {level}, whose states are no images; add --save FILE.npy"
+        )
+    if is_input and (save is None or shape is not None):
+        return image_shape(stack.layers[0].shape, shape)
+    images = image_shape_of(stack) if is_input else None
+    for option, value in (("out", out), ("shape", shape)):
+        if value is not None and images is None:
             raise SettingsError(
-                f"save: got none for level {level}, whose states are no images; add --save FILE.npy"
+                f"{option}: got {value} for samples that are no images; leave it out"
             )
-        return None
-    if save is not None and shape is None:
-        return image_shape_of(stack)
-    return image_shape(stack.layers[0].shape, shape)
+    return images
 
 
 def _mixing(
     stack: Stack, run: Path, data: str | None, part: str | None, chains: dict[str, Any]
 ) -> list[str]:
     """Return lines on the mixing of chains from data and noise, or why it is not measured."""
-    from syncpretrain.cli.run_data import dataset_of
+    from syncpretrain.cli.run_data import dataset_of, is_weighted
     from syncpretrain.errors import DataError, SettingsError
     from syncpretrain.models.mixing import LEAST_STEPS
-    from syncpretrain.report.examples import examples_to_show
+    from syncpretrain.report.examples import examples_to_show, mixing_shown
 
     if chains["steps"] < LEAST_STEPS:
         return []
     try:
-        shown = examples_to_show(dataset_of(run, data, stack=stack), part)
-        found = stack.for_prepared_rows().mixing(shown.rows, shown.labels, **chains)
+        own = dataset_of(run, data, stack=stack)
+        if own.train_weights is not None:
+            part = part or "train"  # which has the weights
+        found = mixing_shown(stack, examples_to_show(own, part, is_weighted(run)), **chains)
     except (DataError, SettingsError, OSError) as error:
         return [f"mixing: not measured: {error}"]
     head, rows = found.rows()

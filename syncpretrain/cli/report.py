@@ -84,13 +84,14 @@ def _shown(run: RunRecord, data: str | None, part: str | None, shape: str | None
 
 def _examples(run: RunRecord, data: str | None, part: str | None) -> tuple[Shown | None, str]:
     """Return the examples of a run, or the reason why its own cannot be read any more."""
-    from syncpretrain.cli.run_data import dataset_of
+    from syncpretrain.cli.run_data import dataset_of, is_weighted
     from syncpretrain.errors import DataError, SettingsError
     from syncpretrain.report.examples import examples_to_show
 
     assert run.stack is not None
     try:
-        return examples_to_show(dataset_of(run.folder, data, stack=run.stack), part), ""
+        found = dataset_of(run.folder, data, stack=run.stack)
+        return examples_to_show(found, part, is_weighted(run.folder)), ""
     except (DataError, SettingsError, OSError) as error:
         if data is not None or part is not None:
             raise  # the user gave them

@@ -104,6 +104,12 @@ def check_names_data(run: Path) -> None:
         )
 
 
+def is_weighted(run: Path) -> bool:
+    """Return whether the rows of the run had weights."""
+    settings = _data_settings(run)
+    return settings is not None and settings.weights is not None
+
+
 def _data_settings(run: Path) -> DataSettings | None:
     """Return the settings of the run's data; None for a model file alone."""
     settings = _settings(run)

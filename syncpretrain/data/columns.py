@@ -326,8 +326,8 @@ def _text_refused(table: Table, name: str, values: Texts, *, has_target: bool) -
         )
     return DataError(
         f"visible_units: got units of numbers for {table.name}, whose column {name!r} holds text"
-        f" such as {text!r}; take auto, which makes a category of it, or leave it"
-        f" out{table.by_drop(name)}"
+        f" such as {text!r}; take auto (load_dataset: encode=True), which makes a"
+        f" category of it, or leave it out{table.by_drop(name)}"
     )
 
 

@@ -1,13 +1,16 @@
 """Aligned protein sequences in FASTA files, as tables: a column a position, a category a letter.
 
-A line that begins with > is the name of a sequence, which may span many lines. The 20 amino acids
-are the categories, and the gap, written - or ., is another one where a file has gaps. Other letters
-(X, B, Z, J, U, O) and * and ? are unknown, and so missing values. Lower case is read as upper case.
+A line that begins with > is the name of a sequence, which may span many lines; a line that begins
+with ; is a comment. The 20 amino acids are the categories, and the gap, written - or ., is another
+one where a file has gaps. Other letters (X, B, Z, J, U, O) and * and ? are unknown, and so missing
+values. A * at the end of every sequence, the stop codon, is dropped. Lower case is read as upper
+case.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +23,10 @@ FASTA_SUFFIXES = (".fasta", ".fas", ".fa", ".faa", ".afa")
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 GAP = "-"
 UNKNOWN = "XBZJUO*?"
+STOP, COMMENT = "*", ";"
+SPACES = " \t\r\n\v\f"
+# Not str.upper(), which makes two letters of some that are no ASCII.
+AS_LETTERS = str.maketrans(ascii_lowercase, ascii_uppercase, SPACES)
 UNKNOWN_CODE, REFUSED_CODE = -1, -2
 NOTICE = "{}: read {:,} unknown letters such as {!r} as missing values"
 
@@ -34,6 +41,17 @@ def read_fasta(path: Path) -> Table:
         anything but letters and gaps; it names the sequence.
     """
     names, sequences = _sequences(path)
+    letters = np.frombuffer("".join(sequences).encode("utf-32-le"), dtype="<u4")
+    codes = _codes(letters)
+    if (codes == REFUSED_CODE).any():
+        first = int((codes == REFUSED_CODE).argmax())
+        ends = np.cumsum([len(sequence) for sequence in sequences])
+        row = int(np.searchsorted(ends, first, side="right"))
+        place = first - int(ends[row]) + len(sequences[row])
+        raise DataError(
+            f"{path}: sequence {row + 1}, {names[row]!r}, has {sequences[row][place]!r} at position"
+            f" {place + 1}, expected a letter of an amino acid or a gap"
+        )
     length = len(sequences[0])
     for number, (name, sequence) in enumerate(zip(names, sequences, strict=True), start=1):
         if len(sequence) != length:
@@ -41,20 +59,12 @@ def read_fasta(path: Path) -> Table:
                 f"{path}: sequence {number}, {name!r}, has {len(sequence):,} positions, expected"
                 f" the {length:,} of the first one; align the sequences"
             )
-    letters = np.frombuffer("".join(sequences).encode("utf-32-le"), dtype="<u4")
-    letters = letters.reshape(len(sequences), length)
-    codes = _codes(letters)
-    if (codes == REFUSED_CODE).any():
-        row, place = np.argwhere(codes == REFUSED_CODE)[0]
-        raise DataError(
-            f"{path}: sequence {row + 1}, {names[row]!r}, has {sequences[row][place]!r} at position"
-            f" {place + 1}, expected a letter of an amino acid or a gap"
-        )
+    codes = codes.reshape(len(sequences), length)
     unknown = codes == UNKNOWN_CODE
     notices = []
     if unknown.any():
-        first = chr(int(letters[unknown][0]))
-        notices.append(NOTICE.format(path, int(unknown.sum()), first))
+        letter = chr(int(letters[unknown.ravel().argmax()]))
+        notices.append(NOTICE.format(path, int(unknown.sum()), letter))
     alphabet = tuple(AMINO_ACIDS) + ((GAP,) if (codes == len(AMINO_ACIDS)).any() else ())
     columns = tuple(Texts(column, alphabet, is_alphabet=True) for column in codes.T.copy())
     places = tuple(str(place) for place in range(1, length + 1))
@@ -66,7 +76,9 @@ def _sequences(path: Path) -> tuple[list[str], list[str]]:
     names, found = list[str](), list[list[str]]()
     with opened(path, "FASTA") as file:
         for number, raw in enumerate(file, start=1):
-            line = raw.strip()
+            line = raw.strip(SPACES)
+            if line.startswith(COMMENT):
+                continue
             if line.startswith(">"):
                 names.append(line[1:].strip())
                 found.append([])
@@ -76,10 +88,12 @@ def _sequences(path: Path) -> tuple[list[str], list[str]]:
                     " behind a >, as in FASTA"
                 )
             elif line:
-                found[-1].append("".join(line.split()).upper())
+                found[-1].append(line.translate(AS_LETTERS))
     sequences = ["".join(lines) for lines in found]
     if not sequences:
         raise DataError(f"{path}: got no sequences, expected one example or more")
+    if all(sequence.endswith(STOP) for sequence in sequences):
+        sequences = [sequence[:-1] for sequence in sequences]
     for number, (name, sequence) in enumerate(zip(names, sequences, strict=True), start=1):
         if not sequence:
             raise DataError(f"{path}: sequence {number}, {name!r}, is empty; leave it out")

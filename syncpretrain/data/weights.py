@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from syncpretrain.data.blocks import chunks
 from syncpretrain.errors import DataError
+from syncpretrain.units.blocks import SOFTMAX
+from syncpretrain.units.kinds import kind_of
 
 BLOCK_BYTES = 1 << 26  # of the letters of a block, each a one among zeros
 MOST_ROWS = 2048  # of a block
@@ -78,7 +81,9 @@ def weighted_means(X: Any, weights: NDArray[Any], *, missing: bool) -> NDArray[n
     return means
 
 
-def sequence_weights(X: ArrayLike, *, within: float = 0.2) -> NDArray[np.float64]:
+def sequence_weights(
+    X: ArrayLike, *, units: str | None = None, within: float = 0.2
+) -> NDArray[np.float64]:
     """Return 1 / (number of sequences that are near), for each of some aligned sequences.
 
     Data of few families have many near sequences of each, which would count too much. The sum of
@@ -88,7 +93,13 @@ def sequence_weights(X: ArrayLike, *, within: float = 0.2) -> NDArray[np.float64
     Parameters
     ----------
     X : array-like of shape (n_sequences, sites)
-        Letters of any type: numbers, bytes or texts of one letter; a gap is a letter too.
+        Letters of any type: numbers, bytes or texts of one letter; a gap is a letter too. Or, with
+        ``units``, rows of these visible units.
+    units : str, optional
+        Visible units of the rows, such as ``softmax:6x20``, which
+        ``dataset.columns.visible_units()`` returns for a FASTA file. Each softmax group is a site,
+        with its choice as the letter; a missing choice is a letter of its own. Each other column is
+        a site, too. ``bernoulli`` says that zeros and ones are letters.
     within : float
         Largest share of the sites at which near sequences differ, at least 0 and below 1; 0.2 is
         an identity of 80 %. A sequence is near itself.
@@ -101,20 +112,24 @@ def sequence_weights(X: ArrayLike, *, within: float = 0.2) -> NDArray[np.float64
     Raises
     ------
     DataError
-        If X has another shape, or ``within`` is out of range.
+        If X has another shape or does not fit the units, ``within`` is out of range, or X looks
+        like softmax groups (zeros, and equally many ones in each row) and ``units`` is None.
 
     Examples
     --------
     >>> sequence_weights([[0, 1, 2, 0, 1], [0, 1, 2, 0, 0], [2, 2, 0, 1, 1]]).tolist()
     [0.5, 0.5, 1.0]
     """
-    array = np.asarray(X)
-    if array.ndim != 2 or not array.size:
-        raise DataError(f"X: got shape {array.shape}, expected (n_sequences, sites)")
+    if not isinstance(within, Real):
+        raise DataError(f"within: got {within!r}, expected a number")
     if not 0 <= within < 1:
         raise DataError(f"within: got {within:g}, expected at least 0 and below 1")
+    array = _sites(X, units)
     n, sites = array.shape
-    letters, numbers = np.unique(array, return_inverse=True)
+    try:
+        letters, numbers = np.unique(array, return_inverse=True)
+    except TypeError as error:
+        raise DataError("X: got letters of several types, or None; expected one type") from error
     codes = numbers.reshape(n, sites) + len(letters) * np.arange(sites)  # of a letter at a site
     # Sites at which near sequences are the same; a share such as 0.29 of 100 sites is 29 of them.
     least = sites - math.floor(within * sites + 1e-9)
@@ -131,6 +146,57 @@ def sequence_weights(X: ArrayLike, *, within: float = 0.2) -> NDArray[np.float64
                 near[other] += close.sum(axis=0)
     weights: NDArray[np.float64] = 1 / near
     return weights
+
+
+def _sites(X: ArrayLike, units: str | None) -> NDArray[Any]:
+    """Return a letter for each site of each sequence, of shape (n_sequences, sites)."""
+    try:
+        array = np.asarray(X)
+    except ValueError as error:
+        raise DataError("X: got sequences of different lengths, expected aligned ones") from error
+    if array.ndim != 2 or not array.size:
+        raise DataError(f"X: got shape {array.shape}, expected (n_sequences, sites)")
+    if units is None:
+        if _looks_one_hot(array):
+            raise DataError(
+                "X: got zeros, and equally many ones in each row, which may be softmax groups or"
+                " letters; give units, such as softmax:6x20, or bernoulli if they are letters"
+            )
+        return array
+    try:
+        blocks = kind_of(units).blocks
+    except (TypeError, ValueError) as error:
+        raise DataError(f"units: got {units!r}, expected kinds such as softmax:6x20") from error
+    if blocks is None:
+        return array
+    if array.dtype.kind not in "biuf" or array.shape[1] != blocks.width:
+        raise DataError(
+            f"X: got {array.shape[1]} columns of {array.dtype}, expected {blocks.width} columns of"
+            f" numbers, as {units} units have"
+        )
+    return np.column_stack([_letters(array, part) for part in blocks.parts])
+
+
+def _letters(array: NDArray[Any], part: Any) -> NDArray[Any]:
+    """Return the choice of each softmax group of a block, -1 if it is missing; or the columns."""
+    if part.kind != SOFTMAX:
+        return array[:, part.columns]
+    groups = part.grouped(array)
+    lost = np.isnan(groups).all(axis=2)
+    if not (lost | (((groups == 0) | (groups == 1)).all(axis=2) & (groups.sum(axis=2) == 1))).all():
+        raise DataError(f"X: got a group of {part} with no single choice, expected a 1 among zeros")
+    return np.where(lost, -1, groups.argmax(axis=2))
+
+
+def _looks_one_hot(array: NDArray[Any]) -> bool:
+    """Return whether different rows hold zeros, and equally many ones; rows with NaN are left."""
+    if array.dtype.kind not in "biuf":
+        return False
+    known = array[~np.isnan(array).any(axis=1)]
+    if len(known) < 2 or not ((known == 0) | (known == 1)).all() or (known == known[0]).all():
+        return False
+    ones = np.count_nonzero(known, axis=1)
+    return bool((ones == ones[0]).all())
 
 
 def _as_ones(codes: NDArray[np.intp], width: int) -> NDArray[np.float32]:

@@ -36,7 +36,9 @@ NOT_IN_GAUGE = (  # format with a number and a share
 
 
 def zero_sum(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Return RBMs in the zero-sum gauge of their softmax groups, with the same probabilities.
+    """Return RBMs in the zero-sum gauge of their softmax groups.
+
+    Probabilities of rows without missing groups are the same, up to the rounding of float32.
 
     Raises
     ------

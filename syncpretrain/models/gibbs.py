@@ -237,6 +237,18 @@ def swap_cost(
     return at_h + summed_out(v, down[1], *below) - summed_out(v, up[1], *above), down, up
 
 
+def check_numbers(**given: object) -> None:
+    """Refuse arguments that are no whole numbers.
+
+    Raises
+    ------
+    DataError
+    """
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise DataError(f"{name}: got {value!r}, expected a whole number")
+
+
 def levels_of(layers: Sequence[Layer], level: int, method: str) -> list[DenseLayer]:
     """Return the RBMs with chains: of one level, or of all.
 

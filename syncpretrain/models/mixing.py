@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.data.weights import checked_weights
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.models.gibbs import Levels, as_states, started
+from syncpretrain.models.gibbs import Levels, as_states, levels_of, started
 from syncpretrain.models.layer import DenseLayer, Layer, up_through
 from syncpretrain.models.likelihood import Doubles, LogZ, annealed_sample
 from syncpretrain.rng import Purpose, generator
@@ -36,12 +38,17 @@ ROWS = 1000  # examples that regions are made of
 CLUSTERED = 200  # examples, for the main direction at which two clusters begin
 DIRECTIONS = 3
 MOST_REGIONS = 12  # of labels; more, or none, give way to two clusters of the examples
+LEAST_CHAINS = 10  # from each start, so that errors of their means are known
 LEAST_STEPS = 4
-NO_LABEL = ("", "-1")
+NO_LABEL = ("", "-1", "-1.0", "<NA>")
 MEANS_STEPS = 20  # of the two clusters
 LEAST_SAMPLES = 10.0  # independent values of each chain, and of annealing, to be believed
 DEVIATIONS = 4.0  # standard errors that the means of two starts may be apart
 WRONG_SHARE = 0.05  # difference of a region's shares in the model and in the data that matters
+UNWEIGHTED = (
+    "the shares of the data count all rows alike, and the model was trained with weights of rows:"
+    " they do not judge the model"
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,13 @@ class Mixing:
         Effective number of the weighted samples of annealed importance sampling.
     acceptance : list of float
         Shares of accepted swaps of each pair of levels, of stacked tempering.
+    effective_examples : float
+        Effective number of these examples, by their weights.
+    can_stack : bool
+        True if the stack can have chains of method ``stacked``.
+    is_weighted_alike : bool
+        False if the examples here have no weights, and the training examples had some: the shares
+        of the data then do not judge the model.
     """
 
     level: int
@@ -88,6 +102,9 @@ class Mixing:
     log_z: LogZ | None
     annealed_samples: float
     acceptance: list[float]
+    effective_examples: float
+    can_stack: bool
+    is_weighted_alike: bool = True
 
     @property
     def measured(self) -> int:
@@ -112,7 +129,9 @@ class Mixing:
             else f"the autocorrelation time of {self.autocorrelation:.3g} steps is too long for"
             f" {self.measured} measured steps"
         )
-        first = f"these chains have not mixed: {why}; take more steps, or method stacked"
+        first = f"these chains have not mixed: {why}; take more steps"
+        if self.can_stack and self.method != "stacked":
+            first += ", or method stacked"
         if self.mixed:
             first = "these chains have mixed: both starts agree, and"
             first += f" {self.samples:.3g} of their samples are independent"
@@ -120,6 +139,8 @@ class Mixing:
 
     def _on_the_model(self) -> list[str]:
         """Return a sentence if the model, not the chains, has other shares than the data."""
+        if not self.is_weighted_alike:
+            return [UNWEIGHTED]
         name, samples = "AIS", self.annealed_samples
         if self.mixed:
             name, samples = "from noise", self.samples / 2
@@ -127,7 +148,7 @@ class Mixing:
             return []
         model, data = self.occupancy[name], self.occupancy["data"]
         variance = np.maximum(data * (1 - data), model * (1 - model))
-        error = np.sqrt(variance * (1 / samples + 1 / self.examples))
+        error = np.sqrt(variance * (1 / samples + 1 / self.effective_examples))
         off = np.abs(model - data)
         worst = int(off.argmax())
         if off[worst] <= max(WRONG_SHARE, DEVIATIONS * error[worst]):
@@ -173,6 +194,7 @@ def mixing_of(
     layers: Sequence[Layer],
     X: Array,
     labels: Any = None,
+    weights: Any = None,
     *,
     level: int,
     method: str,
@@ -189,7 +211,9 @@ def mixing_of(
     X : ndarray of shape (n, V)
         Prepared examples.
     labels : array-like of shape (n,), optional
-        Classes, which become the regions; "" and -1 are no class.
+        Classes, which become the regions; "", -1, NaN and None are no class.
+    weights : array-like of shape (n,), optional
+        Weights of the examples; None if all count alike.
     level, method : int, str
         As for :func:`syncpretrain.models.gibbs.started`.
     chains, steps : int
@@ -199,20 +223,20 @@ def mixing_of(
     Raises
     ------
     DataError
-        If the stack cannot have such chains, or there are too few examples, chains or steps.
+        If the stack cannot have such chains, labels or weights do not fit, or there are too few
+        examples, chains or steps.
     """
-    if len(X) < 2 or chains < 2 or steps < LEAST_STEPS:
-        raise DataError(
-            f"X, chains, steps: got {len(X)} examples, {chains} and {steps}, expected 2, 2 and"
-            f" {LEAST_STEPS} or more"
-        )
+    _check(layers, X, level=level, method=method, chains=chains, steps=steps)
+    rows = evenly_spaced(np.arange(len(X)), ROWS)
+    classes, own_weights = _classes(labels, len(X), rows), checked_weights(weights, len(X), rows)
     draws = generator(seed, Purpose.SAMPLE, layer=level)
     how: Any = {"level": level, "method": method, "count": chains, "draws": draws}
     start = X[draws.choice(len(X), chains, replace=chains > len(X))]
     runs = [started(layers, x, **how) for x in (start, None)]
     place = level - 1 if method == "stacked" else 0
     rbm = runs[0].rbms[place]
-    names, means, data = _regions(layers[: level - 1], rbm, X, labels, draws)
+    names, means, near = _regions(layers[: level - 1], rbm, X[rows], classes, draws)
+    data, effective = _shares(near, own_weights)
     for run in runs:
         run.run(steps // 2)
     directions = _directions(*(run.visible[place] for run in runs))
@@ -228,23 +252,84 @@ def mixing_of(
     count = 2 * chains * (steps - steps // 2) / time
     accepted = [float(x) for x in np.mean([run.acceptance for run in runs], axis=0)]
     own = (names, occupancy, time, count, apart, log_z, annealed, accepted)
-    return Mixing(level, method, chains, steps, min(len(X), ROWS), *own)
+    more = (effective, _can_stack(layers))
+    return Mixing(level, method, chains, steps, len(rows), *own, *more)
+
+
+def _check(
+    layers: Sequence[Layer], X: Array, *, level: int, method: str, chains: int, steps: int
+) -> None:
+    """Refuse what mixing cannot be measured of.
+
+    Raises
+    ------
+    DataError
+    """
+    if len(X) < 2 or chains < LEAST_CHAINS or steps < LEAST_STEPS:
+        raise DataError(
+            f"X, chains, steps: got {len(X)} examples, {chains} and {steps}, expected 2,"
+            f" {LEAST_CHAINS} and {LEAST_STEPS} or more"
+        )
+    blocks = kind_of(levels_of(layers, level, method)[0].visible_units).blocks
+    if blocks is not None and blocks.counts:
+        raise DataError(
+            "mixing: got an RBM of counts, whose chains cannot start at noise, since they keep the"
+            " numbers of words; take a level above, or sample with start"
+        )
+    for number, layer in enumerate(layers, start=1):
+        if not all(np.isfinite(x).all() for _, x in layer.parameters()):
+            raise DataError(f"layer {number} has weights that are NaN or infinite; train it anew")
+
+
+def _classes(labels: Any, count: int, rows: Any) -> NDArray[np.str_] | None:
+    """Return the classes of some rows as texts, "" for none.
+
+    Raises
+    ------
+    DataError
+        If there is not one label a row.
+    """
+    if labels is None:
+        return None
+    try:
+        array: NDArray[Any] = np.asarray(labels)
+    except ValueError as error:
+        raise DataError(f"labels: got lists of several lengths, expected {count}") from error
+    if array.shape != (count,):
+        raise DataError(f"labels: got shape {array.shape}, expected ({count},), one a row of X")
+    array = array[rows]
+    lost = [x is None or (isinstance(x, float) and x != x) for x in array.tolist()]
+    texts = array.astype(str)
+    return np.where(lost | np.isin(texts, NO_LABEL), "", texts)
+
+
+def _shares(near: Array, weights: Any) -> tuple[Doubles, float]:
+    """Return the shares of the regions, and the effective number of the examples."""
+    if weights is None:
+        return near.mean(axis=0), float(len(near))
+    mass = np.float64(weights[:, 0])
+    return mass @ near / mass.sum(), float(mass.sum() ** 2 / np.square(mass).sum())
+
+
+def _can_stack(layers: Sequence[Layer]) -> bool:
+    try:
+        levels_of(layers, 1, "stacked")
+    except DataError:
+        return False
+    return True
 
 
 def _regions(
-    below: Sequence[Layer], rbm: DenseLayer, X: Array, labels: Any, draws: np.random.Generator
-) -> tuple[tuple[str, ...], Array, Doubles]:
-    """Return the names and means of the regions at a level, and their shares of the examples."""
-    rows = evenly_spaced(np.arange(len(X)), ROWS)
-    v = up_through(below, X[rows]) if below else X[rows]
-    v = as_states(v, rbm.visible_units, draws)
-    classes = None if labels is None else np.asarray(labels)[rows].astype(str)
-    names = [] if classes is None else [str(x) for x in np.unique(classes) if x not in NO_LABEL]
+    below: Sequence[Layer], rbm: DenseLayer, X: Array, classes: Any, draws: np.random.Generator
+) -> tuple[tuple[str, ...], Array, Array]:
+    """Return the names and means of the regions at a level, and 1 for the region of each row."""
+    v = as_states(up_through(below, X) if below else X, rbm.visible_units, draws)
+    names = [] if classes is None else [str(x) for x in np.unique(classes) if x]
     if classes is not None and 2 <= len(names) <= MOST_REGIONS:
         means = np.stack([v[classes == name].mean(axis=0) for name in names])
     else:
         names, means = ["A", "B"], _two_means(v)
-    return tuple(names), means, _nearest(v, means).mean(axis=0)
+    return tuple(names), means, _nearest(v, means)
 
 
 def _two_means(v: Array) -> Array:

@@ -22,7 +22,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.couplings import zero_sum
 from syncpretrain.models.export.formats import check_installed, format_for, write_export
-from syncpretrain.models.gibbs import imputed, sampled, started
+from syncpretrain.models.gibbs import check_numbers, imputed, sampled, started
 from syncpretrain.models.inputs import checked_codes, is_bounded, prepared_examples
 from syncpretrain.models.layer import (
     ConvolutionalLayer,
@@ -279,7 +279,8 @@ class Stack:
         count : int
             Independent chains.
         level : int, optional
-            Level of the RBM, from 1; default the top RBM, decoded, or level 1 if stacked.
+            Level of the RBM, from 1; default the top RBM, decoded, or level 1 if stacked, or if the
+            chains go on from ``chains``.
         steps : int
             Gibbs steps, each up and down again with states of the units.
         method : str
@@ -289,8 +290,10 @@ class Stack:
         seed : int
         start : array-like of shape (count, input units), or str
             Examples at which the chains start; default, or ``noise``, noise. ``chains`` goes on
-            from the persistent chains of the level, see :meth:`chains`, at most so many. Documents
-            keep their numbers of words; an RBM of counts alone needs examples.
+            from the persistent chains of the level, default level 1, see :meth:`chains`, at most so
+            many. Documents keep their numbers of words; an RBM of counts alone needs examples.
+            Samples of a stack that was trained on bytes are shares of 255, as :meth:`decode`
+            returns them: such samples are the ``start`` of ``stack.for_prepared_rows().sample``.
         save : str or Path, optional
             A ``.npy`` file for the samples.
 
@@ -301,11 +304,12 @@ class Stack:
         Raises
         ------
         DataError
-            If ``count`` or ``steps`` is below 1, ``start`` does not fit, or a layer that is sampled
-            is no dense RBM, as after fine-tuning.
+            If ``count`` or ``steps`` is no whole number or below 1, ``start`` does not fit, or a
+            layer that is sampled is no dense RBM, as after fine-tuning.
         OSError
             If the file cannot be written.
         """
+        check_numbers(count=count, steps=steps, level=1 if level is None else level)
         if steps < 1:
             raise DataError(f"steps: got {steps}, expected 1 or more")
         if isinstance(start, str) and start not in ("noise", "chains"):
@@ -341,6 +345,7 @@ class Stack:
         X: ArrayLike,
         labels: ArrayLike | None = None,
         *,
+        weights: ArrayLike | None = None,
         level: int | None = None,
         method: str = "gibbs",
         chains: int = 50,
@@ -354,14 +359,17 @@ class Stack:
         X : array-like of shape (n_examples, input units)
             Examples at which half of the chains start.
         labels : array-like of shape (n_examples,), optional
-            Classes of the examples, which become the regions; "" and -1 are no class. Default two
-            clusters of the examples.
+            Classes of the examples, which become the regions; "", -1, NaN and None are no class.
+            Default two clusters of the examples.
+        weights : array-like of shape (n_examples,), optional
+            Weights of the examples, as for ``pretrain``: shares of the data are weighted by them.
         level : int, optional
             Level of the RBM, from 1; default the top RBM, or level 1 if stacked.
         method : str
             ``gibbs`` or ``stacked``, as for :meth:`sample`.
         chains, steps : int
-            Chains from each start, and steps of each; the second half of the steps is measured.
+            Chains from each start, at least 10, and steps of each, at least 4; the second half of
+            the steps is measured.
         seed : int
 
         Returns
@@ -372,19 +380,25 @@ class Stack:
         Raises
         ------
         DataError
-            If X does not fit, or the stack cannot have such chains.
+            If X, the labels or the weights do not fit, there are too few examples, chains or steps,
+            or the stack cannot have such chains.
         """
         if level is None:
             level = 1 if method == "stacked" else len(self.layers)
+        check_numbers(level=level, chains=chains, steps=steps)
+        rows = self.prepared(X, missing=True)[:]
         how: Any = {"level": level, "method": method, "chains": chains, "steps": steps}
-        return mixing_of(self.layers, self.prepared(X, missing=True)[:], labels, **how, seed=seed)
+        return mixing_of(self.layers, rows, labels, weights, **how, seed=seed)
 
     def zero_sum(self) -> Stack:
-        """Return the stack with softmax groups in the zero-sum gauge; probabilities are the same.
+        """Return the stack with softmax groups in the zero-sum gauge.
 
         The weights of a group to each hidden unit, and the biases of the group, then add up to 0,
-        so that weights of different models can be compared. A group of missing values is left out;
-        in this gauge it counts as the mean of its choices.
+        so that weights of different models can be compared. Complete rows, one choice on in each
+        group, keep their codes and probabilities up to rounding: the gauge is computed in float64
+        and stored as float32. Rows with a missing group get other codes and free energies, since a
+        group that is left out counts in this gauge as the mean of its choices; so do rows whose
+        groups do not add up to 1.
 
         Raises
         ------
@@ -413,6 +427,7 @@ class Stack:
             If there is no such layer, or it keeps no chains: it needs ``persistent`` and
             ``chains``, and to be as it was before fine-tuning.
         """
+        check_numbers(layer=layer)
         if not 1 <= layer <= len(self.layers):
             raise DataError(f"layer: got {layer}, expected 1 to {len(self.layers)}")
         found = dict(self.layers[layer - 1].arrays()).get("chains")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import DataError
 from syncpretrain.models.couplings import couplings, has_couplings, outside_gauge
+from syncpretrain.models.mixing import Mixing
 from syncpretrain.models.stack import Stack
 from syncpretrain.plot.examples import (
     MOST_BARS_SHOWN,
@@ -51,15 +53,22 @@ MOST_PAIRS = 20  # of positions, in the table of couplings
 
 
 class Shown(NamedTuple):
-    """Examples to show: ``rows`` of shape (n, values), labels if there are any, their name."""
+    """Examples to show: ``rows`` of shape (n, values), labels if there are any, their name.
+
+    ``weights`` are those of the rows, and ``is_weighted`` says if training rows had some.
+    """
 
     rows: NDArray[np.float32]
     labels: NDArray[Any] | None
     name: str
+    weights: NDArray[np.float64] | None = None
+    is_weighted: bool = False
 
 
-def examples_to_show(data: Dataset, part: str | None = None) -> Shown:
+def examples_to_show(data: Dataset, part: str | None = None, is_weighted: bool = False) -> Shown:
     """Return at most 1,000 examples of a part, by default test examples if there are any.
+
+    ``is_weighted`` says if the model was trained with weights of rows.
 
     Raises
     ------
@@ -70,11 +79,13 @@ def examples_to_show(data: Dataset, part: str | None = None) -> Shown:
         raise DataError(f"part: got {part}, but {data.name} has no such part; leave --part out")
     by_worth = [part] if part else [name for name in reversed(PARTS) if len(getattr(data, name))]
     name = (by_worth or ["train"])[0]
-    labels = data.targets(name)
+    labels, weights = data.targets(name), data.train_weights if name == "train" else None
     return Shown(
         evenly_spaced(getattr(data, name), MOST_EXAMPLES),
         None if labels is None else evenly_spaced(labels, MOST_EXAMPLES),
         f"the {name} part of {Path(data.name).name}",
+        None if weights is None else evenly_spaced(weights, MOST_EXAMPLES),
+        is_weighted,
     )
 
 
@@ -239,10 +250,16 @@ def _sampled(stack: Stack, images: ImageShape | None) -> str:
     return table(("", *decoded), cells, caption=caption)
 
 
+def mixing_shown(stack: Stack, shown: Shown, **options: Any) -> Mixing:
+    """Return the mixing of chains by examples, with their weights."""
+    own = shown.weights
+    found = stack.for_prepared_rows().mixing(shown.rows, shown.labels, weights=own, **options)
+    return replace(found, is_weighted_alike=own is not None or not shown.is_weighted)
+
+
 def _mixing(stack: Stack, shown: Shown) -> str:
     """Return the shares of the regions from both starts, and whether the chains mix."""
-    options: dict[str, Any] = {"chains": SAMPLES, "steps": MIXING_STEPS}
-    found = stack.for_prepared_rows().mixing(shown.rows, shown.labels, **options)
+    found = mixing_shown(stack, shown, chains=SAMPLES, steps=MIXING_STEPS)
     head, rows = found.rows()
     caption = "Shares of the regions in the data, in the chains from each start, and by annealing"
     text = f"{'; '.join(found.figures())}."

@@ -189,7 +189,7 @@ class TestSample:
     def test_stacked_samples_are_saved_with_the_acceptance_and_the_mixing(self, call, folder):
         options = ("--method", "stacked", "--steps", 200, "--count", 3, "--save", "s.npy")
         said = call("sample", "on-file", "--out", "p.png", *options).splitlines()
-        assert said[0] == "p.png, s.npy: 3 samples after 200 steps from noise"
+        assert said[0] == "p.png, s.npy: 3 samples of level 1 after 200 steps from noise"
         assert said[1] == "level 1, stacked: 50 chains from each start, 200 steps"
         assert said[2].split() == ["region", "data", "from", "data", "from", "noise", "AIS"]
         assert said[3].split()[0] == "A"
@@ -203,8 +203,31 @@ class TestSample:
 
     def test_a_higher_level_is_only_saved(self, call, folder):
         said = call("sample", "on-file", "--level", 2, "--steps", 3, "--save", "h.npy")
-        assert said == "h.npy: 20 samples after 3 steps from noise\n"
+        assert said == "h.npy: 20 samples of level 2 after 3 steps from noise\n"
         assert np.load(folder / "h.npy").shape == (20, 9)
+
+    def test_chains_of_training_are_judged_at_level_1(self, call, folder):
+        how = ("--hidden", "6,4", "--epochs", 2, "--persistent", "--chains", 12, "--quiet")
+        call("train", "--data", "x.npy", *how, "--out", "with-chains")
+        options = ("--start", "chains", "--steps", 8, "--count", 12, "--save", "c.npy")
+        said = call("sample", "with-chains", *options).splitlines()
+        assert said[0].endswith("12 samples of level 1 after 8 steps from chains")
+        assert said[1].startswith("level 1, gibbs: ")
+        assert np.load(folder / "c.npy").shape == (12, WIDTH)
+
+    def test_the_mixing_of_a_run_has_the_weights_of_its_rows(self, call, folder):
+        X = np.repeat([[0] * 6, [1] * 6], 100, axis=0)
+        lines = [",".join(map(str, [*row, 9 if row[0] else 1])) for row in X]
+        text = "\n".join(["a,b,c,d,e,f,w", *lines]) + "\n"
+        (folder / "w.csv").write_text(text)
+        how = ("--hidden", 3, "--epochs", 1, "--weights", "w", "--visible-units", "bernoulli")
+        call("train", "--data", "w.csv", *how, "--quiet", "--out", "weighted")
+        options = ("--steps", 40, "--save", "s.npy")
+        said = call("sample", "weighted", *options).splitlines()
+        shares = sorted(float(x.split()[1]) for x in said[3:5])
+        assert shares == [pytest.approx(10, abs=1), pytest.approx(90, abs=1)]
+        said = call("sample", "weighted", "--part", "validation", *options)
+        assert said.rstrip().endswith("they do not judge the model")
 
     def test_without_the_data_the_mixing_says_so(self, call, folder):
         syncpretrain.load(folder / "on-file").save(folder / "alone.safetensors")
@@ -226,6 +249,19 @@ class TestSample:
             ),
             (["on-file", "--save", "x.txt"], "Error: --save: got x.txt, expected a file that ends"),
             (["on-file", "--steps", "0"], "Error: --steps: got 0"),
+            (
+                ["on-file", "--level", "2", "--save", "y.npy", "--out", "z.png"],
+                "Error: --out: got z.png for samples that are no images; leave it out",
+            ),
+            (
+                ["on-file", "--level", "2", "--save", "y.npy", "--shape", "8x8"],
+                "Error: --shape: got 8x8 for samples that are no images; leave it out",
+            ),
+            (["on-file", "--save", "no/x.npy"], "Error: --save: the folder no does not exist"),
+            (
+                ["on-file", "--save", "on-file/model.safetensors"],
+                "Error: --save: on-file/model.safetensors is a file of the run",
+            ),
         ],
     )
     def test_refusals(self, folder, monkeypatch, capsys, arguments, message):

@@ -13,6 +13,7 @@ from syncpretrain import load, pretrain
 from syncpretrain.data.columns import takes_categories
 from syncpretrain.data.fasta import AMINO_ACIDS, read_fasta
 from syncpretrain.data.readers import Wanted, read_rows
+from syncpretrain.data.weights import sequence_weights
 from syncpretrain.errors import DataError
 from syncpretrain.models.couplings import couplings
 
@@ -78,7 +79,11 @@ def test_what_is_written_is_read(tmp_path_factory, sequences, width):
         (">a\nACD\n>b c\nAC\n", "sequence 2, 'b c', has 2 positions, expected the 3"),
         (">a\nACD\n>b\n>c\nACD", "sequence 2, 'b', is empty"),
         (">a\nACD\n>b\nA1D", "sequence 2, 'b', has '1' at position 2, expected a letter"),
-        (">a\nACä", "sequence 1, 'a', has 'Ä' at position 3"),
+        (">a\nACä", "sequence 1, 'a', has 'ä' at position 3"),
+        (">a\nacde\n>b\nAßC\n", "sequence 2, 'b', has 'ß' at position 2"),
+        (">a\nacd\n>b\nacß\n", "sequence 2, 'b', has 'ß' at position 3"),
+        (">a\nACD\n>b\nA\u00a0D\n", r"sequence 2, 'b', has '\\xa0' at position 2"),
+        (">a\n*\n>b\n*\n", "sequence 1, 'a', is empty"),
         ("ACD\n", "got 'ACD' in line 1, expected the name of a sequence behind a >"),
         ("\n", "got no sequences"),
         (">a\nX\n>b\nX", "column '1' has no value in any row"),
@@ -88,6 +93,52 @@ def test_faults_are_told_in_one_sentence(tmp_path, text, message):
     with pytest.raises(DataError, match=message) as error:
         read(written(tmp_path, text))
     assert "\n" not in str(error.value)
+
+
+def test_comments_and_a_stop_of_every_sequence_are_left_out(tmp_path):
+    rows = read(written(tmp_path, "; of a database\n>a\nAC\n;more\nD*\n>b\nAC-*\n"))
+    assert letters_of(rows) == ["ACD", "AC-"]
+    assert not rows.notices
+    some = read(written(tmp_path, ">a\nACD*\n>b\nACDE\n", "y.fasta"))
+    assert letters_of(some) == ["ACD?", "ACDE"]
+
+
+def test_rows_of_a_file_have_the_weights_of_its_sequences(tmp_path):
+    sequences = ["ACDEF", "ACDEX", "ACDEY", "WWWWW", "W-WWW", "YYYYY"]
+    rows = read(written(tmp_path, "".join(f">{x}\n{x}\n" for x in sequences)))
+    found = sequence_weights(rows.X, units=rows.columns.visible_units())
+    np.testing.assert_array_equal(found, sequence_weights([list(x) for x in sequences]))
+    np.testing.assert_array_equal(found, [1 / 3] * 3 + [1 / 2] * 2 + [1])
+    with pytest.raises(DataError, match="which may be softmax groups or letters; give units"):
+        sequence_weights(rows.X)
+    with pytest.raises(DataError, match="X: got 105 columns of float32, expected 63 columns"):
+        sequence_weights(rows.X, units="softmax:3x21")
+    with pytest.raises(DataError, match="no single choice"):
+        sequence_weights(rows.X, units="softmax:21x5")
+    with pytest.raises(DataError, match="units: got 'letters', expected kinds"):
+        sequence_weights(rows.X, units="letters")
+
+
+def test_other_columns_are_sites_and_bits_are_letters():
+    X = [[0.5, 1, 0], [0.5, 0, 1], [2, 0, 1]]
+    found = sequence_weights(X, units="gaussian:1,softmax:1x2", within=0.5)
+    np.testing.assert_array_equal(found, [1 / 2, 1 / 3, 1 / 2])
+    bits = [[0, 1], [1, 0]]
+    np.testing.assert_array_equal(sequence_weights(bits, units="bernoulli"), [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("X", "within", "message"),
+    [
+        ([list("ACD"), list("AC")], 0.2, "X: got sequences of different lengths"),
+        ([["A", None], ["A", "C"]], 0.2, "X: got letters of several types, or None"),
+        ([[1, 2]], None, "within: got None, expected a number"),
+        ([[1, 2]], "a", "within: got 'a', expected a number"),
+    ],
+)
+def test_no_sequences_are_refused_in_one_sentence(X, within, message):
+    with pytest.raises(DataError, match=message):
+        sequence_weights(X, within=within)
 
 
 def test_a_damaged_archive_and_bytes_are_refused(tmp_path):

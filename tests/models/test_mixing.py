@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from binaryunits import logistic, states
 
+from syncpretrain import pretrain
 from syncpretrain.errors import DataError
 from syncpretrain.models.mixing import Mixing
 from syncpretrain.models.stack import DenseLayer, Stack
@@ -189,7 +191,85 @@ def test_equal_examples_have_one_region():
     assert found.occupancy["data"].max() == 1
 
 
-@pytest.mark.parametrize("arguments", [{"chains": 1}, {"steps": 3}, {"X": MODES[:1]}])
+@pytest.mark.parametrize("arguments", [{"chains": 9}, {"steps": 3}, {"X": MODES[:1]}])
 def test_too_little_is_refused(arguments):
-    with pytest.raises(DataError, match="expected 2, 2 and 4 or more"):
+    with pytest.raises(DataError, match="expected 2, 10 and 4 or more"):
         Stack((two_modes(1, 0),)).mixing(**{"X": MODES, **arguments})
+
+
+def test_weights_of_rows_weigh_the_shares_of_the_data():
+    layer = two_modes(0.3, 1)
+    right = exact_share(layer)
+    weights = np.where(np.array(LABELS) == "on", right, 1 - right)
+    found = Stack((layer,)).mixing(MODES, LABELS, weights=weights, steps=300)
+    assert found.occupancy["data"][1] == pytest.approx(right)
+    assert found.effective_examples == pytest.approx(weights.sum() ** 2 / np.square(weights).sum())
+    assert len(found.sentences()) == 1
+    assert "is wrong" in Stack((layer,)).mixing(MODES, LABELS, steps=300).sentences()[1]
+    with pytest.raises(DataError, match=r"weights: got shape \(3,\)"):
+        Stack((layer,)).mixing(MODES, weights=[1, 2, 3])
+
+
+def test_unweighted_shares_do_not_judge_a_weighted_model():
+    found = Stack((two_modes(0.3, 1),)).mixing(MODES, LABELS, steps=300)
+    assert replace(found, is_weighted_alike=False).sentences()[1].endswith("do not judge the model")
+
+
+@pytest.mark.parametrize(
+    "labels", [LABELS[:5], LABELS * 2, np.zeros((100, 1)), "ab", [[1], [1, 2]]]
+)
+def test_labels_that_do_not_fit_are_refused(labels):
+    with pytest.raises(DataError, match=r"^labels: got .*expected \(?100"):
+        Stack((two_modes(1, 0),)).mixing(MODES, labels, steps=20)
+
+
+@pytest.mark.parametrize("lost", [np.nan, None, -1, -1.0, ""])
+def test_no_class_makes_no_region(lost):
+    own = ["a", "b"] if isinstance(lost, str) else [1.0, 2.0]
+    labels = [own[0]] * 40 + [lost] * 20 + [own[1]] * 40
+    found = Stack((two_modes(0.3, 0),)).mixing(MODES, labels, steps=20)
+    assert found.regions == tuple(map(str, own))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_model_that_is_not_finite_is_refused(value):
+    layer = two_modes(1, 0)
+    layer.weight[0, 0] = value
+    with pytest.raises(DataError, match="layer 1 has weights that are NaN or infinite"):
+        Stack((layer,)).mixing(MODES, steps=20)
+
+
+def test_tempering_is_advised_where_it_is_possible():
+    lower, upper = two_modes(6, 0), layer_of(np.zeros((3, 1)), np.full(3, -9), np.zeros(1))
+    alone, both = Stack((lower,)), Stack((lower, upper))
+    how = {"level": 1, "steps": 40}
+    said = [x.sentences()[0] for x in (alone.mixing(MODES, **how), both.mixing(MODES, **how))]
+    assert all(x.startswith(NOT_MIXED) for x in said)
+    assert [x.endswith("or method stacked") for x in said] == [False, True]
+    stacked = both.mixing(MODES, method="stacked", **how).sentences()[0]
+    assert stacked.startswith(NOT_MIXED)
+    assert stacked.endswith("take more steps")
+
+
+def test_counts_cannot_start_at_noise():
+    layer = replace(two_modes(1, 0), visible_units="counts:6")
+    with pytest.raises(DataError, match="mixing: got an RBM of counts"):
+        Stack((layer,)).mixing(MODES, steps=20)
+
+
+@pytest.mark.parametrize("value", [2.5, "5", True])
+@pytest.mark.parametrize("name", ["count", "steps", "level", "chains", "layer"])
+def test_numbers_are_whole(name, value):
+    stack = Stack((two_modes(1, 0),))
+    call = {"chains": stack.mixing, "layer": stack.chains}.get(name, stack.sample)
+    given = {stack.mixing: {"X": MODES}, stack.chains: {}}.get(call, {"count": 5})
+    with pytest.raises(DataError, match=rf"^{name}: got {value!r}, expected a whole number"):
+        call(**given | {name: value})
+
+
+def test_samples_of_bytes_are_a_start_as_prepared_rows():
+    X = np.random.default_rng(0).integers(256, size=(40, 9), dtype=np.uint8)
+    stack = pretrain(X, hidden=[4], epochs=1, batch_size=10, warn=False)
+    samples = stack.sample(5, level=1, steps=3)
+    again = stack.for_prepared_rows().sample(5, level=1, steps=3, start=samples)
+    assert set(np.unique(again)) == {0, 1}
