@@ -297,7 +297,7 @@ def handed_up(number: int, modules: Any, x: Any) -> tuple[Any, bool]:
     state, what = seeded(0, 0), f"model: block {number} fails on examples of shape"
     before = state.clone()
     with _named(f"{what} {tuple(x.shape[1:])}"), drawing(state), torch.no_grad():
-        output = tensor_of(number, copy.deepcopy(modules).train()(x.clone()))
+        output = tensor_of(number, copy.deepcopy(modules)(x.clone()))
     if len(output) != len(x):
         raise SettingsError(
             f"model: block {number} returns {len(output)} rows for {len(x)}, expected as many"
@@ -310,8 +310,28 @@ def head_draws(block: Block, h: Any, rows: tuple[Any, Any, Any]) -> bool:
     state, what = seeded(0, 0), f"loss: the head or the loss of block {block.number} fails"
     before = state.clone()
     with _named(what), drawing(state), torch.no_grad():
-        block.loss(copy.deepcopy(block.head).train(), h.clone(), *rows)
+        block.loss(copy.deepcopy(block.head), h.clone(), *rows)
     return not torch.equal(state, before)
+
+
+@contextmanager
+def in_modes(modes: dict[Any, bool]) -> Iterator[None]:
+    """Have modules in training mode or not, and gradients on; leave all as it was found."""
+    found = {module: module.training for module in modes}
+    try:
+        for module, mode in modes.items():
+            module.training = mode
+        with torch.enable_grad():
+            yield
+    finally:
+        for module, mode in found.items():
+            module.training = mode
+
+
+def modes_of(model: Any) -> dict[Any, bool]:
+    """Return the modes that modules train in: as they are, or all in training mode if none is."""
+    leaves = [own.training for own in model.modules() if not any(own.children())]
+    return {own: own.training or not any(leaves) for own in model.modules()}
 
 
 def finish(

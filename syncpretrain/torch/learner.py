@@ -26,7 +26,7 @@ from syncpretrain.models.layer import ModuleLayer
 from syncpretrain.settings.fields import LayerSettings
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.shapes import DenseShape
-from syncpretrain.torch.block import Block, drawing, tensor_of
+from syncpretrain.torch.block import Block, drawing, in_modes, tensor_of
 from syncpretrain.torch.losses import noisy
 from syncpretrain.workers.worker import LayerInTraining
 
@@ -205,18 +205,10 @@ class ModuleLearner(Learner):
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        modes = [(m, m.training) for own in self._modules() for m in own.modules()]
-        for module, _ in modes:
-            module.training = False
-        try:
-            with torch.no_grad(), self._computing():
-                yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
-
-    def _modules(self) -> tuple[Any, Any]:
-        return self.block.modules, self.block.head
+        own = self.block.modules, self.block.head
+        modes = {module: False for part in own for module in part.modules()}
+        with in_modes(modes), torch.no_grad(), self._computing():
+            yield
 
     def current(self) -> Any:
         """Return the arrays as they are, with the forward pass."""

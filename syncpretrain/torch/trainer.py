@@ -31,6 +31,8 @@ from syncpretrain.torch.block import (
     finish,
     handed_up,
     head_draws,
+    in_modes,
+    modes_of,
     seeded,
 )
 from syncpretrain.torch.data import Given, given_rows, held_out_rows
@@ -184,6 +186,7 @@ class LocalTrainer:
         }
         self._observers = list(observers)
         self._blocks: list[Block] = []
+        self._modes: dict[Any, bool] = {}  # that modules train in
         self.history = ErrorHistory()
 
     @property
@@ -242,15 +245,18 @@ class LocalTrainer:
         check_loss(self._loss, self._classes, has_targets=given.layout.y_shape is not None)
         held_out = held_out_rows(validation, given.layout)
         found = torch.get_num_threads()
+        self._modes = self._modes or modes_of(nn.Sequential(self.model))
+        modes = self._modes | {own: True for head in self.heads for own in head.modules()}
         try:
-            self._build_blocks(given)
-            work = partial(self._trained, given, held_out, epochs, resume, max_restarts)
-            if self._runtime == "mpi":
-                from syncpretrain.pretraining.on_ranks import on_every_rank
+            with in_modes(modes):
+                self._build_blocks(given)
+                work = partial(self._trained, given, held_out, epochs, resume, max_restarts)
+                if self._runtime == "mpi":
+                    from syncpretrain.pretraining.on_ranks import on_every_rank
 
-                load_all(self._blocks, on_every_rank(work))
-            else:
-                work()
+                    load_all(self._blocks, on_every_rank(work))
+                else:
+                    work()
         finally:
             torch.set_num_threads(found)
         return self
@@ -293,7 +299,7 @@ class LocalTrainer:
         x, y, weight = given.layout.cut(rows if len(rows) > 1 else np.repeat(rows, 2, axis=0))
         below, blocks = given.layout, list[Block]()
         for number, modules in enumerate(self._modules, start=1):
-            h, draws = handed_up(number, modules.train(), x)
+            h, draws = handed_up(number, modules, x)
             above = Layout(
                 tuple(h.shape[1:]), torch.float32, below.y_shape, below.y_dtype, below.is_weighted
             )
@@ -315,11 +321,17 @@ class LocalTrainer:
 
     def _is_classifier(self, number: int, shape: tuple[int, ...]) -> bool:
         """Return whether the last block returns the scores of the classes itself."""
-        own = self._loss in ("cross-entropy", "predsim") and shape == (self._classes,)
-        return own and number == len(self._modules)
+        if callable(self._loss) and self._make_head is not None:
+            return False
+        return (
+            self._loss != "reconstruction"
+            and shape == (self._classes,)
+            and number == len(self._modules)
+        )
 
     def _loss_of(self, number: int, shape: tuple[int, ...]) -> LocalLoss:
-        return LocalLoss("cross-entropy" if self._is_classifier(number, shape) else self._loss)
+        is_built_in = self._is_classifier(number, shape) and not callable(self._loss)
+        return LocalLoss("cross-entropy" if is_built_in else self._loss)
 
     def _head(self, number: int, below: tuple[int, ...], above: tuple[int, ...]) -> Any:
         with torch.random.fork_rng(devices=[]):  # the caller's draws stay as they are

@@ -282,3 +282,32 @@ def test_the_package_imports_pytorch_when_it_is_used():
     code = "import sys, syncpretrain.torch as own; assert 'torch' not in sys.modules; "
     code += "own.LocalTrainer; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_each_call_trains_in_the_modes_of_the_first_and_leaves_those_it_found():
+    X, y = rows(60)
+    network = perceptron()
+    network[3].eval()
+    own = fitted(network, X, y)
+    assert network[1].num_batches_tracked == 2
+    with torch.no_grad():
+        network.eval()
+        own.fit(X, y, batch_size=30)
+    assert network[1].num_batches_tracked == 4
+    assert not any(module.training for module in network.modules())
+
+
+def test_a_network_in_evaluation_mode_trains_in_training_mode():
+    network = perceptron().eval()
+    fitted(network, *rows(60))
+    assert network[1].num_batches_tracked == 2
+    assert not network[1].training
+
+
+def test_a_loss_of_ones_own_reads_the_scores_of_a_last_block_with_classes():
+    own, built_in = (
+        fitted(perceptron(), *rows(60), loss=loss)
+        for loss in (functional.cross_entropy, "cross-entropy")
+    )
+    assert isinstance(own.heads[-1], nn.Identity)
+    assert digest(own.model) == digest(built_in.model)
