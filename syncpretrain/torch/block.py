@@ -137,8 +137,8 @@ class Block:
 
     def parameters(self) -> Iterator[Any]:
         """Yield the parameters that are trained."""
-        for own in (self.modules, self.head):
-            yield from (p for p in own.parameters() if p.requires_grad)
+        both = nn.ModuleList([self.modules, self.head])  # which a head may share with its block
+        yield from (p for p in both.parameters() if p.requires_grad)
 
     def __getstate__(self) -> dict[str, Any]:
         # As one whole, so that the optimizer has the parameters of the modules.
@@ -212,21 +212,28 @@ def blocks_of(model: Any) -> list[Any]:
         groups[-1].append(module)
     if not any(map(_has_weight, groups[0])):
         raise SettingsError("model: got no module with a weight, expected one or more")
+    check_apart("model", groups)
+    return [group[0] if len(group) == 1 else nn.Sequential(*group) for group in groups]
+
+
+def check_apart(name: str, groups: Iterable[Iterable[Any]]) -> None:
+    """Refuse modules of blocks that share a tensor, or have one of another type.
+
+    Raises
+    ------
+    SettingsError
+    """
     owner: dict[int, int] = {}
     for i, group in enumerate(groups, start=1):
-        for own in group:
-            for tensor in (*own.parameters(), *own.buffers()):
-                kind = f"{tensor.dtype} on {tensor.device}"
-                if tensor.is_floating_point() and kind != "torch.float32 on cpu":
-                    raise SettingsError(
-                        f"model: block {i} has {kind}, expected torch.float32 on cpu"
-                    )
-                if owner.setdefault(id(tensor), i) != i:
-                    raise SettingsError(
-                        f"model: blocks {owner[id(tensor)]} and {i} share a parameter or buffer;"
-                        " blocks train apart, so put both into one block"
-                    )
-    return [group[0] if len(group) == 1 else nn.Sequential(*group) for group in groups]
+        for tensor in (t for own in group for t in (*own.parameters(), *own.buffers())):
+            kind = f"{tensor.dtype} on {tensor.device}"
+            if tensor.is_floating_point() and kind != "torch.float32 on cpu":
+                raise SettingsError(f"{name}: block {i} has {kind}, expected torch.float32 on cpu")
+            if owner.setdefault(id(tensor), i) != i:
+                raise SettingsError(
+                    f"{name}: blocks {owner[id(tensor)]} and {i} share a parameter or buffer;"
+                    " blocks train apart, so put both into one block, or give each its own"
+                )
 
 
 def _has_weight(module: Any) -> bool:
@@ -339,5 +346,6 @@ def finish(
 ) -> None:
     """Give each block its optimizer and its schedule."""
     for block in blocks:
-        block.optimizer = optimizer(list(block.parameters()))
+        # A block that trains nothing has an optimizer of a parameter that has no gradient.
+        block.optimizer = optimizer(list(block.parameters()) or [nn.Parameter(torch.zeros(1))])
         block.scheduler = None if scheduler is None else scheduler(block.optimizer)

@@ -7,12 +7,12 @@ bits of training one block after another.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from syncpretrain.torch.block import Block, drawing, in_modes, tensor_of
 from syncpretrain.torch.losses import noisy
 from syncpretrain.workers.worker import LayerInTraining
 
-FACTS = "facts"  # in a state: all that is no tensor, as JSON
+FACTS = "facts"  # in a state: all that is no tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +77,7 @@ class ModuleLearner(Learner):
             (0, 0), np.float32
         )  # targets and weights, which travel with it
         self._epoch = 0
+        self._is_left_out = False  # a minibatch with weights that are all 0
         now: Any = LiveLayer(self._arrays(), learner=self)
         super().__init__(layer, now, settings)
 
@@ -129,7 +130,9 @@ class ModuleLearner(Learner):
                 " above reads too; begin it with a module that does not"
             )
         self._tail = own[:, block.below.inputs :]
-        loss.backward()
+        self._is_left_out = weight is not None and not bool(weight.any())
+        if loss.requires_grad and not self._is_left_out:
+            loss.backward()
         return float(loss.detach()) * len(rows)
 
     def _loss(self, x: Any, y: Any, weight: Any) -> Any:
@@ -145,9 +148,10 @@ class ModuleLearner(Learner):
     def update(self, *, epoch: int) -> None:
         """Make a step of the optimizer."""
         block = self.block
-        if block.clip is not None:
+        if block.clip is not None and not self._is_left_out:
             nn.utils.clip_grad_norm_(list(block.parameters()), block.clip)
-        block.optimizer.step()
+        if not self._is_left_out:
+            block.optimizer.step()
         if block.scheduler is not None and block.is_per_step:
             block.scheduler.step()
 
@@ -234,7 +238,7 @@ class ModuleLearner(Learner):
         return all(bool(torch.isfinite(p).all()) for p in self.block.parameters())
 
     def state(self) -> dict[str, Array]:
-        """Return the optimizer's tensors, the generator, and all else as JSON in bytes."""
+        """Return the optimizer's tensors, the generator, and all else in bytes."""
         block, arrays = self.block, {"generator": as_array(self.block.generator)}
         optimizer, kinds = block.optimizer.state_dict(), {}
         plain: dict[str, dict[str, Any]] = {}
@@ -255,30 +259,18 @@ class ModuleLearner(Learner):
             "rate": self.learning_rate,
             "epoch": self._epoch,
         }
-        text = json.dumps(facts).encode()
-        arrays[FACTS] = np.frombuffer(text + b" " * (-len(text) % 4), np.float32)
+        text = msgspec.msgpack.encode(facts)  # unlike JSON it keeps keys that are numbers
+        text = len(text).to_bytes(4, "little") + text
+        arrays[FACTS] = np.frombuffer(text + bytes(-len(text) % 4), np.float32)
         return arrays
 
     def load_arrays(self, live: Mapping[str, Array], state: Mapping[str, Array]) -> None:
         """Continue with what :meth:`state` returned; see the base class."""
         block = self.block
-        facts = json.loads(np.ascontiguousarray(state[FACTS]).tobytes())
-        own = json.loads(np.ascontiguousarray(live[FACTS]).tobytes())
+        facts, own = _facts(state), _facts(live)
         if facts["loss"] != own["loss"] or len(facts["groups"]) != len(own["groups"]):
             raise ValueError(f"it has loss {facts['loss']}, or another optimizer")
-        found: dict[int, dict[str, Any]] = {}
-        for number, values in facts["plain"].items():
-            found[int(number)] = dict(values)
-        for key, (dtype, shape) in facts["tensors"].items():
-            _, number, name = key.split(".", 2)
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-            found.setdefault(int(number), {})[name] = fill(tensor, state[key])
-        groups = list(map(_with_tuples, facts["groups"]))
-        block.optimizer.load_state_dict({"state": found, "param_groups": groups})
-        if block.scheduler is not None:
-            block.scheduler.load_state_dict(facts["schedule"])
-            block.optimizer._opt_called = True  # else it warns of a step before the optimizer's
-        fill(block.generator, state["generator"])
+        load_state(block, state)
         self._rate, self._epoch = facts["rate"], facts["epoch"]
 
     def restart(self) -> None:
@@ -286,8 +278,32 @@ class ModuleLearner(Learner):
         self.block.optimizer.state.clear()
 
 
+def _facts(state: Mapping[str, Array]) -> dict[str, Any]:
+    data = np.ascontiguousarray(state[FACTS]).tobytes()
+    found: dict[str, Any] = msgspec.msgpack.decode(data[4 : 4 + int.from_bytes(data[:4], "little")])
+    return found
+
+
+def load_state(block: Block, state: Mapping[str, Array]) -> None:
+    """Bring the state of an optimizer, a schedule and a generator into a block."""
+    facts = _facts(state)
+    found: dict[int, dict[str, Any]] = {}
+    for number, values in facts["plain"].items():
+        found[int(number)] = dict(values)
+    for key, (dtype, shape) in facts["tensors"].items():
+        _, number, name = key.split(".", 2)
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+        found.setdefault(int(number), {})[name] = fill(tensor, state[key])
+    groups = list(map(_with_tuples, facts["groups"]))
+    block.optimizer.load_state_dict({"state": found, "param_groups": groups})
+    if block.scheduler is not None:
+        block.scheduler.load_state_dict(facts["schedule"])
+        block.optimizer._opt_called = True  # else it warns of a step before the optimizer's
+    fill(block.generator, state["generator"])
+
+
 def _with_tuples(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a group of an optimizer that JSON has made lists of, with its tuples."""
+    """Return a group of an optimizer that was saved with lists, with its tuples."""
     return {n: tuple(x) if isinstance(x, list) and n != "params" else x for n, x in group.items()}
 
 

@@ -28,6 +28,7 @@ from syncpretrain.torch.block import (
     Block,
     Layout,
     blocks_of,
+    check_apart,
     finish,
     handed_up,
     head_draws,
@@ -36,7 +37,7 @@ from syncpretrain.torch.block import (
     seeded,
 )
 from syncpretrain.torch.data import Given, given_rows, held_out_rows
-from syncpretrain.torch.learner import ModuleLearner, build_block, load_layer
+from syncpretrain.torch.learner import ModuleLearner, build_block, load_layer, load_state
 from syncpretrain.torch.losses import LocalLoss, PredSimHead, check_loss, default_head
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.split import Split
@@ -72,6 +73,12 @@ class BlockPretraining(StreamedPretraining):
         fitting = RING_BYTES // (FLOAT_BYTES * self.settings.batch_size * widest)
         ring = max(LEAST_RING, min(size.ring, fitting))
         return size._replace(ring=ring, block=min(size.block, ring // 2))
+
+    def _train(self, request: Any) -> None:
+        super()._train(request)
+        if self.settings.runtime in ("processes", "mpi"):  # for the next call
+            for block, layer in zip(self._blocks, self._layers, strict=True):
+                load_state(block, layer.state(None).state.step_state)
 
     def stack(self) -> Any:
         """Bring the newest arrays into the blocks; return them."""
@@ -316,6 +323,7 @@ class LocalTrainer:
             block.draws = head_draws(block, h, (x, y, weight)) or draws or block.noise > 0
             blocks.append(block)
             x, below = h, above
+        check_apart("heads", ((block.modules, block.head) for block in blocks))
         finish(blocks, self._optimizer, self._scheduler)
         self._blocks = blocks
 

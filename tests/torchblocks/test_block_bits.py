@@ -225,6 +225,30 @@ def test_a_stopped_run_goes_on_with_other_workers(first, second, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+MULTI_STEP = {
+    "optimizer": adam,
+    "scheduler": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 4], 0.5),
+}
+
+
+@pytest.mark.parametrize(("runtime", "workers"), [("threads", 2), ("processes", 2)])
+def test_a_second_call_has_the_same_bits(runtime, workers):
+    whole, other = (
+        trained(perceptron, **MULTI_STEP, runtime=name, workers=n).fit(*rows(90), epochs=2)
+        for name, n in (("serial", 1), (runtime, workers))
+    )
+    assert digest_of(other) == digest_of(whole)
+
+
+def test_a_schedule_by_the_numbers_of_epochs_resumes(tmp_path):
+    own = MULTI_STEP | {"epochs": 6}
+    whole = trained(perceptron, **own)
+    own["fit"] = {"resume": tmp_path}
+    with pytest.raises(RunInterrupted):
+        trained(perceptron, observers=[interrupting(2, 2)], **own)
+    assert digest_of(trained(perceptron, **own)) == digest_of(whole)
+
+
 def test_a_state_of_another_loss_is_refused(tmp_path):
     fit = {"resume": tmp_path}
     with pytest.raises(RunInterrupted):

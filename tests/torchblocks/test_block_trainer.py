@@ -311,3 +311,56 @@ def test_a_loss_of_ones_own_reads_the_scores_of_a_last_block_with_classes():
     )
     assert isinstance(own.heads[-1], nn.Identity)
     assert digest(own.model) == digest(built_in.model)
+
+
+def test_one_place_is_compared_by_its_values():
+    z = torch.randn(5, 8, 1, 1)
+    torch.testing.assert_close(similarities(z), similarities(z.flatten(1)))
+
+
+@pytest.mark.parametrize("runtime", ["serial", "threads"])
+@pytest.mark.parametrize("loss", ["predsim", "cross-entropy"])
+def test_a_minibatch_without_weights_makes_no_step(loss, runtime):
+    network = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+    before = digest(network)
+    own = fitted(network, *rows(60), np.zeros(60), loss=loss, runtime=runtime)
+    assert digest(network) == before
+    assert [curve.train for curve in own.history.layers] == [[0.0]] * 2
+    assert not any(block.optimizer.state for block in own._blocks)
+
+
+class Tied(nn.Module):
+    """A decoder with the weights of its block."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, h):
+        return functional.linear(h, self.linear.weight.t())
+
+
+def test_a_head_may_share_parameters_with_its_block_alone():
+    X, _ = rows(60)
+    network = nn.Sequential(nn.Linear(12, 8), nn.Sigmoid())
+    settings = {"loss": "reconstruction", "heads": lambda *_: Tied(network[0])}
+    own = fitted(network, X, **settings)
+    assert len(own._blocks[0].optimizer.param_groups[0]["params"]) == 2
+    with pytest.raises(SettingsError, match="heads: blocks 1 and 2 share a parameter"):
+        head = nn.Linear(12, 12)
+        fitted(
+            nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12)),
+            X,
+            heads=lambda *_: head,
+            loss="reconstruction",
+        )
+
+
+def test_a_block_that_trains_nothing_is_passed_through():
+    network = perceptron()
+    for parameter in network[-1].parameters():
+        parameter.requires_grad_(False)
+    before, first = digest(network[-1]), digest(network[0])
+    fitted(network, *rows(60), clip=1.0)
+    assert digest(network[-1]) == before
+    assert digest(network[0]) != first
