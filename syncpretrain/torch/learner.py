@@ -73,9 +73,7 @@ class ModuleLearner(Learner):
         self.block = block
         self._rate: float | None = None
         self._handed: tuple[Any, int] | None = None  # the output, and its version
-        self._tail: Array = np.empty(
-            (0, 0), np.float32
-        )  # targets and weights, which travel with it
+        self._tail: Array = np.empty((0, 0), np.float32)  # targets and weights, beside it
         self._epoch = 0
         self._is_left_out = False  # a minibatch with weights that are all 0
         now: Any = LiveLayer(self._arrays(), learner=self)
@@ -241,7 +239,7 @@ class ModuleLearner(Learner):
         """Return the optimizer's tensors, the generator, and all else in bytes."""
         block, arrays = self.block, {"generator": as_array(self.block.generator)}
         optimizer, kinds = block.optimizer.state_dict(), {}
-        plain: dict[str, dict[str, Any]] = {}
+        plain: dict[int, dict[str, Any]] = {}
         for number, own in optimizer["state"].items():
             for name, value in own.items():
                 if isinstance(value, torch.Tensor):
@@ -249,9 +247,9 @@ class ModuleLearner(Learner):
                     arrays[key] = as_array(value)
                     kinds[key] = [str(value.dtype).removeprefix("torch."), list(value.shape)]
                 else:
-                    plain.setdefault(str(number), {})[name] = value
+                    plain.setdefault(number, {})[name] = value
         facts = {
-            "loss": str(getattr(block.loss.kind, "__qualname__", block.loss.kind)),
+            "same": _same(block),
             "tensors": kinds,
             "plain": plain,
             "groups": optimizer["param_groups"],
@@ -266,11 +264,11 @@ class ModuleLearner(Learner):
 
     def load_arrays(self, live: Mapping[str, Array], state: Mapping[str, Array]) -> None:
         """Continue with what :meth:`state` returned; see the base class."""
-        block = self.block
         facts, own = _facts(state), _facts(live)
-        if facts["loss"] != own["loss"] or len(facts["groups"]) != len(own["groups"]):
-            raise ValueError(f"it has loss {facts['loss']}, or another optimizer")
-        load_state(block, state)
+        for name, was in facts["same"].items():
+            if was != own["same"][name]:
+                raise ValueError(f"it has {name} {was}, and not {own['same'][name]}")
+        load_state(self.block, state)
         self._rate, self._epoch = facts["rate"], facts["epoch"]
 
     def restart(self) -> None:
@@ -284,12 +282,21 @@ def _facts(state: Mapping[str, Array]) -> dict[str, Any]:
     return found
 
 
+def _same(block: Block) -> dict[str, str]:
+    """Return what has to be the same when a run goes on."""
+    return {
+        "loss": str(getattr(block.loss.kind, "__qualname__", block.loss.kind)),
+        "optimizer": f"{type(block.optimizer).__name__} ({len(block.optimizer.param_groups)})",
+        "scheduler": f"{type(block.scheduler).__name__}, {block.is_per_step}",
+        "clip, noise, precision": f"{block.clip}, {block.noise}, {block.precision}",
+        "modules": f"{block.modules}, head {block.head}",
+    }
+
+
 def load_state(block: Block, state: Mapping[str, Array]) -> None:
     """Bring the state of an optimizer, a schedule and a generator into a block."""
     facts = _facts(state)
-    found: dict[int, dict[str, Any]] = {}
-    for number, values in facts["plain"].items():
-        found[int(number)] = dict(values)
+    found: dict[int, dict[str, Any]] = facts["plain"]
     for key, (dtype, shape) in facts["tensors"].items():
         _, number, name = key.split(".", 2)
         tensor = torch.empty(shape, dtype=getattr(torch, dtype))
@@ -310,7 +317,7 @@ def _with_tuples(group: dict[str, Any]) -> dict[str, Any]:
 def _tensors(block: Block) -> Iterator[tuple[str, Any]]:
     """Yield the parameters and buffers that a state has, by name."""
     for prefix, own in (("block", block.modules), ("head", block.head)):
-        for name, tensor in own.state_dict().items():
+        for name, tensor in {**dict(own.named_buffers()), **own.state_dict()}.items():
             yield f"{prefix}.{name}", tensor
 
 
@@ -329,10 +336,7 @@ def as_array(tensor: Any) -> Array:
 def fill(tensor: Any, array: Array) -> Any:
     """Fill a tensor with what :func:`as_array` returned for one of its shape; return it.
 
-    Raises
-    ------
-    ValueError
-        If it had another size.
+    Raises ValueError if it had another size.
     """
     own = np.ascontiguousarray(array, np.float32)
     size = tensor.numel() * tensor.element_size()
@@ -347,10 +351,7 @@ def fill(tensor: Any, array: Array) -> Any:
 def load_layer(block: Block, layer: ModuleLayer) -> None:
     """Fill a block's parameters and buffers from arrays.
 
-    Raises
-    ------
-    KeyError, ValueError
-        If one is missing or of another size.
+    Raises KeyError, ValueError if one is missing or of another size.
     """
     for name, tensor in _tensors(block):
         fill(tensor, layer.named[name])

@@ -22,11 +22,7 @@ POOLS = {3: nn.AdaptiveAvgPool1d, 4: nn.AdaptiveAvgPool2d, 5: nn.AdaptiveAvgPool
 class PooledHead(nn.Module):  # type: ignore[misc]
     """Linear outputs of a block's output, which is averaged over places if it is large.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Shape of the output of one example: units, or channels and places.
-    outputs : int
+    ``shape`` is of the output of one example: units, or channels and places.
     """
 
     def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
@@ -143,9 +139,7 @@ def _mean(loss: Any, weight: Any) -> Any:
 def check_loss(loss: Any, classes: int | None, *, has_targets: bool) -> None:
     """Refuse a loss that lacks what it needs.
 
-    Raises
-    ------
-    SettingsError
+    Raises SettingsError.
     """
     if not callable(loss) and loss not in LOSSES:
         raise SettingsError(
