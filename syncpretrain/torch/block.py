@@ -88,8 +88,7 @@ class Layout:
             got = f"{self.y_dtype} of shape {self.y_shape}"
             raise DataError(f"y: got {got} an example, expected one whole number")
         if len(y) and not 0 <= y.min() <= y.max() < classes:
-            got = f"{y.min():g} to {y.max():g}"
-            raise DataError(f"y: got {got}, expected classes 0 to {classes - 1}")
+            raise DataError(f"y: got {y.min():g} to {y.max():g}, expected 0 to {classes - 1}")
 
 
 def _columns(name: str, values: Any, rows: int, shape: tuple[int, ...]) -> Array:
@@ -308,7 +307,9 @@ def head_draws(block: Block, h: Any, rows: tuple[Any, Any, Any]) -> bool:
     state, what = seeded(0, 0), f"loss: the head or the loss of block {block.number} fails"
     before = state.clone()
     with _named(what), drawing(state), torch.no_grad():
-        block.loss(copy.deepcopy(block.head), h.clone(), *rows)
+        loss = float(block.loss(copy.deepcopy(block.head), h.clone(), *rows))
+    if not math.isfinite(loss):
+        raise SettingsError(f"loss: block {block.number} has {loss} before training")
     return not torch.equal(state, before)
 
 
@@ -319,7 +320,7 @@ def in_modes(modes: dict[Any, bool]) -> Iterator[None]:
     try:
         for module, mode in modes.items():
             module.training = mode
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
         for module, mode in found.items():

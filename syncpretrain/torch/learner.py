@@ -278,8 +278,7 @@ class ModuleLearner(Learner):
 
 def _facts(state: Mapping[str, Array]) -> dict[str, Any]:
     data = np.ascontiguousarray(state[FACTS]).tobytes()
-    found: dict[str, Any] = msgspec.msgpack.decode(data[4 : 4 + int.from_bytes(data[:4], "little")])
-    return found
+    return msgspec.msgpack.decode(data[4 : 4 + int.from_bytes(data[:4], "little")], type=dict)
 
 
 def _same(block: Block) -> dict[str, str]:

@@ -181,7 +181,8 @@ class LocalTrainer:
             ("noise", not 0 <= noise < 1, noise, "a share, from 0 to below 1"),
             ("clip", clip is not None and not 0 < clip < math.inf, clip, "a number above 0"),
             ("precision", not is_type, precision, "a torch.dtype"),
-            ("optimizer", not callable(optimizer), optimizer, "a function of parameters"),
+            ("optimizer", not callable(optimizer), type(optimizer), "a function of parameters"),
+            ("seed", not hasattr(seed, "__index__") or seed < 0, seed, "a whole number, 0 or more"),
         ):
             if is_wrong:
                 raise SettingsError(f"{name}: got {own!r}, expected {expected}")

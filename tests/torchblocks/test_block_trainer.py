@@ -209,9 +209,16 @@ CASES = [
     (perceptron, {"workers": 0}, "workers: got 0, expected auto"),
     (perceptron, {"runtime": "actors"}, "runtime: got 'actors', expected serial or"),
     (perceptron, {"noise": 1.5}, "noise: got 1.5"),
+    (perceptron, {"seed": -1}, "seed: got -1, expected a whole number"),
+    (perceptron, {"optimizer": torch.optim.Adam([torch.zeros(1)])}, "optimizer: got .*Adam'>, exp"),
+    (
+        perceptron,
+        {"loss": lambda h, y: h.sum() * np.nan, "heads": lambda *_: nn.Identity()},
+        "loss: block 1 has nan before training",
+    ),
     (perceptron, {"clip": 0}, "clip: got 0, expected a number above 0"),
     (perceptron, {"precision": "bf16"}, "precision: got 'bf16', expected a torch.dtype"),
-    (perceptron, {"optimizer": "adam"}, "optimizer: got 'adam', expected a function"),
+    (perceptron, {"optimizer": "adam"}, "optimizer: got <class 'str'>, expected a function"),
     (perceptron, {"optimizer": torch.optim.LBFGS}, "optimizer: got LBFGS"),
     (
         perceptron,
@@ -248,8 +255,8 @@ def test_data_that_do_not_fit_are_refused():
 
 
 BROKEN = [
-    ({"y": rows(60)[1] + 1}, "y: got 1 to 3, expected classes 0 to 2"),
-    ({"y": rows(60)[1] - 100}, "y: got -100 to -98, expected classes"),
+    ({"y": rows(60)[1] + 1}, "y: got 1 to 3, expected 0 to 2"),
+    ({"y": rows(60)[1] - 100}, "y: got -100 to -98, expected 0 to"),
     ({"y": rows(60)[1][:, None]}, r"y: got torch.int64 of shape \(1,\) an example"),
     ({"y": np.eye(3)[rows(60)[1]]}, r"y: got torch.float32 of shape \(3,\) an"),
     ({"y": rows(60)[1].astype(float)}, r"y: got torch.float32 of shape \(\) an"),
@@ -348,8 +355,8 @@ def test_each_call_trains_in_the_modes_of_the_first_and_leaves_those_it_found():
     network[3].eval()
     own = fitted(network, X, y)
     assert network[1].num_batches_tracked == 2
-    with torch.no_grad():
-        network.eval()
+    network.eval()
+    with torch.inference_mode():
         own.fit(X, y, batch_size=30)
     assert network[1].num_batches_tracked == 4
     assert not any(module.training for module in network.modules())
