@@ -34,6 +34,7 @@ class Layout:
     y_shape: tuple[int, ...] | None = None
     y_dtype: Any = None
     is_weighted: bool = False
+    classes: int | None = None  # of targets that are numbers of classes
 
     @property
     def inputs(self) -> int:
@@ -73,19 +74,37 @@ class Layout:
         parts = [_columns("X", x, len(x), self.shape)]
         if self.y_shape is not None:
             parts.append(_columns("y", y, len(x), self.y_shape))
+            if self.classes is not None:
+                self._check_classes(parts[-1], self.classes)
         if self.is_weighted:
             given = np.ones(len(x)) if weight is None else weight
             parts.append(_columns("weight", given, len(x), ()))
+            if (parts[-1] < 0).any():
+                raise DataError(f"weight: got {parts[-1].min():g}, expected 0 or more")
         return np.concatenate(parts, axis=1)
+
+    def _check_classes(self, y: Array, classes: int) -> None:
+        if self.y_shape or self.y_dtype != torch.int64:
+            got = f"{self.y_dtype} of shape {self.y_shape}"
+            raise DataError(f"y: got {got} an example, expected one whole number")
+        if len(y) and not 0 <= y.min() <= y.max() < classes:
+            raise DataError(f"y: got {y.min():g} to {y.max():g}, expected 0 to {classes - 1}")
 
 
 def _columns(name: str, values: Any, rows: int, shape: tuple[int, ...]) -> Array:
     found = np.asarray(values)
     if found.shape != (rows, *shape):
         raise DataError(f"{name}: got shape {found.shape}, expected {(rows, *shape)}")
-    own = found.reshape(rows, -1).astype(np.float32)
+    with np.errstate(over="ignore"):
+        own = found.reshape(rows, math.prod(shape)).astype(np.float32)
     if found.dtype.kind in "iu" and found.size and np.abs(found).max() > 1 << 24:
         raise DataError(f"{name}: got whole numbers above 2**24, which float32 cannot hold")
+    if not (finite := np.isfinite(own)).all():
+        row, column = np.argwhere(~finite)[0]
+        raise DataError(
+            f"{name}: got {own[row, column]} as float32 in row {row}, column {column}, expected"
+            " finite numbers"
+        )
     return own
 
 
@@ -93,30 +112,11 @@ def _columns(name: str, values: Any, rows: int, shape: tuple[int, ...]) -> Array
 class Block:
     """All that trains one block; fit to be sent to another process.
 
-    Attributes
-    ----------
-    number : int
-        Number of the block, counted from 1.
-    modules, head : nn.Module
-    below, above : Layout
-        Rows that it reads, and rows that it hands up.
-    loss : LocalLoss
-    optimizer : torch.optim.Optimizer
-        Of the parameters of both.
-    scheduler : object, optional
-        A schedule of the rate; stepped after each epoch, or with ``is_per_step`` each minibatch.
-    threads : int
-        Threads of an operation.
-    clip : float, optional
-        The largest norm of the gradient.
-    precision : torch.dtype, optional
-        Type of automatic mixed precision.
-    noise : float
-        Share of the input that is set to 0 while it trains.
-    draws : bool
-        Whether a forward pass draws random numbers.
-    generator : Tensor
-        State of its random numbers.
+    ``number`` counts from 1. ``below`` and ``above`` are of the rows that it reads and hands up.
+    The schedule is stepped after each epoch, or with ``is_per_step`` each minibatch. ``clip`` is
+    the largest norm of the gradient, ``precision`` the type of automatic mixed precision,
+    ``noise`` the share of the input that is set to 0 while it trains, and ``threads`` the threads
+    of an operation. ``generator`` is the state of its random numbers, if it ``draws`` any.
     """
 
     number: int
@@ -137,8 +137,8 @@ class Block:
 
     def parameters(self) -> Iterator[Any]:
         """Yield the parameters that are trained."""
-        for own in (self.modules, self.head):
-            yield from (p for p in own.parameters() if p.requires_grad)
+        both = nn.ModuleList([self.modules, self.head])  # which a head may share with its block
+        yield from (p for p in both.parameters() if p.requires_grad)
 
     def __getstate__(self) -> dict[str, Any]:
         # As one whole, so that the optimizer has the parameters of the modules.
@@ -198,10 +198,8 @@ def blocks_of(model: Any) -> list[Any]:
     A module begins a block if it has a weight of two or more dimensions; others, such as
     activations and normalizations, belong to the block below, the first ones to the first block.
 
-    Raises
-    ------
-    SettingsError
-        If it is no sequence, has no block, or two blocks share a parameter or buffer.
+    Raises SettingsError if it is no sequence, has no block, or two blocks share a parameter or
+    buffer.
     """
     if not isinstance(model, (nn.Sequential, nn.ModuleList, list, tuple)):
         raise SettingsError(f"model: got {type(model).__name__}, expected an nn.Sequential")
@@ -212,21 +210,26 @@ def blocks_of(model: Any) -> list[Any]:
         groups[-1].append(module)
     if not any(map(_has_weight, groups[0])):
         raise SettingsError("model: got no module with a weight, expected one or more")
+    check_apart("model", groups)
+    return [group[0] if len(group) == 1 else nn.Sequential(*group) for group in groups]
+
+
+def check_apart(name: str, groups: Iterable[Iterable[Any]]) -> None:
+    """Refuse modules of blocks that share a tensor, or have one of another type.
+
+    Raises SettingsError.
+    """
     owner: dict[int, int] = {}
     for i, group in enumerate(groups, start=1):
-        for own in group:
-            for tensor in (*own.parameters(), *own.buffers()):
-                kind = f"{tensor.dtype} on {tensor.device}"
-                if tensor.is_floating_point() and kind != "torch.float32 on cpu":
-                    raise SettingsError(
-                        f"model: block {i} has {kind}, expected torch.float32 on cpu"
-                    )
-                if owner.setdefault(id(tensor), i) != i:
-                    raise SettingsError(
-                        f"model: blocks {owner[id(tensor)]} and {i} share a parameter or buffer;"
-                        " blocks train apart, so put both into one block"
-                    )
-    return [group[0] if len(group) == 1 else nn.Sequential(*group) for group in groups]
+        for tensor in (t for own in group for t in (*own.parameters(), *own.buffers())):
+            kind = f"{tensor.dtype} on {tensor.device}"
+            if tensor.is_floating_point() and kind != "torch.float32 on cpu":
+                raise SettingsError(f"{name}: block {i} has {kind}, expected torch.float32 on cpu")
+            if owner.setdefault(id(tensor), i) != i:
+                raise SettingsError(
+                    f"{name}: blocks {owner[id(tensor)]} and {i} share a parameter or buffer;"
+                    " blocks train apart, so put both into one block, or give each its own"
+                )
 
 
 def _has_weight(module: Any) -> bool:
@@ -258,10 +261,7 @@ def seeded(seed: int, number: int) -> Any:
 def tensor_of(number: int, output: Any) -> Any:
     """Return the output of a block.
 
-    Raises
-    ------
-    SettingsError
-        If it is not one tensor of floating-point numbers.
+    Raises SettingsError if it is not one tensor of floating-point numbers.
     """
     if not isinstance(output, torch.Tensor):
         raise SettingsError(
@@ -289,15 +289,12 @@ def _named(what: str) -> Iterator[None]:
 def handed_up(number: int, modules: Any, x: Any) -> tuple[Any, bool]:
     """Return what a copy of a block hands up for some examples, and whether it draws for them.
 
-    Raises
-    ------
-    SettingsError
-        If the block fails, or it is not one tensor with a row for each example.
+    Raises SettingsError if the block fails, or it is not one tensor with a row for each example.
     """
-    state, what = seeded(0, 0), f"model: block {number} fails on examples of shape"
-    before = state.clone()
+    state, before = seeded(0, 0), seeded(0, 0)
+    what = f"model: block {number} fails on examples of shape"
     with _named(f"{what} {tuple(x.shape[1:])}"), drawing(state), torch.no_grad():
-        output = tensor_of(number, copy.deepcopy(modules).train()(x.clone()))
+        output = tensor_of(number, copy.deepcopy(modules)(x.clone()))
     if len(output) != len(x):
         raise SettingsError(
             f"model: block {number} returns {len(output)} rows for {len(x)}, expected as many"
@@ -310,8 +307,30 @@ def head_draws(block: Block, h: Any, rows: tuple[Any, Any, Any]) -> bool:
     state, what = seeded(0, 0), f"loss: the head or the loss of block {block.number} fails"
     before = state.clone()
     with _named(what), drawing(state), torch.no_grad():
-        block.loss(copy.deepcopy(block.head).train(), h.clone(), *rows)
+        loss = float(block.loss(copy.deepcopy(block.head), h.clone(), *rows))
+    if not math.isfinite(loss):
+        raise SettingsError(f"loss: block {block.number} has {loss} before training")
     return not torch.equal(state, before)
+
+
+@contextmanager
+def in_modes(modes: dict[Any, bool]) -> Iterator[None]:
+    """Have modules in training mode or not, and gradients on; leave all as it was found."""
+    found = {module: module.training for module in modes}
+    try:
+        for module, mode in modes.items():
+            module.training = mode
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        for module, mode in found.items():
+            module.training = mode
+
+
+def modes_of(model: Any) -> dict[Any, bool]:
+    """Return the modes that modules train in: as they are, or all in training mode if none is."""
+    leaves = [own.training for own in model.modules() if not any(own.children())]
+    return {own: own.training or not any(leaves) for own in model.modules()}
 
 
 def finish(
@@ -319,5 +338,16 @@ def finish(
 ) -> None:
     """Give each block its optimizer and its schedule."""
     for block in blocks:
-        block.optimizer = optimizer(list(block.parameters()))
+        # A block that trains nothing has an optimizer of a parameter that has no gradient.
+        block.optimizer = optimizer(list(block.parameters()) or [nn.Parameter(torch.zeros(1))])
         block.scheduler = None if scheduler is None else scheduler(block.optimizer)
+        for own, kind in ((block.optimizer, "LBFGS"), (block.scheduler, "ReduceLROnPlateau")):
+            if type(own).__name__ == kind:
+                raise SettingsError(f"optimizer: got {kind}, expected one whose step needs nothing")
+
+
+def check_whole(**numbers: Any) -> None:
+    """Refuse settings that are no whole numbers of 1 or more; None is fine."""
+    for name, own in numbers.items():
+        if own is not None and (not isinstance(own, (int, np.integer)) or own < 1):
+            raise SettingsError(f"{name}: got {own!r}, expected a whole number, 1 or more")

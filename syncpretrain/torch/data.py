@@ -28,23 +28,20 @@ class Given(NamedTuple):
 
 
 def given_rows(
-    X: Any, y: Any, weight: Any, *, batch_size: int | None, passes: int, seed: int
+    X: Any, y: Any, weight: Any, *, batch_size: int | None, passes: int, seed: int, classes: Any
 ) -> Given:
     """Return what is given to be trained on.
 
-    Raises
-    ------
-    DataError
-        If the parts do not belong together, or it is an empty iterable.
+    Raises DataError if the parts do not belong together, or it is an empty iterable.
     """
     if hasattr(X, "shape"):
-        layout = _layout(X, y, weight)
+        layout = _layout(X, y, weight, classes)
         rows = layout.rows(_host(X), _host(y), _host(weight))
         size = min(batch_size or 64, len(rows))
         return Given(rows, layout, rows[:size], size)
     if y is not None or weight is not None:
         raise DataError("y: got it with an iterable, expected tuples of X and y from the iterable")
-    source = _Passes(X, seed)
+    source = _Passes(X, seed, classes)
     first = next(source(1), None)
     if first is None:
         raise DataError("X: got an iterable without a minibatch, expected one or more")
@@ -65,19 +62,23 @@ def held_out_rows(validation: Any, layout: Layout) -> Array:
     """Return at most :data:`PROBE_ROWS` rows of validation examples; none without any."""
     if validation is None:
         return np.empty((0, layout.width), np.float32)
-    if isinstance(validation, (tuple, list)) or hasattr(validation, "shape"):
-        parts = validation if isinstance(validation, (tuple, list)) else (validation,)
-        return evenly_spaced(layout.rows(*map(_host, parts)), PROBE_ROWS)
-    rows, count = [], 0
-    for item in validation:
-        rows.append(layout.rows(*map(_host, _parts(item))))
-        count += len(rows[-1])
-        if count >= PROBE_ROWS:
-            break
-    return np.concatenate(rows)[:PROBE_ROWS]
+    is_whole = isinstance(validation, (tuple, list)) or hasattr(validation, "shape")
+    rows, count = [np.empty((0, layout.width), np.float32)], 0
+    try:
+        for item in [validation] if is_whole and len(validation) else validation:
+            rows.append(layout.rows(*map(_host, _parts(item))))
+            count += len(rows[-1])
+            if count >= PROBE_ROWS:
+                break
+    except DataError as error:
+        raise DataError(f"validation: {error}") from error
+    if not count:
+        raise DataError("validation: got no examples, expected one or more")
+    own = np.concatenate(rows)
+    return evenly_spaced(own, PROBE_ROWS) if is_whole else own[:PROBE_ROWS]
 
 
-def _layout(x: Any, y: Any, weight: Any) -> Layout:
+def _layout(x: Any, y: Any, weight: Any, classes: int | None) -> Layout:
     """Return the layout of arrays or tensors."""
     x, y = torch.as_tensor(x), None if y is None else torch.as_tensor(y)
     dtype = torch.float32 if x.is_floating_point() else x.dtype
@@ -85,7 +86,7 @@ def _layout(x: Any, y: Any, weight: Any) -> Layout:
         return Layout(tuple(x.shape[1:]), dtype, is_weighted=weight is not None)
     y_dtype = torch.float32 if y.is_floating_point() else torch.int64
     own = tuple(x.shape[1:]), dtype, tuple(y.shape[1:]), y_dtype
-    return Layout(*own, is_weighted=weight is not None)
+    return Layout(*own, is_weighted=weight is not None, classes=classes)
 
 
 def _host(values: Any) -> Any:
@@ -99,11 +100,13 @@ def _parts(item: Any) -> tuple[Any, ...]:
 
 def _rows_of(loader: Any) -> int | None:
     """Return how many rows a pass over a loader has; None where it does not say."""
-    dataset, size = getattr(loader, "dataset", None), getattr(loader, "batch_size", None)
+    dataset: Any = getattr(loader, "dataset", None)
+    size = getattr(loader, "batch_size", None)
     try:
         if size and getattr(loader, "drop_last", False):
             return len(loader) * int(size)
-        return len(dataset) if size else None  # type: ignore[arg-type]
+        own: Any = getattr(loader, "sampler", dataset)  # a sampler of an iterable has no length
+        return len(own if hasattr(own, "__len__") else dataset) if size else None
     except TypeError:  # it has no length
         return None
 
@@ -117,8 +120,8 @@ class _Passes:
 
     can_be_sent = True
 
-    def __init__(self, source: Any, seed: int) -> None:
-        self._source, self._seed = source, seed
+    def __init__(self, source: Any, seed: int, classes: int | None) -> None:
+        self._source, self._seed, self._classes = source, seed, classes
         self.layout: Any = None  # from the first minibatch on
 
     def __getstate__(self) -> dict[str, Any]:
@@ -151,5 +154,6 @@ class _Passes:
                 return
             parts = _parts(item)
             if self.layout is None:
-                self.layout = _layout(*parts, *[None] * (3 - len(parts)))
+                own: Any = (*parts, None, None)[:3]
+                self.layout = _layout(own[0], own[1], own[2], self._classes)
             yield self.layout.rows(*map(_host, parts))

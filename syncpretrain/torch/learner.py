@@ -7,12 +7,12 @@ bits of training one block after another.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -26,11 +26,11 @@ from syncpretrain.models.layer import ModuleLayer
 from syncpretrain.settings.fields import LayerSettings
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.shapes import DenseShape
-from syncpretrain.torch.block import Block, drawing, tensor_of
+from syncpretrain.torch.block import Block, drawing, in_modes, tensor_of
 from syncpretrain.torch.losses import noisy
 from syncpretrain.workers.worker import LayerInTraining
 
-FACTS = "facts"  # in a state: all that is no tensor, as JSON
+FACTS = "facts"  # in a state: all that is no tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +73,9 @@ class ModuleLearner(Learner):
         self.block = block
         self._rate: float | None = None
         self._handed: tuple[Any, int] | None = None  # the output, and its version
-        self._tail: Array = np.empty(
-            (0, 0), np.float32
-        )  # targets and weights, which travel with it
+        self._tail: Array = np.empty((0, 0), np.float32)  # targets and weights, beside it
         self._epoch = 0
+        self._is_left_out = False  # a minibatch with weights that are all 0
         now: Any = LiveLayer(self._arrays(), learner=self)
         super().__init__(layer, now, settings)
 
@@ -129,7 +128,9 @@ class ModuleLearner(Learner):
                 " above reads too; begin it with a module that does not"
             )
         self._tail = own[:, block.below.inputs :]
-        loss.backward()
+        self._is_left_out = weight is not None and not bool(weight.any())
+        if loss.requires_grad and not self._is_left_out:
+            loss.backward()
         return float(loss.detach()) * len(rows)
 
     def _loss(self, x: Any, y: Any, weight: Any) -> Any:
@@ -145,9 +146,10 @@ class ModuleLearner(Learner):
     def update(self, *, epoch: int) -> None:
         """Make a step of the optimizer."""
         block = self.block
-        if block.clip is not None:
+        if block.clip is not None and not self._is_left_out:
             nn.utils.clip_grad_norm_(list(block.parameters()), block.clip)
-        block.optimizer.step()
+        if not self._is_left_out:
+            block.optimizer.step()
         if block.scheduler is not None and block.is_per_step:
             block.scheduler.step()
 
@@ -205,18 +207,10 @@ class ModuleLearner(Learner):
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        modes = [(m, m.training) for own in self._modules() for m in own.modules()]
-        for module, _ in modes:
-            module.training = False
-        try:
-            with torch.no_grad(), self._computing():
-                yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
-
-    def _modules(self) -> tuple[Any, Any]:
-        return self.block.modules, self.block.head
+        own = self.block.modules, self.block.head
+        modes = {module: False for part in own for module in part.modules()}
+        with in_modes(modes), torch.no_grad(), self._computing():
+            yield
 
     def current(self) -> Any:
         """Return the arrays as they are, with the forward pass."""
@@ -242,10 +236,10 @@ class ModuleLearner(Learner):
         return all(bool(torch.isfinite(p).all()) for p in self.block.parameters())
 
     def state(self) -> dict[str, Array]:
-        """Return the optimizer's tensors, the generator, and all else as JSON in bytes."""
+        """Return the optimizer's tensors, the generator, and all else in bytes."""
         block, arrays = self.block, {"generator": as_array(self.block.generator)}
         optimizer, kinds = block.optimizer.state_dict(), {}
-        plain: dict[str, dict[str, Any]] = {}
+        plain: dict[int, dict[str, Any]] = {}
         for number, own in optimizer["state"].items():
             for name, value in own.items():
                 if isinstance(value, torch.Tensor):
@@ -253,9 +247,9 @@ class ModuleLearner(Learner):
                     arrays[key] = as_array(value)
                     kinds[key] = [str(value.dtype).removeprefix("torch."), list(value.shape)]
                 else:
-                    plain.setdefault(str(number), {})[name] = value
+                    plain.setdefault(number, {})[name] = value
         facts = {
-            "loss": str(getattr(block.loss.kind, "__qualname__", block.loss.kind)),
+            "same": _same(block),
             "tensors": kinds,
             "plain": plain,
             "groups": optimizer["param_groups"],
@@ -263,30 +257,18 @@ class ModuleLearner(Learner):
             "rate": self.learning_rate,
             "epoch": self._epoch,
         }
-        text = json.dumps(facts).encode()
-        arrays[FACTS] = np.frombuffer(text + b" " * (-len(text) % 4), np.float32)
+        text = msgspec.msgpack.encode(facts)  # unlike JSON it keeps keys that are numbers
+        text = len(text).to_bytes(4, "little") + text
+        arrays[FACTS] = np.frombuffer(text + bytes(-len(text) % 4), np.float32)
         return arrays
 
     def load_arrays(self, live: Mapping[str, Array], state: Mapping[str, Array]) -> None:
         """Continue with what :meth:`state` returned; see the base class."""
-        block = self.block
-        facts = json.loads(np.ascontiguousarray(state[FACTS]).tobytes())
-        own = json.loads(np.ascontiguousarray(live[FACTS]).tobytes())
-        if facts["loss"] != own["loss"] or len(facts["groups"]) != len(own["groups"]):
-            raise ValueError(f"it has loss {facts['loss']}, or another optimizer")
-        found: dict[int, dict[str, Any]] = {}
-        for number, values in facts["plain"].items():
-            found[int(number)] = dict(values)
-        for key, (dtype, shape) in facts["tensors"].items():
-            _, number, name = key.split(".", 2)
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-            found.setdefault(int(number), {})[name] = fill(tensor, state[key])
-        groups = list(map(_with_tuples, facts["groups"]))
-        block.optimizer.load_state_dict({"state": found, "param_groups": groups})
-        if block.scheduler is not None:
-            block.scheduler.load_state_dict(facts["schedule"])
-            block.optimizer._opt_called = True  # else it warns of a step before the optimizer's
-        fill(block.generator, state["generator"])
+        facts, own = _facts(state), _facts(live)
+        for name, was in facts["same"].items():
+            if was != own["same"][name]:
+                raise ValueError(f"it has {name} {was}, and not {own['same'][name]}")
+        load_state(self.block, state)
         self._rate, self._epoch = facts["rate"], facts["epoch"]
 
     def restart(self) -> None:
@@ -294,15 +276,47 @@ class ModuleLearner(Learner):
         self.block.optimizer.state.clear()
 
 
+def _facts(state: Mapping[str, Array]) -> dict[str, Any]:
+    data = np.ascontiguousarray(state[FACTS]).tobytes()
+    return msgspec.msgpack.decode(data[4 : 4 + int.from_bytes(data[:4], "little")], type=dict)
+
+
+def _same(block: Block) -> dict[str, str]:
+    """Return what has to be the same when a run goes on."""
+    return {
+        "loss": str(getattr(block.loss.kind, "__qualname__", block.loss.kind)),
+        "optimizer": f"{type(block.optimizer).__name__} ({len(block.optimizer.param_groups)})",
+        "scheduler": f"{type(block.scheduler).__name__}, {block.is_per_step}",
+        "clip, noise, precision": f"{block.clip}, {block.noise}, {block.precision}",
+        "modules": f"{block.modules}, head {block.head}",
+    }
+
+
+def load_state(block: Block, state: Mapping[str, Array]) -> None:
+    """Bring the state of an optimizer, a schedule and a generator into a block."""
+    facts = _facts(state)
+    found: dict[int, dict[str, Any]] = facts["plain"]
+    for key, (dtype, shape) in facts["tensors"].items():
+        _, number, name = key.split(".", 2)
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+        found.setdefault(int(number), {})[name] = fill(tensor, state[key])
+    groups = list(map(_with_tuples, facts["groups"]))
+    block.optimizer.load_state_dict({"state": found, "param_groups": groups})
+    if block.scheduler is not None:
+        block.scheduler.load_state_dict(facts["schedule"])
+        block.optimizer._opt_called = True  # else it warns of a step before the optimizer's
+    fill(block.generator, state["generator"])
+
+
 def _with_tuples(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a group of an optimizer that JSON has made lists of, with its tuples."""
+    """Return a group of an optimizer that was saved with lists, with its tuples."""
     return {n: tuple(x) if isinstance(x, list) and n != "params" else x for n, x in group.items()}
 
 
 def _tensors(block: Block) -> Iterator[tuple[str, Any]]:
     """Yield the parameters and buffers that a state has, by name."""
     for prefix, own in (("block", block.modules), ("head", block.head)):
-        for name, tensor in own.state_dict().items():
+        for name, tensor in {**dict(own.named_buffers()), **own.state_dict()}.items():
             yield f"{prefix}.{name}", tensor
 
 
@@ -321,10 +335,7 @@ def as_array(tensor: Any) -> Array:
 def fill(tensor: Any, array: Array) -> Any:
     """Fill a tensor with what :func:`as_array` returned for one of its shape; return it.
 
-    Raises
-    ------
-    ValueError
-        If it had another size.
+    Raises ValueError if it had another size.
     """
     own = np.ascontiguousarray(array, np.float32)
     size = tensor.numel() * tensor.element_size()
@@ -339,10 +350,7 @@ def fill(tensor: Any, array: Array) -> Any:
 def load_layer(block: Block, layer: ModuleLayer) -> None:
     """Fill a block's parameters and buffers from arrays.
 
-    Raises
-    ------
-    KeyError, ValueError
-        If one is missing or of another size.
+    Raises KeyError, ValueError if one is missing or of another size.
     """
     for name, tensor in _tensors(block):
         fill(tensor, layer.named[name])

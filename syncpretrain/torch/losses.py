@@ -22,11 +22,7 @@ POOLS = {3: nn.AdaptiveAvgPool1d, 4: nn.AdaptiveAvgPool2d, 5: nn.AdaptiveAvgPool
 class PooledHead(nn.Module):  # type: ignore[misc]
     """Linear outputs of a block's output, which is averaged over places if it is large.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Shape of the output of one example: units, or channels and places.
-    outputs : int
+    ``shape`` is of the output of one example: units, or channels and places.
     """
 
     def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
@@ -105,7 +101,9 @@ class LocalLoss:
             wanted = similarities(functional.one_hot(y, scores.shape[1]).to(scores.dtype))
             similar = functional.mse_loss(similarities(features), wanted, reduction="none")
             pairs = None if weight is None else torch.outer(weight, weight)
-            similar = similar.mean() if pairs is None else (similar * pairs).sum() / pairs.sum()
+            similar = (
+                similar.mean() if pairs is None else (similar * pairs).sum() / (pairs.sum() or 1)
+            )
             return (1 - SIMILARITY) * own + SIMILARITY * similar
         assert callable(self.kind)
         return _mean(self.kind(head(h), y), weight)
@@ -114,7 +112,8 @@ class LocalLoss:
 def similarities(z: Any) -> Any:
     """Return the cosine similarities of examples, centred; of images by their deviations."""
     if z.dim() > 2:
-        z = z.flatten(2).std(dim=2)
+        z = z.flatten(2)
+        z = z.std(dim=2) if z.shape[2] > 1 else z.flatten(1)  # one place has no deviation
     z = z - z.mean(dim=1, keepdim=True)
     z = z / (1e-8 + z.norm(dim=1, keepdim=True))
     return z @ z.t()
@@ -132,15 +131,15 @@ def _mean(loss: Any, weight: Any) -> Any:
             "weight: got weights with a loss that is one number, expected a loss that returns one"
             " number an example"
         )
-    return (loss.flatten(1).mean(1) if loss.dim() > 1 else loss).mul(weight).sum() / weight.sum()
+    return (loss.flatten(1).mean(1) if loss.dim() > 1 else loss).mul(weight).sum() / (
+        weight.sum() or 1
+    )
 
 
 def check_loss(loss: Any, classes: int | None, *, has_targets: bool) -> None:
     """Refuse a loss that lacks what it needs.
 
-    Raises
-    ------
-    SettingsError
+    Raises SettingsError.
     """
     if not callable(loss) and loss not in LOSSES:
         raise SettingsError(

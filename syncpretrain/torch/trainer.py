@@ -28,18 +28,22 @@ from syncpretrain.torch.block import (
     Block,
     Layout,
     blocks_of,
+    check_apart,
+    check_whole,
     finish,
     handed_up,
     head_draws,
+    in_modes,
+    modes_of,
     seeded,
 )
 from syncpretrain.torch.data import Given, given_rows, held_out_rows
-from syncpretrain.torch.learner import ModuleLearner, build_block, load_layer
-from syncpretrain.torch.losses import LocalLoss, PredSimHead, check_loss, default_head
+from syncpretrain.torch.learner import ModuleLearner, build_block, load_layer, load_state
+from syncpretrain.torch.losses import LOSSES, LocalLoss, PredSimHead, check_loss, default_head
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.split import Split
 
-RUNTIMES = ("serial", "threads", "processes", "mpi")
+RUNTIMES, STEPPED = ("serial", "threads", "processes", "mpi", "auto"), ("epoch", "minibatch")
 MEASURED_STEPS = 3  # of which the least time counts
 MEASURED_SECONDS = 0.5  # of one block, at most; one step more may be running by then
 LEAST_GAIN = 1.1  # that a second worker must promise
@@ -70,6 +74,12 @@ class BlockPretraining(StreamedPretraining):
         fitting = RING_BYTES // (FLOAT_BYTES * self.settings.batch_size * widest)
         ring = max(LEAST_RING, min(size.ring, fitting))
         return size._replace(ring=ring, block=min(size.block, ring // 2))
+
+    def _train(self, request: Any) -> None:
+        super()._train(request)
+        if self.settings.runtime in ("processes", "mpi"):  # for the next call
+            for block, layer in zip(self._blocks, self._layers, strict=True):
+                load_state(block, layer.state(None).state.step_state)
 
     def stack(self) -> Any:
         """Bring the newest arrays into the blocks; return them."""
@@ -164,14 +174,19 @@ class LocalTrainer:
     ) -> None:
         self._modules = blocks_of(model)
         self.model = model if isinstance(model, nn.Sequential) else nn.Sequential(*model)
-        if runtime not in (*RUNTIMES, "auto"):
-            raise SettingsError(f"runtime: got {runtime!r}, expected auto, {', '.join(RUNTIMES)}")
-        if scheduler_every not in ("epoch", "minibatch"):
-            raise SettingsError(
-                f"scheduler_every: got {scheduler_every!r}, expected epoch or minibatch"
-            )
-        if not 0 <= noise < 1:
-            raise SettingsError(f"noise: got {noise!r}, expected a share, from 0 to below 1")
+        is_type = precision is None or isinstance(precision, torch.dtype)
+        for name, is_wrong, own, expected in (  # what is wrong, the value, and what it should be
+            ("runtime", runtime not in RUNTIMES, runtime, " or ".join(RUNTIMES)),
+            ("scheduler_every", scheduler_every not in STEPPED, scheduler_every, STEPPED),
+            ("noise", not 0 <= noise < 1, noise, "a share, from 0 to below 1"),
+            ("clip", clip is not None and not 0 < clip < math.inf, clip, "a number above 0"),
+            ("precision", not is_type, precision, "a torch.dtype"),
+            ("optimizer", not callable(optimizer), type(optimizer), "a function of parameters"),
+            ("seed", not hasattr(seed, "__index__") or seed < 0, seed, "a whole number, 0 or more"),
+        ):
+            if is_wrong:
+                raise SettingsError(f"{name}: got {own!r}, expected {expected}")
+        check_whole(classes=classes, block_threads=block_threads)
         self._classes, self._loss, self._seed = classes, loss, seed
         self._optimizer, self._scheduler, self._make_head = optimizer, scheduler, heads
         self._workers, self._runtime, self._threads = workers, runtime, block_threads
@@ -184,6 +199,7 @@ class LocalTrainer:
         }
         self._observers = list(observers)
         self._blocks: list[Block] = []
+        self._modes: dict[Any, bool] = {}  # that modules train in
         self.history = ErrorHistory()
 
     @property
@@ -194,6 +210,8 @@ class LocalTrainer:
     @property
     def classifier(self) -> Any:
         """The network with the head of its last block, which returns the scores alone."""
+        if not self._blocks:
+            raise SettingsError("classifier: the heads are known after the first call of fit")
         head = self.heads[-1]
         return nn.Sequential(self.model, head.classes if isinstance(head, PredSimHead) else head)
 
@@ -238,19 +256,26 @@ class LocalTrainer:
         RunInterrupted
             On Ctrl-C or SIGTERM, after the running minibatches.
         """
-        given = given_rows(X, y, weight, batch_size=batch_size, passes=epochs, seed=self._seed)
+        check_whole(batch_size=batch_size)
+        how: dict[str, Any] = {"batch_size": batch_size, "passes": epochs, "seed": self._seed}
+        classes = self._classes if self._loss in LOSSES[:2] else None
+        given = given_rows(X, y, weight, classes=classes, **how)
         check_loss(self._loss, self._classes, has_targets=given.layout.y_shape is not None)
         held_out = held_out_rows(validation, given.layout)
         found = torch.get_num_threads()
+        self._modes = self._modes or modes_of(nn.Sequential(self.model))
+        modes = self._modes | {own: True for head in self.heads for own in head.modules()}
         try:
-            self._build_blocks(given)
-            work = partial(self._trained, given, held_out, epochs, resume, max_restarts)
-            if self._runtime == "mpi":
-                from syncpretrain.pretraining.on_ranks import on_every_rank
+            with in_modes(modes):
+                self._build_blocks(given)
+                self._check_last(given)
+                work = partial(self._trained, given, held_out, epochs, resume, max_restarts)
+                if self._runtime == "mpi":
+                    from syncpretrain.pretraining.on_ranks import on_every_rank
 
-                load_all(self._blocks, on_every_rank(work))
-            else:
-                work()
+                    load_all(self._blocks, on_every_rank(work))
+                else:
+                    work()
         finally:
             torch.set_num_threads(found)
         return self
@@ -261,7 +286,7 @@ class LocalTrainer:
         """Train; return the arrays of the blocks, which have them too."""
         workers, runtime, message = self._chosen(given)
         settings = self._settings(given, epochs, workers, runtime)
-        how = {"observers": self._observers, "restarts": self._restarts(max_restarts)}
+        how = {"observers": self._observers, "restarts": Restarts(max_restarts, self._tell)}
         driver = BlockPretraining(settings, self._blocks, given.train, held_out, **how)
         self.history = driver.history
         if message:
@@ -274,12 +299,9 @@ class LocalTrainer:
             saved.delete()
         return tuple(layers)
 
-    def _restarts(self, most: int) -> Restarts:
-        def report(message: str) -> None:
-            for observer in self._observers:
-                observer(Notice(time.monotonic(), message))
-
-        return Restarts(most, report)
+    def _tell(self, message: str) -> None:
+        for observer in self._observers:
+            observer(Notice(time.monotonic(), message))
 
     def _build_blocks(self, given: Given) -> None:
         """Build heads and optimizers; another call of fit goes on with those of the first."""
@@ -293,7 +315,7 @@ class LocalTrainer:
         x, y, weight = given.layout.cut(rows if len(rows) > 1 else np.repeat(rows, 2, axis=0))
         below, blocks = given.layout, list[Block]()
         for number, modules in enumerate(self._modules, start=1):
-            h, draws = handed_up(number, modules.train(), x)
+            h, draws = handed_up(number, modules, x)
             above = Layout(
                 tuple(h.shape[1:]), torch.float32, below.y_shape, below.y_dtype, below.is_weighted
             )
@@ -310,22 +332,40 @@ class LocalTrainer:
             block.draws = head_draws(block, h, (x, y, weight)) or draws or block.noise > 0
             blocks.append(block)
             x, below = h, above
+        check_apart("heads", ((block.modules, block.head) for block in blocks))
         finish(blocks, self._optimizer, self._scheduler)
         self._blocks = blocks
 
+    def _check_last(self, given: Given) -> None:
+        """Refuse a last minibatch of one example, where a block cannot train on that."""
+        if len(given.train) % given.batch_size != 1 and given.batch_size != 1:
+            return
+        for block in self._blocks:
+            x = torch.ones((1, *block.below.shape), dtype=block.below.dtype)
+            try:
+                handed_up(block.number, block.modules, x)
+            except SettingsError as error:
+                why = "batch_size: the last minibatch has one example; take another, or drop_last"
+                raise SettingsError(f"{why} ({error})") from error
+
     def _is_classifier(self, number: int, shape: tuple[int, ...]) -> bool:
         """Return whether the last block returns the scores of the classes itself."""
-        own = self._loss in ("cross-entropy", "predsim") and shape == (self._classes,)
-        return own and number == len(self._modules)
+        own = not callable(self._loss) or self._make_head is None  # a function reads given heads
+        fits = self._loss != "reconstruction" and shape == (self._classes,)
+        return own and fits and number == len(self._modules)
 
     def _loss_of(self, number: int, shape: tuple[int, ...]) -> LocalLoss:
-        return LocalLoss("cross-entropy" if self._is_classifier(number, shape) else self._loss)
+        is_built_in = self._is_classifier(number, shape) and not callable(self._loss)
+        return LocalLoss("cross-entropy" if is_built_in else self._loss)
 
     def _head(self, number: int, below: tuple[int, ...], above: tuple[int, ...]) -> Any:
         with torch.random.fork_rng(devices=[]):  # the caller's draws stay as they are
             torch.set_rng_state(seeded(self._seed, number + (1 << 16)))
             if self._make_head is not None:
-                return self._make_head(number, below, above).train()
+                head = self._make_head(number, below, above)
+                if not isinstance(head, nn.Module):
+                    raise SettingsError(f"heads: got {type(head).__name__}, expected a module")
+                return head.train()
             if self._is_classifier(number, above):
                 return nn.Identity()
             if callable(self._loss) and not self._classes:

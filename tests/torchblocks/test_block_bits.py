@@ -225,12 +225,73 @@ def test_a_stopped_run_goes_on_with_other_workers(first, second, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+MULTI_STEP = {
+    "optimizer": adam,
+    "scheduler": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 4], 0.5),
+}
+
+
+@pytest.mark.parametrize(("runtime", "workers"), [("threads", 2), ("processes", 2)])
+def test_a_second_call_has_the_same_bits(runtime, workers):
+    whole, other = (
+        trained(perceptron, **MULTI_STEP, runtime=name, workers=n).fit(*rows(90), epochs=2)
+        for name, n in (("serial", 1), (runtime, workers))
+    )
+    assert digest_of(other) == digest_of(whole)
+
+
+class Average(nn.Module):
+    """A block with a buffer that its state has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(12, 8)
+        self.register_buffer("mean", torch.zeros(8), persistent=False)
+
+    def forward(self, x):
+        h = self.linear(x)
+        self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        return h - self.mean
+
+
+def averaging():
+    torch.manual_seed(3)
+    return nn.Sequential(Average(), nn.Linear(8, 3))
+
+
+def test_buffers_that_no_state_has_go_along(tmp_path):
+    whole = trained(averaging, epochs=6)
+    other = trained(averaging, epochs=6, runtime="processes", workers=2)
+    torch.testing.assert_close(other.model[0].mean, whole.model[0].mean, rtol=0, atol=0)
+    fit = {"resume": tmp_path}
+    with pytest.raises(RunInterrupted):
+        trained(averaging, epochs=6, fit=fit, observers=[interrupting(2, 2)])
+    assert digest_of(trained(averaging, epochs=6, fit=fit)) == digest_of(whole)
+
+
+def test_a_schedule_by_the_numbers_of_epochs_resumes(tmp_path):
+    own = MULTI_STEP | {"epochs": 6}
+    whole = trained(perceptron, **own)
+    own["fit"] = {"resume": tmp_path}
+    with pytest.raises(RunInterrupted):
+        trained(perceptron, observers=[interrupting(2, 2)], **own)
+    assert digest_of(trained(perceptron, **own)) == digest_of(whole)
+
+
 def test_a_state_of_another_loss_is_refused(tmp_path):
     fit = {"resume": tmp_path}
     with pytest.raises(RunInterrupted):
         trained(perceptron, epochs=6, fit=fit, observers=[interrupting(1, 2)])
     with pytest.raises(CheckpointError, match=r"state of layer 1 is of another layer"):
         trained(perceptron, epochs=6, fit=fit, loss="cross-entropy")
+    for other, name in (
+        ({"optimizer": lambda p: torch.optim.AdamW(p, 0.001)}, "optimizer Adam"),
+        ({"clip": 1.0}, "clip, noise, precision None"),
+    ):
+        with pytest.raises(CheckpointError, match=f"it has {name}.*, and not"):
+            trained(perceptron, epochs=6, fit=fit, **other)
+    with pytest.raises(CheckpointError, match="it has modules"):
+        trained(lambda: perceptron(drop=0.3), epochs=6, fit=fit)
     with pytest.raises(CheckpointError, match="epochs was another"):
         trained(perceptron, epochs=5, fit=fit)
 

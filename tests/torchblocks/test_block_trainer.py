@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="blocks of PyTorch need it")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset  # noqa: E402
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler  # noqa: E402
 from torchnets import InPlace, Two, convolutional, digest, perceptron, rows  # noqa: E402
 
 from syncpretrain.errors import DataError, DivergedError, SettingsError, WorkerError  # noqa: E402
@@ -198,13 +198,38 @@ CASES = [
     (shared, {}, "blocks 2 and 3 share a parameter"),
     (lambda: perceptron().double(), {}, "block 1 has torch.float64 on cpu, expected torch.float32"),
     (lambda: nn.Sequential(nn.Linear(12, 8), nn.Linear(7, 3)), {}, r"block 2 fails on .* \(8,\)"),
-    (perceptron, {"classes": 2}, "the head or the loss of block 1 fails: "),
+    (
+        perceptron,
+        {"heads": lambda *_: nn.Linear(5, 3), "loss": "cross-entropy"},
+        "the head or the loss of block 1 fails: ",
+    ),
     (perceptron, {"loss": "infonce"}, "got 'infonce', expected cross-entropy"),
     (perceptron, {"classes": None}, "classes: got nothing with loss predsim"),
     (perceptron, {"loss": lambda h, y: h.sum(), "classes": None}, "heads: got nothing"),
     (perceptron, {"workers": 0}, "workers: got 0, expected auto"),
-    (perceptron, {"runtime": "actors"}, "runtime: got 'actors', expected auto"),
+    (perceptron, {"runtime": "actors"}, "runtime: got 'actors', expected serial or"),
     (perceptron, {"noise": 1.5}, "noise: got 1.5"),
+    (perceptron, {"seed": -1}, "seed: got -1, expected a whole number"),
+    (perceptron, {"optimizer": torch.optim.Adam([torch.zeros(1)])}, "optimizer: got .*Adam'>, exp"),
+    (
+        perceptron,
+        {"loss": lambda h, y: h.sum() * np.nan, "heads": lambda *_: nn.Identity()},
+        "loss: block 1 has nan before training",
+    ),
+    (perceptron, {"clip": 0}, "clip: got 0, expected a number above 0"),
+    (perceptron, {"precision": "bf16"}, "precision: got 'bf16', expected a torch.dtype"),
+    (perceptron, {"optimizer": "adam"}, "optimizer: got <class 'str'>, expected a function"),
+    (perceptron, {"optimizer": torch.optim.LBFGS}, "optimizer: got LBFGS"),
+    (
+        perceptron,
+        {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau},
+        "optimizer: got ReduceLROnPlateau",
+    ),
+    (perceptron, {"heads": lambda *_: None}, "heads: got NoneType, expected a module"),
+    (perceptron, {"classes": 2.5}, "classes: got 2.5, expected a whole number"),
+    (perceptron, {"block_threads": 0}, "block_threads: got 0, expected a whole number"),
+    (perceptron, {"batch_size": 0}, "batch_size: got 0, expected a whole number"),
+    (perceptron, {"batch_size": 59}, "the last minibatch has one example; .* more than 1 value"),
     (perceptron, {"scheduler_every": "week"}, "scheduler_every: got 'week'"),
 ]
 
@@ -227,6 +252,46 @@ def test_data_that_do_not_fit_are_refused():
     loader = DataLoader(TensorDataset(torch.from_numpy(X)), batch_size=10)
     with pytest.raises(DataError, match="y: got it with an iterable"):
         fitted(perceptron(), loader, y)
+
+
+BROKEN = [
+    ({"y": rows(60)[1] + 1}, "y: got 1 to 3, expected 0 to 2"),
+    ({"y": rows(60)[1] - 100}, "y: got -100 to -98, expected 0 to"),
+    ({"y": rows(60)[1][:, None]}, r"y: got torch.int64 of shape \(1,\) an example"),
+    ({"y": np.eye(3)[rows(60)[1]]}, r"y: got torch.float32 of shape \(3,\) an"),
+    ({"y": rows(60)[1].astype(float)}, r"y: got torch.float32 of shape \(\) an"),
+    ({"weight": np.r_[-1.0, np.ones(59)]}, "weight: got -1, expected 0 or more"),
+    ({"weight": np.full(60, np.inf)}, "weight: got inf as float32 in row 0, column 0"),
+    ({"validation": ()}, "validation: got no examples"),
+    ({"validation": (rows(60)[0], rows(60)[1] + 3)}, "validation: y: got 3 to 5"),
+    ({"validation": []}, "validation: got no examples"),
+    ({"X": np.where(np.arange(720) == 15, np.nan, 0).reshape(60, 12)}, "nan .* row 1, column 3"),
+    ({"X": np.full((60, 12), 1e300)}, "X: got inf as float32 in row 0, column 0"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), BROKEN)
+def test_wrong_numbers_are_refused_before_training(given, message):
+    network = perceptron()
+    before, (X, y) = digest(network), rows(60)
+    own = LocalTrainer(network, classes=3, runtime="serial", workers=1)
+    with pytest.raises(DataError, match=message):
+        own.fit(**{"X": X, "y": y} | given)
+    assert digest(network) == before
+
+
+@pytest.mark.parametrize("draws", [40, 150])
+def test_a_sampler_may_draw_another_number_of_rows(draws):
+    data = TensorDataset(*map(torch.from_numpy, rows(60)))
+    sampler = WeightedRandomSampler(torch.ones(60), draws)
+    own = LocalTrainer(perceptron(), classes=3, runtime="serial", workers=1)
+    own.fit(DataLoader(data, batch_size=16, sampler=sampler), epochs=2)
+    assert own.model[1].num_batches_tracked == 2 * -(-draws // 16)
+
+
+def test_the_classifier_is_refused_before_a_call():
+    with pytest.raises(SettingsError, match="classifier: the heads are known after"):
+        _ = LocalTrainer(perceptron(), classes=3).classifier
 
 
 def test_a_head_that_changes_its_input_is_refused():
@@ -282,3 +347,85 @@ def test_the_package_imports_pytorch_when_it_is_used():
     code = "import sys, syncpretrain.torch as own; assert 'torch' not in sys.modules; "
     code += "own.LocalTrainer; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_each_call_trains_in_the_modes_of_the_first_and_leaves_those_it_found():
+    X, y = rows(60)
+    network = perceptron()
+    network[3].eval()
+    own = fitted(network, X, y)
+    assert network[1].num_batches_tracked == 2
+    network.eval()
+    with torch.inference_mode():
+        own.fit(X, y, batch_size=30)
+    assert network[1].num_batches_tracked == 4
+    assert not any(module.training for module in network.modules())
+
+
+def test_a_network_in_evaluation_mode_trains_in_training_mode():
+    network = perceptron().eval()
+    fitted(network, *rows(60))
+    assert network[1].num_batches_tracked == 2
+    assert not network[1].training
+
+
+def test_a_loss_of_ones_own_reads_the_scores_of_a_last_block_with_classes():
+    own, built_in = (
+        fitted(perceptron(), *rows(60), loss=loss)
+        for loss in (functional.cross_entropy, "cross-entropy")
+    )
+    assert isinstance(own.heads[-1], nn.Identity)
+    assert digest(own.model) == digest(built_in.model)
+
+
+def test_one_place_is_compared_by_its_values():
+    z = torch.randn(5, 8, 1, 1)
+    torch.testing.assert_close(similarities(z), similarities(z.flatten(1)))
+
+
+@pytest.mark.parametrize("runtime", ["serial", "threads"])
+@pytest.mark.parametrize("loss", ["predsim", "cross-entropy"])
+def test_a_minibatch_without_weights_makes_no_step(loss, runtime):
+    network = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+    before = digest(network)
+    own = fitted(network, *rows(60), np.zeros(60), loss=loss, runtime=runtime)
+    assert digest(network) == before
+    assert [curve.train for curve in own.history.layers] == [[0.0]] * 2
+    assert not any(block.optimizer.state for block in own._blocks)
+
+
+class Tied(nn.Module):
+    """A decoder with the weights of its block."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, h):
+        return functional.linear(h, self.linear.weight.t())
+
+
+def test_a_head_may_share_parameters_with_its_block_alone():
+    X, _ = rows(60)
+    network = nn.Sequential(nn.Linear(12, 8), nn.Sigmoid())
+    settings = {"loss": "reconstruction", "heads": lambda *_: Tied(network[0])}
+    own = fitted(network, X, **settings)
+    assert len(own._blocks[0].optimizer.param_groups[0]["params"]) == 2
+    with pytest.raises(SettingsError, match="heads: blocks 1 and 2 share a parameter"):
+        head = nn.Linear(12, 12)
+        fitted(
+            nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12)),
+            X,
+            heads=lambda *_: head,
+            loss="reconstruction",
+        )
+
+
+def test_a_block_that_trains_nothing_is_passed_through():
+    network = perceptron()
+    for parameter in network[-1].parameters():
+        parameter.requires_grad_(False)
+    before, first = digest(network[-1]), digest(network[0])
+    fitted(network, *rows(60), clip=1.0)
+    assert digest(network[-1]) == before
+    assert digest(network[0]) != first
