@@ -32,6 +32,7 @@ from syncpretrain.torch import LocalTrainer
 from syncpretrain.torch.trainer import LEAST_RING, RING_BYTES
 
 CLASSES = 10
+LOSS = "cross-entropy"  # in every way, so that they compute the same
 WAYS = (
     "end to end, 1 thread",
     "end to end, 2 threads",
@@ -121,14 +122,14 @@ def measure(way: str, name: str, rows: int) -> Outcome:
     kind, _, how = way.partition(", ")
     if kind == "syncpretrain":
         own: dict[str, Any] = {} if how == "auto" else {"workers": 2, "runtime": how[2:]}
-        trainer = LocalTrainer(network, classes=CLASSES, optimizer=adam, **own)
+        trainer = LocalTrainer(network, classes=CLASSES, loss=LOSS, optimizer=adam, **own)
         started = perf_counter()
         trainer.fit(loader)
         return {"seconds": perf_counter() - started, "error": None}
     torch.set_num_threads(int(how[0]))
     if kind == "end to end":
         return {"seconds": end_to_end(network, loader, adam(network.parameters())), "error": None}
-    trainer = LocalTrainer(network, classes=CLASSES, workers=1, runtime="serial")
+    trainer = LocalTrainer(network, classes=CLASSES, loss=LOSS, workers=1, runtime="serial")
     trainer.fit(X[: 2 * batch], y[: 2 * batch])  # which builds the heads
     torch.set_num_threads(int(how[0]))
     return {"seconds": in_sequence(network, loader, trainer.heads), "error": None}
