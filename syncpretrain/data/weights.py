@@ -1,4 +1,4 @@
-"""Weights of rows: checked ones, means by them, and those of sequences that have many relatives."""
+"""Weights of rows: check them, take means by them, find them for sequences with near relatives."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def sample_fixed(
 ) -> Array:
     """Do what :func:`sample_states` does, with normal draws and a sigmoid of the same bits.
 
-    States in blocks are those of :func:`sample_states`.
+    States in blocks are drawn by :func:`sample_states`.
     """
     kind = kind_of(units)
     if kind.noise != "normal" or kind.blocks is not None:

@@ -65,7 +65,7 @@ class Learner(ABC):
     row_weights : ndarray of shape (n_examples,), or None
         Weights of the examples, 1 on average; None if all count alike.
     mean_weight : float
-        Of the rows of the minibatch, by which chains count.
+        Mean weight of the rows of the minibatch; the chains count by it.
     flat : FlatParameters or None
         The vectors that hold its arrays, on a device.
     """

@@ -128,7 +128,7 @@ class BaseRBM(Learner):
     ) -> None:
         """Fill the gradients of a part that has none of the rows; its own chains move all the same.
 
-        Where rows have conditions, lengths of documents or missing values, these chains have the
+        If rows have conditions, lengths of documents or missing values, these chains have the
         conditions of the first row.
         """
         if not self.settings.chains:

@@ -397,8 +397,8 @@ class Stack:
         so that weights of different models can be compared. Complete rows, one choice on in each
         group, keep their codes and probabilities up to rounding: the gauge is computed in float64
         and stored as float32. Rows with a missing group get other codes and free energies, since a
-        group that is left out counts in this gauge as the mean of its choices; so do rows whose
-        groups do not add up to 1.
+        group that is left out counts in this gauge as the mean of its choices; so do rows with
+        groups that do not add up to 1.
 
         Raises
         ------

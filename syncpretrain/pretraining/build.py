@@ -175,9 +175,9 @@ def build_worker(
 ) -> LayerWorker:
     """Return the worker of one layer, where its state says it is, if it has one.
 
-    ``backend`` is where the layers are trained, None NumPy; ``weights`` are those of the examples,
-    of shape (n_examples,), None if all count alike; ``shared`` is of the ranks that make its steps
-    together.
+    ``backend`` is where the layers are trained, None NumPy; ``weights``, of shape
+    (n_examples,), weigh the examples, None if all count alike; ``shared`` is of the ranks that make
+    its steps together.
     """
     own = build_layer(settings, layer, backend, shared, weights=weights)
     on_host = own.learner.backend.name == "numpy"

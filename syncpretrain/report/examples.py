@@ -55,7 +55,7 @@ MOST_PAIRS = 20  # of positions, in the table of couplings
 class Shown(NamedTuple):
     """Examples to show: ``rows`` of shape (n, values), labels if there are any, their name.
 
-    ``weights`` are those of the rows, and ``is_weighted`` says if training rows had some.
+    ``weights`` are the weights of the rows, and ``is_weighted`` says if training rows had some.
     """
 
     rows: NDArray[np.float32]

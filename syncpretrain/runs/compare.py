@@ -59,7 +59,7 @@ def compare(
 
     Each stack is pretrained on all training examples, whatever the labels. A classifier with few
     labels takes smaller minibatches and more epochs, the same for every start, so that each takes
-    at least 2,000 steps; one that trains on rows without a label too takes those of the settings.
+    at least 2,000 steps; one that trains on rows without a label too takes the settings' numbers.
 
     Parameters
     ----------

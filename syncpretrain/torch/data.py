@@ -114,7 +114,7 @@ def _rows_of(loader: Any) -> int | None:
 class _Passes:
     """Passes over an iterable of minibatches as rows: a function of the number of the pass.
 
-    What a pass draws from PyTorch's generator, such as the order of a ``DataLoader``, follows from
+    All draws of a pass from PyTorch's generator, such as the order of a ``DataLoader``, follow from
     the seed and the number of the pass.
     """
 

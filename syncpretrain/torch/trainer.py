@@ -132,7 +132,7 @@ class LocalTrainer:
     block_threads : int
         Threads of an operation of a block; a result depends on it, and not on workers and runtime.
     seed : int
-        Of the order of the rows, and of what blocks and heads draw.
+        Seed of the order of the rows, and of what blocks and heads draw.
     observers : iterable of callable
         Called with each event of :mod:`syncpretrain.events`.
 
@@ -304,7 +304,7 @@ class LocalTrainer:
             observer(Notice(time.monotonic(), message))
 
     def _build_blocks(self, given: Given) -> None:
-        """Build heads and optimizers; another call of fit goes on with those of the first."""
+        """Build heads and optimizers; another call of fit goes on with the first call's."""
         if self._blocks:
             if self._blocks[0].below != given.layout:
                 raise SettingsError(

@@ -43,7 +43,7 @@ class StreamPool(Closing):
         Asked by every thread once a minibatch whether to stop.
     times : Timeouts
     rests : bool
-        Whether to take no block after the end of an epoch until a pause is over, in which the
+        If true, take no block after the end of an epoch until a pause is over, in which the
         caller has saved: else an epoch more could end, and be told, before the state is written.
     """
 
