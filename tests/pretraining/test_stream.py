@@ -353,3 +353,16 @@ def test_settings_say_which_layers_make_a_forward_pass_beside_each_step(layers, 
     learners = build_learners(settings)
     again = [settings.passes_up_again(learner.layer) for learner in learners]
     assert again == [learner.hidden_means(0) is None for learner in learners]
+
+
+def test_an_epoch_that_lost_all_its_minibatches_has_no_error(bits, monkeypatch):
+    def overflow(learner, epoch, step):
+        if (learner.layer, epoch) == (1, 2) and learner.learning_rate > 0.05:
+            learner.weight.fill(np.nan)
+
+    before_steps(monkeypatch, overflow)
+    seen = []
+    whole = {"batch_size": len(bits), "handoff": "minibatch", "runtime": "serial"}
+    pretrain(bits, layers=LAYERS, epochs=3, learning_rate=0.1, observers=[seen.append], **whole)
+    found = [e.train_error for e in seen if isinstance(e, EpochFinished) and e.layer == 1]
+    assert np.isnan(found).tolist() == [False, True, False]

@@ -372,7 +372,8 @@ class StreamedLayer(BaseStreamedLayer):
             epoch=epoch,
             started=self._started,
             ended=time.monotonic(),
-            train_error=self._error / max(self._examples, 1),
+            # No minibatch of an epoch may be left, if the layer was taken back at its end.
+            train_error=self._error / self._examples if self._examples else math.nan,
             validation_error=self._validation_error,
             warnings=warnings,
             is_last=epoch * self._steps == self.plan.steps,
