@@ -116,7 +116,9 @@ class Block:
     The schedule is stepped after each epoch, or with ``is_per_step`` each minibatch. ``clip`` is
     the largest norm of the gradient, ``precision`` the type of automatic mixed precision,
     ``noise`` the share of the input that is set to 0 while it trains, and ``threads`` the threads
-    of an operation. ``generator`` is the state of its random numbers, if it ``draws`` any.
+    of an operation. The gradients of ``accumulate`` minibatches are averaged for a step of the
+    optimizer, of fewer at the end of the ``steps`` minibatches of an epoch. ``generator`` is the
+    state of its random numbers, if it ``draws`` any.
     """
 
     number: int
@@ -132,6 +134,8 @@ class Block:
     clip: float | None = None
     precision: Any = None
     noise: float = 0.0
+    accumulate: int = 1
+    steps: int = 0
     draws: bool = False
     generator: Any = field(default=None, repr=False)
 
@@ -203,6 +207,7 @@ def blocks_of(model: Any) -> list[Any]:
     """
     if not isinstance(model, (nn.Sequential, nn.ModuleList, list, tuple)):
         raise SettingsError(f"model: got {type(model).__name__}, expected an nn.Sequential")
+    check_kinds("model", model)
     groups: list[list[Any]] = [[]]
     for module in model:
         if _has_weight(module) and any(map(_has_weight, groups[-1])):
@@ -212,6 +217,24 @@ def blocks_of(model: Any) -> list[Any]:
         raise SettingsError("model: got no module with a weight, expected one or more")
     check_apart("model", groups)
     return [group[0] if len(group) == 1 else nn.Sequential(*group) for group in groups]
+
+
+def check_kinds(name: str, modules: Iterable[Any]) -> None:
+    """Refuse what is no module, and modules without shapes yet or with a state beside tensors.
+
+    Raises SettingsError.
+    """
+    for whole in modules:
+        if not isinstance(whole, nn.Module):
+            raise SettingsError(f"{name}: got {type(whole).__name__}, expected a module")
+        for own in whole.modules():
+            kind: Any = type(own)
+            if any(map(nn.parameter.is_lazy, own.parameters(recurse=False))):
+                how = "one that knows its shapes; call it once on examples"
+                raise SettingsError(f"{name}: got {kind.__name__}, expected {how}")
+            if kind.get_extra_state is not nn.Module.get_extra_state:
+                how = "a module whose state is its parameters and buffers"
+                raise SettingsError(f"{name}: got {kind.__name__} with extra state, expected {how}")
 
 
 def check_apart(name: str, groups: Iterable[Iterable[Any]]) -> None:

@@ -75,7 +75,8 @@ class ModuleLearner(Learner):
         self._handed: tuple[Any, int] | None = None  # the output, and its version
         self._tail: Array = np.empty((0, 0), np.float32)  # targets and weights, beside it
         self._epoch = 0
-        self._is_left_out = False  # a minibatch with weights that are all 0
+        self._step = -1  # minibatch of the epoch, counted from 0
+        self._is_left_out = True  # while all weights of a step's minibatches are 0
         now: Any = LiveLayer(self._arrays(), learner=self)
         super().__init__(layer, now, settings)
 
@@ -115,23 +116,32 @@ class ModuleLearner(Learner):
         examples: float | None = None,
     ) -> float:
         """Fill the gradients of the parameters; return the loss, times the examples."""
-        block = self.block
+        block, self._step = self.block, step
         own = self.backend.gather(X, rows, out=self._rows[: len(rows)])
         self._begin(epoch)
         x, y, weight = block.below.cut(own)
         with self._computing():
             loss = self._loss(x, y, weight)
-            block.optimizer.zero_grad(set_to_none=True)
+            if step % block.accumulate == 0:
+                block.optimizer.zero_grad(set_to_none=True)
+                self._is_left_out = True
         if self._handed is not None and self._handed[0]._version != self._handed[1]:
             raise SettingsError(
                 f"heads: the head of block {self.layer} changes its input in place, which the block"
                 " above reads too; begin it with a module that does not"
             )
         self._tail = own[:, block.below.inputs :]
-        self._is_left_out = weight is not None and not bool(weight.any())
-        if loss.requires_grad and not self._is_left_out:
-            loss.backward()
+        if weight is None or bool(weight.any()):
+            self._is_left_out = False
+            if loss.requires_grad:
+                parts = min(block.accumulate, block.steps - step + step % block.accumulate)
+                (loss / parts if parts > 1 else loss).backward()
         return float(loss.detach()) * len(rows)
+
+    def _is_between_steps(self) -> bool:
+        """Return whether more minibatches add to the gradient before the optimizer's step."""
+        done = self._step + 1
+        return done % self.block.accumulate != 0 and done < self.block.steps
 
     def _loss(self, x: Any, y: Any, weight: Any) -> Any:
         """Return the loss of a minibatch as it trains."""
@@ -144,8 +154,10 @@ class ModuleLearner(Learner):
         return block.loss(block.head, h, x, y, weight)
 
     def update(self, *, epoch: int) -> None:
-        """Make a step of the optimizer."""
+        """Make a step of the optimizer, once all minibatches of that step are done."""
         block = self.block
+        if self._is_between_steps():
+            return
         if block.clip is not None and not self._is_left_out:
             nn.utils.clip_grad_norm_(list(block.parameters()), block.clip)
         if not self._is_left_out:
@@ -256,7 +268,12 @@ class ModuleLearner(Learner):
             "schedule": None if block.scheduler is None else block.scheduler.state_dict(),
             "rate": self.learning_rate,
             "epoch": self._epoch,
+            "step": self._step,
+            "left out": self._is_left_out,
         }
+        if self._is_between_steps():
+            own = enumerate(p.grad for p in block.parameters())
+            arrays |= {f"gradient.{i}": as_array(grad) for i, grad in own if grad is not None}
         text = msgspec.msgpack.encode(facts)  # unlike JSON it keeps keys that are numbers
         text = len(text).to_bytes(4, "little") + text
         arrays[FACTS] = np.frombuffer(text + bytes(-len(text) % 4), np.float32)
@@ -270,10 +287,16 @@ class ModuleLearner(Learner):
                 raise ValueError(f"it has {name} {was}, and not {own['same'][name]}")
         load_state(self.block, state)
         self._rate, self._epoch = facts["rate"], facts["epoch"]
+        self._step, self._is_left_out = facts["step"], facts["left out"]
+        for i, parameter in enumerate(self.block.parameters()):
+            grad = state.get(f"gradient.{i}")
+            parameter.grad = None if grad is None else fill(torch.empty_like(parameter), grad)
 
     def restart(self) -> None:
-        """Forget the optimizer's state, as before the first step."""
+        """Forget the optimizer's state and gradients, as before the first step."""
         self.block.optimizer.state.clear()
+        self.block.optimizer.zero_grad(set_to_none=True)
+        self._is_left_out = True
 
 
 def _facts(state: Mapping[str, Array]) -> dict[str, Any]:
@@ -288,6 +311,7 @@ def _same(block: Block) -> dict[str, str]:
         "optimizer": f"{type(block.optimizer).__name__} ({len(block.optimizer.param_groups)})",
         "scheduler": f"{type(block.scheduler).__name__}, {block.is_per_step}",
         "clip, noise, precision": f"{block.clip}, {block.noise}, {block.precision}",
+        "accumulate": str(block.accumulate),
         "modules": f"{block.modules}, head {block.head}",
     }
 

@@ -17,6 +17,7 @@ from torch import nn
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.kernels.arrays import FLOAT_BYTES
+from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import ModuleLayer
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.parallel.blas import usable_cores
@@ -29,6 +30,7 @@ from syncpretrain.torch.block import (
     Layout,
     blocks_of,
     check_apart,
+    check_kinds,
     check_whole,
     finish,
     handed_up,
@@ -76,8 +78,17 @@ class BlockPretraining(StreamedPretraining):
         return size._replace(ring=ring, block=min(size.block, ring // 2))
 
     def _train(self, request: Any) -> None:
-        super()._train(request)
-        if self.settings.runtime in ("processes", "mpi"):  # for the next call
+        try:
+            super()._train(request)
+        except Stopped:
+            if self._is_settled:
+                self._bring_back()
+            raise
+        self._bring_back()
+
+    def _bring_back(self) -> None:
+        """Bring optimizers and draws of other processes into the blocks, for the next call."""
+        if self.settings.runtime in ("processes", "mpi"):
             for block, layer in zip(self._blocks, self._layers, strict=True):
                 load_state(block, layer.state(None).state.step_state)
 
@@ -120,6 +131,9 @@ class LocalTrainer:
         block has none if it returns ``classes`` numbers.
     clip : float, optional
         The largest norm of the gradient of a block with its head.
+    accumulate : int
+        Minibatches of which the mean gradient is taken for a step of the optimizer; an epoch ends
+        with a step.
     precision : torch.dtype, optional
         The type of automatic mixed precision, such as ``torch.bfloat16``.
     noise : float
@@ -164,6 +178,7 @@ class LocalTrainer:
         scheduler_every: str = "epoch",
         heads: Callable[[int, tuple[int, ...], tuple[int, ...]], Any] | None = None,
         clip: float | None = None,
+        accumulate: int = 1,
         precision: Any = None,
         noise: float = 0.0,
         workers: int | str = "auto",
@@ -175,6 +190,7 @@ class LocalTrainer:
         self._modules = blocks_of(model)
         self.model = model if isinstance(model, nn.Sequential) else nn.Sequential(*model)
         is_type = precision is None or isinstance(precision, torch.dtype)
+        is_sparse = any(getattr(own, "sparse", False) for own in self.model.modules())
         for name, is_wrong, own, expected in (  # what is wrong, the value, and what it should be
             ("runtime", runtime not in RUNTIMES, runtime, " or ".join(RUNTIMES)),
             ("scheduler_every", scheduler_every not in STEPPED, scheduler_every, STEPPED),
@@ -186,7 +202,9 @@ class LocalTrainer:
         ):
             if is_wrong:
                 raise SettingsError(f"{name}: got {own!r}, expected {expected}")
-        check_whole(classes=classes, block_threads=block_threads)
+        check_whole(classes=classes, block_threads=block_threads, accumulate=accumulate)
+        if is_sparse and accumulate > 1:
+            raise SettingsError(f"accumulate: got {accumulate} with sparse gradients, expected 1")
         self._classes, self._loss, self._seed = classes, loss, seed
         self._optimizer, self._scheduler, self._make_head = optimizer, scheduler, heads
         self._workers, self._runtime, self._threads = workers, runtime, block_threads
@@ -194,6 +212,7 @@ class LocalTrainer:
             "is_per_step": scheduler_every == "minibatch",
             "threads": block_threads,
             "clip": clip,
+            "accumulate": accumulate,
             "precision": precision,
             "noise": noise,
         }
@@ -269,6 +288,8 @@ class LocalTrainer:
             with in_modes(modes):
                 self._build_blocks(given)
                 self._check_last(given)
+                for block in self._blocks:
+                    block.steps = -(-len(given.train) // given.batch_size)
                 work = partial(self._trained, given, held_out, epochs, resume, max_restarts)
                 if self._runtime == "mpi":
                     from syncpretrain.pretraining.on_ranks import on_every_rank
@@ -363,8 +384,7 @@ class LocalTrainer:
             torch.set_rng_state(seeded(self._seed, number + (1 << 16)))
             if self._make_head is not None:
                 head = self._make_head(number, below, above)
-                if not isinstance(head, nn.Module):
-                    raise SettingsError(f"heads: got {type(head).__name__}, expected a module")
+                check_kinds("heads", [head])
                 return head.train()
             if self._is_classifier(number, above):
                 return nn.Identity()

@@ -100,6 +100,7 @@ def any_settings(seed):
         "clip": [None, 1.0][draws.integers(2)],
         "noise": [0.0, 0.3][draws.integers(2)],
         "precision": [None, torch.bfloat16][draws.integers(2)],
+        "accumulate": int(draws.integers(1, 4)),
         "epochs": int(draws.integers(1, 4)),
         "fit": {"batch_size": int(draws.choice([7, 16, 25, 33, 50, 64, 90]))},
     }
@@ -117,7 +118,7 @@ def test_any_settings_have_the_same_bits(seed):
             assert digest_of(trained(network, runtime="mpi", **settings)) == whole
 
 
-def by_hand(blocks, heads, X, y, *, epochs, size, seed):
+def by_hand(blocks, heads, X, y, *, epochs, size, seed, accumulate=1):
     """Train block after block in plain PyTorch, each on what was recorded of the one below."""
     order = [PassOrder(len(X), size, seed=seed, number=n + 1).rows() for n in range(epochs)]
     stream = [
@@ -125,21 +126,25 @@ def by_hand(blocks, heads, X, y, *, epochs, size, seed):
         for numbers in order
         for part in np.split(numbers, range(size, len(X), size))
     ]
+    steps = -(-len(X) // size)
     for block, head in zip(blocks, heads, strict=True):
         optimizer = adam([*block.parameters(), *head.parameters()])
         handed = []
-        for x, target in stream:
-            h = block(x)
-            loss = functional.cross_entropy(head(h), target)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            handed.append((h.detach(), target))
+        for first in range(0, len(stream), steps):
+            for begin in range(first, first + steps, accumulate):
+                part = stream[begin : min(begin + accumulate, first + steps)]
+                optimizer.zero_grad()
+                for x, target in part:
+                    h = block(x)
+                    (functional.cross_entropy(head(h), target) / len(part)).backward()
+                    handed.append((h.detach(), target))
+                optimizer.step()
         stream = handed
 
 
-def test_gradients_and_steps_are_those_of_plain_pytorch():
-    X, y = rows(90)
+@pytest.mark.parametrize("accumulate", [1, 2, 3, 9])
+def test_gradients_and_steps_are_those_of_plain_pytorch(accumulate):
+    X, y = rows(150)
     torch.manual_seed(0)
     heads = [nn.Linear(16, 3), nn.Linear(16, 3), nn.Identity()]
     torch.manual_seed(1)
@@ -153,7 +158,7 @@ def test_gradients_and_steps_are_those_of_plain_pytorch():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        by_hand(blocks, heads, X, y, epochs=2, size=32, seed=5)
+        by_hand(blocks, heads, X, y, epochs=2, size=32, seed=5, accumulate=accumulate)
     finally:
         torch.set_num_threads(threads)
     expected = digest(own, *heads)
@@ -169,6 +174,7 @@ def test_gradients_and_steps_are_those_of_plain_pytorch():
         runtime="threads",
         workers=2,
         seed=5,
+        accumulate=accumulate,
     )
     trainer.fit(X, y, epochs=2, batch_size=32)
     assert digest(own, *heads) == expected
@@ -207,6 +213,7 @@ def test_a_stopped_run_goes_on_with_other_workers(first, second, tmp_path):
         "scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.5),
         "epochs": 6,
         "clip": 2.0,
+        "accumulate": 2,
     }
     whole = trained(perceptron, **own)
     own["fit"] = {"resume": tmp_path}
@@ -238,6 +245,18 @@ def test_a_second_call_has_the_same_bits(runtime, workers):
         for name, n in (("serial", 1), (runtime, workers))
     )
     assert digest_of(other) == digest_of(whole)
+
+
+@pytest.mark.parametrize(("runtime", "workers"), [("threads", 2), ("processes", 2)])
+def test_a_stopped_call_leaves_its_optimizers(runtime, workers):
+    network = perceptron()
+    own = {"classes": 3, "optimizer": adam, "runtime": runtime, "workers": workers}
+    trainer = LocalTrainer(network, observers=[interrupting(1, 2)], **own)
+    with pytest.raises(RunInterrupted):
+        trainer.fit(*rows(90), epochs=40, batch_size=32)
+    state = trainer._blocks[0].optimizer.state_dict()["state"].values()
+    assert state, "the next call goes on with it"
+    assert all(own["step"] >= 6 for own in state), "two epochs of three minibatches"
 
 
 class Average(nn.Module):
@@ -287,6 +306,7 @@ def test_a_state_of_another_loss_is_refused(tmp_path):
     for other, name in (
         ({"optimizer": lambda p: torch.optim.AdamW(p, 0.001)}, "optimizer Adam"),
         ({"clip": 1.0}, "clip, noise, precision None"),
+        ({"accumulate": 2}, "accumulate 1"),
     ):
         with pytest.raises(CheckpointError, match=f"it has {name}.*, and not"):
             trained(perceptron, epochs=6, fit=fit, **other)

@@ -191,6 +191,20 @@ def shared():
     return network
 
 
+def sparse():
+    return nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Flatten(), nn.Linear(48, 3))
+
+
+class Stateful(nn.Linear):
+    """A module with a state beside its tensors."""
+
+    def get_extra_state(self):
+        return {"seen": 3}
+
+    def set_extra_state(self, state):
+        """Take nothing."""
+
+
 CASES = [
     (lambda: nn.Linear(12, 3), {}, "got Linear, expected an nn.Sequential"),
     (lambda: nn.Sequential(nn.ReLU()), {}, "no module with a weight"),
@@ -217,6 +231,12 @@ CASES = [
         "loss: block 1 has nan before training",
     ),
     (perceptron, {"clip": 0}, "clip: got 0, expected a number above 0"),
+    (perceptron, {"accumulate": 0}, "accumulate: got 0, expected a whole number"),
+    (sparse, {"accumulate": 2}, "accumulate: got 2 with sparse gradients, expected 1"),
+    (lambda: nn.Sequential(nn.LazyLinear(3)), {}, "model: got LazyLinear, expected one that knows"),
+    (lambda: nn.Sequential(Stateful(12, 3)), {}, "model: got Stateful with extra state, expected"),
+    (lambda: [nn.Linear(12, 3), torch.relu], {}, "model: got builtin.*, expected a module"),
+    (perceptron, {"heads": lambda *_: nn.LazyLinear(3)}, "heads: got LazyLinear, expected one"),
     (perceptron, {"precision": "bf16"}, "precision: got 'bf16', expected a torch.dtype"),
     (perceptron, {"optimizer": "adam"}, "optimizer: got <class 'str'>, expected a function"),
     (perceptron, {"optimizer": torch.optim.LBFGS}, "optimizer: got LBFGS"),
