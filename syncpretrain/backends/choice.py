@@ -6,7 +6,6 @@ import os
 import re
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.dispatch import register
 
@@ -29,7 +28,7 @@ def select(name: str = "auto") -> Backend:
     wanted = _usual() if name == "auto" else name
     source = "backend" if wanted == name else USUAL_BACKEND
     if wanted == "numpy":
-        return NumpyBackend()
+        return Backend()
     named = re.fullmatch(r"cupy(?::(\d+))?", wanted)
     if named is None and wanted != "auto":
         raise SettingsError(f"{source}: got {wanted!r}, expected auto, numpy, cupy or cupy:NUMBER")
@@ -40,7 +39,7 @@ def select(name: str = "auto") -> Backend:
     if lacks is not None:
         if wanted == "auto":
             # Without a notice: several callers select a backend, and why_no_gpu gives the reason.
-            return NumpyBackend()
+            return Backend()
         raise SettingsError(f"{source}: got {wanted}, but {lacks}. Or take --backend numpy")
     # Imported on use: a run on NumPy loads none of the CUDA modules.
     from syncpretrain.backends.cupy_backend import CupyBackend

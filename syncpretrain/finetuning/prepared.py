@@ -242,7 +242,8 @@ class Finetuning:
         options, how = self.options, dict[str, Any](stop=stop, tell=tell)
         given = self._chain(task, examples), task.loss, examples, options
         if options.schedule == ASYNC:
-            with ReplicaUpdates(*given, times=times, **how) as replicas:
+            replicas = ReplicaUpdates(*given, times=times, **how)
+            with replicas.fleet:
                 yield replicas
             return
         # More threads than cores only wait for each other; the bits depend on the shards.

@@ -6,10 +6,9 @@ import math
 from abc import abstractmethod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import affine
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.arrays import Array, Rows
 from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
 from syncpretrain.kernels.conditions import conditions_of, impose
@@ -35,13 +34,7 @@ class BaseAutoencoder(Learner):
         self._x, self._y = (empty((rows, shape.visible)) for _ in range(2))
 
     def gradient(
-        self,
-        X: Array,
-        rows: NDArray[np.intp],
-        *,
-        epoch: int,
-        step: int,
-        examples: float | None = None,
+        self, X: Array, rows: Rows, *, epoch: int, step: int, examples: float | None = None
     ) -> float:
         """Fill the gradients with the descent direction of the loss on some rows of X.
 

@@ -18,13 +18,11 @@ from itertools import accumulate
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend, Recorder, Stream
-from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.data.scaling import column_means
 from syncpretrain.data.weights import weighted_means
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, Rows, blocks_in
 from syncpretrain.kernels.conditions import is_missing, known_means
 from syncpretrain.kernels.contrastive_divergence import momentum_step, momentum_steps
 from syncpretrain.kernels.losses import squared_error
@@ -82,7 +80,7 @@ class Learner(ABC):
         self.learning_rate = settings.learning_rate
         self.settings = settings
         self.precision = precision_of(settings.precision, settings.products)
-        self.backend: Backend = NumpyBackend()
+        self.backend: Backend = Backend()
         self.stream: Stream = self.backend.stream()
         self.recorder: Recorder = self.backend.recorder()
         self.flat: FlatParameters | None = None
@@ -125,13 +123,7 @@ class Learner(ABC):
 
     @abstractmethod
     def gradient(
-        self,
-        X: Array,
-        rows: NDArray[np.intp],
-        *,
-        epoch: int,
-        step: int,
-        examples: float | None = None,
+        self, X: Array, rows: Rows, *, epoch: int, step: int, examples: float | None = None
     ) -> float:
         """Fill the gradients, as the direction to go, from some rows of X.
 
@@ -144,9 +136,7 @@ class Learner(ABC):
             Squared error between the examples and their reconstruction, summed over both.
         """
 
-    def gradient_without_rows(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int
-    ) -> None:
+    def gradient_without_rows(self, X: Array, rows: Rows, *, epoch: int, step: int) -> None:
         """Fill the gradients of a part that has none of the rows of a minibatch."""
         for gradient in self.gradients:
             gradient.fill(0)
@@ -163,7 +153,7 @@ class Learner(ABC):
         if not (weights == 1).all():
             self.row_weights = weights
 
-    def take_mean_weight(self, rows: NDArray[np.intp]) -> None:
+    def take_mean_weight(self, rows: Rows) -> None:
         """Find the mean weight of a whole minibatch, before the gradient of a part of it."""
         if self.row_weights is not None:
             self.mean_weight = float(self.row_weights[rows].mean(dtype=np.float64))

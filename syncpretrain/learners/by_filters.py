@@ -13,10 +13,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import means, times_derivative
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, ordered_sum, slices_of
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, Rows, blocks_in, ordered_sum, slices_of
 from syncpretrain.kernels.autoencoder import corrupt
 from syncpretrain.kernels.backprop import output_delta
 from syncpretrain.kernels.contrastive_divergence import sample_states
@@ -62,7 +61,7 @@ class ByFilters(LearnerStep):
         self,
         phases: Sequence[Phase],
         X: Array,
-        rows: NDArray[np.intp],
+        rows: Rows,
         *,
         epoch: int,
         step: int,
@@ -135,7 +134,7 @@ class RBMByFilters(ByFilters):
         self._no_bias = np.zeros(self._shape.filters, dtype=np.float32)
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         phases: list[Phase] = [self._gather]
@@ -207,7 +206,7 @@ class AutoencoderByFilters(ByFilters):
         self._positions = self._shape.output.height * self._shape.output.width
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         phases = [self._gather, self._encode, self._decode, self._fill]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.base import Backend, Later
+from syncpretrain.backends.base import Backend, Later, StepBlock
 from syncpretrain.data.order import shuffled, steps_per_epoch
 from syncpretrain.errors import DivergedError
 from syncpretrain.kernels.program import PhaseRunner, in_turn
@@ -141,13 +141,8 @@ def train_epoch(
             if stop():
                 raise Stopped(Cursor(step, errors.sum()))
             done = min(step + backend.steps_at_once, steps)
-            error = learner.recorder.train(
-                *(work, X, order[step * size : done * size]),
-                batch_size=size,
-                epoch=epoch,
-                step=step,
-                constants=constants,
-            )
+            rows = order[step * size : done * size]
+            error = learner.recorder.train(StepBlock(work, X, rows, size, epoch, step, constants))
             errors.add(error, done)
             known = errors.so_far(done, steps)
             if not math.isfinite(known):

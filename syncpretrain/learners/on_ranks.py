@@ -29,10 +29,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.cluster.group import AgreedStop
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, ordered_sum, slices_of
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, Rows, blocks_in, ordered_sum, slices_of
 from syncpretrain.kernels.averaging import add_subtrees, add_tree, subtrees
 from syncpretrain.kernels.program import Phase, PhaseRunner, Program, in_turn
 from syncpretrain.learners.by_examples import ByExamples
@@ -335,7 +334,7 @@ class ByUnitsOnRanks(StepOnRanks):
         self._programs: dict[int, list[Program]] = {}  # one a phase, by the size of a minibatch
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         n = len(rows)

@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import means
-from syncpretrain.kernels.arrays import Array, slices_of
+from syncpretrain.kernels.arrays import Array, Rows, slices_of
 from syncpretrain.kernels.conditions import (
     conditions_of,
     draw_words,
@@ -95,13 +94,7 @@ class BaseRBM(Learner):
         self._kept = empty((rows, hidden) if dropout else (0, 0))
 
     def gradient(
-        self,
-        X: Array,
-        rows: NDArray[np.intp],
-        *,
-        epoch: int,
-        step: int,
-        examples: float | None = None,
+        self, X: Array, rows: Rows, *, epoch: int, step: int, examples: float | None = None
     ) -> float:
         """Fill the gradients by contrastive divergence; return the error, of chains an estimate."""
         n, settings = len(rows), self.settings
@@ -123,9 +116,7 @@ class BaseRBM(Learner):
         self._fill(v, h, n, examples or n)
         return error
 
-    def gradient_without_rows(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int
-    ) -> None:
+    def gradient_without_rows(self, X: Array, rows: Rows, *, epoch: int, step: int) -> None:
         """Fill the gradients of a part that has none of the rows; its own chains move all the same.
 
         If rows have conditions, lengths of documents or missing values, these chains have the
@@ -417,13 +408,7 @@ class SparseRBM(RBM):
         return are_documents or bool(self.settings.sample_visible or self.settings.persistent)
 
     def gradient(
-        self,
-        X: Array,
-        rows: NDArray[np.intp],
-        *,
-        epoch: int,
-        step: int,
-        examples: float | None = None,
+        self, X: Array, rows: Rows, *, epoch: int, step: int, examples: float | None = None
     ) -> float:
         """Fill the gradients; the first product is with the data."""
         self._reads_data = True

@@ -11,10 +11,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.backends.fused import FusedArrays, Pace
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.arrays import Array, Rows
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM
@@ -29,7 +28,7 @@ class Step(Protocol):
     """A step of one learner on a minibatch."""
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error.
 
@@ -87,7 +86,7 @@ class WholeStep(LearnerStep):
     """The gradient of a whole minibatch, then the update."""
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         error = self.learner.gradient(X, rows, epoch=epoch, step=step)
@@ -126,7 +125,7 @@ class MarkedStep:
         self.hand_up, self.restart = step.hand_up, step.restart
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         error = self._step.train_step(X, rows, epoch=epoch, step=step, run=run)
@@ -176,7 +175,7 @@ class FusedDivergence(LearnerStep):
         self._fused = fused
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         rbm, settings = self.learner, self.learner.settings
@@ -193,7 +192,7 @@ class FusedDivergence(LearnerStep):
         error: float = self._fused(given, numbers, draws, pace)
         return error
 
-    def _gathered(self, X: Array, rows: NDArray[np.intp]) -> Array:
+    def _gathered(self, X: Array, rows: Rows) -> Array:
         """Return rows in an array of their own."""
         v, *_ = self.learner.buffers
         return self.learner.backend.gather(X, rows, out=v[: len(rows)])  # type: ignore[no-any-return]

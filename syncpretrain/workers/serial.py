@@ -8,7 +8,6 @@ from __future__ import annotations
 import faulthandler
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.epochs import Message
@@ -37,12 +36,7 @@ class SerialRuntime:
     def __enter__(self) -> SerialRuntime:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._commands.clear()
 
     def submit(self, command: Train) -> None:

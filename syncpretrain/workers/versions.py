@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.errors import ScheduleError
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.models.layer import Layer
@@ -79,7 +78,7 @@ class Versions:
         backend: Backend | None = None,
         beside: int = 0,
     ) -> None:
-        backend = backend or NumpyBackend()
+        backend = backend or Backend()
         # The backend of each layer's reader, from the data's reader up; no layer reads the top.
         self._readers = [backend.for_layer(layer + 1) for layer in range(len(hidden) + 1)]
         with (stream := self._readers[0].stream()):

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from syncpretrain.backends.base import Backend
@@ -86,12 +85,7 @@ class DeviceStream(Stream):
         self._own, self._data, self._backend = list(layers), data, backend
         self.inputs = layers[0].source.inputs or data
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         """Wait for what is queued, then give back the memory that it uses."""
         try:
             for layer in self._own:
