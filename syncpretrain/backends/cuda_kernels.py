@@ -360,45 +360,24 @@ class CudaSteps:
             "adam_step": self.adam_step,
         }
 
-    def momentum_step(
-        self,
-        parameter: Any,
-        gradient: Any,
-        velocity: Any,
-        *,
-        momentum: float,
-        learning_rate: float,
-        weight_decay: float = 0.0,
-        l1: float = 0.0,
-    ) -> Any:
+    def momentum_step(self, parameter: Any, gradient: Any, velocity: Any, **rates: float) -> Any:
         """Ascend: velocity = momentum velocity + rate (gradient - decay), then add it."""
         found = layout(parameter, gradient, velocity)
         if found is None:
             return NotImplemented
         rows, columns, ldp, ldg, ldv = found
-        rates = rates_of(momentum, learning_rate, weight_decay, l1)
-        args = (parameter, ldp, gradient, ldg, velocity, ldv, rows, columns, *rates)
+        args = (parameter, ldp, gradient, ldg, velocity, ldv, rows, columns, *rates_of(**rates))
         self._flat("momentum_step", parameter.size, *args)
         return None
 
     def momentum_steps(
-        self,
-        parameters: Any,
-        gradients: Any,
-        velocities: Any,
-        *,
-        weights: int,
-        momentum: float,
-        learning_rate: float,
-        weight_decay: float = 0.0,
-        l1: float = 0.0,
+        self, parameters: Any, gradients: Any, velocities: Any, *, weights: int, **rates: float
     ) -> Any:
         """Ascend with flat vectors; their first ``weights`` numbers decay."""
         n, vectors = len(parameters), (parameters, gradients, velocities)
         if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in vectors):
             return NotImplemented
-        rates = rates_of(momentum, learning_rate, weight_decay, l1)
-        self._flat("momentum_steps", n, *vectors, n, weights, *rates)
+        self._flat("momentum_steps", n, *vectors, n, weights, *rates_of(**rates))
         return None
 
     def shrink(self, weights: Any, factor: float) -> Any:

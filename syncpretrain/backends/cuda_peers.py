@@ -85,10 +85,7 @@ class CudaPeers:
         *,
         part: slice,
         weights: int,
-        momentum: float,
-        learning_rate: float,
-        weight_decay: float = 0.0,
-        l1: float = 0.0,
+        **rates: float,
     ) -> Any:
         """Move a part of flat vectors along the sum of gradients, of this device or others."""
         if not isinstance(gradients, PeerVectors):
@@ -99,10 +96,9 @@ class CudaPeers:
             return NotImplemented
         if shards > MOST_LEAVES:
             raise ValueError(f"shards: got {shards}, expected at most {MOST_LEAVES} on a GPU")
-        rates = rates_of(momentum, learning_rate, weight_decay, l1)
         length = part.stop - part.start
         args = (parameters, gradients.table, shards, velocities, part.start, length, weights)
-        self._source.flat("tree_steps", length, *args, *rates)
+        self._source.flat("tree_steps", length, *args, *rates_of(**rates))
         return None
 
     def sum_in_order(self, numbers: Any) -> Any:

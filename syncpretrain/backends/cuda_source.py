@@ -72,9 +72,9 @@ def grid_of(items: int, each: int = THREADS) -> tuple[int]:
 
 
 def rates_of(
-    momentum: float, learning_rate: float, weight_decay: float, l1: float
+    *, momentum: float, learning_rate: float, weight_decay: float = 0.0, l1: float = 0.0
 ) -> list[np.float32]:
-    """Return the numbers that kernels of momentum steps take, in their order."""
+    """Return the numbers that kernels take for the keywords of a momentum step, in their order."""
     numbers = (momentum, learning_rate, learning_rate * weight_decay, learning_rate * l1)
     return [np.float32(number) for number in numbers]
 

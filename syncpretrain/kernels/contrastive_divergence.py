@@ -214,27 +214,12 @@ def momentum_step(
 
 @accelerated
 def momentum_steps(
-    parameters: Array,
-    gradients: Array,
-    velocities: Array,
-    *,
-    weights: int,
-    momentum: float,
-    learning_rate: float,
-    weight_decay: float = 0.0,
-    l1: float = 0.0,
+    parameters: Array, gradients: Array, velocities: Array, *, weights: int, **rates: float
 ) -> None:
     """Ascend with flat vectors; the first ``weights`` numbers decay and the rest do not.
 
-    See :func:`momentum_step`.
+    ``rates`` are the keywords of :func:`momentum_step`.
     """
-    for own, decays in ((slice(weights), True), (slice(weights, None), False)):
-        momentum_step(
-            parameters[own],
-            gradients[own],
-            velocities[own],
-            momentum=momentum,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay if decays else 0.0,
-            l1=l1 if decays else 0.0,
-        )
+    without_decay = rates | {"weight_decay": 0.0, "l1": 0.0}
+    for own, how in ((slice(weights), rates), (slice(weights, None), without_decay)):
+        momentum_step(parameters[own], gradients[own], velocities[own], **how)

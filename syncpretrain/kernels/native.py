@@ -127,60 +127,23 @@ def shape_numbers(shape: ConvolutionShape) -> tuple[int, ...]:
     )
 
 
-def _ends(part: slice, length: int) -> tuple[int, int] | None:
-    """Return where a part begins and ends, None if it leaves numbers out."""
-    first, last, step = part.indices(length)
-    return (first, last) if step == 1 else None
+def _of_part(name: str, count: int, length: str) -> Callable[..., Any]:
+    """Return the form of a convolution that computes some filters or channels, by default all.
 
+    It is given ``count`` arrays, the shape, the units of a convolution that has some, and the part.
+    """
+    form = getattr(extension, name)
 
-def _convolve(
-    x: Array,
-    weight: Array,
-    bias: Array,
-    out: Array,
-    places: Array,
-    scratch: Array,
-    shape: ConvolutionShape,
-    units: str,
-    filters: slice = slice(None),
-) -> Any:
-    own = _ends(filters, shape.filters)
-    if own is None or units not in extension.UNITS:
-        return NotImplemented
-    numbers = (*shape_numbers(shape), extension.UNITS[units], *own)
-    return extension.convolve(x, weight, bias, out, places, scratch, numbers)
+    def convolution(*given: Any) -> Any:
+        arrays, (shape, *others) = given[:count], given[count:]
+        part = others.pop() if others and isinstance(others[-1], slice) else slice(None)
+        first, last, step = part.indices(getattr(shape, length))
+        if step != 1 or not extension.UNITS.keys() >= set(others):
+            return NotImplemented
+        kinds = (extension.UNITS[units] for units in others)
+        return form(*arrays, (*shape_numbers(shape), *kinds, first, last))
 
-
-def _convolve_gradient(
-    x: Array,
-    delta: Array,
-    places: Array,
-    out: Array,
-    scratch: Array,
-    shape: ConvolutionShape,
-    filters: slice = slice(None),
-) -> Any:
-    own = _ends(filters, shape.filters)
-    if own is None:
-        return NotImplemented
-    numbers = (*shape_numbers(shape), *own)
-    return extension.convolve_gradient(x, delta, places, out, scratch, numbers)
-
-
-def _convolve_back(
-    delta: Array,
-    places: Array,
-    weight: Array,
-    out: Array,
-    scratch: Array,
-    shape: ConvolutionShape,
-    channels: slice = slice(None),
-) -> Any:
-    own = _ends(channels, shape.channels)
-    if own is None:
-        return NotImplemented
-    numbers = (*shape_numbers(shape), *own)
-    return extension.convolve_back(delta, places, weight, out, scratch, numbers)
+    return convolution
 
 
 def _visible_means(x: Array, bias: Array, shape: ConvolutionShape, units: str) -> Any:
@@ -231,9 +194,9 @@ if extension is not None:
             extension.sgd_step(*arrays, learning_rate, momentum, nesterov)
         ),
         "adam_step": _adam_step,
-        "convolve": _convolve,
-        "convolve_gradient": _convolve_gradient,
-        "convolve_back": _convolve_back,
+        "convolve": _of_part("convolve", 6, "filters"),
+        "convolve_gradient": _of_part("convolve_gradient", 5, "filters"),
+        "convolve_back": _of_part("convolve_back", 5, "channels"),
         "visible_means": _visible_means,
         "binary_product": lambda h, weight, *, out: extension.binary_product(h, weight, out),
         "sparse_product": lambda v, weight, *, out: extension.sparse_product(v, weight, out),
