@@ -9,13 +9,13 @@ one GPU, and never between two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.cuda_source import MOST_ELEMENTS, CudaSource, is_vector, rates_of
+from syncpretrain.backends.cuda_source import MOST_ELEMENTS, CudaForms, is_vector, rates_of
 from syncpretrain.errors import SettingsError
 
 MOST_LEAVES = 2**16  # LEVELS of peers.cu is 16: one register for each level of the tree
@@ -60,22 +60,10 @@ def enable_access(cupy: Any, devices: Sequence[int]) -> None:
                         raise
 
 
-class CudaPeers:
-    """The forms of what the devices of one layer do together.
+class CudaPeers(CudaForms):
+    """Forms of what the devices of one layer do together."""
 
-    Parameters
-    ----------
-    cupy : module
-        CuPy, or what stands in for it in a test.
-    source : CudaSource
-    """
-
-    def __init__(self, cupy: Any, source: CudaSource) -> None:
-        self._cupy, self._source = cupy, source
-
-    def forms(self) -> dict[str, Callable[..., Any]]:
-        """Return the forms by the names of their equations."""
-        return {"tree_steps": self.tree_steps, "sum_in_order": self.sum_in_order}
+    names = ("tree_steps", "sum_in_order")
 
     def tree_steps(
         self,

@@ -14,7 +14,7 @@ import numpy as np
 
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.dispatch import accelerated, multiply
+from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.rng import Address
 from syncpretrain.units.kinds import kind_of
 
@@ -142,18 +142,6 @@ def means_and_differences(
     """
     means(h[len(h) // 2 :], bias, units)
     phase_differences(v, h, da=da, db=db, examples=examples)
-
-
-def statistics(
-    v: Array, h: Array, *, dW: Array, da: Array, db: Array, examples: float | None = None
-) -> None:
-    """Fill the ascent direction of the log-likelihood, averaged over the examples.
-
-    The average is over the B examples of v and h, or over ``examples`` of the larger minibatch that
-    they are a part of. ``v`` is scratch afterwards; see :func:`phase_differences`.
-    """
-    phase_differences(v, h, da=da, db=db, examples=examples or len(v) // 2)
-    multiply(v.T, h, out=dW)  # (V, 2B) @ (2B, H) -> (V, H)
 
 
 def sparsity_step(

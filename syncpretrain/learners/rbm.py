@@ -12,7 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.kernels.activations import means
+from syncpretrain.kernels.activations import (
+    binary_product,
+    means,
+    sparse_product,
+    transposed_product,
+)
 from syncpretrain.kernels.arrays import Array, Rows, slices_of
 from syncpretrain.kernels.conditions import (
     conditions_of,
@@ -33,7 +38,6 @@ from syncpretrain.kernels.contrastive_divergence import (
 from syncpretrain.kernels.fixed_draws import sample_fixed
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.precision import precision_of
-from syncpretrain.kernels.sparse_products import binary_product, sparse_product, transposed_product
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.first_layers import first_dense
 from syncpretrain.models.layer import Layer

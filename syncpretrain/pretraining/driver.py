@@ -51,7 +51,7 @@ from syncpretrain.pretraining.build import (
     placement_text,
     rank_shares,
 )
-from syncpretrain.pretraining.runtimes import EpochsRun, runtime_for, versions_for, workers_of
+from syncpretrain.pretraining.runtimes import RUNTIMES, EpochsRun, versions_for, workers_of
 from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, UNTRAINED
 from syncpretrain.schedule.reads import Reads
@@ -355,7 +355,7 @@ class Pretraining(Driver):
             restarts=self._restarts,
             shares=rank_shares(self.settings),
         )
-        runtime = runtime_for(self.settings.runtime, run)
+        runtime = RUNTIMES[self.settings.runtime](run)
         return runtime
 
     def _emit_decisions(self) -> None:

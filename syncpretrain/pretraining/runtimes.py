@@ -57,7 +57,7 @@ class EpochsRun:
 
 
 def _serial(run: EpochsRun) -> Runtime:
-    from syncpretrain.workers.serial import SerialRuntime
+    from syncpretrain.workers.threads import SerialRuntime
 
     return SerialRuntime(run.workers(), run.stop)
 
@@ -125,8 +125,3 @@ def workers_of(settings: PretrainSettings) -> int:
         return 1
     elsewhere = settings.runtime == "mpi" or settings.backend.startswith("cupy")
     return settings.workers or (sum(settings.replicas) if elsewhere else usable_cores())
-
-
-def runtime_for(name: str, run: EpochsRun) -> Runtime:
-    """Return the runtime of a name in :data:`RUNTIMES`, to be entered as a context."""
-    return RUNTIMES[name](run)

@@ -22,8 +22,8 @@ from syncpretrain.kernels.contrastive_divergence import (
     momentum_steps,
     phase_differences,
     sample_states,
-    statistics,
 )
+from syncpretrain.kernels.dispatch import multiply
 from syncpretrain.kernels.losses import count_errors, means_and_error, squared_error
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
 from syncpretrain.rng import Address, Purpose
@@ -332,7 +332,8 @@ def contrastive_divergence(backend):
     affine(states, weight.T, a, out=v[n:])
     affine(v[n:], weight, b, out=h[n:])
     gradients = [backend.empty(s) for s in ((9, 17), (9,), (17,))]
-    statistics(v, h, dW=gradients[0], da=gradients[1], db=gradients[2])
+    phase_differences(v, h, da=gradients[1], db=gradients[2], examples=n)
+    multiply(v.T, h, out=gradients[0])
     return gradients
 
 
