@@ -15,7 +15,7 @@ other's work within an epoch, they wait for each other's events, and the host fo
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -46,12 +46,15 @@ class Draws(Protocol):
         ...
 
 
-class Stream(nullcontext[None]):
+class Stream(AbstractContextManager["Stream"]):
     """A queue of work on one device. In its ``with`` block, this thread's work goes there.
 
     The end of the block waits for nothing. This one is the host's, a null object: a call of NumPy
     returns when its work is finished.
     """
+
+    def __exit__(self, *error: object) -> None:
+        """Go back to where work was queued before."""
 
     def synchronize(self) -> None:
         """Wait until all that was queued here is done."""

@@ -354,7 +354,7 @@ class DeviceStream(Stream):
         # A stack, because blocks of one stream may lie in each other.
         self._entered: list[ExitStack] = []
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> DeviceStream:
         # The device first: CuPy keeps a current stream for each device, and refuses another
         # device's. If the stream cannot be entered, pop_all is not reached, and the device is left
         # again.
@@ -362,6 +362,7 @@ class DeviceStream(Stream):
             stack.enter_context(self._cupy.cuda.Device(self._device))
             stack.enter_context(self._stream)
             self._entered.append(stack.pop_all())
+        return self
 
     def __exit__(self, *error: object) -> None:
         self._entered.pop().close()
