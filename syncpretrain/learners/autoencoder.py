@@ -16,7 +16,7 @@ from syncpretrain.kernels.fixed_draws import FixedDraws
 from syncpretrain.kernels.precision import precision_of
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.first_layers import first_dense
-from syncpretrain.rng import Address, Purpose
+from syncpretrain.rng import Purpose
 from syncpretrain.settings.fields import LayerSettings
 
 
@@ -81,9 +81,7 @@ class BaseAutoencoder(Learner):
     def _corrupt(self, x: Array, epoch: int, step: int, *, out: Array) -> None:
         np.copyto(out, x)
         if self.settings.corruption is not None:
-            address = Address(
-                self.seed, Purpose.CORRUPTION, self.layer, epoch, step, self.shard_number
-            )
+            address = self.address(Purpose.CORRUPTION, epoch, step)
             is_fixed = self.precision.name == "own"
             draws = FixedDraws(address) if is_fixed else self.backend.generator(address)
             kind, amount = self.settings.corruption

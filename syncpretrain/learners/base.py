@@ -29,6 +29,7 @@ from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.precision import precision_of
 from syncpretrain.models.layer import Layer
+from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings.fields import LayerSettings
 from syncpretrain.units.kinds import kind_of
 
@@ -248,6 +249,10 @@ class Learner(ABC):
             settings.weight_decay if decays else 0.0,
             settings.l1 if decays else 0.0,
         )
+
+    def address(self, purpose: Purpose, epoch: int, step: int, k: int = 0) -> Address:
+        """Return the address of the k-th draws of a step, which are this shard's own."""
+        return Address(self.seed, purpose, self.layer, epoch, step, self.shard_number | k << 32)
 
     def validation_error(self, X: Array, hidden: Array | None = None) -> float:
         """Return the mean squared error of reconstructing X without sampling.

@@ -73,6 +73,10 @@ class ByFilters(LearnerStep):
         run([*phases, self._move], len(self._errors))
         return ordered_sum(self._errors, 0.0)
 
+    def _address(self, purpose: Purpose, shard: int) -> Address:
+        address: Address = self.learner.address(purpose, self._epoch, self._step)
+        return address._replace(shard=shard)
+
     def _own_rows(self, shard: int) -> slice:
         return slices_of(len(self._rows), len(self._errors))[shard]
 
@@ -162,9 +166,7 @@ class RBMByFilters(ByFilters):
         first = len(self._states) * self._shape.positions * own.start
         noise = self._noise[first:][: inputs.size].reshape(inputs.shape)
         bias, units = rbm.hidden_bias[own], rbm.settings.hidden_units
-        address = Address(
-            rbm.seed, Purpose.HIDDEN, rbm.layer, self._epoch, self._step, shard | k << 32
-        )
+        address = self._address(Purpose.HIDDEN, shard | k << 32)
         sample_states(inputs, bias, units, address, noise=noise, out=states)
 
     def _down(self, shard: int) -> None:
@@ -218,10 +220,7 @@ class AutoencoderByFilters(ByFilters):
         np.copyto(z[own], self._x[own])
         settings = learner.settings
         if settings.corruption is not None and own.start < own.stop:
-            address = Address(
-                learner.seed, Purpose.CORRUPTION, learner.layer, self._epoch, self._step, shard
-            )
-            draws = learner.backend.generator(address)
+            draws = learner.backend.generator(self._address(Purpose.CORRUPTION, shard))
             kind, amount = settings.corruption
             corrupt(z[own], kind, amount, draws, settings.limits)
 

@@ -144,10 +144,10 @@ class BaseRBM(Learner):
         v0, v1, h1, states = v[:n], v[n:], h[n:], self._states[:n]
         inputs = h[:n]
         for k in range(settings.cd_steps):
-            address = self._address(Purpose.HIDDEN, epoch, step, k)
+            address = self.address(Purpose.HIDDEN, epoch, step, k)
             self._sample_hidden(inputs, address, out=states)
             self._drop(inputs, states)
-            address = self._address(Purpose.VISIBLE, epoch, step, k)
+            address = self.address(Purpose.VISIBLE, epoch, step, k)
             if settings.sample_visible:
                 self._sample_visible(states, address, out=v1)
             else:
@@ -171,7 +171,7 @@ class BaseRBM(Learner):
         v0, v1, h0, h1 = v[:n], v[n:], h[:n], h[n:]
         states = self._states[: len(h1)]
         if settings.chain_start == "data" and not self._has_begun[0]:
-            address = self._address(Purpose.HIDDEN, epoch, step, settings.cd_steps)
+            address = self.address(Purpose.HIDDEN, epoch, step, settings.cd_steps)
             self._sample_hidden(h0[np.arange(len(states)) % n], address, out=states)
             self._has_begun.fill(1)
         self._take_means(h0)
@@ -184,16 +184,16 @@ class BaseRBM(Learner):
         if settings.chains and self._known is not None:
             self._known = self._known.of(np.arange(len(states)) % n)
         for k in range(settings.cd_steps):
-            self._sample_visible(states, self._address(Purpose.VISIBLE, epoch, step, k), out=v1)
+            self._sample_visible(states, self.address(Purpose.VISIBLE, epoch, step, k), out=v1)
             self._up(v1, out=h1)
-            self._sample_hidden(h1, self._address(Purpose.HIDDEN, epoch, step, k), out=states)
+            self._sample_hidden(h1, self.address(Purpose.HIDDEN, epoch, step, k), out=states)
             self._drop(h1, states)
         return error
 
     def _draw_dropout(self, epoch: int, step: int) -> None:
         dropout = self.settings.hidden_dropout
         if dropout:
-            draws = self.backend.generator(self._address(Purpose.DROPOUT, epoch, step))
+            draws = self.backend.generator(self.address(Purpose.DROPOUT, epoch, step))
             kept = draws.random(out=self._kept, dtype="f4")
             np.greater_equal(kept, np.float32(dropout), out=kept)
 
@@ -205,9 +205,6 @@ class BaseRBM(Learner):
             if states is not None:
                 states *= kept
                 states /= np.float32(1 - self.settings.hidden_dropout)
-
-    def _address(self, purpose: Purpose, epoch: int, step: int, k: int = 0) -> Address:
-        return Address(self.seed, purpose, self.layer, epoch, step, self.shard_number | k << 32)
 
     def _sample_hidden(self, inputs: Array, address: Address, *, out: Array) -> None:
         """Draw hidden states; replace the inputs, which are without bias, by means."""
