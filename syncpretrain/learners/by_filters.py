@@ -29,7 +29,6 @@ from syncpretrain.kernels.convolution import (
 )
 from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
-from syncpretrain.learners.rbm import BaseRBM
 from syncpretrain.learners.steps import LearnerStep
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import ConvolutionShape
@@ -278,10 +277,3 @@ class AutoencoderByFilters(ByFilters):
         share = np.float32(self._positions / (shape.height * shape.width))
         da[self._channels[shard]] = self._sum_channels(y_delta, shard) * share
         db[own] = mine.sum(axis=0)
-
-
-def by_filters(learner: Any, shards: int) -> RBMByFilters | AutoencoderByFilters:
-    """Return the step of a convolutional learner in shards of its filters and channels."""
-    if isinstance(learner, BaseRBM):
-        return RBMByFilters(learner, shards)
-    return AutoencoderByFilters(learner, shards)

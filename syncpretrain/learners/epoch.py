@@ -90,14 +90,10 @@ class ErrorSum:
         while len(self._later) > left and math.isfinite(self._sum):
             self.minibatches, later = self._later.popleft()
             self._sum += later.value()
-        if not math.isfinite(self._sum):
-            self._let_go()
-        return float(self._sum)
-
-    def _let_go(self) -> None:
-        """Wait for the errors that were not looked at: others soon take their memory."""
-        while self._later:
+        # Errors that are not looked at are waited for: others soon take their memory.
+        while not math.isfinite(self._sum) and self._later:
             self._later.popleft()[1].value()
+        return float(self._sum)
 
 
 BEGINNING = Cursor()

@@ -20,7 +20,7 @@ from syncpretrain.learners.early_stopping import EarlyStopping, Outputs
 from syncpretrain.learners.rbm import RBM, SparseRBM
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import MarkedStep, Step
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.kinds import SCHEDULES, Fixed, Pace, ScheduleOptions
 from syncpretrain.schedule.reads import LayerPlan, Reads
 from syncpretrain.schedule.schedule import Schedule
@@ -244,21 +244,16 @@ def step_on_ranks(step: Step, stop: AgreedStop, *, hands_up: bool = False) -> St
 
 
 def build_worker_factories(
-    settings: PretrainSettings,
-    states: Sequence[LayerState | None] = (),
-    *,
-    keep_states: bool,
-    backend: Backend | None = None,
-    times: Timeouts = TIMEOUTS,
-    weights: Array | None = None,
+    settings: PretrainSettings, states: Sequence[LayerState | None], *own: Any
 ) -> list[WorkerFactory]:
     """Return one function a layer that builds its worker.
 
-    It is fit to be sent to another process, as long as the backend is NumPy.
+    It is fit to be sent to another process, as long as the backend is NumPy. ``own`` are the
+    parameters of :func:`build_worker` from ``keep_states`` to ``weights``.
     """
     depth = len(settings.layers) - 1
     return [
-        partial(build_worker, settings, layer, state, keep_states, backend, times, weights)
+        partial(build_worker, settings, layer, state, *own)
         for layer, state in zip(range(1, depth + 1), states or [None] * depth, strict=True)
     ]
 

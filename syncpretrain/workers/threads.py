@@ -26,11 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.epochs import LinkedEpochs, Message
-from syncpretrain.workers.link import STDERR, Context, Inbox, Job, Obey, serve
+from syncpretrain.workers.link import STDERR, Context, Inbox, Job, Obey, Place, serve
 from syncpretrain.workers.worker import LayerWorker
 
 
@@ -111,7 +110,7 @@ class ThreadLink:
         return None
 
 
-class Threads:
+class Threads(Place):
     """Threads of this process as a place; see :class:`syncpretrain.workers.link.Place`.
 
     Parameters
@@ -137,19 +136,9 @@ class Threads:
             self.links.append(ThreadLink(f"{self._name}-{i}", job, context))
         return self.links
 
-    def replace(self, number: int, death: WorkerError) -> None:
-        """Return None: a thread is not replaced."""
-
-    def set_workers(self, number: int, workers: int) -> None:
-        """Set the number of threads that a worker may have, from its next step on."""
-        self.workers[number] = workers
-
     def stop(self) -> None:
         """Ask every worker to leave after its minibatch."""
         self._stopping.set()
-
-    def dump_stacks(self) -> None:
-        """Do nothing: the caller dumps the stacks of this process itself."""
 
     def kill(self) -> None:
         """Ask every thread to end after its minibatch."""
@@ -243,7 +232,7 @@ class SerialRuntime:
 
     def submit(self, command: Train) -> None:
         """Queue an epoch."""
-        self._workers[command.layer - 1].fraction = 0.0  # shown until the epoch begins
+        self._workers[command.layer - 1].progress[0] = 0.0  # shown until the epoch begins
         self._commands.append(command)
 
     def set_workers(self, layer: int, workers: int) -> None:
@@ -251,7 +240,7 @@ class SerialRuntime:
 
     def fraction(self, layer: int) -> float:
         """Return the finished share of a layer's running epoch, in [0, 1]."""
-        return self._workers[layer - 1].fraction
+        return float(self._workers[layer - 1].progress[0])
 
     def stop(self) -> None:
         """Ask every worker to leave after its minibatch."""

@@ -86,7 +86,7 @@ def standing(bits: np.ndarray) -> tuple[ProcessesRuntime, Versions]:
     settings = settings_from((16, 12, 8, 5), batch_size=20, epochs=2).pretrain
     versions = Versions(Split(bits, bits[:0]), (12, 8, 5))
     return ProcessesRuntime(
-        building.build_worker_factories(settings, keep_states=False), versions, 1
+        building.build_worker_factories(settings, (), False, None, Timeouts(), None), versions, 1
     ), versions
 
 

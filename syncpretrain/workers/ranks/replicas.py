@@ -334,7 +334,7 @@ class WindowServer:
     def end(self) -> None:
         """Close the windows, unless a rank does not answer and the job will be aborted."""
         parameters, self._parameters = self._parameters, None
-        if parameters is None or self._ranks is None or self._ranks.is_given_up:
+        if parameters is None or self._ranks is None or self._ranks.own.broken:
             return
         assert self._places is not None
         for name in (self._places.parameters, self._places.clock):
