@@ -36,8 +36,8 @@ from syncpretrain.finetuning.program import (
 from syncpretrain.finetuning.tasks import Examples
 from syncpretrain.finetuning.unlabelled import PROBE, Passes, align, guess, scaled_rows
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.backprop import count_errors, loss_of, squared_error
 from syncpretrain.kernels.conditions import as_documents
-from syncpretrain.kernels.losses import count_errors, loss_of, squared_error
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.units.kinds import kind_of

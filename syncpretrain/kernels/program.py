@@ -21,7 +21,13 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
 from syncpretrain.kernels.activations import activate, means, normalize, times_derivative
-from syncpretrain.kernels.backprop import denormalize, derivative_and_sums, output_delta
+from syncpretrain.kernels.backprop import (
+    count_errors,
+    denormalize,
+    derivative_and_sums,
+    output_delta,
+    squared_error,
+)
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.contrastive_divergence import (
     momentum_step,
@@ -38,7 +44,6 @@ from syncpretrain.kernels.convolution import (
 )
 from syncpretrain.kernels.dispatch import form_for, multiply
 from syncpretrain.kernels.fixed_draws import sample_fixed
-from syncpretrain.kernels.losses import count_errors, squared_error
 from syncpretrain.kernels.native import extension, shape_numbers
 from syncpretrain.kernels.operations import Operation, check_program
 from syncpretrain.kernels.optimizers import adam_rates, adam_step, sgd_step, shrink

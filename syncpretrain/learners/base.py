@@ -23,9 +23,9 @@ from syncpretrain.backends.base import Backend, Recorder, Stream
 from syncpretrain.data.scaling import column_means
 from syncpretrain.data.weights import weighted_means
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array, Rows, blocks_in
+from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.kernels.conditions import is_missing, known_means
 from syncpretrain.kernels.contrastive_divergence import momentum_step, momentum_steps
-from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.precision import precision_of
 from syncpretrain.models.layer import Layer

@@ -17,7 +17,7 @@ import numpy as np
 from syncpretrain.kernels.activations import means, times_derivative
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array, Rows, blocks_in, ordered_sum, slices_of
 from syncpretrain.kernels.autoencoder import corrupt
-from syncpretrain.kernels.backprop import output_delta
+from syncpretrain.kernels.backprop import output_delta, squared_error
 from syncpretrain.kernels.contrastive_divergence import sample_states
 from syncpretrain.kernels.convolution import (
     convolve,
@@ -27,7 +27,6 @@ from syncpretrain.kernels.convolution import (
     scratch_size,
     visible_means,
 )
-from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
 from syncpretrain.learners.steps import LearnerStep
 from syncpretrain.rng import Address, Purpose

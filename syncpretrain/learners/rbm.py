@@ -19,6 +19,7 @@ from syncpretrain.kernels.activations import (
     transposed_product,
 )
 from syncpretrain.kernels.arrays import Array, Rows, slices_of
+from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.kernels.conditions import (
     conditions_of,
     draw_words,
@@ -36,7 +37,6 @@ from syncpretrain.kernels.contrastive_divergence import (
     weighted_phases,
 )
 from syncpretrain.kernels.fixed_draws import sample_fixed
-from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.precision import precision_of
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.first_layers import first_dense

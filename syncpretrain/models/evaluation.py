@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.dataset import PARTS, Dataset, is_labelled
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.kernels.conditions import as_documents
-from syncpretrain.kernels.losses import squared_error
 from syncpretrain.models.layer import rows_at_once
 from syncpretrain.models.stack import Stack
 

@@ -56,8 +56,13 @@ from syncpretrain.pretraining.build import backend_of_layers, build_learner, bui
 from syncpretrain.pretraining.memory import check_device_memory, check_memory
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.shapes import ConvolutionShape, LayerShape
-from syncpretrain.workers.activations import CHUNK_ROWS, CHUNKS_AT_ONCE, chunk_rows, transform
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import (
+    CHUNK_ROWS,
+    CHUNKS_AT_ONCE,
+    Split,
+    chunk_rows,
+    transform,
+)
 from syncpretrain.workers.worker import PROBE_ROWS
 
 WIDE_NUMBERS = 40_000_000  # of the rows of a wide layer

@@ -45,7 +45,7 @@ from syncpretrain.settings.checks import check_missing, check_sparse, parsed_wak
 from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.units.kinds import kind_of
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.worker import PROBE_ROWS
 
 

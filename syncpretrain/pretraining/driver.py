@@ -56,9 +56,9 @@ from syncpretrain.schedule.reads import Reads
 from syncpretrain.schedule.schedule import Command, Past, Release, Train
 from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.epochs import Failed, Finished, Message, Runtime
 from syncpretrain.workers.shared_memory import check_runtime
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import LayerState, PretrainState
 
 

@@ -13,10 +13,10 @@ from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.memory import pretraining_bytes, shard_bytes
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.epochs import Runtime
 from syncpretrain.workers.ranks.placement import RankShares
 from syncpretrain.workers.restarts import Restarts
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.versions import Versions
 from syncpretrain.workers.worker import LayerWorker, WorkerFactory
 

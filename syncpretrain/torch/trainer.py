@@ -40,8 +40,8 @@ from syncpretrain.torch.block import (
 from syncpretrain.torch.data import Given, given_rows, held_out_rows
 from syncpretrain.torch.learner import ModuleLearner, build_block, load_layer, load_state
 from syncpretrain.torch.losses import LOSSES, LocalLoss, PredSimHead, check_loss, default_head
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.restarts import Restarts
-from syncpretrain.workers.split import Split
 
 RUNTIMES, STEPPED = ("serial", "threads", "processes", "mpi", "auto"), ("epoch", "minibatch")
 MEASURED_STEPS = 3  # of which the least time counts

@@ -50,12 +50,11 @@ from syncpretrain.parallel.blas import blas_environment, blas_limit
 from syncpretrain.parallel.descriptors import above_standard, standard_stream
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.schedule.schedule import Train
-from syncpretrain.workers.activations import ActivationSource, activations_from
+from syncpretrain.workers.activations import ActivationSource, Split, activations_from
 from syncpretrain.workers.epochs import Finished, LinkedEpochs, Message
 from syncpretrain.workers.link import Context, Job, Obey, Place, serve
 from syncpretrain.workers.restarts import Keeping, KeptStates, Replacement, Restarts
 from syncpretrain.workers.shared_memory import SharedArrays, SharedSplits
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import LayerState
 from syncpretrain.workers.versions import MAX_BUFFERS, Versions
 from syncpretrain.workers.worker import LayerWorker, WorkerFactory

@@ -29,11 +29,11 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.workers.activations import (
     ActivationSource,
     Arrays,
+    Split,
     activations_from,
     chunk_rows,
     transform,
 )
-from syncpretrain.workers.split import Split
 
 MAX_BUFFERS = 3  # of a layer
 

@@ -23,8 +23,8 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.schedule import Train
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.epochs import Failed, Finished, Message
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import LayerState
 
 MAX_ROLLBACKS = 3  # of one layer in one run

@@ -14,7 +14,13 @@ from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.kernels.activations import affine, means, times_derivative
 from syncpretrain.kernels.autoencoder import corrupt
-from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
+from syncpretrain.kernels.backprop import (
+    count_errors,
+    derivative_and_sums,
+    means_and_error,
+    output_delta,
+    squared_error,
+)
 from syncpretrain.kernels.contrastive_divergence import (
     draw_noise,
     means_and_differences,
@@ -24,7 +30,6 @@ from syncpretrain.kernels.contrastive_divergence import (
     sample_states,
 )
 from syncpretrain.kernels.dispatch import multiply
-from syncpretrain.kernels.losses import count_errors, means_and_error, squared_error
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
 from syncpretrain.rng import Address, Purpose
 

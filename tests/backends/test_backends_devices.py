@@ -25,7 +25,7 @@ from syncpretrain.learners.steps import WholeStep
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.settings import MomentumSchedule, settings_from
 from syncpretrain.workers import activations
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.versions import Versions
 
 LAYERS = (16, 12, 8, 5)

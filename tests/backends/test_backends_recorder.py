@@ -26,7 +26,7 @@ from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.versions import Versions
 
 LEARNERS = KINDS | {

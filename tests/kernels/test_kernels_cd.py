@@ -9,13 +9,13 @@ import pytest
 from binaryunits import logistic, states
 
 from syncpretrain.kernels.activations import affine
+from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.kernels.contrastive_divergence import (
     draw_noise,
     momentum_step,
     phase_differences,
     sample,
 )
-from syncpretrain.kernels.losses import squared_error
 
 VISIBLE, HIDDEN = 6, 4
 

@@ -25,8 +25,8 @@ from syncpretrain.pretraining import build as building
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.settings import settings_from
 from syncpretrain.workers import processes
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.processes import ProcessesRuntime
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.versions import Versions
 
 pytestmark = pytest.mark.usefixtures("forked_layers")

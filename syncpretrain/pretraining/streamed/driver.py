@@ -39,10 +39,10 @@ from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.schedule.stream import StreamSchedule
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.link import Job, Place, failure_of
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.shared_memory import SharedSplits, check_runtime
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import StreamState, refusing_others
 from syncpretrain.workers.streamed.base import EpochResult, LayerPart, Stream
 from syncpretrain.workers.streamed.inputs import (

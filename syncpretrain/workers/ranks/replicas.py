@@ -50,10 +50,9 @@ from syncpretrain.parallel.replicas.steps import (
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.link import Obey, Raised, described, place_of
-from syncpretrain.workers.ranks.messages import Assignment, port
 from syncpretrain.workers.ranks.placement import spread
 from syncpretrain.workers.ranks.run import RankLink, RunRanks
-from syncpretrain.workers.ranks.worker import RankContext
+from syncpretrain.workers.ranks.worker import Assignment, RankContext, port
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,16 +19,16 @@ from syncpretrain.cluster.job import Membership
 from syncpretrain.cluster.transport import Handler
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.link import Inbox, Place, Raised, RemoteTraceback
-from syncpretrain.workers.ranks.messages import (
+from syncpretrain.workers.ranks.worker import (
     CONTROL,
     DUMP,
+    SHARED_ENDS,
     Assignment,
     RunJob,
     RunOver,
     port,
     to_send,
 )
-from syncpretrain.workers.ranks.worker import SHARED_ENDS
 
 RANK_DUMP_SECONDS = 0.3
 

@@ -32,7 +32,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.settings.checks import parsed_shuffle
 from syncpretrain.settings.fields import PretrainFields
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import Split
 
 HOST: Backend = Backend()
 
