@@ -39,12 +39,12 @@ from syncpretrain.finetuning.options import (
     resolve_options,
     why_on_the_cpu,
 )
-from syncpretrain.finetuning.targets import Standard
 from syncpretrain.finetuning.tasks import (
     Examples,
     Form,
     Part,
     Reconstruction,
+    Standard,
     Supervised,
     check_sizes,
     check_targets,

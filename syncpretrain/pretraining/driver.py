@@ -434,11 +434,11 @@ def _kind_of(settings: PretrainSettings) -> type[Driver]:
     if settings.schedule == UNTRAINED:
         return Untrained
     if settings.schedule == ASYNC:
-        from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
+        from syncpretrain.pretraining.asynchronous import AsyncPretraining
 
         return AsyncPretraining
     if settings.handoff == "epoch":
         return Pretraining
-    from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+    from syncpretrain.pretraining.streamed import StreamedPretraining
 
     return StreamedPretraining

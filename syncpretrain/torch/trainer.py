@@ -22,7 +22,7 @@ from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.pretraining.call import SavedCall
 from syncpretrain.pretraining.memory import StreamSize
-from syncpretrain.pretraining.streamed.driver import BuildLayer, StreamedPretraining
+from syncpretrain.pretraining.streamed import BuildLayer, StreamedPretraining
 from syncpretrain.settings.sections import PretrainSettings, settings_from
 from syncpretrain.torch.block import (
     Block,
