@@ -13,11 +13,11 @@ from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
 from syncpretrain.kernels.conditions import conditions_of, impose
 from syncpretrain.kernels.fixed_draws import FixedDraws
-from syncpretrain.kernels.precision import precision_of
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.first_layers import first_dense
+from syncpretrain.learners.first_layers import first_layer
 from syncpretrain.rng import Purpose
 from syncpretrain.settings.fields import LayerSettings
+from syncpretrain.shapes import DenseShape
 
 
 class BaseAutoencoder(Learner):
@@ -108,16 +108,9 @@ class Autoencoder(BaseAutoencoder):
     """One layer that reconstructs its input from ``hidden`` units; see :class:`Learner`."""
 
     def __init__(self, layer: int, visible: int, hidden: int, settings: LayerSettings) -> None:
-        first = first_dense(
-            layer,
-            visible,
-            hidden,
-            seed=settings.seed,
-            spread=math.sqrt(2 / (visible + hidden)),  # Glorot and Bengio 2010
-            tied=settings.tied,
-            kinds=settings.kinds(self.model),
-            precision=precision_of(settings.precision, settings.products).name,
-        )
+        # Glorot and Bengio 2010
+        own = {"spread": math.sqrt(2 / (visible + hidden)), "tied": settings.tied}
+        first = first_layer(layer, DenseShape(visible, hidden), settings, self.model, **own)
         super().__init__(layer, first, settings)
 
     def _encode(self, z: Array, *, out: Array) -> None:

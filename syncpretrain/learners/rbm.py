@@ -37,13 +37,12 @@ from syncpretrain.kernels.contrastive_divergence import (
     weighted_phases,
 )
 from syncpretrain.kernels.fixed_draws import sample_fixed
-from syncpretrain.kernels.precision import precision_of
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.first_layers import first_dense
+from syncpretrain.learners.first_layers import first_layer
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings.fields import LayerSettings
-from syncpretrain.shapes import LayerShape
+from syncpretrain.shapes import DenseShape, LayerShape
 from syncpretrain.units.kinds import kind_of
 
 INITIAL_SPREAD = 0.01  # standard deviation of the first weights (Hinton 2010, section 8)
@@ -265,15 +264,8 @@ class RBM(BaseRBM):
     """One layer of ``visible`` to ``hidden`` units with shared weights; see :class:`Learner`."""
 
     def __init__(self, layer: int, visible: int, hidden: int, settings: LayerSettings) -> None:
-        first = first_dense(
-            layer,
-            visible,
-            hidden,
-            seed=settings.seed,
-            spread=INITIAL_SPREAD,
-            kinds=settings.kinds(self.model),
-            precision=precision_of(settings.precision, settings.products).name,
-        )
+        shape = DenseShape(visible, hidden)
+        first = first_layer(layer, shape, settings, self.model, spread=INITIAL_SPREAD)
         self._fill_takes_means = not (settings.persistent or settings.hidden_dropout)
         super().__init__(layer, first, settings, first.shape)
 
