@@ -102,25 +102,18 @@ def why_no_gpu(name: str, unless: str | None = None) -> str | None:
     return f"there is a GPU, but backend auto is numpy: {lacks}"
 
 
-def why_no_fused_steps(name: str, precision: str) -> str | None:
-    """Return a notice that GPUs of a backend cannot make whole steps as they should; else None."""
+def why_no_fused_steps(name: str, precision: str, *, tunes: bool = False) -> str | None:
+    """Return a notice that GPUs of a backend cannot make whole steps as they should; else None.
+
+    A fine-tuning (``tunes``) has steps of its own, on one GPU.
+    """
     if name == "numpy":
         return None
-    from syncpretrain.backends.fused_check import why_not_fused
+    from syncpretrain.backends.fused_check import why_not_fused, why_not_tuned
 
-    backend = select(name)
-    reasons = (why_not_fused(backend.xp, device, precision) for device in backend.devices())
-    return next(filter(None, reasons), None)
-
-
-def why_no_fused_tuning(name: str, precision: str) -> str | None:
-    """Return a notice that the GPU of a fine-tuning cannot make whole steps; else None."""
-    if name == "numpy":
-        return None
-    from syncpretrain.backends.fused_check import why_not_tuned
-
-    backend = select(name)
-    return why_not_tuned(backend.xp, backend.devices()[0], precision)
+    backend, why = select(name), why_not_tuned if tunes else why_not_fused
+    devices = backend.devices()[:1] if tunes else backend.devices()
+    return next(filter(None, (why(backend.xp, device, precision) for device in devices)), None)
 
 
 def _usual() -> str:

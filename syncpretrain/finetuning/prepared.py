@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.backends.choice import backend_for, why_no_fused_tuning, why_no_gpu
+from syncpretrain.backends.choice import backend_for, why_no_fused_steps, why_no_gpu
 from syncpretrain.cluster.job import check_ranks
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.examples import evenly_spaced
@@ -214,7 +214,8 @@ class Finetuning:
                 how: Any = {"observers": observers, "history": history, "save": save}
                 how["place"] = _placing(updates.network)
                 trainer = Trainer(task, updates, train, held_out, self.options, **how)
-                in_parts = why_no_fused_tuning(self.options.backend, self.options.precision)
+                own = self.options.backend, self.options.precision
+                in_parts = why_no_fused_steps(*own, tunes=True)
                 found = self._left_out, unknown_classes(self._judged)
                 for notice in filter(None, (self._idle_gpu, in_parts, *found)):
                     tell(notice)

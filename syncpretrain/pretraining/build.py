@@ -218,7 +218,7 @@ def build_layer(
         step = step_on_ranks(step, shared, hands_up=hands_up)
     if settings.marks:
         step = MarkedStep(step, learner, epochs=settings.epochs[layer - 1], count=settings.marks)
-    stopping = build_stopping(settings)[layer - 1]
+    stopping = build_stopping(settings, layer)
     return LayerInTraining(learner, step, stopping, build_outputs(settings, layer))
 
 
@@ -258,17 +258,12 @@ def build_worker_factories(
     ]
 
 
-def build_stopping(settings: PretrainSettings) -> list[EarlyStopping | None]:
-    """Return what stops each layer early, if anything is to."""
-    metric, depth = settings.early_stopping, len(settings.layers) - 1
-    if metric == "none":
-        return [None] * depth
-    return [
-        EarlyStopping(
-            metric, settings.patience, seed=settings.seed, missing=settings.missing and not i
-        )
-        for i in range(depth)
-    ]
+def build_stopping(settings: PretrainSettings, layer: int) -> EarlyStopping | None:
+    """Return what stops a layer early, if anything is to."""
+    if settings.early_stopping == "none":
+        return None
+    own: Any = {"seed": settings.seed, "missing": settings.missing and layer == 1}
+    return EarlyStopping(settings.early_stopping, settings.patience, **own)
 
 
 def build_outputs(settings: PretrainSettings, layer: int) -> Outputs | None:
