@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, ClassVar, TypeVar
@@ -328,6 +328,15 @@ class Learner(ABC):
         arrays = dict(snapshot.to(self.backend.asarray).parameters())
         for name, array in self._now.parameters():
             np.copyto(array, arrays[name])
+
+
+def copy_hidden(parts: Iterable[tuple[slice, Array | None]], out: Array) -> bool:
+    """Copy the hidden means of some rows each into ``out``; return False where there are none."""
+    for own, hidden in parts:
+        if hidden is None:
+            return False
+        np.copyto(out[own], hidden)
+    return True
 
 
 ALIGNED = 4  # numbers, which are 16 bytes

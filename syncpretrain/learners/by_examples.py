@@ -25,7 +25,7 @@ from syncpretrain.backends.rows import HostRows
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array, Rows, blocks_in, ordered_sum, slices_of
 from syncpretrain.kernels.averaging import add_tree, sum_in_order, tree_steps
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
-from syncpretrain.learners.base import FlatParameters, Learner
+from syncpretrain.learners.base import FlatParameters, Learner, copy_hidden
 
 
 class ByExamples:
@@ -97,12 +97,8 @@ class ByExamples:
 
     def hand_up(self, out: Array) -> bool:
         """Copy the hidden means from before the update; return False if they must be recomputed."""
-        for shard, own in enumerate(self._own_rows):
-            hidden = self.hidden_means(shard)
-            if hidden is None:
-                return False
-            np.copyto(out[own], hidden)
-        return True
+        parts = ((own, self.hidden_means(shard)) for shard, own in enumerate(self._own_rows))
+        return copy_hidden(parts, out)
 
     def state(self) -> dict[str, Array]:
         """Return the learner's velocities, and what each shard's gradient depends on."""
@@ -245,15 +241,10 @@ class ByExamplesOnDevices:
 
     def hand_up(self, out: Array) -> bool:
         """Copy the hidden means from before the update; return False if they must be recomputed."""
-        own_rows = slices_of(len(out), self._count)
-        for place in self._places:
-            for shard, part in place.parts.items():
-                own = own_rows[shard]
-                hidden = part.hidden_means(own.stop - own.start)
-                if hidden is None:
-                    return False
-                np.copyto(out[own], hidden)
-        return True
+        rows = slices_of(len(out), self._count)
+        shards = (pair for place in self._places for pair in place.parts.items())
+        parts = ((rows[i], part.hidden_means(rows[i].stop - rows[i].start)) for i, part in shards)
+        return copy_hidden(parts, out)
 
     def state(self) -> dict[str, Array]:
         """Return the learner's velocities, and the state of each shard."""

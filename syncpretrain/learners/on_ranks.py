@@ -34,6 +34,7 @@ from syncpretrain.cluster.group import AgreedStop
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array, Rows, blocks_in, ordered_sum, slices_of
 from syncpretrain.kernels.averaging import add_subtrees, add_tree, subtrees
 from syncpretrain.kernels.program import Phase, PhaseRunner, Program, in_turn
+from syncpretrain.learners.base import copy_hidden
 from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_units import ByUnits
 
@@ -281,13 +282,8 @@ class ByExamplesOnRanks(ExamplesOnRanks):
 
     def hand_up(self, out: Array) -> bool:
         """Copy the hidden means from before the update; return False if they must be recomputed."""
-        pieces = slices_of(self._rows, self.shards)
-        for shards, share in zip(self.ranks, self._shares, strict=True):
-            for shard, hidden in zip(shards, share.hidden, strict=True):
-                if hidden is None:
-                    return False
-                np.copyto(out[pieces[shard]], hidden)
-        return True
+        hidden = (means for share in self._shares for means in share.hidden)
+        return copy_hidden(zip(slices_of(self._rows, self.shards), hidden, strict=True), out)
 
     def state(self) -> dict[str, Array]:
         """Return the state of all shards; on other ranks than the first only their own is new."""

@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 from syncpretrain.backends.fused import FusedArrays, Pace
 from syncpretrain.kernels.arrays import Array, Rows
 from syncpretrain.kernels.program import PhaseRunner, in_turn
-from syncpretrain.learners.base import Learner
+from syncpretrain.learners.base import Learner, copy_hidden
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Address, Purpose
@@ -67,11 +65,7 @@ class LearnerStep:
 
     def hand_up(self, out: Array) -> bool:
         """Copy the hidden means from before the update; return False if they must be recomputed."""
-        hidden = self.learner.hidden_means(len(out))
-        if hidden is None:
-            return False
-        np.copyto(out, hidden)
-        return True
+        return copy_hidden([(slice(None), self.learner.hidden_means(len(out)))], out)
 
     def state(self) -> dict[str, Array]:
         """Return the state of the learner."""
