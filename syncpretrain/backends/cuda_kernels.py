@@ -46,7 +46,7 @@ from syncpretrain.backends.cuda_source import (
 from syncpretrain.kernels.activations import activate
 from syncpretrain.kernels.arrays import blocks_in
 from syncpretrain.kernels.convolution import groups_of, of_group
-from syncpretrain.kernels.optimizers import adam_rates
+from syncpretrain.kernels.optimizers import adam_numbers
 from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.rng import Address
 from syncpretrain.shapes import ConvolutionShape
@@ -357,45 +357,27 @@ class CudaSteps(CudaForms):
 
     def sgd_step(
         self,
-        parameters: Any,
-        gradient: Any,
-        velocity: Any,
-        *,
+        *vectors: Any,
         learning_rate: float,
-        scratch: Any,
+        scratch: Any = None,
         momentum: float = 0.0,
         nesterov: bool = False,
     ) -> Any:
         """Take one step of gradient descent with momentum, in place; ``scratch`` is not needed."""
-        n = len(parameters)
-        vectors = (parameters, gradient, *((velocity,) if momentum else ()))
-        if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in vectors):
+        n, used = len(vectors[0]), vectors if momentum else vectors[:2]
+        if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in used):
             return NotImplemented
         rates = (np.float32(learning_rate), np.float32(momentum))
         others = (n, *rates, int(nesterov), self._source.numbers)
-        self._source.flat("sgd_step", n, parameters, gradient, velocity, *others)
+        self._source.flat("sgd_step", n, *vectors, *others)
         return None
 
-    def adam_step(
-        self,
-        parameters: Any,
-        gradient: Any,
-        first: Any,
-        second: Any,
-        *,
-        step: int,
-        learning_rate: float,
-        scratch: Any,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-    ) -> Any:
+    def adam_step(self, *vectors: Any, scratch: Any = None, **numbers: Any) -> Any:
         """Take one step of Adam in place; ``scratch`` is not needed."""
-        n, vectors = len(parameters), (parameters, gradient, first, second)
+        n = len(vectors[0])
         if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in vectors):
             return NotImplemented
-        numbers = (beta1, beta2, *adam_rates(step, learning_rate, beta1, beta2, epsilon))
-        rates = (np.float32(number) for number in numbers)
+        rates = (np.float32(number) for number in adam_numbers(**numbers))
         self._source.flat("adam_step", n, *vectors, n, *rates, self._source.numbers)
         return None
 

@@ -37,7 +37,7 @@ import numpy as np
 from syncpretrain.errors import SyncpretrainError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import register
-from syncpretrain.kernels.optimizers import adam_rates
+from syncpretrain.kernels.optimizers import adam_numbers
 from syncpretrain.rng import Address
 from syncpretrain.shapes import ConvolutionShape
 
@@ -161,11 +161,6 @@ def _sample_states(
     return extension.sample_states(x, bias, out, address.key, address.counter)
 
 
-def _adam_step(*arrays: Array, scratch: Array | None = None, **numbers: Any) -> Any:
-    beta1, beta2 = numbers.get("beta1", 0.9), numbers.get("beta2", 0.999)
-    return extension.adam_step(*arrays, beta1, beta2, *adam_rates(**numbers))
-
-
 def _product(multiply: Callable[..., Any], a: Array, b: Array, *, out: Array | None = None) -> Any:
     if out is None:
         out = np.empty((len(a), b.shape[-1]), dtype=np.float32)
@@ -193,7 +188,9 @@ if extension is not None:
         "sgd_step": lambda *arrays, learning_rate, scratch=None, momentum=0.0, nesterov=False: (
             extension.sgd_step(*arrays, learning_rate, momentum, nesterov)
         ),
-        "adam_step": _adam_step,
+        "adam_step": lambda *arrays, scratch=None, **numbers: extension.adam_step(
+            *arrays, *adam_numbers(**numbers)
+        ),
         "convolve": _of_part("convolve", 6, "filters"),
         "convolve_gradient": _of_part("convolve_gradient", 5, "filters"),
         "convolve_back": _of_part("convolve_back", 5, "channels"),
