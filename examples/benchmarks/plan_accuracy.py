@@ -26,7 +26,7 @@ from syncpretrain.planning.bench import random_rows, run_candidate
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import Plan, plan_for
 from syncpretrain.settings import settings_from
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import Split
 
 SHAPES = {
     "wide first": (784, 1000, 500, 250, 30),

@@ -36,7 +36,7 @@ from syncpretrain.planning.scaling.measured import machine_costs
 from syncpretrain.planning.scaling.work import Network
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.settings import settings_from
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import Split
 
 SHAPES = {
     "wide first": (784, 1000, 500, 250, 30),

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.backends import cupy_backend
+from syncpretrain.backends.base import StepBlock
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.fused_check import has_tensor_cores
 from syncpretrain.backends.gpu_check import missing
-from syncpretrain.backends.recorder import Recorder
+from syncpretrain.backends.recorder import GraphRecorder
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import FusedDivergence, WholeStep
@@ -200,7 +201,7 @@ class BlocksOfSteps:
         with whole_steps(whole):
             self._step = step_for(self.rbm, 1, "examples") if whole else WholeStep(self.rbm)
         self.is_whole = isinstance(self._step, FusedDivergence)
-        assert isinstance(self.rbm.recorder, Recorder), "the backend is that of a device"
+        assert isinstance(self.rbm.recorder, GraphRecorder), "the backend is that of a device"
         self.recorder = self.rbm.recorder
         if not recorded:
             self.recorder.reason = "it is timed as it is"
@@ -223,13 +224,9 @@ class BlocksOfSteps:
         steps = self._bench.backend.steps_at_once
         with self.rbm.stream:
             for number in range(self._done, self._done + blocks):
-                self.recorder.train(
-                    *(self._step.train_step, self._X, self._blocks[number % len(self._blocks)]),
-                    batch_size=self._bench.batch_size,
-                    epoch=1,
-                    step=number * steps,
-                    constants=self.rbm.constants(1),
-                )
+                rows = self._blocks[number % len(self._blocks)]
+                own = (self._bench.batch_size, 1, number * steps, self.rbm.constants(1))
+                self.recorder.train(StepBlock(self._step.train_step, self._X, rows, *own))
         self._done += blocks
 
     def times(self) -> Times:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from gpu_checks.bench import Bench, Table
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.backends.cupy_backend import CupyBackend
-from syncpretrain.backends.recorder import Recorder
+from syncpretrain.backends.recorder import GraphRecorder
 from syncpretrain.backends.rows import HostRows
 from syncpretrain.events import Event, Notice
 
@@ -99,22 +99,25 @@ class Recordings:
 @contextmanager
 def watched_recordings(allowed: bool = True) -> Iterator[Recordings]:
     """Watch what becomes of the blocks that are to be recorded; or have none recorded."""
-    found, real, real_fail = Recordings(), Recorder._record, Recorder._fail
+    found, real, real_fail = Recordings(), GraphRecorder._record, GraphRecorder._fail
 
-    def record(self: Recorder, *given: Any) -> Any:
+    def record(self: GraphRecorder, *given: Any) -> Any:
         if not allowed:
             return None
         made = real(self, *given)
         found.recorded += made is not None
         return made
 
-    def fail(self: Recorder, failure: Exception) -> None:
+    def fail(self: GraphRecorder, failure: Exception) -> None:
         real_fail(self, failure)
         found.failures.add(str(failure))
         if self.reason is not None:
             found.reasons.add(self.reason)
 
-    with mock.patch.object(Recorder, "_record", record), mock.patch.object(Recorder, "_fail", fail):
+    with (
+        mock.patch.object(GraphRecorder, "_record", record),
+        mock.patch.object(GraphRecorder, "_fail", fail),
+    ):
         yield found
 
 

@@ -40,7 +40,7 @@ from syncpretrain.cli import main
 from syncpretrain.cluster.launched import launched
 from syncpretrain.finetuning.ranks import SharedDescent
 from syncpretrain.pretraining import build
-from syncpretrain.pretraining.streamed import driver as streaming
+from syncpretrain.pretraining import streamed as streaming
 rank, seconds, arguments = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
 def failing(step):
     began = []

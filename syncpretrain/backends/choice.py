@@ -6,7 +6,6 @@ import os
 import re
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.dispatch import register
 
@@ -29,7 +28,7 @@ def select(name: str = "auto") -> Backend:
     wanted = _usual() if name == "auto" else name
     source = "backend" if wanted == name else USUAL_BACKEND
     if wanted == "numpy":
-        return NumpyBackend()
+        return Backend()
     named = re.fullmatch(r"cupy(?::(\d+))?", wanted)
     if named is None and wanted != "auto":
         raise SettingsError(f"{source}: got {wanted!r}, expected auto, numpy, cupy or cupy:NUMBER")
@@ -40,7 +39,7 @@ def select(name: str = "auto") -> Backend:
     if lacks is not None:
         if wanted == "auto":
             # Without a notice: several callers select a backend, and why_no_gpu gives the reason.
-            return NumpyBackend()
+            return Backend()
         raise SettingsError(f"{source}: got {wanted}, but {lacks}. Or take --backend numpy")
     # Imported on use: a run on NumPy loads none of the CUDA modules.
     from syncpretrain.backends.cupy_backend import CupyBackend
@@ -103,25 +102,18 @@ def why_no_gpu(name: str, unless: str | None = None) -> str | None:
     return f"there is a GPU, but backend auto is numpy: {lacks}"
 
 
-def why_no_fused_steps(name: str, precision: str) -> str | None:
-    """Return a notice that GPUs of a backend cannot make whole steps as they should; else None."""
+def why_no_fused_steps(name: str, precision: str, *, tunes: bool = False) -> str | None:
+    """Return a notice that GPUs of a backend cannot make whole steps as they should; else None.
+
+    A fine-tuning (``tunes``) has steps of its own, on one GPU.
+    """
     if name == "numpy":
         return None
-    from syncpretrain.backends.fused_check import why_not_fused
+    from syncpretrain.backends.fused_check import why_not_fused, why_not_tuned
 
-    backend = select(name)
-    reasons = (why_not_fused(backend.xp, device, precision) for device in backend.devices())
-    return next(filter(None, reasons), None)
-
-
-def why_no_fused_tuning(name: str, precision: str) -> str | None:
-    """Return a notice that the GPU of a fine-tuning cannot make whole steps; else None."""
-    if name == "numpy":
-        return None
-    from syncpretrain.backends.fused_check import why_not_tuned
-
-    backend = select(name)
-    return why_not_tuned(backend.xp, backend.devices()[0], precision)
+    backend, why = select(name), why_not_tuned if tunes else why_not_fused
+    devices = backend.devices()[:1] if tunes else backend.devices()
+    return next(filter(None, (why(backend.xp, device, precision) for device in devices)), None)
 
 
 def _usual() -> str:

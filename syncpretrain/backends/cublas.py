@@ -20,13 +20,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.cuda_source import CudaSource, layout
+from syncpretrain.backends.cuda_source import CudaForms, CudaSource, layout
 
 # Bytes: what NVIDIA recommends for compute capability 9.0, the most of all.
 WORKSPACE = 32 << 20
@@ -194,27 +193,21 @@ def _factor(array: Any) -> tuple[str, int] | None:
     return None
 
 
-class CudaProducts:
-    """The forms, of the signatures of the equations in :mod:`syncpretrain.kernels`.
+class CudaProducts(CudaForms):
+    """Forms of the dense products.
 
     Parameters
     ----------
-    cupy : module
-        CuPy, or what stands in for it in a test.
-    source : CudaSource
+    cupy, source
+        See :class:`syncpretrain.backends.cuda_source.CudaForms`.
     blas : Cublas
     """
 
-    def __init__(self, cupy: Any, source: CudaSource, blas: Cublas) -> None:
-        self._cupy, self._source, self._blas = cupy, source, blas
+    names = ("multiply", "multiply_tf32", "multiply_bfloat16")
 
-    def forms(self) -> dict[str, Callable[..., Any]]:
-        """Return the forms by the names of their equations."""
-        return {
-            "multiply": self._blas.multiply,
-            "multiply_tf32": self.multiply_tf32,
-            "multiply_bfloat16": self.multiply_bfloat16,
-        }
+    def __init__(self, cupy: Any, source: CudaSource, blas: Cublas) -> None:
+        super().__init__(cupy, source)
+        self._blas, self.multiply = blas, blas.multiply
 
     def multiply_tf32(self, a: Any, b: Any, *, out: Any = None) -> Any:
         """Return the product of two factors, which cuBLAS rounds to TF32."""

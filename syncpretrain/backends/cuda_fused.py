@@ -28,8 +28,7 @@ from syncpretrain.backends.cuda_source import CudaSource, is_vector, layout
 from syncpretrain.backends.fused import FusedArrays, Pace, Rule, TunedArrays
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import FLOAT_BYTES
-from syncpretrain.kernels.backprop import output_delta
-from syncpretrain.kernels.losses import count_errors
+from syncpretrain.kernels.backprop import count_errors, output_delta
 from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.units.kinds import kind_of
 

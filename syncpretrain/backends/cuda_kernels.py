@@ -36,6 +36,7 @@ from syncpretrain.backends.cuda_source import (
     MOST_ELEMENTS,
     THREADS,
     TILE,
+    CudaForms,
     CudaSource,
     grid_of,
     is_vector,
@@ -45,7 +46,7 @@ from syncpretrain.backends.cuda_source import (
 from syncpretrain.kernels.activations import activate
 from syncpretrain.kernels.arrays import blocks_in
 from syncpretrain.kernels.convolution import groups_of, of_group
-from syncpretrain.kernels.optimizers import adam_rates
+from syncpretrain.kernels.optimizers import adam_numbers
 from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.rng import Address
 from syncpretrain.shapes import ConvolutionShape
@@ -56,34 +57,16 @@ from syncpretrain.units.kinds import kind_of
 COLUMNS_AT_ONCE = 2**25
 
 
-class CudaConvolutions:
-    """Forms of the equations in :mod:`syncpretrain.kernels.convolution`, with their signatures.
+class CudaConvolutions(CudaForms):
+    """Forms of the equations in :mod:`syncpretrain.kernels.convolution`.
 
     Their arrays are float32 with contiguous rows.
-
-    Parameters
-    ----------
-    cupy : module
-        CuPy, or what stands in for it in a test.
-    source : CudaSource
     """
 
-    def __init__(self, cupy: Any, source: CudaSource) -> None:
-        self._cupy, self._source = cupy, source
-
-    def forms(self) -> dict[str, Callable[..., Any]]:
-        """Return the forms by the names of their equations."""
-        return {
-            "convolve": self.convolve,
-            "convolve_gradient": self.convolve_gradient,
-            "convolve_back": self.convolve_back,
-            "convolve_at": self.convolve_at,
-            "visible_means": self.visible_means,
-            "sum_channels": self.sum_channels,
-            "block_means": self.block_means,
-            "draw_blocks": self.draw_blocks,
-            "block_sums": self.block_sums,
-        }
+    names = (
+        *("convolve", "convolve_gradient", "convolve_back", "convolve_at", "visible_means"),
+        *("sum_channels", "block_means", "draw_blocks", "block_sums"),
+    )
 
     def convolve(
         self,
@@ -334,71 +317,34 @@ def _checked_vector(name: str, array: Any, length: int) -> Any:
     return array
 
 
-class CudaSteps:
-    """Forms of the steps in :mod:`syncpretrain.kernels.optimizers`, with their signatures.
-
-    Parameters
-    ----------
-    source : CudaSource
-    """
+class CudaSteps(CudaForms):
+    """Forms of the steps in :mod:`syncpretrain.kernels.optimizers`."""
 
     # A graph keeps a launch's arguments as they were recorded. So rates that change from step to
     # step are passed twice: as arguments, and in ``source.numbers``, a device array that is filled
     # before each launch of the graph and null outside of one; where it is there, kernels read it
     # instead.
 
-    def __init__(self, source: CudaSource) -> None:
-        self._source, self._flat = source, source.flat
+    names = ("momentum_step", "momentum_steps", "shrink", "sgd_step", "adam_step")
 
-    def forms(self) -> dict[str, Callable[..., Any]]:
-        """Return the forms by the names of their equations."""
-        return {
-            "momentum_step": self.momentum_step,
-            "momentum_steps": self.momentum_steps,
-            "shrink": self.shrink,
-            "sgd_step": self.sgd_step,
-            "adam_step": self.adam_step,
-        }
-
-    def momentum_step(
-        self,
-        parameter: Any,
-        gradient: Any,
-        velocity: Any,
-        *,
-        momentum: float,
-        learning_rate: float,
-        weight_decay: float = 0.0,
-        l1: float = 0.0,
-    ) -> Any:
+    def momentum_step(self, parameter: Any, gradient: Any, velocity: Any, **rates: float) -> Any:
         """Ascend: velocity = momentum velocity + rate (gradient - decay), then add it."""
         found = layout(parameter, gradient, velocity)
         if found is None:
             return NotImplemented
         rows, columns, ldp, ldg, ldv = found
-        rates = rates_of(momentum, learning_rate, weight_decay, l1)
-        args = (parameter, ldp, gradient, ldg, velocity, ldv, rows, columns, *rates)
-        self._flat("momentum_step", parameter.size, *args)
+        args = (parameter, ldp, gradient, ldg, velocity, ldv, rows, columns, *rates_of(**rates))
+        self._source.flat("momentum_step", parameter.size, *args)
         return None
 
     def momentum_steps(
-        self,
-        parameters: Any,
-        gradients: Any,
-        velocities: Any,
-        *,
-        weights: int,
-        momentum: float,
-        learning_rate: float,
-        weight_decay: float = 0.0,
-        l1: float = 0.0,
+        self, parameters: Any, gradients: Any, velocities: Any, *, weights: int, **rates: float
     ) -> Any:
         """Ascend with flat vectors; their first ``weights`` numbers decay."""
         n, vectors = len(parameters), (parameters, gradients, velocities)
         if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in vectors):
             return NotImplemented
-        rates = rates_of(momentum, learning_rate, weight_decay, l1)
-        self._flat("momentum_steps", n, *vectors, n, weights, *rates)
+        self._source.flat("momentum_steps", n, *vectors, n, weights, *rates_of(**rates))
         return None
 
     def shrink(self, weights: Any, factor: float) -> Any:
@@ -406,51 +352,33 @@ class CudaSteps:
         if not weights.flags.c_contiguous or not is_vector(weights.reshape(-1), weights.size):
             return NotImplemented
         args = (weights, weights.size, np.float32(factor), self._source.numbers)
-        self._flat("shrink", weights.size, *args)
+        self._source.flat("shrink", weights.size, *args)
         return None
 
     def sgd_step(
         self,
-        parameters: Any,
-        gradient: Any,
-        velocity: Any,
-        *,
+        *vectors: Any,
         learning_rate: float,
-        scratch: Any,
+        scratch: Any = None,
         momentum: float = 0.0,
         nesterov: bool = False,
     ) -> Any:
         """Take one step of gradient descent with momentum, in place; ``scratch`` is not needed."""
-        n = len(parameters)
-        vectors = (parameters, gradient, *((velocity,) if momentum else ()))
-        if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in vectors):
+        n, used = len(vectors[0]), vectors if momentum else vectors[:2]
+        if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in used):
             return NotImplemented
         rates = (np.float32(learning_rate), np.float32(momentum))
         others = (n, *rates, int(nesterov), self._source.numbers)
-        self._flat("sgd_step", n, parameters, gradient, velocity, *others)
+        self._source.flat("sgd_step", n, *vectors, *others)
         return None
 
-    def adam_step(
-        self,
-        parameters: Any,
-        gradient: Any,
-        first: Any,
-        second: Any,
-        *,
-        step: int,
-        learning_rate: float,
-        scratch: Any,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-    ) -> Any:
+    def adam_step(self, *vectors: Any, scratch: Any = None, **numbers: Any) -> Any:
         """Take one step of Adam in place; ``scratch`` is not needed."""
-        n, vectors = len(parameters), (parameters, gradient, first, second)
+        n = len(vectors[0])
         if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in vectors):
             return NotImplemented
-        numbers = (beta1, beta2, *adam_rates(step, learning_rate, beta1, beta2, epsilon))
-        rates = (np.float32(number) for number in numbers)
-        self._flat("adam_step", n, *vectors, n, *rates, self._source.numbers)
+        rates = (np.float32(number) for number in adam_numbers(**numbers))
+        self._source.flat("adam_step", n, *vectors, n, *rates, self._source.numbers)
         return None
 
 
@@ -514,33 +442,22 @@ class DeviceDraws:
         return out
 
 
-class CudaErrors:
-    """Forms of the errors, with the signatures of the equations in :mod:`syncpretrain.kernels`.
+class CudaErrors(CudaForms):
+    """Forms of the errors.
 
     An error is a device array of shape (), not synchronized; ``float()`` of it waits for the
     device, which a training loop does once in a while only.
-
-    Parameters
-    ----------
-    cupy : module
-        CuPy, or what stands in for it in a test.
-    source : CudaSource
     """
 
+    names = (
+        *("squared_error", "means_and_error", "output_delta", "derivative_and_sums"),
+        "count_errors",
+    )
+
     def __init__(self, cupy: Any, source: CudaSource) -> None:
-        self._cupy, self._source = cupy, source
+        super().__init__(cupy, source)
         # By device and stream. Never forgotten: recorded graphs add up there.
         self._rooms: dict[tuple[int, int], tuple[Any, Any]] = {}
-
-    def forms(self) -> dict[str, Callable[..., Any]]:
-        """Return the forms by the names of their equations."""
-        return {
-            "squared_error": self.squared_error,
-            "means_and_error": self.means_and_error,
-            "output_delta": self.output_delta,
-            "derivative_and_sums": self.derivative_and_sums,
-            "count_errors": self.count_errors,
-        }
 
     def squared_error(self, x: Any, y: Any, *, out: Any) -> Any:
         """Return |y - x|^2; leave y - x in ``out``."""
@@ -634,7 +551,7 @@ def _words(address: Address) -> tuple[np.uint64, ...]:
     return tuple(np.uint64(word) for word in (*address.key, *address.counter))
 
 
-class CudaKernels:
+class CudaKernels(CudaForms):
     """The forms of all equations: dense layers, steps and convolutions.
 
     Parameters
@@ -643,28 +560,23 @@ class CudaKernels:
         CuPy, or what stands in for it in a test.
     """
 
+    names = (
+        *("means", "times_derivative", "sample_states", "phase_differences"),
+        "means_and_differences",
+    )
+
     def __init__(self, cupy: Any) -> None:
-        self._cupy = cupy
-        self.source, self.blas = CudaSource(cupy), Cublas(cupy)
-        source = self.source
+        self.source, self.blas = (source := CudaSource(cupy)), Cublas(cupy)
+        super().__init__(cupy, source)
         self._parts = (
-            *(CudaErrors(cupy, source), CudaSteps(source), CudaConvolutions(cupy, source)),
+            *(CudaErrors(cupy, source), CudaSteps(cupy, source), CudaConvolutions(cupy, source)),
             *(CudaProducts(cupy, source, self.blas), CudaPeers(cupy, source)),
         )
         self._launch, self._flat = self.source.launch, self.source.flat
 
     def forms(self) -> dict[str, Callable[..., Any]]:
         """Return the forms by the names of their equations."""
-        own = {
-            form.__name__: form
-            for form in (
-                self.means,
-                self.times_derivative,
-                self.sample_states,
-                self.phase_differences,
-                self.means_and_differences,
-            )
-        }
+        own = super().forms()
         for part in self._parts:
             own |= part.forms()
         return own

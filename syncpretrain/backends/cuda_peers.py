@@ -9,13 +9,13 @@ one GPU, and never between two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.cuda_source import MOST_ELEMENTS, CudaSource, is_vector, rates_of
+from syncpretrain.backends.cuda_source import MOST_ELEMENTS, CudaForms, is_vector, rates_of
 from syncpretrain.errors import SettingsError
 
 MOST_LEAVES = 2**16  # LEVELS of peers.cu is 16: one register for each level of the tree
@@ -60,22 +60,10 @@ def enable_access(cupy: Any, devices: Sequence[int]) -> None:
                         raise
 
 
-class CudaPeers:
-    """The forms of what the devices of one layer do together.
+class CudaPeers(CudaForms):
+    """Forms of what the devices of one layer do together."""
 
-    Parameters
-    ----------
-    cupy : module
-        CuPy, or what stands in for it in a test.
-    source : CudaSource
-    """
-
-    def __init__(self, cupy: Any, source: CudaSource) -> None:
-        self._cupy, self._source = cupy, source
-
-    def forms(self) -> dict[str, Callable[..., Any]]:
-        """Return the forms by the names of their equations."""
-        return {"tree_steps": self.tree_steps, "sum_in_order": self.sum_in_order}
+    names = ("tree_steps", "sum_in_order")
 
     def tree_steps(
         self,
@@ -85,10 +73,7 @@ class CudaPeers:
         *,
         part: slice,
         weights: int,
-        momentum: float,
-        learning_rate: float,
-        weight_decay: float = 0.0,
-        l1: float = 0.0,
+        **rates: float,
     ) -> Any:
         """Move a part of flat vectors along the sum of gradients, of this device or others."""
         if not isinstance(gradients, PeerVectors):
@@ -99,10 +84,9 @@ class CudaPeers:
             return NotImplemented
         if shards > MOST_LEAVES:
             raise ValueError(f"shards: got {shards}, expected at most {MOST_LEAVES} on a GPU")
-        rates = rates_of(momentum, learning_rate, weight_decay, l1)
         length = part.stop - part.start
         args = (parameters, gradients.table, shards, velocities, part.start, length, weights)
-        self._source.flat("tree_steps", length, *args, *rates)
+        self._source.flat("tree_steps", length, *args, *rates_of(**rates))
         return None
 
     def sum_in_order(self, numbers: Any) -> Any:

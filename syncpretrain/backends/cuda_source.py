@@ -11,10 +11,11 @@ run, which CuPy's pools see to where one stream allocates, uses and frees them.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -72,9 +73,9 @@ def grid_of(items: int, each: int = THREADS) -> tuple[int]:
 
 
 def rates_of(
-    momentum: float, learning_rate: float, weight_decay: float, l1: float
+    *, momentum: float, learning_rate: float, weight_decay: float = 0.0, l1: float = 0.0
 ) -> list[np.float32]:
-    """Return the numbers that kernels of momentum steps take, in their order."""
+    """Return the numbers that kernels take for the keywords of a momentum step, in their order."""
     numbers = (momentum, learning_rate, learning_rate * weight_decay, learning_rate * l1)
     return [np.float32(number) for number in numbers]
 
@@ -167,3 +168,28 @@ class CudaSource:
         """Launch a kernel with one thread for each item; none for no items."""
         if items:
             self.launch(name, grid_of(items), (THREADS,), *args)
+
+
+class CudaForms:
+    """Base of forms of equations: methods with the names and signatures of the equations.
+
+    Parameters
+    ----------
+    cupy : module
+        CuPy, or what stands in for it in a test.
+    source : CudaSource
+
+    Attributes
+    ----------
+    names : tuple of str
+        Names of the methods that are forms.
+    """
+
+    names: ClassVar[tuple[str, ...]]
+
+    def __init__(self, cupy: Any, source: CudaSource) -> None:
+        self._cupy, self._source = cupy, source
+
+    def forms(self) -> dict[str, Callable[..., Any]]:
+        """Return the forms by the names of their equations."""
+        return {name: getattr(self, name) for name in self.names}

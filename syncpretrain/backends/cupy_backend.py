@@ -31,19 +31,18 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from syncpretrain.backends.base import Draws, Event, Later, Stream, deal, device_of
+from syncpretrain.backends.base import Backend, Draws, Event, Later, Stream, deal, device_of
 from syncpretrain.backends.cuda_fused import CudaFused, CudaTuning
 from syncpretrain.backends.cuda_kernels import CudaKernels, kernels_of
 from syncpretrain.backends.cuda_peers import PeerVectors, enable_access
 from syncpretrain.backends.fused import FusedArrays, Rule, TunedArrays
 from syncpretrain.backends.fused_check import has_fused_steps, has_fused_tuning
-from syncpretrain.backends.recorder import Recorder
+from syncpretrain.backends.recorder import GraphRecorder
 from syncpretrain.backends.rows import DeviceRows, HostRows, OrderedRows
 from syncpretrain.data.blocks import ByteRows, bytes_of, in_bytes
 from syncpretrain.rng import Address
@@ -57,8 +56,8 @@ BLOCKS_BEHIND = 1
 LARGE_BYTES = 1 << 24  # an array of this size is uploaded without pinned memory of its size
 
 
-class CupyBackend:
-    """One GPU; see :class:`syncpretrain.backends.base.Backend`.
+class CupyBackend(Backend):
+    """One GPU.
 
     Parameters
     ----------
@@ -252,11 +251,11 @@ class CupyBackend:
         """Return the generator that begins at an address; its arrays are on the GPU."""
         return self._kernels.generator(address)
 
-    def recorder(self) -> Recorder:
+    def recorder(self) -> GraphRecorder:
         """Return what works steps on the current stream, as graphs where it can."""
         # The first recording comes later, when other streams may be recorded as well.
         self._kernels.blas.prepare()
-        return Recorder(self.xp, self._kernels.source, self._kernels.blas)
+        return GraphRecorder(self.xp, self._kernels.source, self._kernels.blas)
 
     def later(self, number: Any) -> Later:
         """Return a number of shape () as it is after what is queued now, without waiting for it."""
@@ -338,7 +337,7 @@ class _Streams:
 _streams = cache(_Streams)
 
 
-class DeviceStream:
+class DeviceStream(Stream):
     """A non-blocking stream of one device; its block sets the device too.
 
     Parameters
@@ -365,12 +364,7 @@ class DeviceStream:
             self._entered.append(stack.pop_all())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._entered.pop().close()
 
     def synchronize(self) -> None:
@@ -378,8 +372,8 @@ class DeviceStream:
         self._stream.synchronize()
 
 
-class DeviceEvent:
-    """A mark in the queue of a stream; see :class:`syncpretrain.backends.base.Event`.
+class DeviceEvent(Event):
+    """A mark in the queue of a stream.
 
     Parameters
     ----------

@@ -26,12 +26,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.base import TrainStep
+from syncpretrain.backends.base import Recorder, StepBlock
 from syncpretrain.backends.cublas import Cublas
 from syncpretrain.backends.cuda_source import CudaSource
 from syncpretrain.backends.rows import DeviceRows
@@ -49,25 +49,14 @@ OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 AGAIN_AFTER = 10
 
 
-class _Block(NamedTuple):
-    """Steps to be worked; see :meth:`syncpretrain.backends.base.Recorder.train`."""
-
-    work: TrainStep
-    X: Any
-    rows: Any
-    batch_size: int
-    epoch: int
-    step: int
-    numbers: NDArray[np.float32] | None
-
-    def key(self, constants: Hashable) -> Hashable:
-        """Return the key of a block: blocks with the same key may be one graph."""
-        # The form of X, not X itself: versions take turns in some buffers, and each launch tells
-        # the graph where X is.
-        X, numbers = self.X, self.numbers
-        form = None if X is None else (type(X), X.shape, getattr(X, "strides", None))
-        shape = None if numbers is None else numbers.shape
-        return form, len(self.rows), self.batch_size, shape, constants
+def _key_of(block: StepBlock) -> Hashable:
+    """Return the key of a block: blocks with the same key may be one graph."""
+    # The form of X, not X itself: versions take turns in some buffers, and each launch tells the
+    # graph where X is.
+    X, numbers = block.X, block.numbers
+    form = None if X is None else (type(X), X.shape, getattr(X, "strides", None))
+    shape = None if numbers is None else numbers.shape
+    return form, len(block.rows), block.batch_size, shape, block.constants
 
 
 @dataclass(frozen=True)
@@ -88,7 +77,7 @@ class _Recorded:
     error: Any
 
 
-class Recorder:
+class GraphRecorder(Recorder):
     """The blocks of one learner, or of a network that is fine-tuned, all on one stream.
 
     Parameters
@@ -132,26 +121,11 @@ class Recorder:
             f" {self.reason}"
         )
 
-    def train(
-        self,
-        work: TrainStep,
-        X: Any,
-        rows: Any,
-        *,
-        batch_size: int,
-        epoch: int,
-        step: int,
-        constants: Hashable,
-        numbers: NDArray[np.float32] | None = None,
-    ) -> Any:
-        """Queue a block of steps; see :meth:`syncpretrain.backends.base.Recorder.train`.
-
-        The error is overwritten by the next block.
-        """
-        block = _Block(work, X, rows, batch_size, epoch, step, numbers)
+    def train(self, block: StepBlock) -> Any:
+        """Queue a block of steps; return the sum of their errors, which the next overwrites."""
         # The first block of a kind is worked, and only the next one recorded: by then kernels are
         # compiled and loaded, and what is kept from step to step is there.
-        key, is_due = block.key(constants), self._again is None or self._blocks >= self._again
+        key, is_due = _key_of(block), self._again is None or self._blocks >= self._again
         self._blocks += 1
         if self.reason is None and key in self._graphs:
             recorded = self._graphs[key] or (self._record(block) if is_due else None)
@@ -162,21 +136,19 @@ class Recorder:
         self._remember(key)
         return error
 
-    def _work(self, block: _Block) -> Any:
+    def _work(self, block: StepBlock) -> Any:
         """Queue the steps of a block one after another; return the sum of their errors.
 
         While they are recorded, each step is given its row of the block's numbers on the device.
         """
-        work, X, rows, size, epoch, step, numbers = block
-        errors, source = [], self._source
-        for number, start in enumerate(range(0, len(rows), size)):
-            if source.now is not None and numbers is not None:
-                source.numbers = numbers[number]
-            own = rows[start : start + size]
-            errors.append(work(X, own, epoch=epoch, step=step + number))
+        source, errors = self._source, []
+        for number, work in enumerate(block.steps()):
+            if source.now is not None and block.numbers is not None:
+                source.numbers = block.numbers[number]
+            errors.append(work())
         return self._sum_of(errors)
 
-    def _record(self, block: _Block) -> _Recorded | None:
+    def _record(self, block: StepBlock) -> _Recorded | None:
         """Record a block without working it; return None if that fails."""
         # Before the capture: setting an array to zeros is a launch, which the graph would repeat.
         own = self._with_own_arrays(block)
@@ -221,7 +193,7 @@ class Recorder:
         without = "" if self._blas.is_there else "cuBLAS is not found by its usual name: "
         self.reason = f"{without}{failure}"
 
-    def _with_own_arrays(self, block: _Block) -> _Block:
+    def _with_own_arrays(self, block: StepBlock) -> StepBlock:
         """Return the block with device arrays in place of its row numbers and its numbers."""
         if self._now is None:
             self._now = self._cupy.zeros(3, dtype=np.uint64)
@@ -230,7 +202,7 @@ class Recorder:
             return own
         return own._replace(numbers=self._cupy.empty(block.numbers.shape, dtype=np.float32))
 
-    def _launch(self, recorded: _Recorded, block: _Block) -> Any:
+    def _launch(self, recorded: _Recorded, block: StepBlock) -> Any:
         """Queue a graph for another block; return its error."""
         # A recorded launch has its arguments for good: step and epoch as they were then. Its
         # kernels add the differences in ``now`` to these. A difference may be negative, as after

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from syncpretrain.planning.bench import Bench, Reached
     from syncpretrain.planning.candidates import Task
     from syncpretrain.settings import PretrainSettings
-    from syncpretrain.workers.split import Split
+    from syncpretrain.workers.activations import Split
 
 USUAL = "784,1000,500,250,30"
 EPOCHS, EXAMPLES = 5, 5000  # enough to fill a pipeline, and under a minute for these layers
@@ -133,7 +133,7 @@ def _loaded(data: str | None, settings: PretrainSettings) -> Dataset | None:
 
 def _rows(dataset: Dataset | None, width: int, examples: int | None) -> Split:
     from syncpretrain.planning.bench import random_rows
-    from syncpretrain.workers.split import Split
+    from syncpretrain.workers.activations import Split
 
     wanted = examples or EXAMPLES
     if dataset is None:

@@ -95,6 +95,6 @@ def leading() -> Iterator[None]:
         job: Any = sys.modules.get("syncpretrain.cluster.job")
         if job is not None and job.is_member():
             from syncpretrain.pretraining.on_ranks import release
-            from syncpretrain.workers.ranks.messages import RunEnded
+            from syncpretrain.workers.ranks.worker import RunEnded
 
             release(RunEnded(status=status))

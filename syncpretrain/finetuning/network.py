@@ -21,7 +21,6 @@ import numpy as np
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.fused import Rule, TunedArrays
-from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.finetuning.chain import Affine, Dropout, Link, places_of, views
 from syncpretrain.finetuning.program import (
     Buffers,
@@ -37,8 +36,8 @@ from syncpretrain.finetuning.program import (
 from syncpretrain.finetuning.tasks import Examples
 from syncpretrain.finetuning.unlabelled import PROBE, Passes, align, guess, scaled_rows
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.backprop import count_errors, loss_of, squared_error
 from syncpretrain.kernels.conditions import as_documents
-from syncpretrain.kernels.losses import count_errors, loss_of, squared_error
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.units.kinds import kind_of
@@ -114,7 +113,7 @@ class Network:
         backend: Backend | None = None,
     ) -> None:
         chain = [link.in_precision(precision) if precision else link for link in chain]
-        self.backend: Backend = backend or NumpyBackend()
+        self.backend: Backend = backend or Backend()
         self.loss, self.shards, self._dropout = loss, shards, dropout or Dropout()
         self._noise, self._adversarial_noise, self._epochs = noise, adversarial_noise, epochs
         self._aligns = aligns

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.backends.choice import backend_for, why_no_fused_tuning, why_no_gpu
+from syncpretrain.backends.choice import backend_for, why_no_fused_steps, why_no_gpu
 from syncpretrain.cluster.job import check_ranks
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.examples import evenly_spaced
@@ -39,12 +39,12 @@ from syncpretrain.finetuning.options import (
     resolve_options,
     why_on_the_cpu,
 )
-from syncpretrain.finetuning.targets import Standard
 from syncpretrain.finetuning.tasks import (
     Examples,
     Form,
     Part,
     Reconstruction,
+    Standard,
     Supervised,
     check_sizes,
     check_targets,
@@ -214,7 +214,8 @@ class Finetuning:
                 how: Any = {"observers": observers, "history": history, "save": save}
                 how["place"] = _placing(updates.network)
                 trainer = Trainer(task, updates, train, held_out, self.options, **how)
-                in_parts = why_no_fused_tuning(self.options.backend, self.options.precision)
+                own = self.options.backend, self.options.precision
+                in_parts = why_no_fused_steps(*own, tunes=True)
                 found = self._left_out, unknown_classes(self._judged)
                 for notice in filter(None, (self._idle_gpu, in_parts, *found)):
                     tell(notice)
@@ -242,7 +243,8 @@ class Finetuning:
         options, how = self.options, dict[str, Any](stop=stop, tell=tell)
         given = self._chain(task, examples), task.loss, examples, options
         if options.schedule == ASYNC:
-            with ReplicaUpdates(*given, times=times, **how) as replicas:
+            replicas = ReplicaUpdates(*given, times=times, **how)
+            with replicas.fleet:
                 yield replicas
             return
         # More threads than cores only wait for each other; the bits depend on the shards.

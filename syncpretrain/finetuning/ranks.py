@@ -35,9 +35,8 @@ from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.workers.link import Obey, Raised, described, place_of
-from syncpretrain.workers.ranks.messages import Assignment, port
 from syncpretrain.workers.ranks.run import RankLink, RunRanks
-from syncpretrain.workers.ranks.worker import RankContext
+from syncpretrain.workers.ranks.worker import Assignment, RankContext, port
 
 SHARE = 1  # the number of what all ranks hold
 

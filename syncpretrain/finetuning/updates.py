@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from syncpretrain.backends.base import StepBlock
 from syncpretrain.finetuning.chain import Link
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import (
@@ -138,14 +138,10 @@ class LocalUpdates:
             ]
             with np.errstate(over="ignore"):  # the caller checks the error
                 table = np.array(numbers, dtype=np.float32)
-        error: float = self._recorder.train(
-            *(self._step, None, rows),
-            batch_size=self._options.batch_size,
-            epoch=epoch,
-            step=step,
-            constants=None,
-            numbers=table,
+        block = StepBlock(
+            self._step, None, rows, self._options.batch_size, epoch, step, None, table
         )
+        error: float = self._recorder.train(block)
         optimizer.steps = first + done  # a block that was launched again has not counted
         return error
 
@@ -216,7 +212,7 @@ class TunedReplica:
 
 
 class ReplicaUpdates:
-    """Asynchronous training by replicas, to be entered as a context; else as :class:`LocalUpdates`.
+    """Asynchronous training by replicas; else as :class:`LocalUpdates`.
 
     Parameters
     ----------
@@ -230,6 +226,11 @@ class ReplicaUpdates:
         Takes a notice to the user.
     times : Timeouts
         How long the server waits for the replicas.
+
+    Attributes
+    ----------
+    fleet : Fleet
+        The replicas, to be entered as a context around the training.
     """
 
     def __init__(
@@ -249,7 +250,7 @@ class ReplicaUpdates:
         self.steps = self.passes.steps
         self.first_error = math.nan
         inputs, targets, *beside = examples
-        self._fleet: Fleet = replicas_in(
+        self.fleet: Fleet = replicas_in(
             options.runtime,
             ParameterServer(network.parameters, options, options.servers),
             options,
@@ -259,18 +260,6 @@ class ReplicaUpdates:
             report=tell,
             times=times,
         )
-
-    def __enter__(self) -> ReplicaUpdates:
-        self._fleet.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._fleet.__exit__(kind, error, traceback)
 
     def train(self, epoch: int, first: int, each: Each) -> int:
         """Train on the minibatches of an epoch from ``first`` on; see :class:`LocalUpdates`."""
@@ -286,16 +275,16 @@ class ReplicaUpdates:
             each(errors[0], done)
 
         tasks = tasks_of(epoch, first, self.steps, self._options.push_every)
-        self._fleet.train(tasks, self._stop, trained)
+        self.fleet.train(tasks, self._stop, trained)
         return done
 
     def state(self) -> dict[str, Array]:
         """Return what the replicas remember."""
-        return self._fleet.state()
+        return self.fleet.state()
 
     def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
         """Go on from what the replicas remembered; each has counted its own steps."""
-        self._fleet.load_state(state)
+        self.fleet.load_state(state)
 
 
 Updates = LocalUpdates | ReplicaUpdates

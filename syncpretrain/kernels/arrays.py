@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 T = TypeVar("T")
 
 Array = NDArray[np.float32]
+Rows = NDArray[np.intp]  # numbers of some rows of the data
 FLOAT_BYTES = 4
 BLOCK = 65_536  # numbers that a pass takes at a time: several such arrays stay in the L2 cache
 LONG_BLOCK = 2**18  # the same where a pass holds the interpreter's lock, not to pass it around

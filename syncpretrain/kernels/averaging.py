@@ -104,10 +104,7 @@ def tree_steps(
     *,
     part: slice,
     weights: int,
-    momentum: float,
-    learning_rate: float,
-    weight_decay: float = 0.0,
-    l1: float = 0.0,
+    **rates: float,
 ) -> None:
     """Ascend with a part of flat vectors, along the sum of the gradients of several shards.
 
@@ -116,16 +113,8 @@ def tree_steps(
     :func:`syncpretrain.kernels.contrastive_divergence.momentum_steps`.
     """
     total = add_tree([gradient[part].copy() for gradient in gradients])
-    momentum_steps(
-        parameters[part],
-        total,
-        velocities[part],
-        weights=max(0, min(weights, part.stop) - part.start),
-        momentum=momentum,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        l1=l1,
-    )
+    decaying = max(0, min(weights, part.stop) - part.start)
+    momentum_steps(parameters[part], total, velocities[part], weights=decaying, **rates)
 
 
 @accelerated

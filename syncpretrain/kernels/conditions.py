@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.backprop import means_and_error, squared_error
 from syncpretrain.kernels.dispatch import accelerated
-from syncpretrain.kernels.losses import means_and_error, squared_error
 from syncpretrain.rng import Address
 from syncpretrain.units.kinds import kind_of, softmax
 

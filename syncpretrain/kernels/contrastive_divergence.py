@@ -14,7 +14,7 @@ import numpy as np
 
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.dispatch import accelerated, multiply
+from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.rng import Address
 from syncpretrain.units.kinds import kind_of
 
@@ -144,18 +144,6 @@ def means_and_differences(
     phase_differences(v, h, da=da, db=db, examples=examples)
 
 
-def statistics(
-    v: Array, h: Array, *, dW: Array, da: Array, db: Array, examples: float | None = None
-) -> None:
-    """Fill the ascent direction of the log-likelihood, averaged over the examples.
-
-    The average is over the B examples of v and h, or over ``examples`` of the larger minibatch that
-    they are a part of. ``v`` is scratch afterwards; see :func:`phase_differences`.
-    """
-    phase_differences(v, h, da=da, db=db, examples=examples or len(v) // 2)
-    multiply(v.T, h, out=dW)  # (V, 2B) @ (2B, H) -> (V, H)
-
-
 def sparsity_step(
     v0: Array,
     h0: Array,
@@ -214,27 +202,12 @@ def momentum_step(
 
 @accelerated
 def momentum_steps(
-    parameters: Array,
-    gradients: Array,
-    velocities: Array,
-    *,
-    weights: int,
-    momentum: float,
-    learning_rate: float,
-    weight_decay: float = 0.0,
-    l1: float = 0.0,
+    parameters: Array, gradients: Array, velocities: Array, *, weights: int, **rates: float
 ) -> None:
     """Ascend with flat vectors; the first ``weights`` numbers decay and the rest do not.
 
-    See :func:`momentum_step`.
+    ``rates`` are the keywords of :func:`momentum_step`.
     """
-    for own, decays in ((slice(weights), True), (slice(weights, None), False)):
-        momentum_step(
-            parameters[own],
-            gradients[own],
-            velocities[own],
-            momentum=momentum,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay if decays else 0.0,
-            l1=l1 if decays else 0.0,
-        )
+    without_decay = rates | {"weight_decay": 0.0, "l1": 0.0}
+    for own, how in ((slice(weights), rates), (slice(weights, None), without_decay)):
+        momentum_step(parameters[own], gradients[own], velocities[own], **how)

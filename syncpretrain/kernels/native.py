@@ -28,6 +28,8 @@ up stays as it is.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +37,7 @@ import numpy as np
 from syncpretrain.errors import SyncpretrainError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.dispatch import register
-from syncpretrain.kernels.optimizers import adam_rates
+from syncpretrain.kernels.optimizers import adam_numbers
 from syncpretrain.rng import Address
 from syncpretrain.shapes import ConvolutionShape
 
@@ -116,20 +118,39 @@ def available() -> bool:
     return extension is not None
 
 
-def _means(x: Array, bias: Array, units: str) -> Any:
-    return extension.means(x, bias, units)
+def shape_numbers(shape: ConvolutionShape) -> tuple[int, ...]:
+    """Return a shape as the numbers that the extension takes."""
+    return (
+        *(shape.channels, shape.height, shape.width, shape.filters, shape.size, shape.pad),
+        *(shape.pool, int(shape.pooling == "max"), int(shape.channels_first), shape.groups),
+        int(shape.rounded),
+    )
 
 
-def _times_derivative(delta: Array, a: Array, units: str = "bernoulli") -> Any:
-    return extension.times_derivative(delta, a, units)
+def _of_part(name: str, count: int, length: str) -> Callable[..., Any]:
+    """Return the form of a convolution that computes some filters or channels, by default all.
+
+    It is given ``count`` arrays, the shape, the units of a convolution that has some, and the part.
+    """
+    form = getattr(extension, name)
+
+    def convolution(*given: Any) -> Any:
+        arrays, (shape, *others) = given[:count], given[count:]
+        part = others.pop() if others and isinstance(others[-1], slice) else slice(None)
+        first, last, step = part.indices(getattr(shape, length))
+        if step != 1 or not extension.UNITS.keys() >= set(others):
+            return NotImplemented
+        kinds = (extension.UNITS[units] for units in others)
+        return form(*arrays, (*shape_numbers(shape), *kinds, first, last))
+
+    return convolution
 
 
-def _normalize(x: Array, spread: Array) -> Any:
-    return extension.normalize(x, spread)
-
-
-def _denormalize(delta: Array, normal: Array, spread: Array) -> Any:
-    return extension.denormalize(delta, normal, spread)
+def _visible_means(x: Array, bias: Array, shape: ConvolutionShape, units: str) -> Any:
+    if units not in extension.UNITS:
+        return NotImplemented
+    result = extension.visible_means(x, bias, (*shape_numbers(shape), extension.UNITS[units]))
+    return x if result is None else result
 
 
 def _sample_states(
@@ -140,197 +161,51 @@ def _sample_states(
     return extension.sample_states(x, bias, out, address.key, address.counter)
 
 
-def _fill_normal(out: Array, address: Address) -> Any:
-    return extension.normal(out, address.key, address.counter)
-
-
-def _phase_differences(v: Array, h: Array, *, da: Array, db: Array, examples: int) -> Any:
-    return extension.phase_differences(v, h, da, db, examples)
-
-
-def _momentum_step(
-    parameter: Array,
-    gradient: Array,
-    velocity: Array,
-    *,
-    momentum: float,
-    learning_rate: float,
-    weight_decay: float = 0.0,
-    l1: float = 0.0,
-) -> Any:
-    return extension.momentum_step(
-        parameter, gradient, velocity, momentum, learning_rate, weight_decay, l1
-    )
-
-
-def _squared_error(x: Array, y: Array, *, out: Array) -> Any:
-    return extension.squared_error(x, y, out)
-
-
-def _sgd_step(
-    parameters: Array,
-    gradient: Array,
-    velocity: Array,
-    *,
-    learning_rate: float,
-    scratch: Array | None = None,
-    momentum: float = 0.0,
-    nesterov: bool = False,
-) -> Any:
-    return extension.sgd_step(parameters, gradient, velocity, learning_rate, momentum, nesterov)
-
-
-def _adam_step(
-    parameters: Array,
-    gradient: Array,
-    first: Array,
-    second: Array,
-    *,
-    step: int,
-    learning_rate: float,
-    scratch: Array | None = None,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-8,
-) -> Any:
-    size, floor = adam_rates(step, learning_rate, beta1, beta2, epsilon)
-    return extension.adam_step(parameters, gradient, first, second, beta1, beta2, size, floor)
-
-
-def shape_numbers(shape: ConvolutionShape) -> tuple[int, ...]:
-    """Return a shape as the numbers that the extension takes."""
-    return (
-        *(shape.channels, shape.height, shape.width, shape.filters, shape.size, shape.pad),
-        *(shape.pool, int(shape.pooling == "max"), int(shape.channels_first), shape.groups),
-        int(shape.rounded),
-    )
-
-
-def _ends(part: slice, length: int) -> tuple[int, int] | None:
-    """Return where a part begins and ends, None if it leaves numbers out."""
-    first, last, step = part.indices(length)
-    return (first, last) if step == 1 else None
-
-
-def _convolve(
-    x: Array,
-    weight: Array,
-    bias: Array,
-    out: Array,
-    places: Array,
-    scratch: Array,
-    shape: ConvolutionShape,
-    units: str,
-    filters: slice = slice(None),
-) -> Any:
-    own = _ends(filters, shape.filters)
-    if own is None or units not in extension.UNITS:
-        return NotImplemented
-    numbers = (*shape_numbers(shape), extension.UNITS[units], *own)
-    return extension.convolve(x, weight, bias, out, places, scratch, numbers)
-
-
-def _convolve_gradient(
-    x: Array,
-    delta: Array,
-    places: Array,
-    out: Array,
-    scratch: Array,
-    shape: ConvolutionShape,
-    filters: slice = slice(None),
-) -> Any:
-    own = _ends(filters, shape.filters)
-    if own is None:
-        return NotImplemented
-    numbers = (*shape_numbers(shape), *own)
-    return extension.convolve_gradient(x, delta, places, out, scratch, numbers)
-
-
-def _convolve_back(
-    delta: Array,
-    places: Array,
-    weight: Array,
-    out: Array,
-    scratch: Array,
-    shape: ConvolutionShape,
-    channels: slice = slice(None),
-) -> Any:
-    own = _ends(channels, shape.channels)
-    if own is None:
-        return NotImplemented
-    numbers = (*shape_numbers(shape), *own)
-    return extension.convolve_back(delta, places, weight, out, scratch, numbers)
-
-
-def _visible_means(x: Array, bias: Array, shape: ConvolutionShape, units: str) -> Any:
-    if units not in extension.UNITS:
-        return NotImplemented
-    result = extension.visible_means(x, bias, (*shape_numbers(shape), extension.UNITS[units]))
-    return x if result is None else result
-
-
-def _binary_product(states: Array, weight: Array, *, out: Array) -> Any:
-    return extension.binary_product(states, weight, out)
-
-
-def _sparse_product(v: Array, weight: Array, *, out: Array) -> Any:
-    return extension.sparse_product(v, weight, out)
-
-
-def _transposed_product(v: Array, h: Array, *, out: Array, adds: bool = False) -> Any:
-    return extension.transposed_product(v, h, out, adds)
-
-
-def _multiply_bfloat16(a: Array, b: Array, *, out: Array | None = None) -> Any:
+def _product(multiply: Callable[..., Any], a: Array, b: Array, *, out: Array | None = None) -> Any:
     if out is None:
         out = np.empty((len(a), b.shape[-1]), dtype=np.float32)
-    return extension.multiply_bfloat16(a, b, out, None)
-
-
-def _multiply_float32(a: Array, b: Array, *, out: Array | None = None) -> Any:
-    if out is None:
-        out = np.empty((len(a), b.shape[-1]), dtype=np.float32)
-    return extension.multiply_float32(a, b, out, None)
-
-
-def _draw_documents(shares: Array, points: Any, ends: Any) -> Any:
-    return extension.draw_documents(shares, points, ends)
-
-
-def _reconstruct_documents(inputs: Array, bias: Array, like: Array, points: Any, ends: Any) -> Any:
-    return extension.reconstruct_documents(inputs, bias, like, points, ends)
-
-
-def _csr_product(data: Array, indices: Any, indptr: Any, weight: Array, *, out: Array) -> Any:
-    return extension.csr_product(data, weight, out, indices, indptr)
+    return multiply(a, b, out, None)
 
 
 if extension is not None:
-    register(
-        np.ndarray,
-        {
-            "means": _means,
-            "times_derivative": _times_derivative,
-            "normalize": _normalize,
-            "denormalize": _denormalize,
-            "sample_states": _sample_states,
-            "fill_normal": _fill_normal,
-            "phase_differences": _phase_differences,
-            "momentum_step": _momentum_step,
-            "squared_error": _squared_error,
-            "sgd_step": _sgd_step,
-            "adam_step": _adam_step,
-            "convolve": _convolve,
-            "convolve_gradient": _convolve_gradient,
-            "convolve_back": _convolve_back,
-            "visible_means": _visible_means,
-            "binary_product": _binary_product,
-            "sparse_product": _sparse_product,
-            "transposed_product": _transposed_product,
-            "csr_product": _csr_product,
-            "multiply_bfloat16": _multiply_bfloat16,
-            "multiply_float32": _multiply_float32,
-            "draw_documents": _draw_documents,
-            "reconstruct_documents": _reconstruct_documents,
-        },
-    )
+    # The extension takes all arguments by position; the equations' signatures are kept here.
+    FORMS: dict[str, Callable[..., Any]] = {
+        "means": extension.means,
+        "times_derivative": lambda delta, a, units="bernoulli": extension.times_derivative(
+            delta, a, units
+        ),
+        "normalize": extension.normalize,
+        "denormalize": extension.denormalize,
+        "sample_states": _sample_states,
+        "fill_normal": lambda out, at: extension.normal(out, at.key, at.counter),
+        "phase_differences": lambda v, h, *, da, db, examples: extension.phase_differences(
+            v, h, da, db, examples
+        ),
+        "momentum_step": lambda *arrays, momentum, learning_rate, weight_decay=0.0, l1=0.0: (
+            extension.momentum_step(*arrays, momentum, learning_rate, weight_decay, l1)
+        ),
+        "squared_error": lambda x, y, *, out: extension.squared_error(x, y, out),
+        "sgd_step": lambda *arrays, learning_rate, scratch=None, momentum=0.0, nesterov=False: (
+            extension.sgd_step(*arrays, learning_rate, momentum, nesterov)
+        ),
+        "adam_step": lambda *arrays, scratch=None, **numbers: extension.adam_step(
+            *arrays, *adam_numbers(**numbers)
+        ),
+        "convolve": _of_part("convolve", 6, "filters"),
+        "convolve_gradient": _of_part("convolve_gradient", 5, "filters"),
+        "convolve_back": _of_part("convolve_back", 5, "channels"),
+        "visible_means": _visible_means,
+        "binary_product": lambda h, weight, *, out: extension.binary_product(h, weight, out),
+        "sparse_product": lambda v, weight, *, out: extension.sparse_product(v, weight, out),
+        "transposed_product": lambda v, h, *, out, adds=False: extension.transposed_product(
+            v, h, out, adds
+        ),
+        "csr_product": lambda data, indices, indptr, weight, *, out: extension.csr_product(
+            data, weight, out, indices, indptr
+        ),
+        "multiply_bfloat16": partial(_product, extension.multiply_bfloat16),
+        "multiply_float32": partial(_product, extension.multiply_float32),
+        "draw_documents": extension.draw_documents,
+        "reconstruct_documents": extension.reconstruct_documents,
+    }
+    register(np.ndarray, FORMS)

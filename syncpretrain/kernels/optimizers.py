@@ -134,3 +134,13 @@ def adam_rates(
     scale1 = (1 - beta1) / (1 - beta1**step)  # m^ = scale1 * first
     scale2 = math.sqrt((1 - beta2) / (1 - beta2**step))  # sqrt(v^) = scale2 * sqrt(second)
     return learning_rate * scale1 / scale2, epsilon / scale2
+
+
+def adam_numbers(
+    step: int, learning_rate: float, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8
+) -> tuple[float, float, float, float]:
+    """Return both decay rates, the size and the floor of a step of Adam, as other forms take them.
+
+    The parameters are those of :func:`adam_step`.
+    """
+    return beta1, beta2, *adam_rates(step, learning_rate, beta1, beta2, epsilon)

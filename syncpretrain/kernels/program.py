@@ -21,7 +21,13 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
 from syncpretrain.kernels.activations import activate, means, normalize, times_derivative
-from syncpretrain.kernels.backprop import denormalize, derivative_and_sums, output_delta
+from syncpretrain.kernels.backprop import (
+    count_errors,
+    denormalize,
+    derivative_and_sums,
+    output_delta,
+    squared_error,
+)
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.contrastive_divergence import (
     momentum_step,
@@ -38,7 +44,6 @@ from syncpretrain.kernels.convolution import (
 )
 from syncpretrain.kernels.dispatch import form_for, multiply
 from syncpretrain.kernels.fixed_draws import sample_fixed
-from syncpretrain.kernels.losses import count_errors, squared_error
 from syncpretrain.kernels.native import extension, shape_numbers
 from syncpretrain.kernels.operations import Operation, check_program
 from syncpretrain.kernels.optimizers import adam_rates, adam_step, sgd_step, shrink
@@ -49,7 +54,7 @@ from syncpretrain.units.kinds import kind_of
 
 Phase = Callable[[int], None]  # runs a shard; the next phase begins when all shards are done
 OperationPhases = Sequence[Sequence[Sequence[Operation]]]  # phases of shards of operations
-SHARED_COUNTERS = 17  # number of counters of :func:`share_program`
+SHARED_COUNTERS = 17  # number of counters of :meth:`Program.share`
 NO_COUNTERS = np.zeros(1, dtype=np.int64)
 EXACT = 2**24  # integers that a float32 holds
 # With NumPy's prefix or not, with the suffix that says integers of 64 bits or not.
@@ -168,32 +173,63 @@ class Program:
         self,
         rank: int = 0,
         workers: int = 1,
-        counters: NDArray[np.int64] | None = None,
-        **wait: Any,
+        counters: NDArray[np.int64] = NO_COUNTERS,
+        *,
+        first: int = 0,
+        behind: int = 0,
+        broken: int = 0,
+        spin_seconds: float = 0.0,
+        look_seconds: float = 1.0,
+        timeout_seconds: float = 0.0,
     ) -> int:
-        """Run one worker's shards of a compiled program, and wait for the others in each phase.
+        """Run a worker's shards of every phase, without the interpreter's lock, if it is compiled.
 
-        See :func:`syncpretrain.kernels.program.run_program`.
+        After each phase the worker stores ``behind`` and the number of phases done in the counter
+        ``first + rank``, and waits for the other workers as ``wait_for_counters`` does
+        (:mod:`syncpretrain.parallel.waiting`), for up to ``timeout_seconds`` in each phase. Of a
+        pause longer than ``look_seconds``, in which the process was suspended, only that much
+        counts.
+
+        Returns
+        -------
+        int
+            As ``wait_for_counters``.
         """
-        return run_program(
-            self._compiled,
-            self._numbers,
-            self._words,
-            self.results,
-            rank,
-            workers,
-            counters,
-            **wait,
+        waited: int = extension.run_program(
+            *(self._compiled, self._numbers, self._words, self.results, counters),
+            *(rank, workers, first, behind, broken, spin_seconds, look_seconds, timeout_seconds),
         )
+        return waited
 
-    def share(self, counters: NDArray[np.int64], **options: Any) -> int:
-        """Run shards of a compiled program that no thread has taken yet.
+    def share(
+        self,
+        counters: NDArray[np.int64],
+        *,
+        base: int,
+        broken: int,
+        is_owner: bool,
+        first: int = 0,
+        spin_seconds: float = 0.0,
+        look_seconds: float = 1.0,
+        timeout_seconds: float = 0.0,
+    ) -> int:
+        """Run shards that no thread has taken yet, as :meth:`work` does, if it is compiled.
 
-        See :func:`syncpretrain.kernels.program.share_program`.
+        The one owner begins the step, and returns when all of it is done. Any other thread returns
+        when all shards are taken. Shards are numbered through all steps: ``base`` have been before
+        this one. ``counters[first:]`` has :data:`SHARED_COUNTERS` counters, 0 before the first
+        step.
+
+        Returns
+        -------
+        int
+            As ``wait_for_counters``; late if a phase takes longer than ``timeout_seconds``.
         """
-        return share_program(
-            self._compiled, self._numbers, self._words, self.results, counters, **options
+        waited: int = extension.share_program(
+            *(self._compiled, self._numbers, self._words, self.results, counters),
+            *(first, base, broken, is_owner, spin_seconds, look_seconds, timeout_seconds),
         )
+        return waited
 
     @cached_property
     def _calls(self) -> list[list[list[_Call]]]:
@@ -228,7 +264,7 @@ def in_turn(phases: Phases, shards: int) -> None:
 
 
 def compiled_program(phases: Any) -> Any:
-    """Return phases of shards of operations for :func:`run_program`.
+    """Return phases of shards of operations for :meth:`Program.work`.
 
     None where the extension is missing, or an operation or array is not for it.
     """
@@ -243,96 +279,6 @@ def compiled_program(phases: Any) -> Any:
         return extension.program(forms, *blas)
     except ValueError:
         return None
-
-
-def run_program(
-    program: Any,
-    numbers: NDArray[np.float64],
-    words: NDArray[np.uint64],
-    results: NDArray[np.float64],
-    rank: int,
-    workers: int,
-    counters: NDArray[np.int64] | None,
-    *,
-    first: int = 0,
-    behind: int = 0,
-    broken: int = 0,
-    spin_seconds: float = 0.0,
-    look_seconds: float = 1.0,
-    timeout_seconds: float = 0.0,
-) -> int:
-    """Run a worker's shards of every phase of a program, without the interpreter's lock.
-
-    After each phase the worker stores ``behind`` and the number of phases done in the counter
-    ``first + rank``, and waits for the other workers as ``wait_for_counters`` does
-    (:mod:`syncpretrain.parallel.waiting`), for up to ``timeout_seconds`` in each phase. Of a pause
-    longer than ``look_seconds``, in which the process was suspended, only that much counts.
-
-    Returns
-    -------
-    int
-        As ``wait_for_counters``.
-    """
-    waited: int = extension.run_program(
-        program,
-        numbers,
-        words,
-        results,
-        NO_COUNTERS if counters is None else counters,
-        rank,
-        workers,
-        first,
-        behind,
-        broken,
-        spin_seconds,
-        look_seconds,
-        timeout_seconds,
-    )
-    return waited
-
-
-def share_program(
-    program: Any,
-    numbers: NDArray[np.float64],
-    words: NDArray[np.uint64],
-    results: NDArray[np.float64],
-    counters: NDArray[np.int64],
-    *,
-    base: int,
-    broken: int,
-    is_owner: bool,
-    first: int = 0,
-    spin_seconds: float = 0.0,
-    look_seconds: float = 1.0,
-    timeout_seconds: float = 0.0,
-) -> int:
-    """Run shards of a program that no thread has taken yet, without the interpreter's lock.
-
-    The one owner begins the step, and returns when all of it is done. Any other thread returns when
-    all shards are taken. Shards are numbered through all steps: ``base`` have
-    been before this one. ``counters[first:]`` has :data:`SHARED_COUNTERS` counters, 0 before the
-    first step.
-
-    Returns
-    -------
-    int
-        As ``wait_for_counters``; late if a phase takes longer than ``timeout_seconds``.
-    """
-    waited: int = extension.share_program(
-        program,
-        numbers,
-        words,
-        results,
-        counters,
-        first,
-        base,
-        broken,
-        is_owner,
-        spin_seconds,
-        look_seconds,
-        timeout_seconds,
-    )
-    return waited
 
 
 class Sgemm(NamedTuple):
@@ -469,16 +415,9 @@ def _varying(
     return _Call(partial(form_for(function, given[0]), **constants), given, options, None)
 
 
-def _draw(
-    x: Any, bias: Any, noise: Any, out: Any, units: str, shard: int, *, address: Address
-) -> None:
-    sample_states(x, bias, units, address._replace(shard=shard), noise=noise, out=out)
-
-
-def _draw_fixed(
-    x: Any, bias: Any, noise: Any, out: Any, units: str, shard: int, *, address: Address
-) -> None:
-    sample_fixed(x, bias, units, address._replace(shard=shard), noise=noise, out=out)
+def _draw(sample: Callable[..., Any], *given: Any, address: Address) -> None:
+    x, bias, noise, out, units, shard = given
+    sample(x, bias, units, address._replace(shard=shard), noise=noise, out=out)
 
 
 def _decay(parameters: Any, amount: float, *, learning_rate: float) -> None:
@@ -510,8 +449,8 @@ _INTERPRETED: dict[str, Callable[..., _Call]] = {
     "sum_rows": lambda own, x, out: _call(sum_rows, x, out=out),
     "scale": lambda own, x, factor: _call(np.multiply, x, float(factor), out=x),
     "copy": lambda own, x, out: _call(np.copyto, out, x),
-    "sample_states": lambda own, *given: _varying(own._place, _draw, *given),
-    "sample_fixed": lambda own, *given: _varying(own._place, _draw_fixed, *given),
+    "sample_states": lambda own, *given: _varying(own._place, _draw, sample_states, *given),
+    "sample_fixed": lambda own, *given: _varying(own._place, _draw, sample_fixed, *given),
     "squared_error": lambda own, x, y, out, slot: _call(squared_error, x, y, out=out, slot=slot),
     "wrong": lambda own, target, y, slot: _call(count_errors, target, y, slot=slot),
     "phase_differences": lambda own, v, h, da, db, scratch, examples: _call(

@@ -6,19 +6,18 @@ import math
 from abc import abstractmethod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import affine
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.arrays import Array, Rows
 from syncpretrain.kernels.autoencoder import contraction, corrupt
 from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
 from syncpretrain.kernels.conditions import conditions_of, impose
 from syncpretrain.kernels.fixed_draws import FixedDraws
-from syncpretrain.kernels.precision import precision_of
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.first_layers import first_dense
-from syncpretrain.rng import Address, Purpose
+from syncpretrain.learners.first_layers import first_layer
+from syncpretrain.rng import Purpose
 from syncpretrain.settings.fields import LayerSettings
+from syncpretrain.shapes import DenseShape
 
 
 class BaseAutoencoder(Learner):
@@ -35,13 +34,7 @@ class BaseAutoencoder(Learner):
         self._x, self._y = (empty((rows, shape.visible)) for _ in range(2))
 
     def gradient(
-        self,
-        X: Array,
-        rows: NDArray[np.intp],
-        *,
-        epoch: int,
-        step: int,
-        examples: float | None = None,
+        self, X: Array, rows: Rows, *, epoch: int, step: int, examples: float | None = None
     ) -> float:
         """Fill the gradients with the descent direction of the loss on some rows of X.
 
@@ -88,9 +81,7 @@ class BaseAutoencoder(Learner):
     def _corrupt(self, x: Array, epoch: int, step: int, *, out: Array) -> None:
         np.copyto(out, x)
         if self.settings.corruption is not None:
-            address = Address(
-                self.seed, Purpose.CORRUPTION, self.layer, epoch, step, self.shard_number
-            )
+            address = self.address(Purpose.CORRUPTION, epoch, step)
             is_fixed = self.precision.name == "own"
             draws = FixedDraws(address) if is_fixed else self.backend.generator(address)
             kind, amount = self.settings.corruption
@@ -117,16 +108,9 @@ class Autoencoder(BaseAutoencoder):
     """One layer that reconstructs its input from ``hidden`` units; see :class:`Learner`."""
 
     def __init__(self, layer: int, visible: int, hidden: int, settings: LayerSettings) -> None:
-        first = first_dense(
-            layer,
-            visible,
-            hidden,
-            seed=settings.seed,
-            spread=math.sqrt(2 / (visible + hidden)),  # Glorot and Bengio 2010
-            tied=settings.tied,
-            kinds=settings.kinds(self.model),
-            precision=precision_of(settings.precision, settings.products).name,
-        )
+        # Glorot and Bengio 2010
+        own = {"spread": math.sqrt(2 / (visible + hidden)), "tied": settings.tied}
+        first = first_layer(layer, DenseShape(visible, hidden), settings, self.model, **own)
         super().__init__(layer, first, settings)
 
     def _encode(self, z: Array, *, out: Array) -> None:

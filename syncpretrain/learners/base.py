@@ -12,25 +12,24 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend, Recorder, Stream
-from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.data.scaling import column_means
 from syncpretrain.data.weights import weighted_means
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, Rows, blocks_in
+from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.kernels.conditions import is_missing, known_means
 from syncpretrain.kernels.contrastive_divergence import momentum_step, momentum_steps
-from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.precision import precision_of
 from syncpretrain.models.layer import Layer
+from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings.fields import LayerSettings
 from syncpretrain.units.kinds import kind_of
 
@@ -82,7 +81,7 @@ class Learner(ABC):
         self.learning_rate = settings.learning_rate
         self.settings = settings
         self.precision = precision_of(settings.precision, settings.products)
-        self.backend: Backend = NumpyBackend()
+        self.backend: Backend = Backend()
         self.stream: Stream = self.backend.stream()
         self.recorder: Recorder = self.backend.recorder()
         self.flat: FlatParameters | None = None
@@ -125,13 +124,7 @@ class Learner(ABC):
 
     @abstractmethod
     def gradient(
-        self,
-        X: Array,
-        rows: NDArray[np.intp],
-        *,
-        epoch: int,
-        step: int,
-        examples: float | None = None,
+        self, X: Array, rows: Rows, *, epoch: int, step: int, examples: float | None = None
     ) -> float:
         """Fill the gradients, as the direction to go, from some rows of X.
 
@@ -144,9 +137,7 @@ class Learner(ABC):
             Squared error between the examples and their reconstruction, summed over both.
         """
 
-    def gradient_without_rows(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int
-    ) -> None:
+    def gradient_without_rows(self, X: Array, rows: Rows, *, epoch: int, step: int) -> None:
         """Fill the gradients of a part that has none of the rows of a minibatch."""
         for gradient in self.gradients:
             gradient.fill(0)
@@ -163,7 +154,7 @@ class Learner(ABC):
         if not (weights == 1).all():
             self.row_weights = weights
 
-    def take_mean_weight(self, rows: NDArray[np.intp]) -> None:
+    def take_mean_weight(self, rows: Rows) -> None:
         """Find the mean weight of a whole minibatch, before the gradient of a part of it."""
         if self.row_weights is not None:
             self.mean_weight = float(self.row_weights[rows].mean(dtype=np.float64))
@@ -259,6 +250,10 @@ class Learner(ABC):
             settings.l1 if decays else 0.0,
         )
 
+    def address(self, purpose: Purpose, epoch: int, step: int, k: int = 0) -> Address:
+        """Return the address of the k-th draws of a step, which are this shard's own."""
+        return Address(self.seed, purpose, self.layer, epoch, step, self.shard_number | k << 32)
+
     def validation_error(self, X: Array, hidden: Array | None = None) -> float:
         """Return the mean squared error of reconstructing X without sampling.
 
@@ -333,6 +328,15 @@ class Learner(ABC):
         arrays = dict(snapshot.to(self.backend.asarray).parameters())
         for name, array in self._now.parameters():
             np.copyto(array, arrays[name])
+
+
+def copy_hidden(parts: Iterable[tuple[slice, Array | None]], out: Array) -> bool:
+    """Copy the hidden means of some rows each into ``out``; return False where there are none."""
+    for own, hidden in parts:
+        if hidden is None:
+            return False
+        np.copyto(out[own], hidden)
+    return True
 
 
 ALIGNED = 4  # numbers, which are 16 bytes

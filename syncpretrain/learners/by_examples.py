@@ -13,21 +13,19 @@ needs is in arrays of the learner's device, which others copy at the beginning o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from syncpretrain.backends.base import Backend, Event, Recorder, TrainStep
+from syncpretrain.backends.base import Backend, Event, Recorder, StepBlock
 from syncpretrain.backends.rows import HostRows
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, ordered_sum, slices_of
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, Rows, blocks_in, ordered_sum, slices_of
 from syncpretrain.kernels.averaging import add_tree, sum_in_order, tree_steps
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
-from syncpretrain.learners.base import FlatParameters, Learner
+from syncpretrain.learners.base import FlatParameters, Learner, copy_hidden
 
 
 class ByExamples:
@@ -63,14 +61,14 @@ class ByExamples:
         self._phases: tuple[Phase, ...] = (self.gradient, self._move)
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         self.begin(X, rows, epoch=epoch, step=step)
         run(self._phases, len(self.parts))
         return ordered_sum(self.errors, 0.0)
 
-    def begin(self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int) -> None:
+    def begin(self, X: Array, rows: Rows, *, epoch: int, step: int) -> None:
         """Take a minibatch; :meth:`gradient` is then to be called for every shard."""
         self._X, self._rows, self._epoch, self._step = X, rows, epoch, step
         for part in self.parts:
@@ -99,12 +97,8 @@ class ByExamples:
 
     def hand_up(self, out: Array) -> bool:
         """Copy the hidden means from before the update; return False if they must be recomputed."""
-        for shard, own in enumerate(self._own_rows):
-            hidden = self.hidden_means(shard)
-            if hidden is None:
-                return False
-            np.copyto(out[own], hidden)
-        return True
+        parts = ((own, self.hidden_means(shard)) for shard, own in enumerate(self._own_rows))
+        return copy_hidden(parts, out)
 
     def state(self) -> dict[str, Array]:
         """Return the learner's velocities, and what each shard's gradient depends on."""
@@ -211,7 +205,7 @@ class ByExamplesOnDevices:
         return place
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> Any:
         """Queue a step on some rows of X; return its error, not synchronized."""
         if isinstance(X, HostRows):
@@ -247,15 +241,10 @@ class ByExamplesOnDevices:
 
     def hand_up(self, out: Array) -> bool:
         """Copy the hidden means from before the update; return False if they must be recomputed."""
-        own_rows = slices_of(len(out), self._count)
-        for place in self._places:
-            for shard, part in place.parts.items():
-                own = own_rows[shard]
-                hidden = part.hidden_means(own.stop - own.start)
-                if hidden is None:
-                    return False
-                np.copyto(out[own], hidden)
-        return True
+        rows = slices_of(len(out), self._count)
+        shards = (pair for place in self._places for pair in place.parts.items())
+        parts = ((rows[i], part.hidden_means(rows[i].stop - rows[i].start)) for i, part in shards)
+        return copy_hidden(parts, out)
 
     def state(self) -> dict[str, Array]:
         """Return the learner's velocities, and the state of each shard."""
@@ -352,7 +341,7 @@ class ByExamplesOnDevices:
         return backend.gather(X, rows, out=array), numbers
 
 
-class _Blocks:
+class _Blocks(Recorder):
     """Recorder of blocks of steps; between two blocks the state is on the learner's device.
 
     Parameters
@@ -364,24 +353,15 @@ class _Blocks:
 
     def __init__(self, step: ByExamplesOnDevices, recorder: Recorder) -> None:
         self._step, self._recorder = step, recorder
-        self.take_notice = recorder.take_notice
 
-    def train(
-        self,
-        work: TrainStep,
-        X: Any,
-        rows: Any,
-        *,
-        batch_size: int,
-        epoch: int,
-        step: int,
-        constants: Hashable,
-        numbers: NDArray[np.float32] | None = None,
-    ) -> Any:
-        """Work the steps of a block; see :class:`syncpretrain.backends.base.Recorder`."""
-        inner = partial(self._recorder.train, work, X, rows, batch_size=batch_size, epoch=epoch)
+    def take_notice(self) -> str | None:
+        """Return what the recorder of the learner's device has to say."""
+        return self._recorder.take_notice()
+
+    def train(self, block: StepBlock) -> Any:
+        """Work the steps of a block; return the sum of their errors."""
         self._step.begin_block()
-        error = inner(step=step, constants=constants, numbers=numbers)
+        error = self._recorder.train(block)
         self._step.end_block()
         return error
 

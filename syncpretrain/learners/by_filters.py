@@ -13,12 +13,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import means, times_derivative
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, ordered_sum, slices_of
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, Rows, blocks_in, ordered_sum, slices_of
 from syncpretrain.kernels.autoencoder import corrupt
-from syncpretrain.kernels.backprop import output_delta
+from syncpretrain.kernels.backprop import output_delta, squared_error
 from syncpretrain.kernels.contrastive_divergence import sample_states
 from syncpretrain.kernels.convolution import (
     convolve,
@@ -28,9 +27,7 @@ from syncpretrain.kernels.convolution import (
     scratch_size,
     visible_means,
 )
-from syncpretrain.kernels.losses import squared_error
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
-from syncpretrain.learners.rbm import BaseRBM
 from syncpretrain.learners.steps import LearnerStep
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import ConvolutionShape
@@ -62,7 +59,7 @@ class ByFilters(LearnerStep):
         self,
         phases: Sequence[Phase],
         X: Array,
-        rows: NDArray[np.intp],
+        rows: Rows,
         *,
         epoch: int,
         step: int,
@@ -73,6 +70,10 @@ class ByFilters(LearnerStep):
         self._errors = [0.0] * len(self._errors)
         run([*phases, self._move], len(self._errors))
         return ordered_sum(self._errors, 0.0)
+
+    def _address(self, purpose: Purpose, shard: int) -> Address:
+        address: Address = self.learner.address(purpose, self._epoch, self._step)
+        return address._replace(shard=shard)
 
     def _own_rows(self, shard: int) -> slice:
         return slices_of(len(self._rows), len(self._errors))[shard]
@@ -135,7 +136,7 @@ class RBMByFilters(ByFilters):
         self._no_bias = np.zeros(self._shape.filters, dtype=np.float32)
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         phases: list[Phase] = [self._gather]
@@ -163,9 +164,7 @@ class RBMByFilters(ByFilters):
         first = len(self._states) * self._shape.positions * own.start
         noise = self._noise[first:][: inputs.size].reshape(inputs.shape)
         bias, units = rbm.hidden_bias[own], rbm.settings.hidden_units
-        address = Address(
-            rbm.seed, Purpose.HIDDEN, rbm.layer, self._epoch, self._step, shard | k << 32
-        )
+        address = self._address(Purpose.HIDDEN, shard | k << 32)
         sample_states(inputs, bias, units, address, noise=noise, out=states)
 
     def _down(self, shard: int) -> None:
@@ -207,7 +206,7 @@ class AutoencoderByFilters(ByFilters):
         self._positions = self._shape.output.height * self._shape.output.width
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         phases = [self._gather, self._encode, self._decode, self._fill]
@@ -219,10 +218,7 @@ class AutoencoderByFilters(ByFilters):
         np.copyto(z[own], self._x[own])
         settings = learner.settings
         if settings.corruption is not None and own.start < own.stop:
-            address = Address(
-                learner.seed, Purpose.CORRUPTION, learner.layer, self._epoch, self._step, shard
-            )
-            draws = learner.backend.generator(address)
+            draws = learner.backend.generator(self._address(Purpose.CORRUPTION, shard))
             kind, amount = settings.corruption
             corrupt(z[own], kind, amount, draws, settings.limits)
 
@@ -280,10 +276,3 @@ class AutoencoderByFilters(ByFilters):
         share = np.float32(self._positions / (shape.height * shape.width))
         da[self._channels[shard]] = self._sum_channels(y_delta, shard) * share
         db[own] = mine.sum(axis=0)
-
-
-def by_filters(learner: Any, shards: int) -> RBMByFilters | AutoencoderByFilters:
-    """Return the step of a convolutional learner in shards of its filters and channels."""
-    if isinstance(learner, BaseRBM):
-        return RBMByFilters(learner, shards)
-    return AutoencoderByFilters(learner, shards)

@@ -9,9 +9,8 @@ costs most compared with the products. With one shard it is the whole step.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from syncpretrain.kernels.arrays import Array, slices_of
+from syncpretrain.kernels.arrays import Array, Rows, slices_of
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.learners.rbm import RBM
@@ -47,7 +46,7 @@ class ByUnits(LearnerStep):
         self._programs: dict[int, Program] = {}  # by the size of a minibatch
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         n = len(rows)
@@ -59,7 +58,7 @@ class ByUnits(LearnerStep):
         run(program, program.shards)
         return float(program.results.sum())
 
-    def take(self, X: Array, rows: NDArray[np.intp]) -> None:
+    def take(self, X: Array, rows: Rows) -> None:
         """Take a minibatch."""
         np.take(X, rows, axis=0, out=self._v[: len(rows)], mode="clip")  # "raise" would buffer
 

@@ -27,7 +27,7 @@ from syncpretrain.kernels.convolution import (
 )
 from syncpretrain.kernels.dispatch import multiply
 from syncpretrain.learners.autoencoder import BaseAutoencoder
-from syncpretrain.learners.first_layers import channel_means, first_convolution
+from syncpretrain.learners.first_layers import channel_means, first_layer
 from syncpretrain.learners.rbm import INITIAL_SPREAD, BaseRBM
 from syncpretrain.rng import Address
 from syncpretrain.settings.fields import LayerSettings
@@ -61,13 +61,7 @@ class ConvolutionalRBM(BaseRBM):
     def __init__(self, layer: int, shape: ConvolutionShape, settings: LayerSettings) -> None:
         shape = self._shape = shape.in_precision(settings.precision)
         self._maps = shape.unpooled
-        first = first_convolution(
-            layer,
-            shape,
-            seed=settings.seed,
-            spread=INITIAL_SPREAD,
-            kinds=settings.kinds(self.model),
-        )
+        first = first_layer(layer, shape, settings, self.model, spread=INITIAL_SPREAD)
         start = kind_of(settings.hidden_units).bias_of
         if settings.sparsity_cost and start is not None:
             first.hidden_bias.fill(start(np, settings.sparsity_target))
@@ -204,15 +198,9 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
     def __init__(self, layer: int, shape: ConvolutionShape, settings: LayerSettings) -> None:
         shape = shape.in_precision(settings.precision)
         self._shape = shape
-        variance = kind_of(settings.hidden_units).weight_variance
-        first = first_convolution(
-            layer,
-            shape,
-            seed=settings.seed,
-            spread=math.sqrt(variance(shape.fan_in, shape.fan_out)),
-            tied=settings.tied,
-            kinds=settings.kinds(self.model),
-        )
+        variance = kind_of(settings.hidden_units).weight_variance(shape.fan_in, shape.fan_out)
+        own = {"spread": math.sqrt(variance), "tied": settings.tied}
+        first = first_layer(layer, shape, settings, self.model, **own)
         super().__init__(layer, first, settings)
 
     def _allocate(self, rows: int) -> None:

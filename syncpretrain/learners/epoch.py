@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.base import Backend, Later
+from syncpretrain.backends.base import Backend, Later, StepBlock
 from syncpretrain.data.order import shuffled, steps_per_epoch
 from syncpretrain.errors import DivergedError
 from syncpretrain.kernels.program import PhaseRunner, in_turn
@@ -90,14 +90,10 @@ class ErrorSum:
         while len(self._later) > left and math.isfinite(self._sum):
             self.minibatches, later = self._later.popleft()
             self._sum += later.value()
-        if not math.isfinite(self._sum):
-            self._let_go()
-        return float(self._sum)
-
-    def _let_go(self) -> None:
-        """Wait for the errors that were not looked at: others soon take their memory."""
-        while self._later:
+        # Errors that are not looked at are waited for: others soon take their memory.
+        while not math.isfinite(self._sum) and self._later:
             self._later.popleft()[1].value()
+        return float(self._sum)
 
 
 BEGINNING = Cursor()
@@ -141,13 +137,8 @@ def train_epoch(
             if stop():
                 raise Stopped(Cursor(step, errors.sum()))
             done = min(step + backend.steps_at_once, steps)
-            error = learner.recorder.train(
-                *(work, X, order[step * size : done * size]),
-                batch_size=size,
-                epoch=epoch,
-                step=step,
-                constants=constants,
-            )
+            rows = order[step * size : done * size]
+            error = learner.recorder.train(StepBlock(work, X, rows, size, epoch, step, constants))
             errors.add(error, done)
             known = errors.so_far(done, steps)
             if not math.isfinite(known):

@@ -12,9 +12,11 @@ from syncpretrain.data.scaling import Scaling, column_means
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.convolution import sum_channels
 from syncpretrain.kernels.fixed_draws import FixedDraws
+from syncpretrain.kernels.precision import precision_of
 from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Layer
 from syncpretrain.models.stack import Stack
 from syncpretrain.rng import Address, Purpose, generator
+from syncpretrain.settings.fields import LayerSettings
 from syncpretrain.shapes import ConvolutionShape, LayerShape
 from syncpretrain.units.kinds import kind_of
 
@@ -53,6 +55,19 @@ def untrained_stack(
         layers.append(first(number, shape, seed=seed, spread=spread, kinds=kinds))
         below = kind_of(units).above
     return Stack(tuple(layers), {}, scaling)
+
+
+def first_layer(
+    number: int, shape: LayerShape, settings: LayerSettings, model: str, **own: Any
+) -> Layer:
+    """Return the layer of a number in the stack before its first step, as its settings say.
+
+    ``own`` are ``spread`` and ``tied`` of :func:`first_dense`.
+    """
+    own |= {"seed": settings.seed, "kinds": settings.kinds(model)}
+    if shape.name == "dense":
+        own["precision"] = precision_of(settings.precision, settings.products).name
+    return FIRST[shape.name](number, shape, **own)
 
 
 def first_dense(

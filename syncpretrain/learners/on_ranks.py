@@ -29,12 +29,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.cluster.group import AgreedStop
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, ordered_sum, slices_of
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, Rows, blocks_in, ordered_sum, slices_of
 from syncpretrain.kernels.averaging import add_subtrees, add_tree, subtrees
 from syncpretrain.kernels.program import Phase, PhaseRunner, Program, in_turn
+from syncpretrain.learners.base import copy_hidden
 from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_units import ByUnits
 
@@ -282,13 +282,8 @@ class ByExamplesOnRanks(ExamplesOnRanks):
 
     def hand_up(self, out: Array) -> bool:
         """Copy the hidden means from before the update; return False if they must be recomputed."""
-        pieces = slices_of(self._rows, self.shards)
-        for shards, share in zip(self.ranks, self._shares, strict=True):
-            for shard, hidden in zip(shards, share.hidden, strict=True):
-                if hidden is None:
-                    return False
-                np.copyto(out[pieces[shard]], hidden)
-        return True
+        hidden = (means for share in self._shares for means in share.hidden)
+        return copy_hidden(zip(slices_of(self._rows, self.shards), hidden, strict=True), out)
 
     def state(self) -> dict[str, Array]:
         """Return the state of all shards; on other ranks than the first only their own is new."""
@@ -335,7 +330,7 @@ class ByUnitsOnRanks(StepOnRanks):
         self._programs: dict[int, list[Program]] = {}  # one a phase, by the size of a minibatch
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         n = len(rows)

@@ -11,10 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from syncpretrain.kernels.activations import means
-from syncpretrain.kernels.arrays import Array, slices_of
+from syncpretrain.kernels.activations import (
+    binary_product,
+    means,
+    sparse_product,
+    transposed_product,
+)
+from syncpretrain.kernels.arrays import Array, Rows, slices_of
+from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.kernels.conditions import (
     conditions_of,
     draw_words,
@@ -32,15 +37,12 @@ from syncpretrain.kernels.contrastive_divergence import (
     weighted_phases,
 )
 from syncpretrain.kernels.fixed_draws import sample_fixed
-from syncpretrain.kernels.losses import squared_error
-from syncpretrain.kernels.precision import precision_of
-from syncpretrain.kernels.sparse_products import binary_product, sparse_product, transposed_product
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.first_layers import first_dense
+from syncpretrain.learners.first_layers import first_layer
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings.fields import LayerSettings
-from syncpretrain.shapes import LayerShape
+from syncpretrain.shapes import DenseShape, LayerShape
 from syncpretrain.units.kinds import kind_of
 
 INITIAL_SPREAD = 0.01  # standard deviation of the first weights (Hinton 2010, section 8)
@@ -95,13 +97,7 @@ class BaseRBM(Learner):
         self._kept = empty((rows, hidden) if dropout else (0, 0))
 
     def gradient(
-        self,
-        X: Array,
-        rows: NDArray[np.intp],
-        *,
-        epoch: int,
-        step: int,
-        examples: float | None = None,
+        self, X: Array, rows: Rows, *, epoch: int, step: int, examples: float | None = None
     ) -> float:
         """Fill the gradients by contrastive divergence; return the error, of chains an estimate."""
         n, settings = len(rows), self.settings
@@ -123,9 +119,7 @@ class BaseRBM(Learner):
         self._fill(v, h, n, examples or n)
         return error
 
-    def gradient_without_rows(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int
-    ) -> None:
+    def gradient_without_rows(self, X: Array, rows: Rows, *, epoch: int, step: int) -> None:
         """Fill the gradients of a part that has none of the rows; its own chains move all the same.
 
         If rows have conditions, lengths of documents or missing values, these chains have the
@@ -149,10 +143,10 @@ class BaseRBM(Learner):
         v0, v1, h1, states = v[:n], v[n:], h[n:], self._states[:n]
         inputs = h[:n]
         for k in range(settings.cd_steps):
-            address = self._address(Purpose.HIDDEN, epoch, step, k)
+            address = self.address(Purpose.HIDDEN, epoch, step, k)
             self._sample_hidden(inputs, address, out=states)
             self._drop(inputs, states)
-            address = self._address(Purpose.VISIBLE, epoch, step, k)
+            address = self.address(Purpose.VISIBLE, epoch, step, k)
             if settings.sample_visible:
                 self._sample_visible(states, address, out=v1)
             else:
@@ -176,7 +170,7 @@ class BaseRBM(Learner):
         v0, v1, h0, h1 = v[:n], v[n:], h[:n], h[n:]
         states = self._states[: len(h1)]
         if settings.chain_start == "data" and not self._has_begun[0]:
-            address = self._address(Purpose.HIDDEN, epoch, step, settings.cd_steps)
+            address = self.address(Purpose.HIDDEN, epoch, step, settings.cd_steps)
             self._sample_hidden(h0[np.arange(len(states)) % n], address, out=states)
             self._has_begun.fill(1)
         self._take_means(h0)
@@ -189,16 +183,16 @@ class BaseRBM(Learner):
         if settings.chains and self._known is not None:
             self._known = self._known.of(np.arange(len(states)) % n)
         for k in range(settings.cd_steps):
-            self._sample_visible(states, self._address(Purpose.VISIBLE, epoch, step, k), out=v1)
+            self._sample_visible(states, self.address(Purpose.VISIBLE, epoch, step, k), out=v1)
             self._up(v1, out=h1)
-            self._sample_hidden(h1, self._address(Purpose.HIDDEN, epoch, step, k), out=states)
+            self._sample_hidden(h1, self.address(Purpose.HIDDEN, epoch, step, k), out=states)
             self._drop(h1, states)
         return error
 
     def _draw_dropout(self, epoch: int, step: int) -> None:
         dropout = self.settings.hidden_dropout
         if dropout:
-            draws = self.backend.generator(self._address(Purpose.DROPOUT, epoch, step))
+            draws = self.backend.generator(self.address(Purpose.DROPOUT, epoch, step))
             kept = draws.random(out=self._kept, dtype="f4")
             np.greater_equal(kept, np.float32(dropout), out=kept)
 
@@ -210,9 +204,6 @@ class BaseRBM(Learner):
             if states is not None:
                 states *= kept
                 states /= np.float32(1 - self.settings.hidden_dropout)
-
-    def _address(self, purpose: Purpose, epoch: int, step: int, k: int = 0) -> Address:
-        return Address(self.seed, purpose, self.layer, epoch, step, self.shard_number | k << 32)
 
     def _sample_hidden(self, inputs: Array, address: Address, *, out: Array) -> None:
         """Draw hidden states; replace the inputs, which are without bias, by means."""
@@ -273,15 +264,8 @@ class RBM(BaseRBM):
     """One layer of ``visible`` to ``hidden`` units with shared weights; see :class:`Learner`."""
 
     def __init__(self, layer: int, visible: int, hidden: int, settings: LayerSettings) -> None:
-        first = first_dense(
-            layer,
-            visible,
-            hidden,
-            seed=settings.seed,
-            spread=INITIAL_SPREAD,
-            kinds=settings.kinds(self.model),
-            precision=precision_of(settings.precision, settings.products).name,
-        )
+        shape = DenseShape(visible, hidden)
+        first = first_layer(layer, shape, settings, self.model, spread=INITIAL_SPREAD)
         self._fill_takes_means = not (settings.persistent or settings.hidden_dropout)
         super().__init__(layer, first, settings, first.shape)
 
@@ -417,13 +401,7 @@ class SparseRBM(RBM):
         return are_documents or bool(self.settings.sample_visible or self.settings.persistent)
 
     def gradient(
-        self,
-        X: Array,
-        rows: NDArray[np.intp],
-        *,
-        epoch: int,
-        step: int,
-        examples: float | None = None,
+        self, X: Array, rows: Rows, *, epoch: int, step: int, examples: float | None = None
     ) -> float:
         """Fill the gradients; the first product is with the data."""
         self._reads_data = True

@@ -6,7 +6,7 @@ from typing import TypeGuard
 
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples, ByExamplesOnDevices
-from syncpretrain.learners.by_filters import by_filters
+from syncpretrain.learners.by_filters import AutoencoderByFilters, RBMByFilters
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder, ConvolutionalRBM
 from syncpretrain.learners.rbm import RBM
@@ -34,8 +34,10 @@ def step_for(learner: Learner, shards: int, split: str, workers: int = 1) -> Ste
         return ByExamplesOnDevices(learner, shards, workers)
     if split == "examples":
         return ByExamples(learner, shards)
-    if split == "filters" and isinstance(learner, (ConvolutionalRBM, ConvolutionalAutoencoder)):
-        return by_filters(learner, shards)
+    if split == "filters" and isinstance(learner, ConvolutionalRBM):
+        return RBMByFilters(learner, shards)
+    if split == "filters" and isinstance(learner, ConvolutionalAutoencoder):
+        return AutoencoderByFilters(learner, shards)
     if split == "units" and isinstance(learner, RBM):
         return ByUnits(learner, shards)
     raise ValueError(f"split: got {split} for {learner.model}, expected examples")

@@ -10,13 +10,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from syncpretrain.backends.fused import FusedArrays, Pace
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.arrays import Array, Rows
 from syncpretrain.kernels.program import PhaseRunner, in_turn
-from syncpretrain.learners.base import Learner
+from syncpretrain.learners.base import Learner, copy_hidden
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Address, Purpose
@@ -29,7 +26,7 @@ class Step(Protocol):
     """A step of one learner on a minibatch."""
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error.
 
@@ -68,11 +65,7 @@ class LearnerStep:
 
     def hand_up(self, out: Array) -> bool:
         """Copy the hidden means from before the update; return False if they must be recomputed."""
-        hidden = self.learner.hidden_means(len(out))
-        if hidden is None:
-            return False
-        np.copyto(out, hidden)
-        return True
+        return copy_hidden([(slice(None), self.learner.hidden_means(len(out)))], out)
 
     def state(self) -> dict[str, Array]:
         """Return the state of the learner."""
@@ -87,7 +80,7 @@ class WholeStep(LearnerStep):
     """The gradient of a whole minibatch, then the update."""
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         error = self.learner.gradient(X, rows, epoch=epoch, step=step)
@@ -126,7 +119,7 @@ class MarkedStep:
         self.hand_up, self.restart = step.hand_up, step.restart
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         error = self._step.train_step(X, rows, epoch=epoch, step=step, run=run)
@@ -176,7 +169,7 @@ class FusedDivergence(LearnerStep):
         self._fused = fused
 
     def train_step(
-        self, X: Array, rows: NDArray[np.intp], *, epoch: int, step: int, run: PhaseRunner = in_turn
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
         rbm, settings = self.learner, self.learner.settings
@@ -193,7 +186,7 @@ class FusedDivergence(LearnerStep):
         error: float = self._fused(given, numbers, draws, pace)
         return error
 
-    def _gathered(self, X: Array, rows: NDArray[np.intp]) -> Array:
+    def _gathered(self, X: Array, rows: Rows) -> Array:
         """Return rows in an array of their own."""
         v, *_ = self.learner.buffers
         return self.learner.backend.gather(X, rows, out=v[: len(rows)])  # type: ignore[no-any-return]

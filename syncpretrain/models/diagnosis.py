@@ -17,7 +17,7 @@ import numpy as np
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.visible import has_missing
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.losses import squared_error
+from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.models.layer import DenseLayer, Layer, rows_at_once, up_through
 from syncpretrain.models.likelihood import free_energy, log_z, pseudo_likelihood
 from syncpretrain.models.stack import Stack

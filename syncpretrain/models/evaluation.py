@@ -8,14 +8,16 @@ measured on the standardized examples. A missing value has no error.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from syncpretrain.data.dataset import PARTS, Dataset, is_labelled
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.kernels.conditions import as_documents
-from syncpretrain.kernels.losses import squared_error
 from syncpretrain.models.layer import rows_at_once
 from syncpretrain.models.stack import Stack
 
@@ -73,16 +75,11 @@ def accuracies(stack: Stack, data: Dataset) -> dict[str, float | None] | None:
 
     A part without labelled rows has None. A class that the stack does not know counts as wrong.
     """
-    if stack.head is None or stack.head.kind != "classification":
-        return None
-    found: dict[str, float | None] = {}
-    for part in PARTS:
-        X, labels = getattr(data, part), data.targets(part)
-        found[part] = None
-        if labels is not None and is_labelled(labels).any():
-            rows = is_labelled(labels)
-            found[part] = float((stack.predict(X[rows]) == labels[rows]).mean())
-    return found
+
+    def share(found: NDArray[Any], labels: NDArray[Any]) -> float:
+        return float((found == labels).mean())
+
+    return _by_part(stack, data, "classification", share)
 
 
 def regression_errors(stack: Stack, data: Dataset) -> Errors | None:
@@ -92,20 +89,27 @@ def regression_errors(stack: Stack, data: Dataset) -> Errors | None:
     variance: 0 for a constant guess, 1 at best, None if all targets are equal. A part without
     targets has None.
     """
-    if stack.head is None or stack.head.kind != "regression":
+
+    def errors(found: NDArray[Any], labels: NDArray[Any]) -> dict[str, float | None]:
+        y = labels.astype(np.float64)
+        error, spread = float(np.square(found - y).mean()), float(y.var())
+        return {"rmse": math.sqrt(error), "r2": 1 - error / spread if spread else None}
+
+    return _by_part(stack, data, "regression", errors)
+
+
+def _by_part(
+    stack: Stack, data: Dataset, kind: str, measured: Callable[[NDArray[Any], NDArray[Any]], Any]
+) -> dict[str, Any] | None:
+    """Return what is measured of the predictions and the targets of each part, if it has some."""
+    if stack.head is None or stack.head.kind != kind:
         return None
-    found: Errors = {}
+    found: dict[str, Any] = {}
     for part in PARTS:
         X, labels = getattr(data, part), data.targets(part)
         found[part] = None
-        if labels is None or not is_labelled(labels).any():
-            continue
-        rows = is_labelled(labels)
-        y = labels[rows].astype(np.float64)
-        error = float(np.square(stack.predict(X[rows]) - y).mean())
-        spread = float(y.var())
-        r2 = 1 - error / spread if spread else None
-        found[part] = {"rmse": math.sqrt(error), "r2": r2}
+        if labels is not None and (rows := is_labelled(labels)).any():
+            found[part] = measured(stack.predict(X[rows]), labels[rows])
     return found
 
 

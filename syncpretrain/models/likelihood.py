@@ -352,14 +352,7 @@ def pseudo_likelihood(layer: Layer, X: Array, *, seed: int = 0) -> float:
     return float(per_row.mean() * X.shape[1])
 
 
-def log_z(
-    layer: Layer,
-    *,
-    words: int | Sequence[int] = (),
-    chains: int = 100,
-    steps: int = 1000,
-    seed: int = 0,
-) -> LogZ:
+def log_z(layer: Layer, *, words: int | Sequence[int] = (), **annealing: int) -> LogZ:
     """Return log Z: exact if one side has at most 20 units, else estimated by annealing.
 
     Parameters
@@ -368,8 +361,8 @@ def log_z(
         Dense layer with binary hidden units.
     words : int or sequence of int
         Number of words of a document, for each block of counts: Z depends on it.
-    chains, steps, seed : int
-        See :func:`log_z_ais`.
+    **annealing : int
+        ``chains``, ``steps`` and ``seed`` of :func:`log_z_ais`.
 
     Raises
     ------
@@ -383,7 +376,7 @@ def log_z(
     if len(parameters[2]) <= MAX_ENUMERATED:
         value = summed_over_hidden(parameters, layer.visible_units, lengths)
         return LogZ(value, value, value)
-    return log_z_ais(layer, words=words, chains=chains, steps=steps, seed=seed)
+    return log_z_ais(layer, words=words, **annealing)
 
 
 def log_z_ais(
@@ -415,30 +408,26 @@ def log_z_ais(
         Estimate with 3 standard errors of the mean weight on each side; ``low`` is -inf if they
         reach below 0: more chains or steps are needed then.
     """
-    (W, a, b), lengths = _annealed(layer, words)
-    draws = generator(seed, Purpose.ANNEALING)
+    parameters, lengths = _annealed(layer, words)
     blocks = kind_of(layer.visible_units).blocks
     if blocks is not None and not blocks.has_bias and len(lengths) == 1:
         each = max(chains // POPULATIONS, 1)
+        draws = generator(seed, Purpose.ANNEALING)
         options: dict[str, Any] = {"chains": each, "steps": steps, "draws": draws}
-        found = annealed_over_lengths(Words(W, a, b), np.array(lengths), **options)
+        found = annealed_over_lengths(Words(*parameters), np.array(lengths), **options)
         return _with_error_bar(0.0, found[:, 0])
-    betas = np.linspace(0, 1, steps + 1)
-    base, weights, _ = annealed_weights(
-        (W, a, b), layer.visible_units, lengths, betas, chains, draws
-    )
-    return _with_error_bar(base, weights)
+    return annealed_sample(layer, words=words, chains=chains, steps=steps, seed=seed)[0]
 
 
 def annealed_sample(
-    layer: Layer, *, chains: int, steps: int, seed: int = 0
+    layer: Layer, *, words: int | Sequence[int] = (), chains: int, steps: int, seed: int = 0
 ) -> tuple[LogZ, Doubles, Doubles]:
     """Return log Z by annealed importance sampling, and its chains as a weighted sample.
 
     Parameters
     ----------
-    layer, chains, steps, seed
-        As for :func:`log_z_ais`; without counts.
+    layer, words, chains, steps, seed
+        As for :func:`log_z_ais`; not for counts alone.
 
     Returns
     -------
@@ -448,7 +437,7 @@ def annealed_sample(
     v : ndarray of shape (chains, V)
         Visible states.
     """
-    parameters, lengths = _annealed(layer, ())
+    parameters, lengths = _annealed(layer, words)
     draws = generator(seed, Purpose.ANNEALING)
     betas = np.linspace(0, 1, steps + 1)
     base, logs, v = annealed_weights(parameters, layer.visible_units, lengths, betas, chains, draws)

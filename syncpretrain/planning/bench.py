@@ -24,7 +24,7 @@ from syncpretrain.planning.measure import is_on_gpus
 from syncpretrain.planning.timings import CORE
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.settings import PretrainSettings
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import Split
 
 SIDE = 1536  # of the matrices of the peak: 14 GFLOP for both
 # The fastest of these counts, after one more to warm up: a peak is what the machine can do

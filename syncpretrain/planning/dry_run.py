@@ -36,7 +36,7 @@ from syncpretrain.pretraining.memory import (
     shard_bytes,
 )
 from syncpretrain.pretraining.runtimes import workers_of
-from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.pretraining.streamed import StreamedPretraining
 from syncpretrain.pretraining.training import Driver
 from syncpretrain.schedule.kinds import ASYNC, UNTRAINED
 from syncpretrain.settings import PretrainSettings, Settings

@@ -19,7 +19,7 @@ from syncpretrain.parallel.replicas.steps import LocalSteps, Task
 from syncpretrain.planning.probes import Steps
 from syncpretrain.planning.timings import Exchange
 from syncpretrain.pretraining.build import build_learners
-from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.pretraining.streamed import StreamedPretraining
 from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.settings.fields import AsyncFields
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.base import Backend, TrainStep
+from syncpretrain.backends.base import Backend, StepBlock, TrainStep
 from syncpretrain.data.order import shuffled
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
@@ -56,8 +56,13 @@ from syncpretrain.pretraining.build import backend_of_layers, build_learner, bui
 from syncpretrain.pretraining.memory import check_device_memory, check_memory
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.shapes import ConvolutionShape, LayerShape
-from syncpretrain.workers.activations import CHUNK_ROWS, CHUNKS_AT_ONCE, chunk_rows, transform
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import (
+    CHUNK_ROWS,
+    CHUNKS_AT_ONCE,
+    Split,
+    chunk_rows,
+    transform,
+)
 from syncpretrain.workers.worker import PROBE_ROWS
 
 WIDE_NUMBERS = 40_000_000  # of the rows of a wide layer
@@ -376,13 +381,8 @@ def steps_on_device(learner: Learner, train_step: TrainStep, X: Any) -> Work:
             blocks = -(-times // backend.steps_at_once)
             started = perf_counter()
             for _ in range(blocks):
-                learner.recorder.train(
-                    *(train_step, X, rows),
-                    batch_size=batch,
-                    epoch=1,
-                    step=done[0],
-                    constants=learner.constants(1),
-                )
+                own = (batch, 1, done[0], learner.constants(1))
+                learner.recorder.train(StepBlock(train_step, X, rows, *own))
                 done[0] += backend.steps_at_once
             learner.stream.synchronize()
             return (perf_counter() - started) / (blocks * backend.steps_at_once) * times

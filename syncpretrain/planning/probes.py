@@ -23,8 +23,7 @@ from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.planning.timings import LayerTimings, no_faster_than_linear
 from syncpretrain.shapes import LayerShape
-from syncpretrain.workers.activations import transform
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import Split, transform
 
 MOST_NUMBERS = 4_000_000  # of a layer's rows: more than caches hold, and soon drawn
 MOST_SECONDS = 18.0  # of measuring a stack

@@ -20,7 +20,7 @@ from syncpretrain.learners.early_stopping import EarlyStopping, Outputs
 from syncpretrain.learners.rbm import RBM, SparseRBM
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import MarkedStep, Step
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.kinds import SCHEDULES, Fixed, Pace, ScheduleOptions
 from syncpretrain.schedule.reads import LayerPlan, Reads
 from syncpretrain.schedule.schedule import Schedule
@@ -218,7 +218,7 @@ def build_layer(
         step = step_on_ranks(step, shared, hands_up=hands_up)
     if settings.marks:
         step = MarkedStep(step, learner, epochs=settings.epochs[layer - 1], count=settings.marks)
-    stopping = build_stopping(settings)[layer - 1]
+    stopping = build_stopping(settings, layer)
     return LayerInTraining(learner, step, stopping, build_outputs(settings, layer))
 
 
@@ -244,36 +244,26 @@ def step_on_ranks(step: Step, stop: AgreedStop, *, hands_up: bool = False) -> St
 
 
 def build_worker_factories(
-    settings: PretrainSettings,
-    states: Sequence[LayerState | None] = (),
-    *,
-    keep_states: bool,
-    backend: Backend | None = None,
-    times: Timeouts = TIMEOUTS,
-    weights: Array | None = None,
+    settings: PretrainSettings, states: Sequence[LayerState | None], *own: Any
 ) -> list[WorkerFactory]:
     """Return one function a layer that builds its worker.
 
-    It is fit to be sent to another process, as long as the backend is NumPy.
+    It is fit to be sent to another process, as long as the backend is NumPy. ``own`` are the
+    parameters of :func:`build_worker` from ``keep_states`` to ``weights``.
     """
     depth = len(settings.layers) - 1
     return [
-        partial(build_worker, settings, layer, state, keep_states, backend, times, weights)
+        partial(build_worker, settings, layer, state, *own)
         for layer, state in zip(range(1, depth + 1), states or [None] * depth, strict=True)
     ]
 
 
-def build_stopping(settings: PretrainSettings) -> list[EarlyStopping | None]:
-    """Return what stops each layer early, if anything is to."""
-    metric, depth = settings.early_stopping, len(settings.layers) - 1
-    if metric == "none":
-        return [None] * depth
-    return [
-        EarlyStopping(
-            metric, settings.patience, seed=settings.seed, missing=settings.missing and not i
-        )
-        for i in range(depth)
-    ]
+def build_stopping(settings: PretrainSettings, layer: int) -> EarlyStopping | None:
+    """Return what stops a layer early, if anything is to."""
+    if settings.early_stopping == "none":
+        return None
+    own: Any = {"seed": settings.seed, "missing": settings.missing and layer == 1}
+    return EarlyStopping(settings.early_stopping, settings.patience, **own)
 
 
 def build_outputs(settings: PretrainSettings, layer: int) -> Outputs | None:

@@ -1,8 +1,9 @@
-"""The examples as layer 1 sees them, once settings and data permit a run."""
+"""The settings of a call and of its data, and the examples as layer 1 sees them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from syncpretrain.backends.choice import backend_for, resolve_backend
 from syncpretrain.data.examples import as_examples, checked_rows, evenly_spaced
+from syncpretrain.data.facts import Look
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.minibatches import ArrayPasses, Minibatches, is_iterable_of_arrays
 from syncpretrain.data.order import steps_per_epoch
@@ -36,13 +38,32 @@ from syncpretrain.pretraining.memory import (
     shard_bytes,
 )
 from syncpretrain.schedule.kinds import ASYNC, UNTRAINED
+from syncpretrain.settings import settings_from
 from syncpretrain.settings.architecture import check_width
+from syncpretrain.settings.by_data import pretrain_by_data
 from syncpretrain.settings.checks import check_missing, check_sparse, parsed_waking
 from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.units.kinds import kind_of
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.worker import PROBE_ROWS
+
+
+def settled(
+    layers: Any, look: Look, settings: Mapping[str, Any]
+) -> tuple[PretrainSettings, dict[str, Any]]:
+    """Return the settings, and by name the values that follow from the data.
+
+    Raises
+    ------
+    SettingsError
+        If one is wrong, or they do not go together.
+    """
+    wanted = settings_from(layers, **settings).pretrain
+    if look.facts is None:
+        return wanted, {}
+    given = [name for name, value in settings.items() if value is not None]
+    return pretrain_by_data(wanted, given, look.facts)
 
 
 def build_data(

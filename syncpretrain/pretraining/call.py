@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,8 +36,9 @@ from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers import observing
+from syncpretrain.observers.errors import ErrorHistory
+from syncpretrain.pretraining.build_data import settled
 from syncpretrain.pretraining.driver import driver_for, rows_of
-from syncpretrain.pretraining.settled import settled
 from syncpretrain.pretraining.training import Driver
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import ELSEWHERE, PretrainSettings
@@ -151,20 +151,34 @@ def pretrain(
     >>> pretrain(X, hidden=[4, 2], epochs=50).widths
     (8, 4, 2)
     """
-    work = partial(
-        _pretrained,
-        X,
-        layers=layers,
-        hidden=hidden,
-        validation=validation,
-        verbose=verbose,
-        warn=warn,
-        observers=observers,
-        replay=replay,
-        resume=resume,
-        weights=weights,
-        settings=settings,
-    )
+
+    def work() -> Stack:
+        _check_given(settings)
+        taken = rows_by_columns(X, validation, settings.get("visible_units"))
+        look = look_at(taken.X, streams=settings.get("handoff") == "minibatch")
+        given = settings | {"visible_units": taken.units}
+        wanted, chosen = settled(_layers(layers, hidden, look), look, given)
+        check_blas_threads(wanted.schedule, wanted.blas_threads)
+        with observing(verbose) as printing:
+            watching = [*observers, *printing]
+            rows, held_out, meaning = _prepared(look, taken.validation, wanted.visible_units)
+            own: Any = {"observers": watching, "replay": replay, "weights": weights}
+            driver = driver_for(wanted, rows, held_out, **own)
+            saved = None
+            if resume is not None:
+                saved = SavedCall(resume, driver.settings, look.X, driver.weights)
+                driver.save, driver.resume = saved.save, saved.newest()
+            for message in _notices(driver, taken.columns, look, chosen):
+                for observer in watching:
+                    observer(Notice(time.monotonic(), message))
+            # An iterable knows the meaning of the first array that it gave.
+            meaning = meaning or getattr(rows_of(driver), "meaning", None)
+            stack = _trained(driver, taken.columns, meaning)
+        if saved is not None:
+            saved.delete()
+        sample = () if look.facts is None else _sample(rows)
+        return _judged(stack, sample, driver.history, chosen, warn=warn)
+
     if settings.get("runtime") != "mpi":
         return work()
     from syncpretrain.pretraining.on_ranks import on_every_rank
@@ -172,51 +186,29 @@ def pretrain(
     return on_every_rank(work)
 
 
-def _pretrained(
-    X: Any,
-    *,
-    layers: Any,
-    hidden: Any,
-    validation: Any,
-    verbose: bool,
-    warn: bool,
-    observers: Iterable[Observer],
-    replay: Reads | None,
-    resume: str | PathLike[str] | None,
-    weights: ArrayLike | None,
-    settings: dict[str, Any],
+def _notices(
+    driver: Driver, columns: Columns | None, look: Look, chosen: dict[str, Any]
+) -> Iterator[str]:
+    """Yield what follows from the data, and what is odd about them."""
+    if look.facts is not None and chosen:
+        yield in_words(look.facts, chosen)
+    if constant := constant_columns(driver.scaling, columns):
+        yield str(constant)
+    # An iterable began with bytes of 0 and 1, which a stream divides.
+    if getattr(rows_of(driver), "are_all_ones", False):
+        yield ALL_ONES.format("X, its first array")
+
+
+def _judged(
+    stack: Stack, sample: Any, history: ErrorHistory, chosen: dict[str, Any], *, warn: bool
 ) -> Stack:
-    _check_given(settings)
-    taken = rows_by_columns(X, validation, settings.get("visible_units"))
-    settings |= {"visible_units": taken.units}
-    look = look_at(taken.X, streams=settings.get("handoff") == "minibatch")
-    wanted, chosen = settled(_layers(layers, hidden, look), look, settings)
-    check_blas_threads(wanted.schedule, wanted.blas_threads)
-    notice = in_words(look.facts, chosen) if look.facts is not None and chosen else None
-    with observing(verbose) as printing:
-        watching = [*observers, *printing]
-        rows, held_out, meaning = _prepared(look, taken.validation, wanted.visible_units)
-        own: Any = {"observers": watching, "replay": replay, "weights": weights}
-        driver = driver_for(wanted, rows, held_out, **own)
-        examples = look.X, driver.weights
-        saved = None if resume is None else SavedCall(resume, driver.settings, *examples)
-        if saved is not None:
-            driver.save, driver.resume = saved.save, saved.newest()
-        constant = constant_columns(driver.scaling, taken.columns)
-        for message in filter(None, (notice, constant, _dark_bytes(driver))):
-            for observer in watching:
-                observer(Notice(time.monotonic(), str(message)))
-        stack = _trained(driver, partial(_marked, taken.columns, meaning or _first_meaning(driver)))
-    if saved is not None:
-        saved.delete()
-    sample = () if look.facts is None else _sample(rows)
-    judged = stack.for_prepared_rows()
-    sentences = on_layers(baselines(judged, sample), driver.history.layers)
+    """Return a stack with its history and a verdict, after a warning of a poor result."""
+    sentences = on_layers(baselines(stack.for_prepared_rows(), sample), history.layers)
     for sentence in sentences if warn else ():
-        warnings.warn(sentence, PoorResultWarning, stacklevel=3)
+        warnings.warn(sentence, PoorResultWarning, stacklevel=4)
     info: dict[str, Any] = {"by_data": chosen} if chosen else {}
     info |= {"verdict": sentences} if sentences else {}
-    return replace(stack, info=stack.info | info, history=driver.history)
+    return replace(stack, info=stack.info | info, history=history)
 
 
 def _check_given(settings: dict[str, Any]) -> None:
@@ -231,31 +223,22 @@ def _check_given(settings: dict[str, Any]) -> None:
         )
 
 
-def _trained(driver: Driver, marked: Callable[[Stack], Stack]) -> Stack:
-    """Return the driver's stack, or raise its error with a stack, both of them marked."""
+def _trained(driver: Driver, columns: Columns | None, meaning: Meaning | None) -> Stack:
+    """Return the driver's stack with the columns that it was trained on, and their meaning.
+
+    Or raise the driver's error, with such a stack.
+    """
+
+    def marked(stack: Stack) -> Stack:
+        kept = {"columns": columns, "meaning": meaning}
+        found = {name: msgspec.to_builtins(x) for name, x in kept.items() if x is not None}
+        return replace(stack, info=stack.info | found)
+
     try:
         return marked(driver.run())
     except (WorkerError, RunInterrupted) as error:
         error.stack = None if error.stack is None else marked(error.stack)
         raise
-
-
-def _marked(columns: Columns | None, meaning: Meaning | None, stack: Stack) -> Stack:
-    """Return a stack with the columns that it was trained on, and what their numbers meant."""
-    kept = {"columns": columns, "meaning": meaning}
-    found = {name: msgspec.to_builtins(x) for name, x in kept.items() if x is not None}
-    return replace(stack, info=stack.info | found)
-
-
-def _dark_bytes(driver: Driver) -> str | None:
-    """Return a notice that an iterable began with bytes of 0 and 1, which a stream divides."""
-    dark = getattr(rows_of(driver), "are_all_ones", False)
-    return ALL_ONES.format("X, its first array") if dark else None
-
-
-def _first_meaning(driver: Driver) -> Meaning | None:
-    """Return the meaning of the first array that an iterable gave."""
-    return getattr(rows_of(driver), "meaning", None)
 
 
 def _layers(layers: Any, hidden: Any, look: Look) -> Any:

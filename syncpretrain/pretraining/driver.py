@@ -30,7 +30,6 @@ from syncpretrain.events import (
     EpochFinished,
     EpochStarted,
     LayerFinished,
-    Observer,
     RunFinished,
     RunStarted,
 )
@@ -42,7 +41,6 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.parallel.blas import blas_threads
 from syncpretrain.parallel.signals import StopRequest
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build import (
     backend_of_layers,
     build_learners,
@@ -51,17 +49,16 @@ from syncpretrain.pretraining.build import (
     placement_text,
     rank_shares,
 )
-from syncpretrain.pretraining.runtimes import EpochsRun, runtime_for, versions_for, workers_of
+from syncpretrain.pretraining.runtimes import RUNTIMES, EpochsRun, versions_for, workers_of
 from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, UNTRAINED
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.schedule.schedule import Command, Past, Release, Train
 from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.epochs import Failed, Finished, Message, Runtime
-from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.shared_memory import check_runtime
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import LayerState, PretrainState
 
 
@@ -337,17 +334,9 @@ class Pretraining(Driver):
             return request()
 
         states = self.resume.states if self.resume else ()
-        keeps = self.save is not None
-        worker_factories = build_worker_factories(
-            self.settings,
-            states,
-            keep_states=keeps,
-            backend=self._backend,
-            times=self._times,
-            weights=self.weights,
-        )
+        own = self.save is not None, self._backend, self._times, self.weights
         run = EpochsRun(
-            worker_factories=worker_factories,
+            worker_factories=build_worker_factories(self.settings, states, *own),
             versions=self._versions,
             blas_threads=self._blas_threads,
             stop=tick_and_ask if self.settings.runtime == "serial" else request,
@@ -355,7 +344,7 @@ class Pretraining(Driver):
             restarts=self._restarts,
             shares=rank_shares(self.settings),
         )
-        runtime = runtime_for(self.settings.runtime, run)
+        runtime = RUNTIMES[self.settings.runtime](run)
         return runtime
 
     def _emit_decisions(self) -> None:
@@ -397,33 +386,18 @@ class Untrained(Driver):
 
 
 def driver_for(
-    settings: PretrainSettings,
-    X: ArrayLike,
-    validation: ArrayLike | None = None,
-    *,
-    observers: Iterable[Observer] = (),
-    replay: Reads | None = None,
-    times: Timeouts = TIMEOUTS,
-    restarts: Restarts | None = None,
-    weights: ArrayLike | None = None,
+    settings: PretrainSettings, X: ArrayLike, validation: ArrayLike | None = None, **how: Any
 ) -> Driver:
-    """Return the driver of a run, everything checked; see ``pretrain`` for the parameters.
+    """Return the driver of a run, everything checked.
 
-    ``restarts`` are for processes of layers that die.
+    ``how`` are the further parameters of :class:`~syncpretrain.pretraining.training.Driver`.
 
     Raises
     ------
     SettingsError, DataError
         If the run is not possible.
     """
-    driver = _kind_of(settings)(
-        *(settings, X, validation),
-        observers=observers,
-        replay=replay,
-        times=times,
-        restarts=restarts,
-        weights=weights,
-    )
+    driver = _kind_of(settings)(settings, X, validation, **how)
     own = driver.settings
     idle = why_no_gpu(settings.backend, why_not_on_a_device(own))
     slow = why_no_fused_steps(own.backend, own.precision) if own.model == "rbm" else None
@@ -460,11 +434,11 @@ def _kind_of(settings: PretrainSettings) -> type[Driver]:
     if settings.schedule == UNTRAINED:
         return Untrained
     if settings.schedule == ASYNC:
-        from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
+        from syncpretrain.pretraining.asynchronous import AsyncPretraining
 
         return AsyncPretraining
     if settings.handoff == "epoch":
         return Pretraining
-    from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+    from syncpretrain.pretraining.streamed import StreamedPretraining
 
     return StreamedPretraining

@@ -10,8 +10,7 @@ from syncpretrain.errors import WorkerError
 
 # What ranks are sent is of these: they import them now, while rank 0 prepares the run.
 from syncpretrain.workers.ranks import epochs, replicas, stream  # noqa: F401
-from syncpretrain.workers.ranks.messages import CONTROL, RunEnded
-from syncpretrain.workers.ranks.worker import follow
+from syncpretrain.workers.ranks.worker import CONTROL, RunEnded, follow
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.build import build_learners
-from syncpretrain.pretraining.settled import settled
+from syncpretrain.pretraining.build_data import settled
 from syncpretrain.settings.checks import check_missing
 from syncpretrain.units.kinds import kind_of
 

@@ -13,10 +13,10 @@ from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.memory import pretraining_bytes, shard_bytes
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.epochs import Runtime
 from syncpretrain.workers.ranks.placement import RankShares
 from syncpretrain.workers.restarts import Restarts
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.versions import Versions
 from syncpretrain.workers.worker import LayerWorker, WorkerFactory
 
@@ -57,7 +57,7 @@ class EpochsRun:
 
 
 def _serial(run: EpochsRun) -> Runtime:
-    from syncpretrain.workers.serial import SerialRuntime
+    from syncpretrain.workers.threads import SerialRuntime
 
     return SerialRuntime(run.workers(), run.stop)
 
@@ -125,8 +125,3 @@ def workers_of(settings: PretrainSettings) -> int:
         return 1
     elsewhere = settings.runtime == "mpi" or settings.backend.startswith("cupy")
     return settings.workers or (sum(settings.replicas) if elsewhere else usable_cores())
-
-
-def runtime_for(name: str, run: EpochsRun) -> Runtime:
-    """Return the runtime of a name in :data:`RUNTIMES`, to be entered as a context."""
-    return RUNTIMES[name](run)

@@ -29,8 +29,8 @@ from syncpretrain.pretraining.build_data import build_data
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings.checks import check_weights
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.restarts import Restarts
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import Saver
 from syncpretrain.workers.training import Training
 

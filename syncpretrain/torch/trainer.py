@@ -23,7 +23,7 @@ from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.pretraining.call import SavedCall
 from syncpretrain.pretraining.memory import StreamSize
-from syncpretrain.pretraining.streamed.driver import BuildLayer, StreamedPretraining
+from syncpretrain.pretraining.streamed import BuildLayer, StreamedPretraining
 from syncpretrain.settings.sections import PretrainSettings, settings_from
 from syncpretrain.torch.block import (
     Block,
@@ -42,8 +42,8 @@ from syncpretrain.torch.block import (
 from syncpretrain.torch.data import Given, given_rows, held_out_rows
 from syncpretrain.torch.learner import ModuleLearner, build_block, load_layer, load_state
 from syncpretrain.torch.losses import LOSSES, LocalLoss, PredSimHead, check_loss, default_head
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.restarts import Restarts
-from syncpretrain.workers.split import Split
 
 RUNTIMES, STEPPED = ("serial", "threads", "processes", "mpi", "auto"), ("epoch", "minibatch")
 MEASURED_STEPS = 3  # of which the least time counts

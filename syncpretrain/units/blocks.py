@@ -329,10 +329,7 @@ def _noise(part: Block) -> str | None:
 @lru_cache(maxsize=64)
 def _kind_of_blocks(text: str) -> Kind:
     """Return the record of units in blocks."""
-    return _record(text, Blocks(read_blocks(text)))
-
-
-def _record(text: str, blocks: Blocks) -> Kind:
+    blocks = Blocks(read_blocks(text))
     kinds = [KINDS[part.kind] for part in blocks.parts if not part.groups]
     grouped = [CHOICES] * len(blocks.groups) + [WORDS] * len(blocks.counts)
     limits = [(kind.lower, kind.upper, kind.learning_rate) for kind in kinds] + grouped

@@ -1,22 +1,32 @@
-"""Compute the activations of a version from the activations of the version below."""
+"""Rows of a layer's input, and the activations of a version from those of the version below."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.data.sparse_rows import run_of
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.models.layer import Layer
-from syncpretrain.workers.split import Split
 
 CHUNK_ROWS = 1000  # rows of a chunk: some ms of work
 DEVICE_ROWS = 16_384  # the same on a device, where a chunk takes the interpreter some 50 us
 DEVICE_NUMBERS = 2**25  # numbers of a chunk on a device, 128 MB: bytes become float32 in a copy
 CHUNKS_AT_ONCE = 4  # chunks between two calls of ``stop``
+
+
+class Split(NamedTuple):
+    """Training and validation rows of a layer's input; both go through the same layers.
+
+    The training rows of the lowest layer may be sparse.
+    """
+
+    train: Array
+    validation: Array
 
 
 @dataclass(frozen=True, slots=True)

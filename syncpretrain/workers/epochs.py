@@ -16,8 +16,8 @@ import faulthandler
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Protocol
 
 from syncpretrain.models.layer import Layer
@@ -97,21 +97,11 @@ class Failed:
 Message = Finished | Failed
 
 
-class Runtime(Protocol):
-    """Runs epochs on one worker per layer; a context manager that leaves no worker behind."""
+class Runtime(AbstractContextManager[Any], Protocol):
+    """Runs epochs on one worker per layer.
 
-    def __enter__(self) -> Runtime:
-        """Start the workers."""
-        ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Stop, wake and join the workers."""
-        ...
+    Entered, it starts the workers; left, it stops, wakes and joins them, and leaves none behind.
+    """
 
     def submit(self, command: Train) -> None:
         """Send an epoch to the worker of its layer; return at once."""

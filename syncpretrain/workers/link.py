@@ -105,7 +105,7 @@ class Link(Protocol):
         ...
 
 
-class Place(Protocol):
+class Place:
     """Threads, processes or ranks that hold the workers of a run, numbered from 1."""
 
     progress: NDArray[np.float64]  # finished share of the running order, by the worker's number
@@ -113,31 +113,29 @@ class Place(Protocol):
 
     def start(self, jobs: Sequence[Any]) -> Sequence[Link]:
         """Start a worker for each job."""
-        ...
+        raise NotImplementedError
 
     def replace(self, number: int, death: WorkerError) -> Link | None:
-        """Start a worker in place of a dead one; return None if the place cannot."""
-        ...
+        """Start a worker in place of a dead one; return None if the place cannot, as by default."""
+        return None
 
     def set_workers(self, number: int, workers: int) -> None:
         """Set the number of threads that a worker may have, from its next step on."""
-        ...
+        self.workers[number] = workers
 
     def stop(self) -> None:
         """Ask every worker to leave after its minibatch."""
-        ...
+        raise NotImplementedError
 
     def dump_stacks(self) -> None:
-        """Write the stacks of all threads of every worker on stderr."""
-        ...
+        """Write the stacks of workers in other processes on stderr; the caller writes its own."""
 
     def kill(self) -> None:
         """End every worker that can be ended at once; replace no worker from now on."""
-        ...
 
     def end(self) -> list[str]:
         """End the workers; return the names of the workers that did not end in time."""
-        ...
+        raise NotImplementedError
 
 
 class Inbox:

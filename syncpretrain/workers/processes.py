@@ -50,12 +50,11 @@ from syncpretrain.parallel.blas import blas_environment, blas_limit
 from syncpretrain.parallel.descriptors import above_standard, standard_stream
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.schedule.schedule import Train
-from syncpretrain.workers.activations import ActivationSource, activations_from
+from syncpretrain.workers.activations import ActivationSource, Split, activations_from
 from syncpretrain.workers.epochs import Finished, LinkedEpochs, Message
-from syncpretrain.workers.link import Context, Job, Obey, serve
+from syncpretrain.workers.link import Context, Job, Obey, Place, serve
 from syncpretrain.workers.restarts import Keeping, KeptStates, Replacement, Restarts
 from syncpretrain.workers.shared_memory import SharedArrays, SharedSplits
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import LayerState
 from syncpretrain.workers.versions import MAX_BUFFERS, Versions
 from syncpretrain.workers.worker import LayerWorker, WorkerFactory
@@ -199,7 +198,7 @@ def _described(status: int) -> str:
         return f"was killed by signal {-status}"
 
 
-class Processes:
+class Processes(Place):
     """Processes of this machine as a place; see :class:`syncpretrain.workers.link.Place`.
 
     A job has ``descriptors`` of the memory that it shares with this process.
@@ -264,10 +263,6 @@ class Processes:
                 self._send_job(number)
                 return self._links[number]
             return None
-
-    def set_workers(self, number: int, workers: int) -> None:
-        """Set the number of threads that a worker may have, from its next step on."""
-        self.workers[number] = workers
 
     def stop(self) -> None:
         """Ask every worker to leave after its minibatch."""

@@ -296,10 +296,6 @@ class Replacement:
         )
         return True
 
-    def report_all(self) -> None:
-        """Report the replacements; the thread of the run's caller calls this."""
-        self._restarts.report_all()
-
     def close(self) -> None:
         """Release the memory."""
         for kept in self._kept:

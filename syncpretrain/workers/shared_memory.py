@@ -20,7 +20,7 @@ from syncpretrain.data.blocks import Prepare
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.descriptors import PAGE, nameless_memory, size_memory
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import Split
 
 FLOAT = np.dtype(np.float32).str
 AT_ONCE = 1 << 24  # bytes written in a call: a signal is handled between two calls

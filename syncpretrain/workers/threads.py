@@ -1,4 +1,4 @@
-"""Workers in threads of this process, and the runtime of whole epochs on them.
+"""Workers in threads of this process, and the runtimes of whole epochs: on them, and serial.
 
 Guarantees:
 
@@ -12,9 +12,11 @@ NumPy's products release the GIL, so the workers train at the same time.
 
 from __future__ import annotations
 
+import faulthandler
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,11 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.schedule.schedule import Train
-from syncpretrain.workers.epochs import LinkedEpochs
-from syncpretrain.workers.link import Context, Inbox, Job, Obey, serve
+from syncpretrain.workers.epochs import LinkedEpochs, Message
+from syncpretrain.workers.link import STDERR, Context, Inbox, Job, Obey, Place, serve
 from syncpretrain.workers.worker import LayerWorker
 
 
@@ -109,7 +110,7 @@ class ThreadLink:
         return None
 
 
-class Threads:
+class Threads(Place):
     """Threads of this process as a place; see :class:`syncpretrain.workers.link.Place`.
 
     Parameters
@@ -135,19 +136,9 @@ class Threads:
             self.links.append(ThreadLink(f"{self._name}-{i}", job, context))
         return self.links
 
-    def replace(self, number: int, death: WorkerError) -> None:
-        """Return None: a thread is not replaced."""
-
-    def set_workers(self, number: int, workers: int) -> None:
-        """Set the number of threads that a worker may have, from its next step on."""
-        self.workers[number] = workers
-
     def stop(self) -> None:
         """Ask every worker to leave after its minibatch."""
         self._stopping.set()
-
-    def dump_stacks(self) -> None:
-        """Do nothing: the caller dumps the stacks of this process itself."""
 
     def kill(self) -> None:
         """Ask every thread to end after its minibatch."""
@@ -211,3 +202,69 @@ class ThreadsRuntime(LinkedEpochs):
     def _close(self) -> list[str]:
         helpers = (name for worker in self._workers for name in worker.close())
         return [*super()._close(), *helpers]
+
+
+class SerialRuntime:
+    """Trains epochs in the caller's thread, in the order of their submission, as the driver waits.
+
+    Tests compare every other runtime with this one.
+
+    Parameters
+    ----------
+    workers : sequence of LayerWorker
+        From the lowest layer up.
+    stop : callable
+        Called once per minibatch; True asks the worker to leave.
+    """
+
+    def __init__(self, workers: Sequence[LayerWorker], stop: Callable[[], bool]) -> None:
+        self._workers = workers
+        self._stop = stop
+        self._stopping = False
+        self._commands: deque[Train] = deque()
+        self._raised: BaseException | None = None  # error of ``stop``, a function of the caller
+
+    def __enter__(self) -> SerialRuntime:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._commands.clear()
+
+    def submit(self, command: Train) -> None:
+        """Queue an epoch."""
+        self._workers[command.layer - 1].progress[0] = 0.0  # shown until the epoch begins
+        self._commands.append(command)
+
+    def set_workers(self, layer: int, workers: int) -> None:
+        """Do nothing: the caller's thread is the only worker."""
+
+    def fraction(self, layer: int) -> float:
+        """Return the finished share of a layer's running epoch, in [0, 1]."""
+        return float(self._workers[layer - 1].progress[0])
+
+    def stop(self) -> None:
+        """Ask every worker to leave after its minibatch."""
+        self._stopping = True
+
+    def dump_stacks(self) -> None:
+        """Write the stacks of all threads on stderr."""
+        faulthandler.dump_traceback(STDERR)
+
+    def wait(self, timeout: float) -> Message | None:
+        """Train the epoch of the oldest command and return its message; ignore ``timeout``."""
+        if not self._commands:
+            return None
+        command = self._commands.popleft()
+        message = self._workers[command.layer - 1].execute(command, self._should_stop)
+        if self._raised is not None:
+            raise self._raised
+        return message
+
+    def _should_stop(self) -> bool:
+        try:
+            return self._stopping or self._stop()
+        # An interrupt of the caller, in the caller's own thread. The worker catches it as a failure
+        # of the layer, so the error is stored here and raised after the worker's return.
+        except BaseException as error:
+            self._raised = error
+            raise

@@ -23,18 +23,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.errors import ScheduleError
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.models.layer import Layer
 from syncpretrain.workers.activations import (
     ActivationSource,
     Arrays,
+    Split,
     activations_from,
     chunk_rows,
     transform,
 )
-from syncpretrain.workers.split import Split
 
 MAX_BUFFERS = 3  # of a layer
 
@@ -79,7 +78,7 @@ class Versions:
         backend: Backend | None = None,
         beside: int = 0,
     ) -> None:
-        backend = backend or NumpyBackend()
+        backend = backend or Backend()
         # The backend of each layer's reader, from the data's reader up; no layer reads the top.
         self._readers = [backend.for_layer(layer + 1) for layer in range(len(hidden) + 1)]
         with (stream := self._readers[0].stream()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -22,8 +23,8 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.schedule import Train
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.epochs import Failed, Finished, Message
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import LayerState
 
 MAX_ROLLBACKS = 3  # of one layer in one run
@@ -206,15 +207,6 @@ class LayerWorker:
         self._cursor = Cursor()
         self.keep: Callable[[int, float], None] | None = None
 
-    @property
-    def fraction(self) -> float:
-        """The finished share of the running epoch, in [0, 1]."""
-        return float(self.progress[0])
-
-    @fraction.setter
-    def fraction(self, value: float) -> None:
-        self.progress[0] = value
-
     def execute(self, command: Train, stop: Callable[[], bool]) -> Message:
         """Train an epoch; never raise an error.
 
@@ -281,7 +273,7 @@ class LayerWorker:
         self._cursor = Cursor()
 
     def _train(self, command: Train, stop: Callable[[], bool]) -> Finished:
-        self.fraction = 0.0
+        self.progress[0] = 0.0
         started = time.monotonic()
         reads, below = command.reads, command.below_reads
         X = self._inputs.activations(command.layer - 1, reads, below, stop, self._run)
@@ -332,7 +324,7 @@ class LayerWorker:
                     X,
                     epoch=epoch,
                     stop=stop,
-                    progress=self._report_progress,
+                    progress=partial(self.progress.__setitem__, 0),
                     begin=self._cursor,
                     run=self._run,
                     keep=self.keep,
@@ -366,9 +358,6 @@ class LayerWorker:
             return {}
         outputs = self.learner.backend.tohost(self.layer.last_good.up(self._probe(train)))
         return self.layer.outputs.record(version, outputs, against)
-
-    def _report_progress(self, fraction: float) -> None:
-        self.fraction = fraction
 
 
 WorkerFactory = Callable[[Inputs], LayerWorker]  # builds a worker in the process that trains

@@ -14,7 +14,13 @@ from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.kernels.activations import affine, means, times_derivative
 from syncpretrain.kernels.autoencoder import corrupt
-from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
+from syncpretrain.kernels.backprop import (
+    count_errors,
+    derivative_and_sums,
+    means_and_error,
+    output_delta,
+    squared_error,
+)
 from syncpretrain.kernels.contrastive_divergence import (
     draw_noise,
     means_and_differences,
@@ -22,9 +28,8 @@ from syncpretrain.kernels.contrastive_divergence import (
     momentum_steps,
     phase_differences,
     sample_states,
-    statistics,
 )
-from syncpretrain.kernels.losses import count_errors, means_and_error, squared_error
+from syncpretrain.kernels.dispatch import multiply
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
 from syncpretrain.rng import Address, Purpose
 
@@ -332,7 +337,8 @@ def contrastive_divergence(backend):
     affine(states, weight.T, a, out=v[n:])
     affine(v[n:], weight, b, out=h[n:])
     gradients = [backend.empty(s) for s in ((9, 17), (9,), (17,))]
-    statistics(v, h, dW=gradients[0], da=gradients[1], db=gradients[2])
+    phase_differences(v, h, da=gradients[1], db=gradients[2], examples=n)
+    multiply(v.T, h, out=gradients[0])
     return gradients
 
 

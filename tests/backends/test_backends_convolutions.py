@@ -17,8 +17,8 @@ from stackcomparisons import alike
 from trialruns import stop_after
 
 from syncpretrain import finetune, pretrain
+from syncpretrain.backends.base import Backend
 from syncpretrain.backends.cuda_source import cuda_source
-from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.kernels.convolution import (
     block_means,
@@ -272,7 +272,7 @@ class TestTraining:
     @pytest.mark.parametrize("shape", [BLOCKS, replace(BLOCKS, pooling="max")], ids=str)
     def test_states_and_codes_of_a_step_are_numpys(self, device, shape):
         found = []
-        for backend in (NumpyBackend(), device):
+        for backend in (Backend(), device):
             rbm = learner(backend, shape)
             rbm.gradient(backend.asarray(examples(8)), np.arange(8), epoch=1, step=0)
             found.append([backend.tohost(a) for a in (rbm._states, rbm.hidden_means(8))])

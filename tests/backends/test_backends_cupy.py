@@ -24,13 +24,13 @@ from syncpretrain.backends.cuda_source import cuda_source
 from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.errors import DivergedError, SettingsError
 from syncpretrain.kernels.activations import means, times_derivative
+from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.kernels.contrastive_divergence import (
     momentum_step,
     phase_differences,
     sample_states,
 )
 from syncpretrain.kernels.dispatch import registered
-from syncpretrain.kernels.losses import squared_error
 from syncpretrain.rng import Address, Purpose
 
 ADDRESS = Address(11, Purpose.HIDDEN, layer=1, epoch=2, step=3)

@@ -13,9 +13,9 @@ from pretrainingkinds import KINDS
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.backends import cublas
+from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.cupy_backend import CupyBackend
-from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.data.order import minibatches
 from syncpretrain.errors import DivergedError, WorkerError
 from syncpretrain.learners.base import Learner
@@ -25,7 +25,7 @@ from syncpretrain.learners.steps import WholeStep
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.settings import MomentumSchedule, settings_from
 from syncpretrain.workers import activations
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.versions import Versions
 
 LAYERS = (16, 12, 8, 5)
@@ -182,7 +182,7 @@ class TestOnADevice:
         assert len(sums) == 1
 
     def test_a_chunk_of_rows_is_large_on_a_device_and_the_same_in_all_layers(self, double):
-        for backend in (None, NumpyBackend()):
+        for backend in (None, Backend()):
             assert activations.chunk_rows(backend, (4096, 1000)) == 1000
         found = [activations.chunk_rows(double, (w, 1000)) for w in (784, 4096, 150_528)]
         assert found == [16_384, 2**25 // 4096, 1000]
@@ -236,7 +236,7 @@ class TestOnADevice:
                 )
 
     def test_numpy_looks_at_every_error_and_copies_nothing(self, bits):
-        assert NumpyBackend.steps_at_once == 1
+        assert Backend.steps_at_once == 1
         versions = Versions(Split(bits, bits[:0]), LAYERS[1:])
         assert versions._array(0, 0).train is bits
         learner = rbm()

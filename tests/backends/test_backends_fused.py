@@ -21,6 +21,7 @@ from trialruns import notices_of
 
 from syncpretrain import pretrain
 from syncpretrain.backends import cublas, cuda_fused, fused_check
+from syncpretrain.backends.base import Backend
 from syncpretrain.backends.cuda_fused import (
     FEW,
     FUSED_FILES,
@@ -31,7 +32,6 @@ from syncpretrain.backends.cuda_fused import (
 )
 from syncpretrain.backends.cuda_source import CudaSource, cuda_source
 from syncpretrain.backends.fused import FusedArrays, Pace
-from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.kernels.precision import PRECISIONS, rounded_tf32
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.rbm import RBM
@@ -588,7 +588,7 @@ class TestChoice:
         monkeypatch.setattr(fakecupy, "CAPABILITY", "75")
         assert type(step_for(rbm(6, 4, backend=double), 1, "examples")) is WholeStep
         assert isinstance(step_for(rbm(6, 4), 1, "examples"), ByUnits)
-        assert NumpyBackend().fused_step(None) is None
+        assert Backend().fused_step(None) is None
 
     def notices(self, bits, **settings) -> list[str]:
         events, own = [], {"layers": (16, 8), "epochs": 1, "backend": "cupy"}

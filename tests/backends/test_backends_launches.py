@@ -18,9 +18,13 @@ from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import adam, gradient_descent
 from syncpretrain.kernels.activations import means, times_derivative
-from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
+from syncpretrain.kernels.backprop import (
+    derivative_and_sums,
+    means_and_error,
+    output_delta,
+    squared_error,
+)
 from syncpretrain.kernels.contrastive_divergence import means_and_differences, phase_differences
-from syncpretrain.kernels.losses import means_and_error, squared_error
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM

@@ -17,6 +17,7 @@ from trialruns import notices_of
 
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.backends import cublas, cupy_backend, recorder
+from syncpretrain.backends.base import StepBlock
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import DivergedError
 from syncpretrain.kernels.dispatch import multiply, registered
@@ -25,7 +26,7 @@ from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.versions import Versions
 
 LEARNERS = KINDS | {
@@ -376,8 +377,7 @@ class TestWhatIsNotRecorded:
         rows, numbers = double.asarray(X), double.asarray(np.arange(30))
         with double.stream():
             for epoch, size in enumerate((30, 30, 20)):
-                own = {"batch_size": size, "epoch": epoch, "step": 0, "constants": ()}
-                recorder.train(work, rows, numbers[:size], **own)
+                recorder.train(StepBlock(work, rows, numbers[:size], size, epoch, 0, ()))
         assert recorder.reason is None and len(kept) == 2
 
     def test_an_error_in_the_step_is_raised_and_ends_the_recording(self, prompt, X, monkeypatch):

@@ -71,7 +71,7 @@ def trained(X: np.ndarray, **settings):
 
 def launch_by_launch(monkeypatch) -> None:
     monkeypatch.setattr(
-        recorder.Recorder, "_record", lambda self, *_: setattr(self, "reason", "not asked for")
+        recorder.GraphRecorder, "_record", lambda self, *_: setattr(self, "reason", "not asked for")
     )
 
 

@@ -287,7 +287,7 @@ class TestTraining:
         monkeypatch.setattr(CudaTuning, "__call__", noted)
         found.append(finetune(stack, bits, **own).parameters_sha256)
         counted = len(calls)
-        monkeypatch.setattr("syncpretrain.backends.recorder.Recorder._record", lambda *_: None)
+        monkeypatch.setattr("syncpretrain.backends.recorder.GraphRecorder._record", lambda *_: None)
         found.append(finetune(stack, bits, **own).parameters_sha256)
         assert counted < 5 * 7 <= len(calls) - counted
         assert len(set(found)) == 1

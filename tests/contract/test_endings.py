@@ -26,7 +26,7 @@ from syncpretrain.events import (
 )
 from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining import build
-from syncpretrain.pretraining.streamed import driver as streaming
+from syncpretrain.pretraining import streamed as streaming
 from syncpretrain.workers import processes
 from syncpretrain.workers.restarts import Restarts
 

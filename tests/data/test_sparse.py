@@ -25,7 +25,7 @@ from syncpretrain.errors import (
     SettingsError,
 )
 from syncpretrain.events import EpochFinished
-from syncpretrain.kernels import activations, native, sparse_products
+from syncpretrain.kernels import activations, native
 from syncpretrain.kernels.conditions import (
     conditions_of,
     draw_documents,
@@ -157,11 +157,11 @@ class TestProducts:
         W = draws.standard_normal((visible, hidden)).astype(np.float32)
         h = draws.standard_normal((n, hidden)).astype(np.float32)
         out, back = np.full_like(h, 7), np.full_like(W, 7)
-        sparse_products.sparse_product(v, W, out=out)
+        activations.sparse_product(v, W, out=out)
         close(out, v @ W, atol=1e-4)
-        sparse_products.transposed_product(v, h, out=back)
+        activations.transposed_product(v, h, out=back)
         close(back, v.T @ h, atol=1e-4)
-        sparse_products.transposed_product(v, h, out=back, adds=True)
+        activations.transposed_product(v, h, out=back, adds=True)
         close(back, 2 * v.T @ h, atol=1e-4)
         rows = rows_of_matrix(csr(v), "X")
         found = activations.product(rows, W)

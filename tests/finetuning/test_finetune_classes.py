@@ -89,7 +89,7 @@ class TestClassification:
             tuned(y=y, warn=False)
 
     def test_more_classes_than_the_memory_holds_are_refused(self, monkeypatch):
-        monkeypatch.setattr("syncpretrain.finetuning.targets.available_bytes", lambda: 10_000)
+        monkeypatch.setattr("syncpretrain.finetuning.tasks.available_bytes", lambda: 10_000)
         with pytest.raises(DataError, match=r"^y: got 60 classes in 60 rows, .* take regression"):
             tuned(y=np.arange(60))
 

@@ -20,7 +20,7 @@ from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.program import input_gradient_phases
 from syncpretrain.finetuning.tasks import Examples, Form, Part
 from syncpretrain.finetuning.unlabelled import PROBE, Passes, align, guess, scaled_rows
-from syncpretrain.kernels.losses import cross_entropy
+from syncpretrain.kernels.backprop import cross_entropy
 from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.settings.by_data import Facts, finetune_by_data

@@ -16,8 +16,7 @@ from syncpretrain.backends.cublas import Cublas
 from syncpretrain.backends.cuda_source import CudaSource
 from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.backends.gpu_check import import_cupy, missing
-from syncpretrain.backends.numpy_backend import NumpyBackend
-from syncpretrain.backends.recorder import Recorder
+from syncpretrain.backends.recorder import GraphRecorder
 from syncpretrain.backends.rows import HostRows
 from syncpretrain.kernels.dispatch import register
 
@@ -41,7 +40,7 @@ def on_devices(cases: Iterable[Any]) -> list[tuple[str, Any]]:
 def backend_of(name: str, monkeypatch: Any) -> Backend:
     """Return a backend whose forms are registered: NumPy, the stand-in for CuPy, or CuPy."""
     if name == "numpy":
-        return NumpyBackend()
+        return Backend()
     monkeypatch.delenv(USUAL_BACKEND, raising=False)
     if name == "cupy" and NO_GPU is not None:
         pytest.skip(f"no CUDA GPU here: {NO_GPU}")
@@ -75,7 +74,7 @@ def queued_on(monkeypatch: Any) -> list[str]:
 
     note(CudaSource, "launch")
     note(Cublas, "_call")
-    note(Recorder, "_launch", "graph")
+    note(GraphRecorder, "_launch", "graph")
     note(HostRows, "_copy", "rows of the host")
     return queued
 
@@ -88,5 +87,5 @@ def leave_free(monkeypatch: Any, memory: int) -> None:
 def as_it_is(monkeypatch) -> None:
     """Let every block be worked launch by launch."""
     monkeypatch.setattr(
-        recorder.Recorder, "_record", lambda self, *_: setattr(self, "reason", "not asked for")
+        recorder.GraphRecorder, "_record", lambda self, *_: setattr(self, "reason", "not asked for")
     )

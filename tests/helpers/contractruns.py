@@ -204,7 +204,7 @@ class Futures:
         pass
 
     def fraction(self, layer: int) -> float:
-        return self._workers[layer - 1].fraction
+        return float(self._workers[layer - 1].progress[0])
 
     def stop(self) -> None:
         self._stops = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from syncpretrain import pretrain
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.pretraining.streamed import StreamedPretraining
 from syncpretrain.settings import settings_from
 
 LAYERS = "1x8x8,conv:3x3,pool:2,conv:4x2,5"

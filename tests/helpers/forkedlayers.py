@@ -40,7 +40,7 @@ sys.path[:] = json.loads(sys.argv[2])
 from importlib import import_module
 for name in ("processes", "streamed.job"):
     import_module(f"syncpretrain.workers.{name}")
-import syncpretrain.pretraining.streamed.driver
+import syncpretrain.pretraining.streamed
 asked = socket.socket(fileno=int(sys.argv[1]))
 while True:
     text, given, _, _ = socket.recv_fds(asked, 1 << 20, 200)

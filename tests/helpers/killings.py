@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from syncpretrain.pretraining import build as building
-from syncpretrain.pretraining.streamed import driver as streaming
+from syncpretrain.pretraining import streamed as streaming
 from syncpretrain.workers import restarts
 
 # "start" of a process; after its n-th "step"; in the n-th "write" of a part of a state, half of

@@ -16,7 +16,7 @@ from trialruns import library_threads
 from syncpretrain import Minibatches
 from syncpretrain.errors import RunInterrupted, WorkerError
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.pretraining.streamed import StreamedPretraining
 from syncpretrain.settings import settings_from
 
 LAYERS = (30, 12, 5)

@@ -11,8 +11,7 @@ from localengines import local_engines
 from syncpretrain.cluster.job import Membership, using
 from syncpretrain.cluster.transport import Link, Transport
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.workers.ranks.messages import CONTROL, RunEnded
-from syncpretrain.workers.ranks.worker import follow
+from syncpretrain.workers.ranks.worker import CONTROL, RunEnded, follow
 
 WAIT = 20.0
 LAST = 99  # the status that ends a follower here

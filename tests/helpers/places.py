@@ -16,9 +16,9 @@ from syncpretrain.learners.epoch import Stopped
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.link import Context, Inbox, Obey, Place, serve
 from syncpretrain.workers.processes import Processes
-from syncpretrain.workers.ranks.messages import Assignment
 from syncpretrain.workers.ranks.placement import spread
 from syncpretrain.workers.ranks.run import RunRanks
+from syncpretrain.workers.ranks.worker import Assignment
 from syncpretrain.workers.threads import Threads
 
 WAIT = 20.0

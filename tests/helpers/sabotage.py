@@ -9,7 +9,7 @@ import threading
 import time
 
 from syncpretrain.pretraining import build as building
-from syncpretrain.pretraining.streamed import driver as streaming
+from syncpretrain.pretraining import streamed as streaming
 
 PLACE = (2, 3)  # epoch and step
 

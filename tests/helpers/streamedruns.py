@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.pretraining.streamed import StreamedPretraining
 from syncpretrain.settings import settings_from
 
 LAYERS = (16, 12, 8, 5)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from syncpretrain import pretrain
 from syncpretrain.kernels import native
-from syncpretrain.kernels.sparse_products import binary_product
+from syncpretrain.kernels.activations import binary_product
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 ROWS = 24  # with fewer the compiled form leaves the work to NumPy's

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from syncpretrain.kernels.losses import squared_error
+from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
 
 

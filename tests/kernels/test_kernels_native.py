@@ -16,7 +16,7 @@ import pytest
 from unitkinds import KINDS, MEANS, RBM_UNITS
 
 from syncpretrain.kernels import activations, backprop, contrastive_divergence, native, optimizers
-from syncpretrain.kernels import losses as errors
+from syncpretrain.kernels import backprop as errors
 from syncpretrain.kernels.dispatch import equations, registered
 from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.parallel import waiting

@@ -14,7 +14,7 @@ from syncpretrain.kernels import dispatch, native, program
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.convolution import convolve, lowered, scratch_size, unpool
 from syncpretrain.kernels.operations import INTERPRETED, SIGNATURES
-from syncpretrain.kernels.program import Program, Sgemm, in_turn, sgemm_of
+from syncpretrain.kernels.program import NO_COUNTERS, Program, Sgemm, in_turn, sgemm_of
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import ConvolutionShape, DenseShape
 
@@ -338,7 +338,7 @@ PLACES = {
     "fewer than no phases": {"behind": -1},
     "counters of float64": {"counters": np.zeros(5)},
     "counters apart": {"counters": np.zeros(10, dtype=np.int64)[::2]},
-    "no counters": {"counters": None},
+    "no counters": {"counters": NO_COUNTERS},
 }
 
 

@@ -18,7 +18,7 @@ from randomconvolutions import convolutional_stack
 from roundedgradients import ROUNDING, away, gradients
 
 from syncpretrain import load
-from syncpretrain.backends.numpy_backend import NumpyBackend
+from syncpretrain.backends.base import Backend
 from syncpretrain.finetuning.network import Network
 from syncpretrain.kernels import native
 from syncpretrain.kernels.convolution import convolve, convolve_back, convolve_gradient
@@ -180,7 +180,7 @@ def test_gradients_of_a_network_are_those_of_float32_up_to_rounding(name, split)
     x, target = examples(chain, dtype=np.float32)
     found = []
     for precision in ("float32", "bfloat16"):
-        options = {"split": split, "backend": NumpyBackend(), "batch_size": 6, "shards": 2}
+        options = {"split": split, "backend": Backend(), "batch_size": 6, "shards": 2}
         tuned = Network(chain, precision=precision, loss=loss, **options)
         gradient(tuned, x, target, epoch=1, step=0)
         found.append([tuned.gradients.copy()])

@@ -13,7 +13,7 @@ from chainedlearners import HIDDEN, KINDS, VISIBLE, WORDS, make, rows
 from syncpretrain import load, pretrain
 from syncpretrain.errors import DataError, ModelFileError, SettingsError
 from syncpretrain.kernels.activations import activate
-from syncpretrain.kernels.contrastive_divergence import centre, statistics
+from syncpretrain.kernels.contrastive_divergence import centre, phase_differences
 from syncpretrain.learners.rbm import OFFSET_RATE
 from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import WholeStep, load_state
@@ -155,7 +155,9 @@ def test_centring_is_its_definition():
     v, h = draws.normal(size=(14, 6)), draws.normal(size=(14, 4))
     mu, lam = draws.normal(size=6), draws.normal(size=4)
     dW, da, db = np.empty((6, 4)), np.empty(6), np.empty(4)
-    statistics(v.copy(), h, dW=dW, da=da, db=db)
+    differences = v.copy()
+    phase_differences(differences, h, da=da, db=db, examples=len(v) // 2)
+    np.matmul(differences.T, h, out=dW)
     centre(dW, da, db, mu, lam)
     products = [(v[own] - mu).T @ (h[own] - lam) / 7 for own in (slice(7), slice(7, 14))]
     slope = products[0] - products[1]

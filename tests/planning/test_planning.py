@@ -24,7 +24,7 @@ from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.shapes import DenseShape
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import Split
 
 EXAMPLES, BATCH = 10_000, 100
 STEPS = EXAMPLES // BATCH

@@ -24,7 +24,7 @@ from syncpretrain.planning.gpu import device_peak, unreadable_pairs
 from syncpretrain.planning.measure import measure_devices
 from syncpretrain.planning.timings import GPU, LayerTimings, Timings
 from syncpretrain.settings import read_settings, settings_from
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import Split
 
 STACK = ("--layers", "16,8,4", "--epochs", "2", "--batch-size", "10")
 QUICK = ("--seconds", "0", "--examples", "100")

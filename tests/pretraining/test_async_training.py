@@ -18,7 +18,7 @@ from syncpretrain.events import (
     RunStarted,
 )
 from syncpretrain.finetuning.updates import TunedReplica
-from syncpretrain.pretraining.asynchronous.driver import AsyncPretraining
+from syncpretrain.pretraining.asynchronous import AsyncPretraining
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.memory import replica_bytes
 from syncpretrain.runs.run import resume_run, train_run

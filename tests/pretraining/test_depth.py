@@ -102,7 +102,7 @@ def test_a_deep_run_takes_no_more_steps_an_epoch_beside_the_training(name, tmp_p
                     "workers/versions.py",
                     "pretraining/training.py",
                     "workers/training.py",
-                    "workers/serial.py",
+                    "workers/threads.py",
                 ),
             )
         return steps / sum(history.epochs)

@@ -13,7 +13,7 @@ from sparsematrices import csr
 from trialruns import stop_after
 
 from syncpretrain import Stack, finetune, pretrain
-from syncpretrain.backends.numpy_backend import NumpyBackend
+from syncpretrain.backends.base import Backend
 from syncpretrain.errors import RunInterrupted, SettingsError, SyncpretrainError
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.options import tuning_precision
@@ -95,7 +95,7 @@ def test_whole_numbers_train_alike_in_both_precisions():
 
 
 def network(chain, precision: str, **options):
-    given = {"split": "units", "backend": NumpyBackend(), "batch_size": 6} | options
+    given = {"split": "units", "backend": Backend(), "batch_size": 6} | options
     return Network(chain, precision=precision, **given)
 
 

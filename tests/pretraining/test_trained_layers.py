@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduleplay import free, greedy, layer_plans, lockstep, rounds
 
-from syncpretrain.backends.numpy_backend import NumpyBackend
+from syncpretrain.backends.base import Backend
 from syncpretrain.pretraining.driver import TrainedLayers
 from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
 from syncpretrain.settings import settings_from
@@ -47,7 +47,7 @@ def test_a_run_keeps_the_versions_held_and_those_below_them(
     rng = random.Random(seed)
     pretrain = settings_from([4] * (len(plans) + 1)).pretrain
     schedule = Schedule(plans, pace(plans), slots=slots)
-    trained, running = TrainedLayers(pretrain, NumpyBackend(), list), {}
+    trained, running = TrainedLayers(pretrain, Backend(), list), {}
 
     def execute(commands: Sequence[Command]) -> None:
         for command in commands:
@@ -67,7 +67,7 @@ def test_a_run_keeps_the_versions_held_and_those_below_them(
         assert list(cut().snapshots) == sorted(retained(schedule.past))
         if rng.random() < interruptions:
             stopped = cut()
-            trained = TrainedLayers(pretrain, NumpyBackend(), list)
+            trained = TrainedLayers(pretrain, Backend(), list)
             trained.resume(stopped)
             running.clear()
             schedule = Schedule(plans, pace(plans), slots=slots)

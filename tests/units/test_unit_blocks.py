@@ -14,9 +14,9 @@ from syncpretrain.errors import DataError, ModelFileError, SettingsError
 from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.kernels.activations import activate, times_derivative
+from syncpretrain.kernels.backprop import cross_entropy
 from syncpretrain.kernels.conditions import as_documents, conditions_of, draw_words
 from syncpretrain.kernels.contrastive_divergence import draw_noise, sample
-from syncpretrain.kernels.losses import cross_entropy
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.models.layer import DenseLayer

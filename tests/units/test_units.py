@@ -16,8 +16,8 @@ from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.kernels import native
 from syncpretrain.kernels.activations import activate, means, times_derivative
+from syncpretrain.kernels.backprop import cross_entropy
 from syncpretrain.kernels.contrastive_divergence import draw_noise, sample
-from syncpretrain.kernels.losses import cross_entropy
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.settings import settings_from

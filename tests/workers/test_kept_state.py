@@ -115,7 +115,7 @@ def test_without_memory_the_state_is_lost_and_no_process_is_replaced(kept, monke
     assert replacement.kept(1).number == LOST
     assert not keeping.is_due
     assert not replacement.takes(1, OSError("second"))
-    replacement.report_all()
+    restarts.report_all()
     assert messages == [
         "warning: first; a new process goes on from its last state (restart 1 of 3)"
     ]

@@ -14,7 +14,7 @@ from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.pretraining import on_ranks
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.pretraining.streamed import StreamedPretraining
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.epochs import LinkedEpochs
 from syncpretrain.workers.link import Raised

@@ -21,7 +21,7 @@ from syncpretrain.learners.steps import WholeStep
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import build_learner, rank_shares, step_on_ranks
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.pretraining.streamed import StreamedPretraining
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.ranks.placement import RankShares, groups_of_layers
 

@@ -17,7 +17,7 @@ from syncpretrain.errors import RunInterrupted, WorkerError
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining import memory
-from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.pretraining.streamed import StreamedPretraining
 from syncpretrain.schedule.stream import StreamPlan
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.link import Raised, RemoteTraceback

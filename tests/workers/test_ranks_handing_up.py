@@ -14,9 +14,9 @@ from syncpretrain.events import EpochFinished
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.settings import settings_from
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.ranks import epochs as rank_epochs
 from syncpretrain.workers.ranks.epochs import KeptVersions, RankOrder, layers_sent_activations
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import EPOCHS_STATE
 
 LAYERS = (16, 12, 8, 5)

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 
 from syncpretrain.data import blocks
 from syncpretrain.data.blocks import ByteRows
-from syncpretrain.workers.ranks.messages import received, to_send
+from syncpretrain.workers.ranks.worker import received, to_send
 
 
 def same_bits(one, other):

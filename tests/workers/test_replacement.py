@@ -19,9 +19,9 @@ from trialruns import notices_of, settings_on
 from syncpretrain.errors import RunInterrupted, WorkerError
 from syncpretrain.events import EpochFinished, EpochStarted, Event
 from syncpretrain.pretraining import build as building
+from syncpretrain.pretraining import streamed as streaming
 from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.streamed import driver as streaming
-from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.pretraining.streamed import StreamedPretraining
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 from syncpretrain.workers import processes

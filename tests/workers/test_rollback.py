@@ -20,8 +20,8 @@ from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.settings import MomentumSchedule
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.epochs import Failed, Finished
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.versions import Versions
 from syncpretrain.workers.worker import LayerInTraining, LayerWorker
 

@@ -25,8 +25,8 @@ from syncpretrain.pretraining import build as building
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.settings import settings_from
 from syncpretrain.workers import processes
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.processes import ProcessesRuntime
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.versions import Versions
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
@@ -86,7 +86,7 @@ def standing(bits: np.ndarray) -> tuple[ProcessesRuntime, Versions]:
     settings = settings_from((16, 12, 8, 5), batch_size=20, epochs=2).pretrain
     versions = Versions(Split(bits, bits[:0]), (12, 8, 5))
     return ProcessesRuntime(
-        building.build_worker_factories(settings, keep_states=False), versions, 1
+        building.build_worker_factories(settings, (), False, None, Timeouts(), None), versions, 1
     ), versions
 
 

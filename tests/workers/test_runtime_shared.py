@@ -12,8 +12,8 @@ from namedmemory import named_memory
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.descriptors import PAGE
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.shared_memory import SharedArrays, SharedSplits
-from syncpretrain.workers.split import Split
 
 
 def split(train: int, validation: int, width: int = 3) -> Split:

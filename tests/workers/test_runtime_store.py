@@ -12,8 +12,7 @@ from syncpretrain import pretrain
 from syncpretrain.errors import ScheduleError
 from syncpretrain.kernels.activations import affine
 from syncpretrain.models.layer import DenseLayer
-from syncpretrain.workers.activations import CHUNK_ROWS, CHUNKS_AT_ONCE
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import CHUNK_ROWS, CHUNKS_AT_ONCE, Split
 from syncpretrain.workers.versions import Versions
 
 WIDTHS = (6, 5, 4, 3)

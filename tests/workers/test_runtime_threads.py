@@ -16,8 +16,7 @@ from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.epochs import Failed, Finished, Message
-from syncpretrain.workers.serial import SerialRuntime
-from syncpretrain.workers.threads import ThreadsRuntime
+from syncpretrain.workers.threads import SerialRuntime, ThreadsRuntime
 
 WAIT = 20.0
 Work = Callable[[Callable[[], bool]], None]

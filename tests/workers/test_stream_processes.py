@@ -25,8 +25,8 @@ from namedmemory import named_memory
 from syncpretrain.errors import RunInterrupted, SettingsError, StalledError, WorkerError
 from syncpretrain.events import EpochStarted, Event
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.streamed import driver as building
-from syncpretrain.pretraining.streamed.driver import StreamedPretraining
+from syncpretrain.pretraining import streamed as building
+from syncpretrain.pretraining.streamed import StreamedPretraining
 from syncpretrain.schedule.stream import Block, StreamPlan
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.link import Raised

@@ -25,14 +25,12 @@ from syncpretrain.kernels.program import PhaseRunner
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.schedule.schedule import Train
-from syncpretrain.workers.activations import ActivationSource, transform
+from syncpretrain.workers.activations import ActivationSource, Split, transform
 from syncpretrain.workers.epochs import Finished, LinkedEpochs, Message
 from syncpretrain.workers.link import Obey, Raised
-from syncpretrain.workers.ranks.messages import Assignment, port
 from syncpretrain.workers.ranks.placement import UNSHARED, RankShares, groups_of_layers
 from syncpretrain.workers.ranks.run import RunRanks
-from syncpretrain.workers.ranks.worker import RankContext
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.ranks.worker import Assignment, RankContext, port
 from syncpretrain.workers.versions import Versions
 from syncpretrain.workers.worker import LayerWorker, WorkerFactory
 

@@ -50,10 +50,9 @@ from syncpretrain.parallel.replicas.steps import (
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.link import Obey, Raised, described, place_of
-from syncpretrain.workers.ranks.messages import Assignment, port
 from syncpretrain.workers.ranks.placement import spread
 from syncpretrain.workers.ranks.run import RankLink, RunRanks
-from syncpretrain.workers.ranks.worker import RankContext
+from syncpretrain.workers.ranks.worker import Assignment, RankContext, port
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +333,7 @@ class WindowServer:
     def end(self) -> None:
         """Close the windows, unless a rank does not answer and the job will be aborted."""
         parameters, self._parameters = self._parameters, None
-        if parameters is None or self._ranks is None or self._ranks.is_given_up:
+        if parameters is None or self._ranks is None or self._ranks.own.broken:
             return
         assert self._places is not None
         for name in (self._places.parameters, self._places.clock):

@@ -17,19 +17,18 @@ import numpy as np
 
 from syncpretrain.cluster.job import Membership
 from syncpretrain.cluster.transport import Handler
-from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.workers.link import Inbox, Raised, RemoteTraceback
-from syncpretrain.workers.ranks.messages import (
+from syncpretrain.workers.link import Inbox, Place, Raised, RemoteTraceback
+from syncpretrain.workers.ranks.worker import (
     CONTROL,
     DUMP,
+    SHARED_ENDS,
     Assignment,
     RunJob,
     RunOver,
     port,
     to_send,
 )
-from syncpretrain.workers.ranks.worker import SHARED_ENDS
 
 RANK_DUMP_SECONDS = 0.3
 
@@ -132,8 +131,8 @@ class RankLink:
         return answer
 
 
-class RunRanks:
-    """Ranks of a job as the place of a run; see :class:`syncpretrain.workers.link.Place`.
+class RunRanks(Place):
+    """Ranks of a job as the place of a run. MPI replaces no rank, and ends a job, not a rank.
 
     Parameters
     ----------
@@ -155,8 +154,8 @@ class RunRanks:
 
     Attributes
     ----------
-    groups
-        See the parameter.
+    own, groups
+        See the parameters.
     links : dict of int to RankLink
         The link to each started worker, by the worker's number.
     """
@@ -173,7 +172,7 @@ class RunRanks:
         called: str = "layer {} failed: ",
         link: Callable[[int, RunRanks], RankLink] = RankLink,
     ) -> None:
-        self._own, self._times = own, times
+        self.own, self._times = own, times
         self._data, self._blas_threads = data, blas_threads
         self._is_eager, self._called, self._link = is_eager, called, link
         self.transport = own.transport
@@ -200,13 +199,10 @@ class RunRanks:
             data = sent if any(job.reads_data for job in own) else None
             self._begun.append(rank)
             numbers = ", ".join(str(job.number) for job in own)
-            self._own.describe(rank, self._called.format(numbers))
+            self.own.describe(rank, self._called.format(numbers))
             run = RunJob(self.run, own, data, self._blas_threads, self._times)
             self.transport.send(rank, CONTROL, run)
         return list(self.links.values())
-
-    def replace(self, number: int, death: WorkerError) -> None:
-        """Return None: MPI cannot replace a rank."""
 
     def set_workers(self, number: int, workers: int) -> None:
         """Set the number of threads that a worker may have, from its next step on."""
@@ -241,9 +237,6 @@ class RunRanks:
             self.transport.send(rank, DUMP, None)
         time.sleep(RANK_DUMP_SECONDS)  # this process writes its own stacks to the same stream next
 
-    def kill(self) -> None:
-        """Do nothing: MPI ends a job, not a rank."""
-
     def lost(self, number: int) -> str | None:
         """Return how a rank of a worker was lost, None if all its ranks are there.
 
@@ -261,12 +254,7 @@ class RunRanks:
 
     def give_up(self) -> None:
         """Record that a rank does not answer: the job is aborted at the end."""
-        self._own.broken = True
-
-    @property
-    def is_given_up(self) -> bool:
-        """True after :meth:`give_up`."""
-        return self._own.broken
+        self.own.broken = True
 
     def end(self) -> list[str]:
         """End the workers; return the names of the ranks that do not answer in time."""
@@ -289,7 +277,7 @@ class RunRanks:
         for link in self.links.values():
             link.close()
         for rank in self._begun:
-            self._own.describe(rank)
+            self.own.describe(rank)
         if lost or waited or alive:
             self.give_up()
         return alive + [self.transport.peers.name(rank) for rank in sorted(waited)]

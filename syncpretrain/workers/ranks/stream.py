@@ -28,10 +28,9 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.stream import Block
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.link import Obey, Raised
-from syncpretrain.workers.ranks.messages import Assignment, port
-from syncpretrain.workers.ranks.worker import RankContext
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.ranks.worker import Assignment, RankContext, port
 from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult, LayerPart
 from syncpretrain.workers.streamed.inputs import Passes, Rings
 from syncpretrain.workers.streamed.job import GiveLayer, Processed, StreamOrder, TakeState, obeyed

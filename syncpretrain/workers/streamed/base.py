@@ -6,7 +6,7 @@ import faulthandler
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -173,12 +173,7 @@ class Stream:
         """Start what the layers need, which is nothing."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         """End it; the layers keep the newest parameters."""
 
     def check(self) -> None:

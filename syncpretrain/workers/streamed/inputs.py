@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from syncpretrain.backends.base import Backend, Event
-from syncpretrain.backends.numpy_backend import NumpyBackend
 from syncpretrain.backends.rows import HostRows
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.examples import check_again
@@ -33,9 +32,9 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.settings.checks import parsed_shuffle
 from syncpretrain.settings.fields import PretrainFields
-from syncpretrain.workers.split import Split
+from syncpretrain.workers.activations import Split
 
-HOST: Backend = NumpyBackend()
+HOST: Backend = Backend()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.stream import BLOCK_MINIBATCHES, Block
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.link import Context, Obey
 from syncpretrain.workers.restarts import Keeping, KeptStates
 from syncpretrain.workers.shared_memory import SharedSplits
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import StreamedLayerState
 from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult
 from syncpretrain.workers.streamed.layer import StreamedLayer

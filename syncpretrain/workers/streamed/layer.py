@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.base import Later
+from syncpretrain.backends.base import Later, StepBlock
 from syncpretrain.kernels.arrays import ordered_sum
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.epoch import Cursor, diverged, run_away
@@ -260,15 +260,9 @@ class StreamedLayer(BaseStreamedLayer):
 
         if not self._backend.devices():  # where a run is one minibatch, and nothing is recorded
             return work(X, rows, epoch=epoch, step=begin)
-        return self.learner.recorder.train(
-            work,
-            X,
-            rows,
-            batch_size=self._passes.batch_size,
-            epoch=epoch,
-            step=begin,
-            constants=(self.learner.constants(epoch) if trains else None, bool(first)),
-        )
+        constants = self.learner.constants(epoch) if trains else None, bool(first)
+        size = self._passes.batch_size
+        return self.learner.recorder.train(StepBlock(work, X, rows, size, epoch, begin, constants))
 
     def _train_on(
         self, X: Any, rows: Any, *, epoch: int, step: int, out: Any, run: PhaseRunner

@@ -32,9 +32,9 @@ from syncpretrain.pretraining.build import build_learner, build_learners
 from syncpretrain.pretraining.training import Driver
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.replicas import replicas_in
 from syncpretrain.workers.shared_memory import check_runtime
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import AsyncState, named, refusing_others
 from syncpretrain.workers.worker import PROBE_ROWS
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from syncpretrain.backends.base import Backend
@@ -23,7 +22,6 @@ from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.signals import StopRequest
-from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import (
     backend_of_layers,
     build_layer,
@@ -39,12 +37,12 @@ from syncpretrain.pretraining.memory import (
 from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.reads import Reads
-from syncpretrain.schedule.stream import StreamPlan, StreamSchedule
+from syncpretrain.schedule.stream import StreamSchedule
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.workers.activations import Split
 from syncpretrain.workers.link import Job, Place, failure_of
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.shared_memory import SharedSplits, check_runtime
-from syncpretrain.workers.split import Split
 from syncpretrain.workers.state import StreamState, refusing_others
 from syncpretrain.workers.streamed.base import EpochResult, LayerPart, Stream
 from syncpretrain.workers.streamed.inputs import (
@@ -86,12 +84,7 @@ class DeviceStream(Stream):
         self._own, self._data, self._backend = list(layers), data, backend
         self.inputs = layers[0].source.inputs or data
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         """Wait for what is queued, then give back the memory that it uses."""
         try:
             for layer in self._own:
@@ -114,165 +107,8 @@ REREAD_BYTES = 1 << 24
 FROM_THE_DATA = 1 << 62  # is never overwritten
 
 
-def stream_runtime(
-    settings: PretrainSettings,
-    data: Split,
-    plans: Sequence[StreamPlan],
-    ends: Sequence[int],
-    size: StreamSize,
-    backend: Backend,
-    times: Timeouts,
-    restarts: Restarts | None,
-    builds: Sequence[BuildLayer],
-) -> Stream:
-    """Return the runtime of a streamed run, to be entered as a context.
-
-    Parameters
-    ----------
-    settings : PretrainSettings
-    data : Split
-        Its training part may be in a file, or what an iterable gives.
-    plans : sequence of StreamPlan
-        One a layer.
-    ends : sequence of int
-        The last minibatch that each layer processes.
-    size : StreamSize
-        Minibatches of its rings and blocks.
-    backend : Backend
-        Its devices, if it has some, are dealt the layers.
-    times : Timeouts
-    restarts : Restarts, optional
-        For processes that die.
-    builds : sequence of callable
-        One a layer, with the parameters of :func:`syncpretrain.pretraining.build.build_layer`; fit
-        to be sent to another process.
-
-    Raises
-    ------
-    SettingsError
-        If the system does not have it.
-    """
-    check_runtime(settings.runtime)
-    passes = Passes(len(data.train), len(data.validation), settings.batch_size)
-    reread = _reread(settings, passes, restarts)
-    parts: list[LayerPart] = []
-    for i, plan in enumerate(plans):
-        below, above, handed_up = parts[-1].above if parts else None, None, range(0)
-        if i + 1 < len(plans):
-            waiting, width = size.ring + reread[i], settings.layers[i + 1]
-            held = passes_in_ring(waiting, passes.steps), passes.held_out
-            above = RingSize(waiting, passes.size(1), *held, width)
-            handed_up = range(plans[i + 1].skipped + 1, ends[i + 1] + 1)
-        parts.append(LayerPart(i + 1, plan, passes, below, above, handed_up))
-    if settings.runtime not in ("processes", "mpi"):
-        return _stream_here(settings, data, parts, size, backend, builds)
-    is_sent = settings.runtime == "processes" and getattr(data.train, "can_be_sent", False)
-    if isinstance(data.train, ArrayPasses) and not is_sent:
-        raise SettingsError(
-            f"runtime: got {settings.runtime} with an iterable as X, expected threads or serial; an"
-            " iterable stays in the process that it is in"
-        )
-    from syncpretrain.workers.streamed.remote import LinkedStream, RemoteLayer
-
-    pairs = list(zip(parts, builds, strict=True))
-    layers = [
-        RemoteLayer(p.layer, p.plan, passes.steps, partial(_untrained, settings, p, build), times)
-        for p, build in pairs
-    ]
-    made = [partial(build_streamed_layer, settings, p, build=build) for p, build in pairs]
-    if settings.runtime == "processes":
-        place, jobs = _in_processes(settings, data, parts, made, reread, times, restarts)
-    else:
-        place, jobs = _on_ranks(settings, data, parts, made, times)
-    return LinkedStream(place, layers, jobs, times, restarts)
-
-
 BuildLayer = Callable[..., LayerInTraining]
 Jobs = Callable[[], Sequence[Job]]  # the job of each layer, as the workers are started
-
-
-def _in_processes(
-    settings: PretrainSettings,
-    data: Split,
-    parts: Sequence[LayerPart],
-    made: Sequence[Callable[..., StreamedLayer]],
-    reread: Sequence[int],
-    times: Timeouts,
-    restarts: Restarts | None,
-) -> tuple[Place, Jobs]:
-    """Return processes, which share the data and the rings, and what each of them trains."""
-    from syncpretrain.workers.processes import Processes
-    from syncpretrain.workers.streamed.job import StreamJob
-
-    place = Processes(times, restarts=restarts)
-
-    def jobs() -> list[StreamJob]:
-        # The first process reads a file, or an iterable that was made to be sent, itself.
-        reads = isinstance(data.train, (StoredRows, ArrayPasses))
-        memory: list[Any] = [data if reads else place.share(SharedSplits.of(data))]
-        sizes = [part.above for part in parts if part.above is not None]
-        memory += (place.share(SharedSplits.create(x.all_rows, x.width, 1)) for x in sizes)
-        ends = memory, [*memory[1:], None], settings.replicas, [FROM_THE_DATA, *reread]
-        return [StreamJob(build, *own) for build, *own in zip(made, *ends, strict=True)]
-
-    return place, jobs
-
-
-def _on_ranks(
-    settings: PretrainSettings,
-    data: Split,
-    parts: Sequence[LayerPart],
-    made: Sequence[Callable[..., StreamedLayer]],
-    times: Timeouts,
-) -> tuple[Place, Jobs]:
-    """Return the ranks of a job, and what each of them trains."""
-    from syncpretrain.cluster.job import member
-    from syncpretrain.workers.ranks.placement import groups_of_layers
-    from syncpretrain.workers.ranks.run import RunRanks
-    from syncpretrain.workers.ranks.stream import StreamAssignment
-
-    own = member()
-    groups = groups_of_layers(settings.layers, own.transport.size, rank_shares(settings))
-    assignments = [
-        StreamAssignment(
-            number=part.layer,
-            layer_factory=build,
-            part=part,
-            ranks_above=groups.get(part.layer + 1, ()),
-            replicas=-(-settings.replicas[part.layer - 1] // len(groups[part.layer])),
-            group=groups[part.layer],
-        )
-        for part, build in zip(parts, made, strict=True)
-    ]
-    # In every block a rank waits for rank 0.
-    return RunRanks(own, groups, times, data=data, is_eager=True), lambda: assignments
-
-
-def _stream_here(
-    settings: PretrainSettings,
-    data: Split,
-    parts: Sequence[LayerPart],
-    size: StreamSize,
-    backend: Backend,
-    builds: Sequence[BuildLayer],
-) -> Stream:
-    """Return layers of this process, on its cores or on devices, and the rings between them."""
-    below: Split | Rings = data
-    passes, layers = parts[0].passes, []
-    rows = held_rows(settings, backend, steps=passes.steps, held_out=passes.held_out)
-    beside = pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
-    most = size.block if size.steps else 1
-    how: dict[str, Any] = {"backend": backend, "most": most, "beside": beside}
-    for part, build in zip(parts, builds, strict=True):
-        # The ring above comes behind the data, which ask how much of a device is left beside it.
-        layer = build_streamed_layer(settings, part, below, None, build=build, **how)
-        if part.above is not None:
-            own = backend.for_layer(part.layer)
-            below = part.above.on(backend.for_layer(part.layer + 1), own)
-            layer.connect(below, part.handed_up)
-            own.synchronize()
-        layers.append(layer)
-    return DeviceStream(layers, data, backend) if backend.devices() else Stream(layers)
 
 
 def build_streamed_layer(
@@ -361,14 +197,135 @@ class StreamedPretraining(Driver):
         """Build all that depends on how many minibatches may wait between two layers."""
         self._size = size
         self._schedule = StreamSchedule(self.plans, **size._asdict(), epoch=self._steps)
-        own = self._backend, self._times, self._restarts, self._builds()
-        self._runtime = stream_runtime(
-            self.settings, self._data, self.plans, self._schedule.ends, size, *own
-        )
+        self._runtime = self._runtime_of_layers()
         self._layers = self._runtime.layers
 
+    def _runtime_of_layers(self) -> Stream:
+        """Return the runtime of the stream, to be entered as a context.
+
+        Raises
+        ------
+        SettingsError
+            If the system does not have it.
+        """
+        settings, train = self.settings, self._data.train
+        check_runtime(settings.runtime)
+        passes = Passes(len(train), len(self._data.validation), settings.batch_size)
+        reread = _reread(settings, passes, self._restarts)
+        parts = self._parts(passes, reread)
+        if settings.runtime not in ("processes", "mpi"):
+            return self._stream_here(parts)
+        is_sent = settings.runtime == "processes" and getattr(train, "can_be_sent", False)
+        if isinstance(train, ArrayPasses) and not is_sent:
+            raise SettingsError(
+                f"runtime: got {settings.runtime} with an iterable as X, expected threads or"
+                " serial; an iterable stays in the process that it is in"
+            )
+        from syncpretrain.workers.streamed.remote import LinkedStream, RemoteLayer
+
+        pairs, times = list(zip(parts, self._builds(), strict=True)), self._times
+        layers = [
+            RemoteLayer(
+                p.layer, p.plan, passes.steps, partial(_untrained, settings, p, build), times
+            )
+            for p, build in pairs
+        ]
+        made = [partial(build_streamed_layer, settings, p, build=build) for p, build in pairs]
+        on_ranks = settings.runtime == "mpi"
+        found = self._on_ranks(parts, made) if on_ranks else self._in_processes(made, parts, reread)
+        place, jobs = found
+        return LinkedStream(place, layers, jobs, times, self._restarts)
+
+    def _parts(self, passes: Passes, reread: Sequence[int]) -> list[LayerPart]:
+        """Return each layer's part in the stream; ``reread`` minibatches make a ring longer."""
+        parts: list[LayerPart] = []
+        for i, plan in enumerate(self.plans):
+            below, above, handed_up = parts[-1].above if parts else None, None, range(0)
+            if i + 1 < len(self.plans):
+                waiting, width = self._size.ring + reread[i], self.settings.layers[i + 1]
+                held = passes_in_ring(waiting, passes.steps), passes.held_out
+                above = RingSize(waiting, passes.size(1), *held, width)
+                handed_up = range(self.plans[i + 1].skipped + 1, self._schedule.ends[i + 1] + 1)
+            parts.append(LayerPart(i + 1, plan, passes, below, above, handed_up))
+        return parts
+
+    def _in_processes(
+        self,
+        made: Sequence[Callable[..., StreamedLayer]],
+        parts: Sequence[LayerPart],
+        reread: Sequence[int],
+    ) -> tuple[Place, Jobs]:
+        """Return processes, which share the data and the rings, and what each of them trains."""
+        from syncpretrain.workers.processes import Processes
+        from syncpretrain.workers.streamed.job import StreamJob
+
+        data, replicas = self._data, self.settings.replicas
+        place = Processes(self._times, restarts=self._restarts)
+
+        def jobs() -> list[StreamJob]:
+            # The first process reads a file, or an iterable that was made to be sent, itself.
+            reads = isinstance(data.train, (StoredRows, ArrayPasses))
+            memory: list[Any] = [data if reads else place.share(SharedSplits.of(data))]
+            sizes = [part.above for part in parts if part.above is not None]
+            memory += (place.share(SharedSplits.create(x.all_rows, x.width, 1)) for x in sizes)
+            ends = memory, [*memory[1:], None], replicas, [FROM_THE_DATA, *reread]
+            return [StreamJob(build, *own) for build, *own in zip(made, *ends, strict=True)]
+
+        return place, jobs
+
+    def _on_ranks(
+        self, parts: Sequence[LayerPart], made: Sequence[Callable[..., StreamedLayer]]
+    ) -> tuple[Place, Jobs]:
+        """Return the ranks of a job, and what each of them trains."""
+        from syncpretrain.cluster.job import member
+        from syncpretrain.workers.ranks.placement import groups_of_layers
+        from syncpretrain.workers.ranks.run import RunRanks
+        from syncpretrain.workers.ranks.stream import StreamAssignment
+
+        settings, own = self.settings, member()
+        groups = groups_of_layers(settings.layers, own.transport.size, rank_shares(settings))
+        assignments = [
+            StreamAssignment(
+                number=part.layer,
+                layer_factory=build,
+                part=part,
+                ranks_above=groups.get(part.layer + 1, ()),
+                replicas=-(-settings.replicas[part.layer - 1] // len(groups[part.layer])),
+                group=groups[part.layer],
+            )
+            for part, build in zip(parts, made, strict=True)
+        ]
+        # In every block a rank waits for rank 0.
+        ranks = RunRanks(own, groups, self._times, data=self._data, is_eager=True)
+        return ranks, lambda: assignments
+
+    def _stream_here(self, parts: Sequence[LayerPart]) -> Stream:
+        """Return layers of this process, on its cores or on devices, and the rings between them."""
+        settings, backend, size = self.settings, self._backend, self._size
+        below: Split | Rings = self._data
+        passes, layers = parts[0].passes, []
+        rows = held_rows(settings, backend, steps=passes.steps, held_out=passes.held_out)
+        beside = pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
+        most = size.block if size.steps else 1
+        how: dict[str, Any] = {"backend": backend, "most": most, "beside": beside}
+        for part, build in zip(parts, self._builds(), strict=True):
+            # The ring above comes behind the data, which ask how much of a device is left beside.
+            layer = build_streamed_layer(settings, part, below, None, build=build, **how)
+            if part.above is not None:
+                own = backend.for_layer(part.layer)
+                below = part.above.on(backend.for_layer(part.layer + 1), own)
+                layer.connect(below, part.handed_up)
+                own.synchronize()
+            layers.append(layer)
+        is_here = not backend.devices()
+        return Stream(layers) if is_here else DeviceStream(layers, self._data, backend)
+
     def _builds(self) -> Sequence[BuildLayer]:
-        """Return what builds each layer; see :func:`stream_runtime`."""
+        """Return what builds each layer.
+
+        One a layer, with the parameters of :func:`syncpretrain.pretraining.build.build_layer`; fit
+        to be sent to another process.
+        """
         return [build_layer] * len(self.plans)
 
     def _opened(self) -> Stream:

@@ -1,1 +1,0 @@
-"""Streamed runs: how they are built, driven, reported and saved."""
