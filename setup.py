@@ -74,6 +74,7 @@ setup(
     package_data={
         "syncpretrain": [
             "py.typed",
+            "data/catalogue.toml",
             "settings/presets/*.toml",
             "backends/*.cu",
             "report/page.css",

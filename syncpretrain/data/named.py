@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.array_formats import read_idx
-from syncpretrain.data.catalogue import CATALOGUE, MNIST, NamedData
+from syncpretrain.data.catalogue import CATALOGUE, NamedData
 from syncpretrain.data.dataset import Dataset, from_rows, hold_out, stratified_split
 from syncpretrain.data.examples import check_values
 from syncpretrain.data.fetch import (
@@ -37,8 +37,9 @@ from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError
 from syncpretrain.storage import expanded, is_readable
 
-SUMS = {file.name.removesuffix(".gz"): file.sha256 for file in MNIST}  # sums of unpacked files
-MIRRORS = CATALOGUE["mnist"].addresses
+MNIST = CATALOGUE["mnist"]
+SUMS = {x.name.removesuffix(".gz"): x.sha256 for x in MNIST.files}  # sums of unpacked files
+MIRRORS = MNIST.addresses
 WIDTH = 28 * 28
 COUNTED_WORDS = 2_000
 MOST_DOCUMENTS = 0.3  # a word in a larger share of the documents says little

@@ -40,52 +40,6 @@ else:
 
 T = TypeVar("T")
 
-__all__ = [
-    "ASYNCHRONOUS",
-    "ASYNC_DEFAULTS",
-    "HANDOFF_DEFAULTS",
-    "LEARNING",
-    "MAX_WORKERS",
-    "MODELS",
-    "MODEL_DEFAULTS",
-    "OF_RBMS",
-    "OF_SCHEDULES",
-    "OUTPUT",
-    "PER_LAYER",
-    "SCHEDULE_DEFAULTS",
-    "SECTIONS",
-    "TUNING",
-    "TUNING_REGULARIZATION",
-    "TUNING_WORKERS",
-    "AsyncFields",
-    "AsyncRate",
-    "Count",
-    "DataSettings",
-    "Epochs",
-    "Fraction",
-    "Frozen",
-    "LayerSettings",
-    "MomentumSchedule",
-    "NonNegativeFloat",
-    "NonNegativeInt",
-    "PositiveFloat",
-    "Precision",
-    "PretrainFields",
-    "Setting",
-    "Shards",
-    "Units",
-    "Workers",
-    "check_async",
-    "check_finite",
-    "kind_and_number",
-    "names_of",
-    "parsed_corruption",
-    "settings_of",
-    "usual_costs",
-    "usual_rates",
-    "values_of",
-]
-
 # Larger numbers are slips of the keyboard: a run without end, or a machine busy with threads alone.
 MAX_WORKERS = 1024
 MAX_DELAY = 1000.0  # epochs
