@@ -30,10 +30,9 @@ from syncpretrain.events import Event, RunFinished
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.bench import random_rows
-from syncpretrain.planning.scaling.costs import LayerCosts
 from syncpretrain.planning.scaling.curves import Options, Way, curve
 from syncpretrain.planning.scaling.measured import machine_costs
-from syncpretrain.planning.scaling.work import Network
+from syncpretrain.planning.scaling.work import LayerCosts, Network
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.split import Split

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,8 +17,10 @@ from syncpretrain.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from syncpretrain.models.stack import Stack
     from syncpretrain.report.examples import Shown
     from syncpretrain.runs.record import RunRecord
+    from syncpretrain.shapes import ImageShape
 
 REPORT_NAME = "report.html"
 
@@ -63,36 +65,29 @@ def command(
         runs = [read_run(path, name=str(path)) for path in (run, other) if path is not None]
     target = out or runs[0].folder / REPORT_NAME
     check_target(target, data)
-    examples = _shown(runs[0], data, part, shape)
-    sections = (
-        sections_of_comparison(runs, **examples) if other else sections_of(runs[0], **examples)
-    )
+    examples = () if runs[0].stack is None else _shown(runs[0], runs[0].stack, data, part, shape)
+    sections = sections_of_comparison(runs, *examples) if other else sections_of(runs[0], *examples)
     write_atomically(target, report_page(runs, sections))
     click.echo(f"{target}: {len(sections)} sections")
 
 
-def _shown(run: RunRecord, data: str | None, part: str | None, shape: str | None) -> dict[str, Any]:
-    """Return the examples to show and their shape as images, or the reason why none are shown."""
-    from syncpretrain.plot.examples import image_shape_of
+def _shown(
+    run: RunRecord, stack: Stack, data: str | None, part: str | None, shape: str | None
+) -> tuple[ImageShape | None, Shown | str]:
+    """Return the shape of the examples as images, and the examples.
 
-    if run.stack is None:
-        return {}
-    images = image_shape_of(run.stack, shape)
-    shown, reason = _examples(run, data, part)
-    return {"images": images, "shown": shown, "reason": reason}
-
-
-def _examples(run: RunRecord, data: str | None, part: str | None) -> tuple[Shown | None, str]:
-    """Return the examples of a run, or the reason why its own cannot be read any more."""
+    If the examples of the run cannot be read any more, the reason stands in their place.
+    """
     from syncpretrain.cli.run_data import dataset_of, is_weighted
     from syncpretrain.errors import DataError, SettingsError
+    from syncpretrain.plot.examples import image_shape_of
     from syncpretrain.report.examples import examples_to_show
 
-    assert run.stack is not None
+    images = image_shape_of(stack, shape)
     try:
-        found = dataset_of(run.folder, data, stack=run.stack)
-        return examples_to_show(found, part, is_weighted(run.folder)), ""
+        found = dataset_of(run.folder, data, stack=stack)
+        return images, examples_to_show(found, part, is_weighted(run.folder))
     except (DataError, SettingsError, OSError) as error:
         if data is not None or part is not None:
             raise  # the user gave them
-        return None, str(error)
+        return images, str(error)

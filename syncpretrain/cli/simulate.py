@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from syncpretrain.planning.scaling.costs import LayerCosts
     from syncpretrain.planning.scaling.curves import Curve, Options, Way
-    from syncpretrain.planning.scaling.work import Network
+    from syncpretrain.planning.scaling.work import LayerCosts, Network
     from syncpretrain.settings import PretrainSettings
 
 SCHEDULE_WORDS = ("synchronized", "greedy", "rounds", "async")
@@ -170,8 +169,8 @@ def _devices(options: dict[str, Any]) -> Sequence[int]:
 def _costs(options: dict[str, Any], stack: PretrainSettings, common: Options) -> list[LayerCosts]:
     """Return the costs that the options name, or measure them."""
     from syncpretrain.parallel.blas import usable_cores
-    from syncpretrain.planning.scaling.costs import costs_from, works_of
     from syncpretrain.planning.scaling.measured import machine_costs, measured_costs
+    from syncpretrain.planning.scaling.work import costs_from, works_of
 
     if options["costs"] is not None:
         own = {"layers": common.layers, "batch_size": stack.batch_size}

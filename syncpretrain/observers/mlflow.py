@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 from syncpretrain.errors import SettingsError
@@ -63,12 +62,7 @@ class MLflowLog:
             self._client.log_batch(self._run, params=params[start : start + MOST_PARAMS])
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         stopped = isinstance(error, KeyboardInterrupt)
         status = "FINISHED" if error is None else "KILLED" if stopped else "FAILED"
         self._client.set_terminated(self._run, status)

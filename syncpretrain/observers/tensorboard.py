@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Event, Notice
@@ -46,12 +45,7 @@ class TensorBoardLog:
             self._writer.add_text("settings", table)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self._writer.close()
 
     def __call__(self, event: Event) -> None:

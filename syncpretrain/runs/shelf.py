@@ -22,6 +22,7 @@ from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, IDENTITY_NAME, ME
 from syncpretrain.runs.record import Figures, read_figures, state_of
 from syncpretrain.settings import Settings, read_settings
 
+STATES = ("finished", "running", "stopped", "failed", "damaged")
 TAIL_BYTES = 1 << 16
 NAMED_BY_TIME = re.compile(r"(\d{8}-\d{6})-.+")
 

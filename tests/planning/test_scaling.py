@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.planning.candidates import Task, settings_with, simulated
-from syncpretrain.planning.scaling.costs import LayerCosts, costs_from
 from syncpretrain.planning.scaling.curves import (
     WAYS,
     Exchange,
@@ -34,7 +33,15 @@ from syncpretrain.planning.scaling.job import (
     replicas_from,
 )
 from syncpretrain.planning.scaling.measured import costs_together, machine_costs, measured_costs
-from syncpretrain.planning.scaling.work import GroupWork, LayerWork, Network, PartCost, SharedCost
+from syncpretrain.planning.scaling.work import (
+    GroupWork,
+    LayerCosts,
+    LayerWork,
+    Network,
+    PartCost,
+    SharedCost,
+    costs_from,
+)
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.settings import settings_from
 

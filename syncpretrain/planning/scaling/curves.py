@@ -40,9 +40,8 @@ import msgspec
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
-from syncpretrain.planning.scaling.costs import LayerCosts, works_of
 from syncpretrain.planning.scaling.job import PARAMETER_COPIES, PAYING, Job, Placed, Scaled
-from syncpretrain.planning.scaling.work import GroupWork, Network
+from syncpretrain.planning.scaling.work import GroupWork, LayerCosts, Network, works_of
 from syncpretrain.planning.simulate import EpochCost, StreamCost, play_stream, simulate
 from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.schedule.kinds import SCHEDULES

@@ -9,8 +9,14 @@ import msgspec
 
 from syncpretrain.planning.exchange import handover_seconds
 from syncpretrain.planning.measure import measure
-from syncpretrain.planning.scaling.costs import LayerCosts
-from syncpretrain.planning.scaling.work import PRODUCTS, SPLITS, PartCost, SharedCost, SplitName
+from syncpretrain.planning.scaling.work import (
+    PRODUCTS,
+    SPLITS,
+    LayerCosts,
+    PartCost,
+    SharedCost,
+    SplitName,
+)
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.settings import PretrainSettings
 
