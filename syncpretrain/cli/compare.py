@@ -13,7 +13,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import json_option, number_option, out_option, quiet_option
+from syncpretrain.cli.options import (
+    json_option,
+    listed,
+    number_option,
+    out_option,
+    quiet_option,
+)
 from syncpretrain.cli.output import add_numbers, console_on, plain_table, print_text
 from syncpretrain.cli.setting_options import (
     SectionedCommand,
@@ -42,14 +48,7 @@ CURVE_NAME = "label-budget.png"
 TABLE_NAME = "compare.json"
 
 
-def label_counts(text: str) -> tuple[int | None, ...]:
-    """Parse numbers of labels separated by commas; ``all`` is None."""
-    try:
-        return tuple(None if part == "all" else int(part) for part in text.split(","))
-    except ValueError:
-        raise click.BadParameter(
-            f"got {text!r}, expected whole numbers or all, separated by commas"
-        ) from None
+label_counts = listed(lambda part: None if part == "all" else int(part), "whole numbers or all,")
 
 
 def start_names(text: str) -> tuple[str, ...]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import click
+import msgspec
 
 from syncpretrain.cli.options import json_option
 from syncpretrain.cli.output import console_on, counted, plain_table, print_text
@@ -81,7 +82,7 @@ def command(
     if reverse:
         found.reverse()
     if as_json:
-        click.echo(json.dumps({"runs": [_plain(run) for run in found]}))
+        click.echo(json.dumps({"runs": msgspec.to_builtins(found)}))
     else:
         _print_table(found, folder, sys.stdout)
 
@@ -105,7 +106,7 @@ def show_command(ctx: click.Context, run: str, as_json: bool) -> None:
         report = json.loads((folder / METRICS_NAME).read_text(encoding="utf-8"))
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
     if as_json:
-        click.echo(json.dumps({**_plain(found), "metrics": report, "files": files}))
+        click.echo(json.dumps({**msgspec.to_builtins(found), "metrics": report, "files": files}))
         return
     click.echo(f"{found.folder}: {_state_text(found)}")
     click.echo(
@@ -181,13 +182,6 @@ def _is_wanted(
         and (schedule is None or schedule in run.schedule)
         and (data is None or data in run.data)
     )
-
-
-def _plain(run: ShelvedRun) -> dict[str, Any]:
-    import msgspec
-
-    plain: dict[str, Any] = msgspec.to_builtins(run)
-    return plain
 
 
 def _print_table(runs: list[ShelvedRun], folder: Path, file: IO[str]) -> None:

@@ -169,6 +169,7 @@ def _devices(options: dict[str, Any]) -> Sequence[int]:
 def _costs(options: dict[str, Any], stack: PretrainSettings, common: Options) -> list[LayerCosts]:
     """Return the costs that the options name, or measure them."""
     from syncpretrain.parallel.blas import usable_cores
+    from syncpretrain.planning.candidates import Task
     from syncpretrain.planning.scaling.measured import machine_costs, measured_costs
     from syncpretrain.planning.scaling.work import costs_from, works_of
 
@@ -177,10 +178,10 @@ def _costs(options: dict[str, Any], stack: PretrainSettings, common: Options) ->
         costs = costs_from(options["costs"], **own)
         works_of(stack, costs)  # refuses another number of layers
         return costs
-    rows = {"examples": common.examples, "held_out": common.held_out}
+    task = Task(stack, common.examples, common.held_out)
     if options["cores"]:
-        return machine_costs(stack, workers=usable_cores(), **rows, seconds=options["seconds"])
-    return measured_costs(stack, **rows, seconds=options["seconds"])
+        return machine_costs(task, workers=usable_cores(), seconds=options["seconds"])
+    return measured_costs(task, seconds=options["seconds"])
 
 
 def _network(options: dict[str, Any]) -> Network:

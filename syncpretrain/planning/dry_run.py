@@ -174,13 +174,8 @@ def _pretraining(
         except SettingsError as error:  # the data are there already, and the rest has no room
             return None, f"the layers cannot be timed beside the data: {error}"
     else:
-        timings = measure(
-            settings,
-            workers=settings.workers or usable_cores(),
-            examples=task.examples,
-            held_out=task.held_out,
-            seconds=measure_seconds,
-        )
+        workers = settings.workers or usable_cores()
+        timings = measure(task, workers=workers, seconds=measure_seconds)
     if settings.schedule == ASYNC:
         return async_seconds(task, replace(timings, exchanges=exchanges(settings))), ""
     settings = msgspec.structs.replace(settings, workers=workers_of(settings))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,25 +72,13 @@ class Checkpoints:
         self, state: Callable[[], State], *, done: Sequence[int], final: bool
     ) -> None:
         """Write the state of pretraining, if a checkpoint is due or ``final``."""
-        if final or self._is_due(done):
-            self._write(
-                "pretrain",
-                sum(done),
-                lambda path: self._state_file.write(path, state(), self._header),
-                done,
-            )
+        self._save("pretrain", sum(done), self._state_file, state, done, final=final)
 
     def save_finetuning(
         self, state: Callable[[], FinetuneState], *, done: int, final: bool
     ) -> None:
         """Write the state of fine-tuning, if a checkpoint is due or ``final``."""
-        if final or self._is_due([done]):
-            self._write(
-                "finetune",
-                done + 1,
-                lambda path: FINETUNE_STATE.write(path, state(), self._header),
-                [done],
-            )
+        self._save("finetune", done + 1, FINETUNE_STATE, state, [done], final=final)
 
     def save_mark(self, layer: int, update: int, stack: Stack) -> None:
         """Write a stack up to a layer as it was after some updates; it is never deleted."""
@@ -134,23 +123,13 @@ class Checkpoints:
 
     def newest_pretrain_state(self) -> State | None:
         """Return the newest valid state of pretraining, None if there is none."""
-        state = newest_checkpoint(
-            self._folder,
-            "pretrain",
-            lambda path: self._state_file.read(path, self._check),
-            self._report,
-        )
+        state: State | None = self._newest("pretrain", self._state_file)
         self._last_done = state.done if state is not None else ()
         return state
 
     def newest_finetune_state(self) -> FinetuneState | None:
         """Return the newest valid state of fine-tuning, None if there is none."""
-        state = newest_checkpoint(
-            self._folder,
-            "finetune",
-            lambda path: FINETUNE_STATE.read(path, self._check),
-            self._report,
-        )
+        state: FinetuneState | None = self._newest("finetune", FINETUNE_STATE)
         self._last_done = (state.epoch - 1,) if state is not None else ()
         return state
 
@@ -182,11 +161,28 @@ class Checkpoints:
         most = max(now - then for now, then in zip(done, before, strict=True))
         return most >= (self._epochs or 1)
 
-    def _write(
-        self, stem: str, number: int, write: Callable[[Path], Any], done: Sequence[int]
+    def _newest(self, stem: str, file: Any) -> Any:
+        """Return the newest valid state of a kind of file, None if there is none."""
+        read = partial(file.read, check=self._check)
+        return newest_checkpoint(self._folder, stem, read, self._report)
+
+    def _save(
+        self,
+        stem: str,
+        number: int,
+        file: Any,
+        state: Callable[[], Any],
+        done: Sequence[int],
+        *,
+        final: bool,
     ) -> None:
+        """Write a state in its kind of file, if a checkpoint is due or ``final``."""
+        if not (final or self._is_due(done)):
+            return
         path = checkpoint_path(self._folder, stem, number)
-        if self._write_file(path, write, stem, self._keep):
+        if self._write_file(
+            path, lambda path: file.write(path, state(), self._header), stem, self._keep
+        ):
             self._last_done = tuple(done)
 
     def _write_file(self, path: Path, write: Callable[[Path], Any], stem: str, keep: int) -> bool:

@@ -26,12 +26,11 @@ def test_without_pooch_the_notice_says_so(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("limit", "words"), [("MAX_BYTES", "more than 0 bytes"), ("FILE_SECONDS", "more than -1 s")]
+    ("limits", "words"), [((0, 60), "more than 0 bytes"), ((60, -1), "more than -1 s")]
 )
-def test_a_download_without_end_is_ended(monkeypatch, limit, words):
-    monkeypatch.setattr(fetch_module, limit, 0 if limit == "MAX_BYTES" else -1)
+def test_a_download_without_end_is_ended(limits, words):
     with pytest.raises(OSError, match=words):
-        fetch_module._Bounded().write(b"more")
+        fetch_module._Bounded(*limits, print).write(b"more")
 
 
 class TestWithoutAHome:
