@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import click
-import msgspec
 
 from syncpretrain.cli.options import json_option
 from syncpretrain.cli.output import console_on, counted, plain_table, print_text
@@ -72,6 +71,8 @@ def command(
     """
     if ctx.invoked_subcommand is not None:
         return
+    import msgspec
+
     from syncpretrain.runs.shelf import runs_in
 
     is_first = folder == Path(FOLDER) and not folder.exists()  # no run has been there yet
@@ -96,6 +97,8 @@ def show_command(ctx: click.Context, run: str, as_json: bool) -> None:
 
     RUN is a folder, or its name in --folder.
     """
+    import msgspec
+
     from syncpretrain.runs.folder import METRICS_NAME
     from syncpretrain.runs.shelf import check_run
 
