@@ -72,13 +72,15 @@ class Checkpoints:
         self, state: Callable[[], State], *, done: Sequence[int], final: bool
     ) -> None:
         """Write the state of pretraining, if a checkpoint is due or ``final``."""
-        self._save("pretrain", sum(done), self._state_file, state, done, final=final)
+        if final or self._is_due(done):
+            self._write("pretrain", sum(done), self._state_file, state, done)
 
     def save_finetuning(
         self, state: Callable[[], FinetuneState], *, done: int, final: bool
     ) -> None:
         """Write the state of fine-tuning, if a checkpoint is due or ``final``."""
-        self._save("finetune", done + 1, FINETUNE_STATE, state, [done], final=final)
+        if final or self._is_due([done]):
+            self._write("finetune", done + 1, FINETUNE_STATE, state, [done])
 
     def save_mark(self, layer: int, update: int, stack: Stack) -> None:
         """Write a stack up to a layer as it was after some updates; it is never deleted."""
@@ -166,23 +168,16 @@ class Checkpoints:
         read = partial(file.read, check=self._check)
         return newest_checkpoint(self._folder, stem, read, self._report)
 
-    def _save(
-        self,
-        stem: str,
-        number: int,
-        file: Any,
-        state: Callable[[], Any],
-        done: Sequence[int],
-        *,
-        final: bool,
+    def _write(
+        self, stem: str, number: int, file: Any, state: Callable[[], Any], done: Sequence[int]
     ) -> None:
-        """Write a state in its kind of file, if a checkpoint is due or ``final``."""
-        if not (final or self._is_due(done)):
-            return
+        """Write a state in its kind of file."""
+
+        def write(path: Path) -> None:
+            file.write(path, state(), self._header)
+
         path = checkpoint_path(self._folder, stem, number)
-        if self._write_file(
-            path, lambda path: file.write(path, state(), self._header), stem, self._keep
-        ):
+        if self._write_file(path, write, stem, self._keep):
             self._last_done = tuple(done)
 
     def _write_file(self, path: Path, write: Callable[[Path], Any], stem: str, keep: int) -> bool:
