@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from syncpretrain.cli.options import RUN, data_option, json_option
+from syncpretrain.cli.output import print_errors
 
 
 @click.command("evaluate")
@@ -37,7 +38,6 @@ def command(run: Path, data: str | None, partition: bool, as_json: bool) -> None
       syncpretrain evaluate runs/NAME --data other.npy --json
       syncpretrain evaluate runs/NAME --log-z
     """
-    from syncpretrain.cli.output import print_errors
     from syncpretrain.cli.run_data import dataset_of
     from syncpretrain.data.dataset import PARTS
     from syncpretrain.models.diagnosis import diagnose_layers

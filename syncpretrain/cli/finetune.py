@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from syncpretrain.cli.options import RUN, json_option, log_option, out_option, quiet_option
+from syncpretrain.cli.output import print_run, showing_progress
 from syncpretrain.cli.program import command_line
+from syncpretrain.cli.ranks import check_runtime_of
 from syncpretrain.cli.setting_options import (
     OPTIONS,
     SectionedCommand,
@@ -19,11 +21,13 @@ from syncpretrain.cli.setting_options import (
 )
 from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
+from syncpretrain.runs.folder import CONFIG_NAME, check_folder
+from syncpretrain.settings import PretrainSettings, Settings, off_ranks, read_settings, replaced
+from syncpretrain.settings.by_data import Given
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.models.stack import Stack
-    from syncpretrain.settings import Settings
 
 
 @click.command("finetune", cls=SectionedCommand, context_settings={"max_content_width": 100})
@@ -55,13 +59,8 @@ def command(
       syncpretrain finetune runs/NAME --data labelled.npz
       syncpretrain finetune runs/NAME --data labelled.csv --target class --finetune-epochs 20
     """
-    from syncpretrain.cli.output import print_run, showing_progress
-    from syncpretrain.cli.ranks import check_runtime_of
     from syncpretrain.models.stack import load
-    from syncpretrain.runs.folder import check_folder
     from syncpretrain.runs.run import train_run
-    from syncpretrain.settings import PretrainSettings
-    from syncpretrain.settings.by_data import Given
 
     check_folder(out)
     stack = load(run)
@@ -93,9 +92,7 @@ def _settings_and_data(
 ) -> tuple[Settings, Dataset]:
     """Return the settings of the new run and its data; the labels decide the objective."""
     from syncpretrain.data.columns import columns_in
-    from syncpretrain.runs.folder import CONFIG_NAME
     from syncpretrain.runs.prepare import load_data
-    from syncpretrain.settings import off_ranks, read_settings, replaced
 
     config = (run if run.is_dir() else run.parent) / CONFIG_NAME
     if not config.is_file():

@@ -8,7 +8,10 @@ from typing import Any, TypeVar
 
 import click
 
+from syncpretrain.errors import SettingsError
 from syncpretrain.observers.loggers import LOGGERS
+from syncpretrain.runs.folder import is_run_file
+from syncpretrain.storage import expanded
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -55,7 +58,6 @@ epoch_counts = listed(_epochs, "whole numbers, auto or auto:N,")
 
 def momentums(text: str) -> tuple[str, ...]:
     """Check momentum schedules, one for all layers or one a layer, so that the option is named."""
-    from syncpretrain.errors import SettingsError
     from syncpretrain.settings import MomentumSchedule
 
     schedules = tuple(text.split(";"))
@@ -182,10 +184,6 @@ def check_target(path: Path, *read: Path | str | None, option: str = "out") -> N
     SettingsError
     """
     import os
-
-    from syncpretrain.errors import SettingsError
-    from syncpretrain.runs.folder import is_run_file
-    from syncpretrain.storage import expanded
 
     if path.is_dir():
         raise SettingsError(f"{option}: {path} is a folder; name a file")

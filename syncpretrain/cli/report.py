@@ -15,6 +15,8 @@ from syncpretrain.cli.options import (
     part_option,
     shape_option,
 )
+from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.storage import write_atomically
 
 if TYPE_CHECKING:
     from syncpretrain.models.stack import Stack
@@ -57,7 +59,6 @@ def command(
     """
     from syncpretrain.report import check_report, report_page, sections_of, sections_of_comparison
     from syncpretrain.runs.record import read_run
-    from syncpretrain.storage import write_atomically
 
     check_report()
     runs = [read_run(path) for path in (run, other) if path is not None]
@@ -79,7 +80,6 @@ def _shown(
     If the examples of the run cannot be read any more, the reason stands in their place.
     """
     from syncpretrain.cli.run_data import dataset_of, is_weighted
-    from syncpretrain.errors import DataError, SettingsError
     from syncpretrain.plot.examples import image_shape_of
     from syncpretrain.report.examples import examples_to_show
 

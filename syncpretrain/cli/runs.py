@@ -10,7 +10,9 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from syncpretrain.cli.options import json_option
-from syncpretrain.cli.output import console_on, counted, plain_table, print_text
+from syncpretrain.cli.output import console_on, counted, plain_table, print_run, print_text
+from syncpretrain.errors import SettingsError
+from syncpretrain.runs.folder import CONFIG_NAME, METRICS_NAME
 
 if TYPE_CHECKING:
     from syncpretrain.runs.shelf import ShelvedRun
@@ -99,7 +101,6 @@ def show_command(ctx: click.Context, run: str, as_json: bool) -> None:
     """
     import msgspec
 
-    from syncpretrain.runs.folder import METRICS_NAME
     from syncpretrain.runs.shelf import check_run
 
     folder = _folder_of(ctx, run)
@@ -116,8 +117,6 @@ def show_command(ctx: click.Context, run: str, as_json: bool) -> None:
         f"began {found.when}, {found.layers or '-'}, {found.schedule or '-'}, {found.data or '-'}"
     )
     if report is not None:
-        from syncpretrain.cli.output import print_run
-
         try:  # a run of another version may lack figures
             print_run(report | {"out": str(folder)}, sys.stdout)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -136,7 +135,6 @@ def rm_command(ctx: click.Context, runs: tuple[str, ...], yes: bool) -> None:
 
     A folder that is not a run, or that a process works on, is refused before any is removed.
     """
-    from syncpretrain.errors import SettingsError
     from syncpretrain.runs.shelf import check_run, remove_run
 
     named = [_folder_of(ctx, run) for run in runs]
@@ -160,8 +158,6 @@ def rm_command(ctx: click.Context, runs: tuple[str, ...], yes: bool) -> None:
 def _print_next(folder: Path, *, failed: bool) -> None:
     """Print how to go on after a run that did not finish."""
     from shlex import quote
-
-    from syncpretrain.runs.folder import CONFIG_NAME
 
     if failed:  # resumed, it may fail again in the same way
         config = quote(str(folder / CONFIG_NAME))
