@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, RunFinished
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(NamedTuple):
     """Figures of one event.
 
     Attributes

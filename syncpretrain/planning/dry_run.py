@@ -6,7 +6,7 @@ with them (``planning/simulate.py``). Of fine-tuning some minibatches are traine
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -60,8 +60,7 @@ class DeviceMemory(NamedTuple):
     data_on_host: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DryRun:
+class DryRun(NamedTuple):
     """Prediction for a run.
 
     Attributes

@@ -20,7 +20,7 @@ long stream is simulated with fewer minibatches, and its time multiplied.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from syncpretrain.schedule.schedule import Command, Release, Schedule, Train
 from syncpretrain.schedule.stream import Block, StreamPlan, StreamSchedule
@@ -29,8 +29,7 @@ DONE = 1e-9  # of a part: what rounding leaves of it
 BySize = Mapping[int, float]  # seconds by the number of workers
 
 
-@dataclass(frozen=True, slots=True)
-class EpochCost:
+class EpochCost(NamedTuple):
     """Duration of an epoch of one layer, in seconds.
 
     Attributes
@@ -50,8 +49,7 @@ class EpochCost:
     contention: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Simulated:
+class Simulated(NamedTuple):
     """Predicted result of a run.
 
     For each layer, ``epochs`` is the number of epochs that it trains, ``buffers`` the number of
@@ -189,8 +187,7 @@ def _advance(running: Mapping[int, _Epoch], assigned: Mapping[int, int], workers
 MOST_MINIBATCHES = 3_000  # simulated of a stream: many beside what a ring holds
 
 
-@dataclass(frozen=True, slots=True)
-class StreamCost:
+class StreamCost(NamedTuple):
     """Duration of a minibatch of one layer, in seconds.
 
     Attributes
@@ -214,8 +211,7 @@ class StreamCost:
     handover: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Streamed:
+class Streamed(NamedTuple):
     """Predicted result of a stream: its seconds, and the seconds that each layer is busy."""
 
     seconds: float

@@ -11,9 +11,8 @@ import warnings
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
@@ -30,8 +29,7 @@ OPTION = re.compile(r"--[a-z][a-z-]*")
 UNIT, ENDING = re.compile(r"(?<=\d) (?=\S)"), re.compile(r" (?=\d+(,|$))")  # such as in "layer 1"
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """A section: ``name`` is its id, ``body`` is HTML."""
 
     name: str

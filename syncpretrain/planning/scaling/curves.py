@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -73,8 +73,7 @@ def scaled(job: Job, devices: int) -> Scaled:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Played:
+class _Played(NamedTuple):
     """Result of a run: its seconds, the seconds in which its devices compute, and bytes."""
 
     seconds: float
@@ -89,8 +88,7 @@ def _played(placed: Placed) -> _Played:
     return _streamed(placed) if is_streamed else _by_versions(placed)
 
 
-@dataclass(frozen=True, slots=True)
-class _Handed:
+class _Handed(NamedTuple):
     """A version that one group gets from another: seconds, seconds of the network, and bytes."""
 
     seconds: float
@@ -235,8 +233,7 @@ class Exchange:
     servers: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(NamedTuple):
     """Result of some turns: their seconds, and the mean staleness of their updates."""
 
     seconds: float
@@ -345,8 +342,7 @@ ASYNCHRONOUS = "async"
 PLAYED_EPOCHS = 2_000  # of a layer; each is played, of every way and number of devices
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(NamedTuple):
     """A way to train: schedule, hand-over, and how many devices a layer gets."""
 
     schedule: str
@@ -442,8 +438,7 @@ class Options:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(NamedTuple):
     """The predicted runs of one way to train, and what they are compared with.
 
     ``base`` is the seconds of greedy training on one device.

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -189,8 +189,7 @@ class LayerWork(LayerCosts, frozen=True, kw_only=True):
         return next(found, None)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupWork:
+class GroupWork(NamedTuple):
     """Work of one layer; a group of devices shares its minibatches.
 
     ``step`` and ``forward`` are the seconds of a minibatch, ``step_network`` and
