@@ -79,6 +79,7 @@ setup(
             "backends/*.cu",
             "report/page.css",
             "report/page.html",
+            "report/page.mplstyle",
             "kernels/_native.pyi",
         ]
     },

@@ -168,16 +168,11 @@ class _Bench:
         kinds = [self._kind(i) for i in range(len(self._steps))]
         count = PROBES + PROBES_OF_SIZE * len(sizes(self._workers))
         each = seconds / (count * len(set(kinds)))
-        samples: dict[object, Sample] = {}
-        for i, kind in enumerate(kinds):
-            if kind not in samples:
-                samples[kind] = self._sample(i, each)
-        self._samples = [samples[kind] for kind in kinds]
-        found: dict[object, LayerProbes] = {}
-        for i, kind in enumerate(kinds):
-            if kind not in found:
-                found[kind] = self._probes(i)
-        return [found[kind] for kind in kinds]
+        firsts = [kinds.index(kind) for kind in kinds]  # of each layer the first one like it
+        samples = {i: self._sample(i, each) for i in dict.fromkeys(firsts)}
+        self._samples = [samples[i] for i in firsts]
+        found = {i: self._probes(i) for i in dict.fromkeys(firsts)}
+        return [found[i] for i in firsts]
 
     def _sample(self, i: int, seconds: float) -> Sample:
         s = self._settings

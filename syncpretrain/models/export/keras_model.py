@@ -17,7 +17,6 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
-from syncpretrain.storage import write_atomically
 
 ABOUT = "syncpretrain.json"
 CHANNELS_LAST = {"data_format": "channels_last"}  # whatever the user's configuration says
@@ -45,15 +44,15 @@ def build(network: Network) -> Any:
     return keras.Model(inputs, x, name=f"syncpretrain_{network.part}")
 
 
-def write(path: Path, network: Network) -> list[Path]:
-    """Write a file.
+def contents(path: Path, network: Network) -> dict[Path, bytes]:
+    """Return the content of a file.
 
     Raises
     ------
     SettingsError
         As :func:`build`.
     OSError
-        If it cannot be written.
+        If a temporary file cannot be written.
     """
     model = build(network)
     with tempfile.TemporaryDirectory() as folder:
@@ -61,8 +60,7 @@ def write(path: Path, network: Network) -> list[Path]:
         model.save(file)
         with zipfile.ZipFile(file, "a") as archive:
             archive.writestr(ABOUT, network.about)
-        write_atomically(path, file.read_bytes())
-    return [path]
+        return {path: file.read_bytes()}
 
 
 class _Layers:

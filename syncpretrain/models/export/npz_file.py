@@ -17,21 +17,13 @@ from numpy.typing import NDArray
 
 from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
-from syncpretrain.storage import write_atomically
 
 
-def write(path: Path, network: Network) -> list[Path]:
-    """Write a file.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written.
-    """
+def contents(path: Path, network: Network) -> dict[Path, bytes]:
+    """Return the content of a file."""
     buffer = io.BytesIO()
     np.savez(buffer, **arrays_of(network))  # type: ignore[arg-type]
-    write_atomically(path, buffer.getvalue())
-    return [path]
+    return {path: buffer.getvalue()}
 
 
 def arrays_of(network: Network) -> dict[str, NDArray[Any]]:

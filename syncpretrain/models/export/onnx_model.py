@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike
 from syncpretrain.errors import SettingsError
 from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
-from syncpretrain.storage import write_atomically
 
 OPERATORS, ML_OPERATORS, IR_VERSION = 17, 3, 8
 ML_DOMAIN = "ai.onnx.ml"
@@ -195,18 +194,15 @@ def build(network: Network) -> Any:
     return model
 
 
-def write(path: Path, network: Network) -> list[Path]:
-    """Write a file.
+def contents(path: Path, network: Network) -> dict[Path, bytes]:
+    """Return the content of a file.
 
     Raises
     ------
     SettingsError
         As :func:`build`.
-    OSError
-        If it cannot be written.
     """
-    write_atomically(path, build(network).SerializeToString())
-    return [path]
+    return {path: build(network).SerializeToString()}
 
 
 def _check_size(network: Network) -> None:

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from syncpretrain.errors import SettingsError
 from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
-from syncpretrain.storage import write_atomically
 
 # Attributes left by a step of training, as large as the weights; scikit-learn makes them on demand.
 TRAINING_ATTRIBUTES = ("_optimizer", "_best_coefs", "_best_intercepts")
@@ -87,15 +86,13 @@ def build(network: Network) -> Any:
     return _with_categories(network, model) if network.table else model
 
 
-def write(path: Path, network: Network) -> list[Path]:
-    """Write a file, which ``skops.io.load`` reads.
+def contents(path: Path, network: Network) -> dict[Path, bytes]:
+    """Return the content of a file, which ``skops.io.load`` reads.
 
     Raises
     ------
     SettingsError
         As :func:`build`, or if skops is not installed.
-    OSError
-        If it cannot be written.
     """
     model = build(network)
     try:
@@ -105,8 +102,7 @@ def write(path: Path, network: Network) -> list[Path]:
             "format: got sklearn, whose files need the package skops, and that is not installed;"
             " install it, or take Stack.to_sklearn in Python"
         ) from None
-    write_atomically(path, io.dumps(model))
-    return [path]
+    return {path: io.dumps(model)}
 
 
 def _layers(network: Network) -> Iterator[_Layer]:

@@ -20,7 +20,6 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
-from syncpretrain.storage import write_atomically
 
 FUNCTION_MODULES = {"sigmoid": "Sigmoid", "relu": "ReLU", "tanh": "Tanh"}
 OWN_MODULES = Path(__file__).with_name("torch_modules.py")
@@ -88,15 +87,13 @@ def build(network: Network) -> Any:
     return found.eval()
 
 
-def write(path: Path, network: Network) -> list[Path]:
-    """Write the parameters, and the Python file that loads them; return both paths.
+def contents(path: Path, network: Network) -> dict[Path, bytes]:
+    """Return the contents of the parameters, and of the Python file that loads them.
 
     Raises
     ------
     SettingsError
         If the name is no name of a Python module, or another Python file has it.
-    OSError
-        If a file cannot be written.
     """
     text_path = path.with_suffix(".py")
     if not path.stem.isidentifier() or iskeyword(path.stem):
@@ -113,9 +110,8 @@ def write(path: Path, network: Network) -> list[Path]:
     modules = _modules(network)
     text = own + LOADER.format(modules=",\n        ".join(map(_call, modules)))
     metadata = {"format": "pt", "syncpretrain": network.about}
-    write_atomically(text_path, text.encode())
-    write_atomically(path, safetensors.numpy.save(_state(modules), metadata))
-    return [path, text_path]
+    parameters = safetensors.numpy.save(_state(modules), metadata)
+    return {path: parameters, text_path: text.encode()}
 
 
 def _is_ours(path: Path, own: str) -> bool:
