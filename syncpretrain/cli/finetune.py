@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from syncpretrain.cli.options import RUN, json_option, log_option, out_option, quiet_option
-from syncpretrain.cli.output import print_run, showing_progress
+from syncpretrain.cli.output import print_run
 from syncpretrain.cli.program import command_line
 from syncpretrain.cli.ranks import check_runtime_of
 from syncpretrain.cli.setting_options import (
@@ -21,6 +21,7 @@ from syncpretrain.cli.setting_options import (
 )
 from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
+from syncpretrain.observers import observing
 from syncpretrain.runs.folder import CONFIG_NAME, check_folder
 from syncpretrain.settings import PretrainSettings, Settings, off_ranks, read_settings, replaced
 from syncpretrain.settings.by_data import Given
@@ -70,7 +71,7 @@ def command(
         frozenset(PretrainSettings.__struct_fields__),
         frozenset(OPTIONS[name].field for name in options if options[name] is not None),
     )
-    with showing_progress(live=not as_json, quiet=quiet) as observers:
+    with observing(not quiet, live=not as_json) as observers:
         report = train_run(
             settings,
             out=out,

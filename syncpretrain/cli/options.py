@@ -150,7 +150,7 @@ def log_option(command: F) -> F:
     return click.option(
         "--log",
         "loggers",
-        type=click.Choice(LOGGERS),
+        type=click.Choice(list(LOGGERS)),
         multiple=True,
         help="Log the run there too; may be repeated.",
     )(command)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from syncpretrain.cli.options import json_option, log_option, out_option, quiet_option
-from syncpretrain.cli.output import counted, print_run, showing_progress
+from syncpretrain.cli.output import counted, print_run
 from syncpretrain.cli.program import command_line
 from syncpretrain.cli.ranks import check_runtime_of
 from syncpretrain.cli.setting_options import (
@@ -28,6 +28,7 @@ from syncpretrain.cli.setting_options import (
 from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Notice, Observer
+from syncpretrain.observers import observing
 from syncpretrain.observers.event_log import read_reads
 from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, check_folder
 from syncpretrain.schedule.reads import Reads
@@ -139,7 +140,7 @@ def command(
             click.echo(_config_of(run) if print_config else _predicted(run, as_json=as_json))
             return
         work = partial(_train, run, command=command_line())
-    with showing_progress(live=not as_json, quiet=quiet) as observers:
+    with observing(not quiet, live=not as_json) as observers:
         report = work(observers=observers, loggers=loggers)
     if as_json:
         click.echo(json.dumps(report))

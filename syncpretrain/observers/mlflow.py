@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from syncpretrain.errors import SettingsError
 from syncpretrain.events import Event
-from syncpretrain.observers.figures import figures_of, wall_time
+from syncpretrain.observers.figures import check_package, figures_of, wall_time
 
-__all__ = ["MLflowLog", "check_mlflow"]
+__all__ = ["MLflowLog"]
 
 MOST_PARAMS = 100  # in one request
 MOST_LETTERS = 500  # of a value: every server takes as many
@@ -44,7 +43,7 @@ class MLflowLog:
         *,
         experiment: str | None = None,
     ) -> None:
-        check_mlflow()
+        check_package("mlflow", "mlflow")
         self._name, self._settings = name, dict(settings or {})
         self._experiment = experiment
 
@@ -90,19 +89,3 @@ def _experiment(client: Any, name: str | None) -> str:
         return environ.get("MLFLOW_EXPERIMENT_ID", "0")
     found = client.get_experiment_by_name(name)
     return str(client.create_experiment(name) if found is None else found.experiment_id)
-
-
-def check_mlflow() -> None:
-    """Raise an error if mlflow is missing.
-
-    Raises
-    ------
-    SettingsError
-    """
-    try:
-        import mlflow  # noqa: F401
-    except ImportError as error:
-        raise SettingsError(
-            f"log: got mlflow, which needs the package mlflow ({error}); pip install"
-            ' "syncpretrain[mlflow]"'
-        ) from error

@@ -183,10 +183,8 @@ def build(network: Network) -> Any:
     outputs = _outputs(graph, network, x if isinstance(x, str) else x[0])
     name = f"syncpretrain_{network.part}"
     made = onnx.helper.make_graph(graph.nodes, name, inputs, outputs, graph.constants)
-    sets = [
-        onnx.helper.make_opsetid("", OPERATORS),
-        onnx.helper.make_opsetid(ML_DOMAIN, ML_OPERATORS),
-    ]
+    versions = {"": OPERATORS, ML_DOMAIN: ML_OPERATORS}
+    sets = [onnx.helper.make_opsetid(*version) for version in versions.items()]
     model = onnx.helper.make_model(made, opset_imports=sets, ir_version=IR_VERSION)
     model.producer_name = "syncpretrain"
     onnx.helper.set_model_props(model, {"syncpretrain": network.about})

@@ -24,13 +24,7 @@ from syncpretrain.models.export.steps import Network
 
 # Attributes left by a step of training, as large as the weights; scikit-learn makes them on demand.
 TRAINING_ATTRIBUTES = ("_optimizer", "_best_coefs", "_best_intercepts")
-MLP_FUNCTIONS = {
-    "linear": "identity",
-    "sigmoid": "logistic",
-    "relu": "relu",
-    "tanh": "tanh",
-    "softmax": "softmax",
-}
+MLP_FUNCTIONS = {"linear": "identity", "sigmoid": "logistic"}  # others have the same name
 
 
 class _Layer(NamedTuple):
@@ -67,7 +61,7 @@ def build(network: Network) -> Any:
         ) from None
     widths = tuple(len(layer.bias) for layer in layers[:-1])
     options: dict[str, Any] = {"hidden_layer_sizes": widths, "random_state": 0}
-    options["activation"] = MLP_FUNCTIONS[next(iter(hidden), "linear")]
+    options["activation"] = _mlp_function(next(iter(hidden), "linear"))
     if network.classes:
         layers, classes = _for_classes(layers, network.classes)
         rows = np.zeros((len(classes), len(layers[0].weight)))
@@ -80,7 +74,7 @@ def build(network: Network) -> Any:
     # In float64 a shift that is large compared with the scale loses nothing.
     model.coefs_ = [layer.weight for layer in layers]
     model.intercepts_ = [layer.bias for layer in layers]
-    model.out_activation_ = MLP_FUNCTIONS[layers[-1].function]
+    model.out_activation_ = _mlp_function(layers[-1].function)
     for name in TRAINING_ATTRIBUTES:
         vars(model).pop(name, None)
     return _with_categories(network, model) if network.table else model
@@ -103,6 +97,10 @@ def contents(path: Path, network: Network) -> dict[Path, bytes]:
             " install it, or take Stack.to_sklearn in Python"
         ) from None
     return {path: io.dumps(model)}
+
+
+def _mlp_function(name: str) -> str:
+    return MLP_FUNCTIONS.get(name, name)
 
 
 def _layers(network: Network) -> Iterator[_Layer]:
@@ -187,16 +185,11 @@ def _with_categories(network: Network, model: Any) -> Any:
     from sklearn.pipeline import Pipeline
     from sklearn.preprocessing import OneHotEncoder
 
-    parts = [
-        (
-            f"column{place}",
-            OneHotEncoder(categories=[list(choices)], sparse_output=False)
-            if choices
-            else "passthrough",
-            [place],
-        )
-        for place, (_, choices) in enumerate(network.table)
+    ones = [
+        OneHotEncoder(categories=[list(choices)], sparse_output=False) if choices else "passthrough"
+        for _, choices in network.table
     ]
+    parts = [(f"column{place}", own, [place]) for place, own in enumerate(ones)]
     row = np.array([[choices[0] if choices else 0.0 for _, choices in network.table]], dtype=object)
     columns = ColumnTransformer(parts).fit(row)
     return Pipeline([("columns", columns), ("network", model)])
