@@ -58,6 +58,8 @@ SHARED = {
     "reconstruct": "pictures",
     "filters": "pictures",
     "sample": "pictures",
+    "evaluate": "results",
+    "report": "results",
     "presets": "installation",
     "doctor": "installation",
     "completion": "installation",

@@ -1,7 +1,9 @@
-"""``syncpretrain report``."""
+"""Commands that show what a run reached: ``evaluate`` and ``report``."""
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,10 +13,12 @@ from syncpretrain.cli.options import (
     RUN,
     check_target,
     data_option,
+    json_option,
     out_option,
     part_option,
     shape_option,
 )
+from syncpretrain.cli.output import print_errors
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.storage import write_atomically
 
@@ -27,6 +31,54 @@ if TYPE_CHECKING:
 REPORT_NAME = "report.html"
 
 
+@click.command("evaluate")
+@click.argument("run", type=RUN)
+@data_option("Default what the run was trained on.")
+@click.option(
+    "--log-z", "partition", is_flag=True, help="Estimate log Z of each layer; takes a while."
+)
+@json_option
+def evaluate(run: Path, data: str | None, partition: bool, as_json: bool) -> None:
+    """Measure each layer and the whole stack.
+
+    The reconstruction error is the squared error, summed over the values of an example and averaged
+    over examples; Gaussian visible units count with their standardized values. A file that the run
+    was not trained on counts as test data as a whole.
+
+    For a layer that is still an RBM, the free-energy gap between held-out and training examples
+    shows overfitting, and the pseudo-likelihood how well it models them (both in nats; values
+    between 0 and 1 are taken as probabilities of binary units). Dead and saturated units are off,
+    or on, for every example. --log-z estimates the partition function by annealed importance
+    sampling, or enumerates it where a side has at most 20 units.
+
+    \b
+    Examples:
+      syncpretrain evaluate runs/NAME
+      syncpretrain evaluate runs/NAME --data other.npy --json
+      syncpretrain evaluate runs/NAME --log-z
+    """
+    from syncpretrain.cli.run_data import dataset_of
+    from syncpretrain.data.dataset import PARTS
+    from syncpretrain.models.diagnosis import diagnose_layers
+    from syncpretrain.models.stack import load
+    from syncpretrain.runs.metrics import measure
+
+    stack = load(run)
+    examples = dataset_of(run, data, stack=stack)
+    stack = stack.for_prepared_rows()
+    measured = measure(stack, examples, layer_parts=PARTS)
+    measured["trained_on"] = stack.info.get("data")
+    held_out = examples.validation if len(examples.validation) else examples.test
+    figures = diagnose_layers(stack, examples.train, held_out, partition=partition)
+    for row, found in zip(measured["layers"], figures, strict=True):
+        row.update(found)
+    if as_json:
+        click.echo(json.dumps(measured))
+    else:
+        finetuned = any(layer.decoder_weight is not None for layer in stack.layers)
+        print_errors(measured, sys.stdout, finetuned=finetuned)
+
+
 @click.command("report")
 @click.argument("run", type=RUN)
 @click.argument("other", type=RUN, required=False, metavar="[OTHER]")
@@ -34,7 +86,7 @@ REPORT_NAME = "report.html"
 @part_option
 @shape_option
 @out_option("FILE.html", "Default report.html in the folder of the run.")
-def command(
+def report(
     run: Path,
     other: Path | None,
     data: str | None,
