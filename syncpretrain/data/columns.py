@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.array_files import read_record
 from syncpretrain.data.meaning import origin_of
 from syncpretrain.data.table import FEW_VALUES, Table, Texts, Values, check_decimals, nearest
 from syncpretrain.errors import DataError
-from syncpretrain.storage import write_atomically
 
 BLOCKS = {"binary": "bernoulli", "number": "gaussian", "category": "softmax"}
 MOST_VALUES = 10_000  # texts of a category
@@ -247,17 +247,6 @@ def columns_in(info: Mapping[str, Any]) -> Columns | None:
         raise DataError(f"columns: those kept with the model are damaged: {error}") from error
 
 
-def write_columns(columns: Columns, path: Path) -> None:
-    """Write columns as JSON, the file whole or not at all.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written.
-    """
-    write_atomically(path, msgspec.json.format(msgspec.json.encode(columns), indent=2) + b"\n")
-
-
 def read_columns(path: Path) -> Columns | None:
     """Return the columns in a file; None where there is no such file.
 
@@ -266,14 +255,7 @@ def read_columns(path: Path) -> Columns | None:
     DataError
         If it cannot be read.
     """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Columns)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path}: cannot be read ({error}); put it back, or begin a new run"
-        ) from error
+    return read_record(path, Columns, DataError)
 
 
 def _settled(features: list[Column], table: Table) -> tuple[Column, ...]:
