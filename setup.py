@@ -74,10 +74,12 @@ setup(
     package_data={
         "syncpretrain": [
             "py.typed",
+            "data/catalogue.toml",
             "settings/presets/*.toml",
             "backends/*.cu",
             "report/page.css",
             "report/page.html",
+            "report/page.mplstyle",
             "kernels/_native.pyi",
         ]
     },

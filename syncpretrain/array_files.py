@@ -4,6 +4,8 @@ Model files and checkpoints share :func:`write_tensors` and :func:`read_tensors`
 (:func:`write_arrays`) holds numbered arrays, a JSON header that says what each of them is, and the
 SHA-256 over header and arrays; an array that has several names is stored once. Nothing in a file is
 ever executed, and no size it claims is believed.
+
+Small records are files of JSON (:func:`write_record`, :func:`read_record`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,6 +23,8 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import CheckpointError, SyncpretrainError
 from syncpretrain.storage import write_atomically
+
+R = TypeVar("R", bound=msgspec.Struct)
 
 CHECKPOINT_FORMAT = "syncpretrain checkpoint 1"
 
@@ -135,3 +139,32 @@ def _digest(text: str, tensors: Mapping[str, NDArray[np.float32]]) -> str:
         digest.update(f"{name}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
+
+
+def write_record(path: Path, record: msgspec.Struct) -> None:
+    """Write a record as JSON, the file whole or not at all.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+
+
+def read_record(path: Path, kind: type[R], error_type: type[SyncpretrainError]) -> R | None:
+    """Return the record in a JSON file; None if there is no such file.
+
+    Raises
+    ------
+    SyncpretrainError
+        Of the given type, if the file cannot be read.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise error_type(
+            f"{path}: cannot be read ({error}); put it back, or begin a new run"
+        ) from error

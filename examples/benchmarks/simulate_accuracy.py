@@ -30,10 +30,10 @@ from syncpretrain.events import Event, RunFinished
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.bench import random_rows
-from syncpretrain.planning.scaling.costs import LayerCosts
+from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.scaling.curves import Options, Way, curve
 from syncpretrain.planning.scaling.measured import machine_costs
-from syncpretrain.planning.scaling.work import Network
+from syncpretrain.planning.scaling.work import LayerCosts, Network
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.activations import Split
@@ -108,8 +108,8 @@ def emulated(epochs: int) -> list[list[str]]:
 def costs_here(layers: Sequence[int], options: argparse.Namespace) -> list[LayerCosts]:
     """Return the costs of this machine's cores."""
     stack = settings_from(layers, epochs=options.epochs, batch_size=BATCH).pretrain
-    rows = {"examples": options.rows, "held_out": HELD_OUT}
-    return machine_costs(stack, workers=options.workers, **rows, seconds=options.seconds)
+    task = Task(stack, options.rows, HELD_OUT)
+    return machine_costs(task, workers=options.workers, seconds=options.seconds)
 
 
 def shape(name: str, options: argparse.Namespace) -> list[list[str]]:

@@ -18,6 +18,7 @@ from syncpretrain.cli.options import (
     number_option,
 )
 from syncpretrain.cli.output import add_numbers, console_on, counted, plain_table, print_text
+from syncpretrain.errors import SettingsError
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
@@ -95,7 +96,6 @@ def command(
       syncpretrain bench --handoff minibatch --epochs 2
       syncpretrain bench --data mnist --epochs 2 --target 8.19
     """
-    from syncpretrain.errors import SettingsError
     from syncpretrain.planning.bench import bench, seconds_to
     from syncpretrain.planning.candidates import Task
     from syncpretrain.settings import settings_from

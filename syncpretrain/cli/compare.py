@@ -13,7 +13,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import json_option, number_option, out_option, quiet_option
+from syncpretrain.cli.options import (
+    json_option,
+    listed,
+    number_option,
+    out_option,
+    quiet_option,
+)
 from syncpretrain.cli.output import add_numbers, console_on, plain_table, print_text
 from syncpretrain.cli.setting_options import (
     SectionedCommand,
@@ -26,14 +32,15 @@ from syncpretrain.cli.setting_options import (
 )
 from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
+from syncpretrain.runs.folder import CONFIG_NAME, check_folder, make_folder, make_new_folder
 from syncpretrain.schedule.kinds import SCHEDULES
+from syncpretrain.settings import Settings, replaced, write_settings
+from syncpretrain.settings.by_data import Given
 from syncpretrain.storage import write_atomically
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.runs.compare import Outcome
-    from syncpretrain.settings import Settings
-    from syncpretrain.settings.by_data import Given
 
 
 DEFAULT_PRESET, FEW_PRESET = "label-budget", "few-labels"
@@ -42,14 +49,7 @@ CURVE_NAME = "label-budget.png"
 TABLE_NAME = "compare.json"
 
 
-def label_counts(text: str) -> tuple[int | None, ...]:
-    """Parse numbers of labels separated by commas; ``all`` is None."""
-    try:
-        return tuple(None if part == "all" else int(part) for part in text.split(","))
-    except ValueError:
-        raise click.BadParameter(
-            f"got {text!r}, expected whole numbers or all, separated by commas"
-        ) from None
+label_counts = listed(lambda part: None if part == "all" else int(part), "whole numbers or all,")
 
 
 def start_names(text: str) -> tuple[str, ...]:
@@ -125,7 +125,6 @@ def command(
     """
     from syncpretrain.plot.canvas import check_drawing
     from syncpretrain.runs.compare import USUAL_STARTS
-    from syncpretrain.runs.folder import check_folder
     from syncpretrain.runs.prepare import load_data, settings_for_data, with_absolute_path
 
     check_folder(out)
@@ -172,7 +171,6 @@ def _outcomes(
 ) -> tuple[Path, list[Outcome]]:
     """Run the comparison; return its new folder and its results."""
     from syncpretrain.runs.compare import compare
-    from syncpretrain.runs.folder import make_folder, make_new_folder
     from syncpretrain.runs.prepare import with_absolute_path
 
     made: list[Path] = []
@@ -206,8 +204,6 @@ def _settings(
     options: dict[str, Any],
 ) -> tuple[Settings, Given | None, tuple[int | None, ...]]:
     """Return the settings, the names of the settings that were given, and numbers of labels."""
-    from syncpretrain.settings import replaced
-
     if options["schedule"] is not None:
         raise SettingsError("schedule: got one, expected none; --starts says what is compared")
     if options["layers"] is None and preset is None and config is None:
@@ -302,8 +298,6 @@ def _write_comparison(
     """Write the settings, the table as JSON, and the curve over numbers of labels if any."""
     from syncpretrain.plot.curves import save_label_curve
     from syncpretrain.runs.compare import summarized
-    from syncpretrain.runs.folder import CONFIG_NAME
-    from syncpretrain.settings import write_settings
 
     write_settings(settings, out / CONFIG_NAME)
     write_atomically(out / TABLE_NAME, json.dumps(report, indent=2).encode())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from syncpretrain.cli.options import json_option
+from syncpretrain.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +76,6 @@ def fetch_command(names: tuple[str, ...], mirror: str | None, quiet: bool) -> No
 
 def _row(named: NamedData) -> dict[str, Any]:
     from syncpretrain.data.fetch import folder_of, is_here
-    from syncpretrain.errors import DataError
 
     folder = None
     with suppress(DataError):  # without a home there is no folder

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from syncpretrain.cli.options import RUN, json_option, log_option, out_option, quiet_option
+from syncpretrain.cli.output import print_run
 from syncpretrain.cli.program import command_line
+from syncpretrain.cli.ranks import check_runtime_of
 from syncpretrain.cli.setting_options import (
     OPTIONS,
     SectionedCommand,
@@ -19,11 +21,14 @@ from syncpretrain.cli.setting_options import (
 )
 from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
+from syncpretrain.observers import observing
+from syncpretrain.runs.folder import CONFIG_NAME, check_folder
+from syncpretrain.settings import PretrainSettings, Settings, off_ranks, read_settings, replaced
+from syncpretrain.settings.by_data import Given
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.models.stack import Stack
-    from syncpretrain.settings import Settings
 
 
 @click.command("finetune", cls=SectionedCommand, context_settings={"max_content_width": 100})
@@ -55,13 +60,8 @@ def command(
       syncpretrain finetune runs/NAME --data labelled.npz
       syncpretrain finetune runs/NAME --data labelled.csv --target class --finetune-epochs 20
     """
-    from syncpretrain.cli.output import print_run, showing_progress
-    from syncpretrain.cli.ranks import check_runtime_of
     from syncpretrain.models.stack import load
-    from syncpretrain.runs.folder import check_folder
     from syncpretrain.runs.run import train_run
-    from syncpretrain.settings import PretrainSettings
-    from syncpretrain.settings.by_data import Given
 
     check_folder(out)
     stack = load(run)
@@ -71,7 +71,7 @@ def command(
         frozenset(PretrainSettings.__struct_fields__),
         frozenset(OPTIONS[name].field for name in options if options[name] is not None),
     )
-    with showing_progress(live=not as_json, quiet=quiet) as observers:
+    with observing(not quiet, live=not as_json) as observers:
         report = train_run(
             settings,
             out=out,
@@ -93,9 +93,7 @@ def _settings_and_data(
 ) -> tuple[Settings, Dataset]:
     """Return the settings of the new run and its data; the labels decide the objective."""
     from syncpretrain.data.columns import columns_in
-    from syncpretrain.runs.folder import CONFIG_NAME
     from syncpretrain.runs.prepare import load_data
-    from syncpretrain.settings import off_ranks, read_settings, replaced
 
     config = (run if run.is_dir() else run.parent) / CONFIG_NAME
     if not config.is_file():

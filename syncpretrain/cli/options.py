@@ -8,9 +8,13 @@ from typing import Any, TypeVar
 
 import click
 
+from syncpretrain.errors import SettingsError
 from syncpretrain.observers.loggers import LOGGERS
+from syncpretrain.runs.folder import is_run_file
+from syncpretrain.storage import expanded
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 TRAIN_PER_HELD_OUT = 5  # training examples a held-out one, as in MNIST
 
 
@@ -29,37 +33,31 @@ def at_least(least: int) -> Callable[[str], int]:
     return parse
 
 
-def integers(text: str) -> tuple[int, ...]:
-    """Parse whole numbers separated by commas: one for all layers, or one a layer."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise click.BadParameter(
-            f"got {text!r}, expected whole numbers separated by commas"
-        ) from None
+def listed(part: Callable[[str], T], expected: str) -> Callable[[str], tuple[T, ...]]:
+    """Return a parser of a list with commas, of one value for all layers, or one a layer."""
+
+    def parse(text: str) -> tuple[T, ...]:
+        try:
+            return tuple(map(part, text.split(",")))
+        except ValueError:
+            raise click.BadParameter(
+                f"got {text!r}, expected {expected} separated by commas"
+            ) from None
+
+    return parse
 
 
-def epoch_counts(text: str) -> tuple[int | str, ...]:
-    """Parse whole numbers, ``auto`` and ``auto:N``, one for all layers, or one a layer."""
-    try:
-        return tuple(part if part.startswith("auto") else int(part) for part in text.split(","))
-    except ValueError:
-        raise click.BadParameter(
-            f"got {text!r}, expected whole numbers, auto or auto:N, separated by commas"
-        ) from None
+def _epochs(text: str) -> int | str:
+    return text if text.startswith("auto") else int(text)
 
 
-def floats(text: str) -> tuple[float, ...]:
-    """Parse numbers separated by commas: one for all layers, or one a layer."""
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise click.BadParameter(f"got {text!r}, expected numbers separated by commas") from None
+integers = listed(int, "whole numbers")
+floats = listed(float, "numbers")
+epoch_counts = listed(_epochs, "whole numbers, auto or auto:N,")
 
 
 def momentums(text: str) -> tuple[str, ...]:
     """Check momentum schedules, one for all layers or one a layer, so that the option is named."""
-    from syncpretrain.errors import SettingsError
     from syncpretrain.settings import MomentumSchedule
 
     schedules = tuple(text.split(";"))
@@ -152,7 +150,7 @@ def log_option(command: F) -> F:
     return click.option(
         "--log",
         "loggers",
-        type=click.Choice(LOGGERS),
+        type=click.Choice(list(LOGGERS)),
         multiple=True,
         help="Log the run there too; may be repeated.",
     )(command)
@@ -186,10 +184,6 @@ def check_target(path: Path, *read: Path | str | None, option: str = "out") -> N
     SettingsError
     """
     import os
-
-    from syncpretrain.errors import SettingsError
-    from syncpretrain.runs.folder import is_run_file
-    from syncpretrain.storage import expanded
 
     if path.is_dir():
         raise SettingsError(f"{option}: {path} is a folder; name a file")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import IO, TYPE_CHECKING, Any
@@ -13,27 +10,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from syncpretrain.events import Observer
 
 AFTER_FINETUNING = (
     "The layers' own errors are those after fine-tuning, which cares only for",
     "the whole stack's.",
 )
-
-
-@contextmanager
-def showing_progress(*, live: bool, quiet: bool) -> Iterator[list[Observer]]:
-    """Yield the observers that show progress on stderr: live on a terminal, else in lines."""
-    if quiet:
-        yield []
-        return
-    from rich.console import Console
-
-    from syncpretrain.observers.progress import progress_observer
-
-    live = live and sys.stdout.isatty() and sys.stderr.isatty()
-    with progress_observer(Console(stderr=True), live=live) as observer:
-        yield [observer]
 
 
 def print_run(report: dict[str, Any], file: IO[str]) -> None:

@@ -17,6 +17,7 @@ from syncpretrain.cli.options import (
     part_option,
     shape_option,
 )
+from syncpretrain.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
     from syncpretrain.models.stack import Stack
@@ -94,7 +95,6 @@ def reconstruct(
     import numpy as np
 
     from syncpretrain.cli.run_data import examples_of
-    from syncpretrain.errors import DataError
     from syncpretrain.models.stack import load
     from syncpretrain.plot.images import image_grid, image_shape, save_png, shades
 
@@ -212,7 +212,6 @@ def _images_of(
     SettingsError
         If they are no images, and are not saved, or a picture of them is asked for.
     """
-    from syncpretrain.errors import SettingsError
     from syncpretrain.plot.examples import image_shape_of
     from syncpretrain.plot.images import image_shape
 
@@ -239,7 +238,6 @@ def _mixing(
 ) -> list[str]:
     """Return lines on the mixing of chains from data and noise, or why it is not measured."""
     from syncpretrain.cli.run_data import dataset_of, is_weighted
-    from syncpretrain.errors import DataError, SettingsError
     from syncpretrain.models.mixing import LEAST_STEPS
     from syncpretrain.report.examples import examples_to_show, mixing_shown
 

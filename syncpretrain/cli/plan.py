@@ -21,15 +21,15 @@ from syncpretrain.cli.setting_options import (
 )
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC
+from syncpretrain.settings import Settings
 from syncpretrain.settings.fields import values_of
+from syncpretrain.settings.sections import PretrainSettings
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from syncpretrain.planning.choice import Plan
     from syncpretrain.planning.tuning import TuningPlan
-    from syncpretrain.settings import Settings
-    from syncpretrain.settings.sections import PretrainSettings
 
 ASYNC_OPTIONS = ("push_every", "fetch_every", "async_rate")
 PLAN_OPTIONS = (

@@ -18,6 +18,14 @@ from typing import Any
 import click
 
 from syncpretrain.cli.ranks import check_command, follow, is_follower, leading
+from syncpretrain.errors import (
+    NovelValueWarning,
+    RunInterrupted,
+    SaveError,
+    StalledError,
+    SyncpretrainError,
+    WorkerError,
+)
 
 COMMANDS = {
     "train": "Pretrain a stack of layers in parallel, and fine-tune it.",
@@ -50,6 +58,8 @@ SHARED = {
     "reconstruct": "pictures",
     "filters": "pictures",
     "sample": "pictures",
+    "evaluate": "results",
+    "report": "results",
     "presets": "installation",
     "doctor": "installation",
     "completion": "installation",
@@ -116,7 +126,6 @@ class Program(click.Group):
             return self._invoked(ctx)
 
     def _invoked(self, ctx: click.Context) -> Any:
-        from syncpretrain.errors import RunInterrupted, SyncpretrainError
 
         try:
             with _warnings_in_lines():
@@ -155,8 +164,6 @@ class Program(click.Group):
 @contextmanager
 def _warnings_in_lines() -> Iterator[None]:
     """Print each warning of new values in a line on standard error, unless --quiet forbids it."""
-    from syncpretrain.errors import NovelValueWarning
-
     told = set[str]()
 
     def quiet() -> bool:
@@ -225,7 +232,6 @@ def _nearest(name: str, known: list[str]) -> str:
 
 
 def _status(error: Exception) -> int:
-    from syncpretrain.errors import SaveError, StalledError, WorkerError
 
     if isinstance(error, StalledError):
         return STALLED

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from syncpretrain.cli.options import RUN, check_target, data_option, out_option, part_option
+from syncpretrain.errors import DataError, SettingsError
 
 OUT = out_option("FILE", "The file to write: .csv, .npy, .npz or .parquet.", required=True)
 
@@ -38,7 +39,6 @@ def encode(
     """
     from syncpretrain.cli.run_data import examples_of
     from syncpretrain.data.output_file import check_output, write_output
-    from syncpretrain.errors import SettingsError
     from syncpretrain.models.layer import with_log_odds
     from syncpretrain.models.stack import load
 
@@ -78,7 +78,6 @@ def predict(run: Path, data: str | None, part: str | None, proba: bool, out: Pat
     from syncpretrain.cli.run_data import examples_of
     from syncpretrain.data.columns import columns_in
     from syncpretrain.data.output_file import check_output, write_output
-    from syncpretrain.errors import DataError, SettingsError
     from syncpretrain.models.stack import load
 
     check_target(out, run, data)
@@ -151,7 +150,6 @@ def score(
 
     from syncpretrain.cli.run_data import check_names_data, dataset_of, examples_of
     from syncpretrain.data.output_file import check_output, write_output
-    from syncpretrain.errors import SettingsError
     from syncpretrain.models.scores import check_scores, feature_names, feature_scores, scores
     from syncpretrain.models.stack import load
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from syncpretrain.data import DATASETS, check_whole, load_dataset, located
 from syncpretrain.data.columns import Columns, columns_in, takes_categories
-from syncpretrain.data.dataset import Dataset, from_rows, record_in, record_of
+from syncpretrain.data.dataset import Dataset, Rows, from_rows, record_in, record_of
 from syncpretrain.data.examples import scale_examples
 from syncpretrain.data.own_data import is_mapped_file
-from syncpretrain.data.readers import Rows, Wanted, divided, read_rows
+from syncpretrain.data.readers import Wanted, divided, read_rows
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
 from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.model_file import MODEL_NAME
@@ -73,14 +73,7 @@ def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) 
         else:
             _print_notices(rows.notices)
             if settings is not None and own:
-                divided_again = divided(
-                    name,
-                    rows.X,
-                    rows.labels,
-                    validation=settings.validation,
-                    columns=rows.columns,
-                    meaning=rows.meaning,
-                )
+                divided_again = divided(name, rows, validation=settings.validation)
                 _warn_of_other_data(run, stack, divided_again)
         return Examples(scale_examples(rows.X), name)
     part = part or "test"
@@ -190,15 +183,8 @@ def _test_set(name: str, stack: Stack) -> Dataset:
     found = _rows(name, stack)
     _print_notices(found.notices)
     rows = np.arange(len(found.X))
-    return from_rows(
-        name,
-        found.X,
-        found.labels,
-        source=f"the {len(rows):,} examples of {name}",
-        parts=(rows[:0], rows[:0], rows),
-        columns=found.columns,
-        meaning=found.meaning,
-    )
+    source, parts = f"the {len(rows):,} examples of {name}", (rows[:0], rows[:0], rows)
+    return from_rows(name, found, source=source, parts=parts)
 
 
 def _rows(name: str, stack: Stack) -> Rows:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import click
 
 from syncpretrain.cli.options import json_option
-from syncpretrain.cli.output import console_on, counted, plain_table, print_text
+from syncpretrain.cli.output import console_on, counted, plain_table, print_run, print_text
+from syncpretrain.errors import SettingsError
+from syncpretrain.runs.folder import CONFIG_NAME, METRICS_NAME
 
 if TYPE_CHECKING:
     from syncpretrain.runs.shelf import ShelvedRun
@@ -71,6 +73,8 @@ def command(
     """
     if ctx.invoked_subcommand is not None:
         return
+    import msgspec
+
     from syncpretrain.runs.shelf import runs_in
 
     is_first = folder == Path(FOLDER) and not folder.exists()  # no run has been there yet
@@ -81,7 +85,7 @@ def command(
     if reverse:
         found.reverse()
     if as_json:
-        click.echo(json.dumps({"runs": [_plain(run) for run in found]}))
+        click.echo(json.dumps({"runs": msgspec.to_builtins(found)}))
     else:
         _print_table(found, folder, sys.stdout)
 
@@ -95,7 +99,8 @@ def show_command(ctx: click.Context, run: str, as_json: bool) -> None:
 
     RUN is a folder, or its name in --folder.
     """
-    from syncpretrain.runs.folder import METRICS_NAME
+    import msgspec
+
     from syncpretrain.runs.shelf import check_run
 
     folder = _folder_of(ctx, run)
@@ -105,15 +110,13 @@ def show_command(ctx: click.Context, run: str, as_json: bool) -> None:
         report = json.loads((folder / METRICS_NAME).read_text(encoding="utf-8"))
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
     if as_json:
-        click.echo(json.dumps({**_plain(found), "metrics": report, "files": files}))
+        click.echo(json.dumps({**msgspec.to_builtins(found), "metrics": report, "files": files}))
         return
     click.echo(f"{found.folder}: {_state_text(found)}")
     click.echo(
         f"began {found.when}, {found.layers or '-'}, {found.schedule or '-'}, {found.data or '-'}"
     )
     if report is not None:
-        from syncpretrain.cli.output import print_run
-
         try:  # a run of another version may lack figures
             print_run(report | {"out": str(folder)}, sys.stdout)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -132,7 +135,6 @@ def rm_command(ctx: click.Context, runs: tuple[str, ...], yes: bool) -> None:
 
     A folder that is not a run, or that a process works on, is refused before any is removed.
     """
-    from syncpretrain.errors import SettingsError
     from syncpretrain.runs.shelf import check_run, remove_run
 
     named = [_folder_of(ctx, run) for run in runs]
@@ -157,8 +159,6 @@ def _print_next(folder: Path, *, failed: bool) -> None:
     """Print how to go on after a run that did not finish."""
     from shlex import quote
 
-    from syncpretrain.runs.folder import CONFIG_NAME
-
     if failed:  # resumed, it may fail again in the same way
         config = quote(str(folder / CONFIG_NAME))
         click.echo(f"begin another with other settings: syncpretrain train --config {config} ...")
@@ -181,13 +181,6 @@ def _is_wanted(
         and (schedule is None or schedule in run.schedule)
         and (data is None or data in run.data)
     )
-
-
-def _plain(run: ShelvedRun) -> dict[str, Any]:
-    import msgspec
-
-    plain: dict[str, Any] = msgspec.to_builtins(run)
-    return plain
 
 
 def _print_table(runs: list[ShelvedRun], folder: Path, file: IO[str]) -> None:

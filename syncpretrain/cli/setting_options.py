@@ -13,23 +13,35 @@ import msgspec
 from syncpretrain.cli.options import DATA, epoch_counts, floats, integers, momentums, words
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC, schedule_kind
-from syncpretrain.settings import DataSettings, FinetuneSettings, PretrainSettings, RunSettings
-from syncpretrain.settings.architecture import MAX_UNITS
+from syncpretrain.settings import (
+    DataSettings,
+    FinetuneSettings,
+    PretrainSettings,
+    RunSettings,
+    Settings,
+    names_in,
+    preset_path,
+    read_settings,
+    settings_from,
+)
+from syncpretrain.settings.architecture import MAX_UNITS, architecture_of
+from syncpretrain.settings.by_data import Given
+from syncpretrain.settings.checks import check_blas_threads
 from syncpretrain.settings.fields import (
     ASYNC_DEFAULTS,
     ASYNCHRONOUS,
+    MODEL_DEFAULTS,
     OF_SCHEDULES,
     PER_LAYER,
     SECTIONS,
     Setting,
     settings_of,
+    usual_costs,
 )
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.planning.choice import Plan
-    from syncpretrain.settings import Settings
-    from syncpretrain.settings.by_data import Given
 
 F = TypeVar("F", bound=Callable[..., Any])
 AUTO = "auto"  # a schedule and visible units, replaced before settings are made
@@ -156,8 +168,6 @@ def settings_from_options(
     SettingsError
         If settings are wrong, or do not fit each other.
     """
-    from syncpretrain.settings import preset_path, read_settings, settings_from
-
     if preset is not None:
         if config is not None:
             raise SettingsError("preset: got one beside --config, expected one of the two")
@@ -197,9 +207,6 @@ def given_by(preset: str | None, config: Path | None, options: dict[str, Any]) -
 
     A preset leaves nothing to the data: settings that it does not name have their defaults.
     """
-    from syncpretrain.settings import names_in
-    from syncpretrain.settings.by_data import Given
-
     if preset is not None:
         return None
     named = {} if config is None else names_in(config)
@@ -345,8 +352,6 @@ def _drop_planned(pretrain: dict[str, Any], options: dict[str, Any]) -> None:
 
 def _check_finetuning(settings: Settings, options: dict[str, Any]) -> None:
     """Refuse options of fine-tuning where there is none."""
-    from syncpretrain.settings.checks import check_blas_threads
-
     tuning = settings.finetune
     if tuning.objective == "none" or (tuning.schedule == ASYNC and tuning.replicas):
         check_blas_threads(settings.pretrain.schedule, options.get("blas_threads"))
@@ -383,8 +388,6 @@ def _drop_replaced(
 
 def _drop_costs(pretrain: dict[str, Any]) -> None:
     """Drop the sparsity costs of a file if they are the defaults for its layers."""
-    from syncpretrain.settings.fields import usual_costs
-
     architecture, depth = pretrain.get("architecture"), len(pretrain["layers"]) - 1
     if list(pretrain["sparsity_cost"]) == usual_costs(
         architecture, pretrain["hidden_units"], depth
@@ -426,8 +429,6 @@ def _drop_layers(pretrain: dict[str, Any], layers: str) -> None:
 
     For another number of layers each list of equal values becomes one value.
     """
-    from syncpretrain.settings.architecture import architecture_of
-
     pretrain.pop("architecture", None)
     if len(architecture_of(layers)[0]) == len(pretrain["layers"]):
         return
@@ -438,8 +439,6 @@ def _drop_layers(pretrain: dict[str, Any], layers: str) -> None:
 
 def _drop_model(pretrain: dict[str, Any]) -> None:
     """Drop settings that the file's model ignores, so that another model takes its own defaults."""
-    from syncpretrain.settings.fields import MODEL_DEFAULTS, PER_LAYER
-
     for name in {name for defaults in MODEL_DEFAULTS.values() for name in defaults}:
         if all(value == PER_LAYER[name] for value in pretrain[name]):
             del pretrain[name]

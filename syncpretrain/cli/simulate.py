@@ -23,16 +23,16 @@ from syncpretrain.cli.options import (
 )
 from syncpretrain.cli.output import add_numbers, console_on, counted, plain_table, print_text
 from syncpretrain.cli.setting_options import setting_options
+from syncpretrain.errors import SettingsError
+from syncpretrain.settings import PretrainSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rich.table import Table
 
-    from syncpretrain.planning.scaling.costs import LayerCosts
     from syncpretrain.planning.scaling.curves import Curve, Options, Way
-    from syncpretrain.planning.scaling.work import Network
-    from syncpretrain.settings import PretrainSettings
+    from syncpretrain.planning.scaling.work import LayerCosts, Network
 
 SCHEDULE_WORDS = ("synchronized", "greedy", "rounds", "async")
 ALL_REDUCE_WORDS = ("auto", "ring", "tree", "star")
@@ -150,7 +150,6 @@ def command(out: Path | None, as_json: bool, **options: Any) -> None:
 
 def _devices(options: dict[str, Any]) -> Sequence[int]:
     """Return the numbers of devices; with ``--cores`` at most the usable cores."""
-    from syncpretrain.errors import SettingsError
     from syncpretrain.parallel.blas import usable_cores
     from syncpretrain.planning.scaling.job import devices_from
     from syncpretrain.planning.timings import sizes
@@ -170,23 +169,23 @@ def _devices(options: dict[str, Any]) -> Sequence[int]:
 def _costs(options: dict[str, Any], stack: PretrainSettings, common: Options) -> list[LayerCosts]:
     """Return the costs that the options name, or measure them."""
     from syncpretrain.parallel.blas import usable_cores
-    from syncpretrain.planning.scaling.costs import costs_from, works_of
+    from syncpretrain.planning.candidates import Task
     from syncpretrain.planning.scaling.measured import machine_costs, measured_costs
+    from syncpretrain.planning.scaling.work import costs_from, works_of
 
     if options["costs"] is not None:
         own = {"layers": common.layers, "batch_size": stack.batch_size}
         costs = costs_from(options["costs"], **own)
         works_of(stack, costs)  # refuses another number of layers
         return costs
-    rows = {"examples": common.examples, "held_out": common.held_out}
+    task = Task(stack, common.examples, common.held_out)
     if options["cores"]:
-        return machine_costs(stack, workers=usable_cores(), **rows, seconds=options["seconds"])
-    return measured_costs(stack, **rows, seconds=options["seconds"])
+        return machine_costs(task, workers=usable_cores(), seconds=options["seconds"])
+    return measured_costs(task, seconds=options["seconds"])
 
 
 def _network(options: dict[str, Any]) -> Network:
     """Return the network that the options ask for; between cores messages take no time."""
-    from syncpretrain.errors import SettingsError
     from syncpretrain.planning.scaling.job import bandwidth_from, latency_from
     from syncpretrain.planning.scaling.work import Network
 
@@ -208,7 +207,6 @@ def _network(options: dict[str, Any]) -> Network:
 
 def _ways_and_options(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
     """Return the ways to train that the options name, and the options that all ways share."""
-    from syncpretrain.errors import SettingsError
     from syncpretrain.planning.scaling.curves import ASYNCHRONOUS, WAYS, Options, Way
     from syncpretrain.planning.scaling.job import replicas_from
 
@@ -251,7 +249,6 @@ def _ways_and_options(options: dict[str, Any]) -> tuple[Mapping[str, Way], Optio
 
 def _check_picture(path: Path) -> None:
     """Refuse a picture that could not be written later."""
-    from syncpretrain.errors import SettingsError
     from syncpretrain.plot.canvas import check_drawing
 
     if path.suffix != ".png":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from syncpretrain.cli.options import json_option, log_option, out_option, quiet_option
-from syncpretrain.cli.output import counted
+from syncpretrain.cli.output import counted, print_run
 from syncpretrain.cli.program import command_line
 from syncpretrain.cli.ranks import check_runtime_of
 from syncpretrain.cli.setting_options import (
@@ -27,16 +27,19 @@ from syncpretrain.cli.setting_options import (
 )
 from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
-from syncpretrain.settings import ELSEWHERE
+from syncpretrain.events import Notice, Observer
+from syncpretrain.observers import observing
+from syncpretrain.observers.event_log import read_reads
+from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, check_folder
+from syncpretrain.schedule.reads import Reads
+from syncpretrain.settings import ELSEWHERE, Settings, read_settings
+from syncpretrain.settings.by_data import Given
+from syncpretrain.settings.sections import settings_text
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
-    from syncpretrain.events import Observer
     from syncpretrain.planning.dry_run import DeviceMemory, DryRun
     from syncpretrain.runs.run import Run
-    from syncpretrain.schedule.reads import Reads
-    from syncpretrain.settings import Settings
-    from syncpretrain.settings.by_data import Given
 
 GIGABYTE = 1e9
 # Options that a replay takes from the recorded run.
@@ -126,8 +129,6 @@ def command(
       syncpretrain train --replay runs/NAME
       syncpretrain train --preset hinton2006 --dry-run
     """
-    from syncpretrain.cli.output import print_run, showing_progress
-
     if inexact and resume is None:
         raise SettingsError("inexact: got it without --resume, expected a run to go on with")
     if resume is not None:
@@ -139,7 +140,7 @@ def command(
             click.echo(_config_of(run) if print_config else _predicted(run, as_json=as_json))
             return
         work = partial(_train, run, command=command_line())
-    with showing_progress(live=not as_json, quiet=quiet) as observers:
+    with observing(not quiet, live=not as_json) as observers:
         report = work(observers=observers, loggers=loggers)
     if as_json:
         click.echo(json.dumps(report))
@@ -167,9 +168,6 @@ def _new_run(
     **options: Any,
 ) -> _NewRun:
     """Return the run of these options, checked as far as they can be without the data."""
-    from syncpretrain.observers.event_log import read_reads
-    from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, check_folder
-
     if replay is not None:
         _check_replay(replay, preset or config, {**options, "hidden": hidden})
     check_folder(out)
@@ -195,7 +193,6 @@ def _train(
     """Train; a plan chooses the schedule if it is ``auto``."""
     from time import monotonic
 
-    from syncpretrain.events import Notice
     from syncpretrain.runs.run import train_run
 
     run, messages = _with_schedule(run)
@@ -247,7 +244,6 @@ def _checked(run: _NewRun) -> Run:
 def _config_of(run: _NewRun) -> str:
     """Return the ``config.toml`` that a run would have."""
     from syncpretrain.runs.prepare import with_absolute_path
-    from syncpretrain.settings.sections import settings_text
 
     return settings_text(with_absolute_path(_checked(run).settings)).rstrip("\n")
 
@@ -271,9 +267,7 @@ def _resume(
     **options: Any,
 ) -> Any:
     """Resume a run, which may be moved to another runtime."""
-    from syncpretrain.runs.folder import CONFIG_NAME
     from syncpretrain.runs.run import resume_run
-    from syncpretrain.settings import read_settings
 
     config = folder / CONFIG_NAME
     if config.is_file():
@@ -292,7 +286,6 @@ def _check_resume(options: dict[str, Any]) -> None:
 
 
 def _check_replay(replay: Path, config: str | Path | None, options: dict[str, Any]) -> None:
-    from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME
 
     if not all((replay / name).is_file() for name in (CONFIG_NAME, EVENTS_NAME)):
         raise SettingsError(

@@ -104,10 +104,13 @@ def load_dataset(
     given = {"target": target, "drop": drop, "test": test, "unlabelled": unlabelled}
     given["weights"] = weights
     given = {option: value for option, value in given.items() if value not in (None, "", ())}
+    how: dict[str, Any] = {"validation": validation, "seed": seed}
     if name in DATASETS:
+        from syncpretrain.data.named import load_published
+
         _check_axes(str(name), images)
         _refuse(given, f"{name}, which has labels and a test part of its own")
-        data = _published(str(name), bounded, validation=validation, seed=seed, meaning=meaning)
+        data = load_published(str(name), bounded=bounded, meaning=meaning, **how)
     else:
         from syncpretrain.data.own_data import is_mapped_file, load_mapped, load_own, share_of
         from syncpretrain.data.readers import Wanted
@@ -118,15 +121,13 @@ def load_dataset(
         _check_there("test", None if share else test)
         if mapped and is_mapped_file(name):
             _refuse(given, f"{name} with handoff minibatch, which leaves it on the disk")
-            how: Any = {"bounded": bounded, "known": known, "images": images, "meaning": meaning}
-            data = load_mapped(name, validation=validation, seed=seed, **how)
+            how |= {"bounded": bounded, "known": known, "images": images, "meaning": meaning}
+            data = load_mapped(name, **how)
         else:
             named = None if target is None else str(target)
             wanted = Wanted(bounded, named, _names(drop), task, encode, columns, images, meaning)
             wanted = wanted._replace(weights=weights)
-            data = load_own(
-                name, wanted, validation=validation, seed=seed, test=test, unlabelled=unlabelled
-            )
+            data = load_own(name, wanted, test=test, unlabelled=unlabelled, **how)
     return data if examples is None else data.with_examples(examples, seed=seed)
 
 
@@ -150,17 +151,6 @@ def _check_axes(name: str, images: ImageShape | None) -> None:
 
     axes = CATALOGUE[name].axes if name in CATALOGUE else DIGIT_AXES
     check_image_shape(axes, images, name)
-
-
-def _published(name: str, bounded: bool, **how: Any) -> Dataset:
-    from syncpretrain.data.named import load_digits, load_mnist
-
-    if name not in ("mnist", "digits"):
-        from syncpretrain.data.named import load_named
-
-        return load_named(name, bounded=bounded, **how)
-    load = load_mnist if name == "mnist" else load_digits
-    return load(**how)
 
 
 def _refuse(given: dict[str, Any], what: str) -> None:

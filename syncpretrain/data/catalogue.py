@@ -1,16 +1,16 @@
 """Catalogue of the published data sets: files, checksums, sources and licences.
 
-The SHA-256 sums are those that TensorFlow Datasets (``url_checksums/``) and scikit-learn
-(``fetch_20newsgroups``) publish; MNIST's sums are of the unpacked files.
+The sets themselves are in ``catalogue.toml``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
+class RemoteFile(msgspec.Struct, frozen=True):
     """One file of a data set.
 
     Attributes
@@ -33,8 +33,7 @@ class RemoteFile:
     unpacked: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NamedData:
+class NamedData(msgspec.Struct, frozen=True):
     """One published data set.
 
     Attributes
@@ -79,144 +78,9 @@ class NamedData:
         return [file.url] if file.url else [f"{folder}{file.name}" for folder in self.addresses]
 
 
-def _idx(sums: dict[str, tuple[str, int]], *, unpacked: bool = False) -> tuple[RemoteFile, ...]:
-    return tuple(
-        RemoteFile(f"{name}.gz", sha256, size, unpacked=unpacked)
-        for name, (sha256, size) in sums.items()
-    )
-
-
-MNIST = _idx(
-    {
-        "train-images-idx3-ubyte": (
-            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-            9_912_422,
-        ),
-        "train-labels-idx1-ubyte": (
-            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-            28_881,
-        ),
-        "t10k-images-idx3-ubyte": (
-            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-            1_648_877,
-        ),
-        "t10k-labels-idx1-ubyte": (
-            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-            4_542,
-        ),
-    },
-    unpacked=True,
-)
-FASHION = _idx(
-    {
-        "train-images-idx3-ubyte": (
-            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            26_421_880,
-        ),
-        "train-labels-idx1-ubyte": (
-            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            29_515,
-        ),
-        "t10k-images-idx3-ubyte": (
-            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            4_422_102,
-        ),
-        "t10k-labels-idx1-ubyte": (
-            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-            5_148,
-        ),
-    }
-)
-KUZUSHIJI = _idx(
-    {
-        "train-images-idx3-ubyte": (
-            "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
-            18_165_135,
-        ),
-        "train-labels-idx1-ubyte": (
-            "e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
-            29_497,
-        ),
-        "t10k-images-idx3-ubyte": (
-            "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
-            3_041_136,
-        ),
-        "t10k-labels-idx1-ubyte": (
-            "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
-            5_120,
-        ),
-    }
-)
-
 CATALOGUE = {
     named.name: named
-    for named in (
-        NamedData(
-            "mnist",
-            "idx",
-            "70,000 handwritten digits, 28x28",
-            MNIST,
-            (
-                "https://ossci-datasets.s3.amazonaws.com/mnist/",
-                "https://storage.googleapis.com/cvdf-datasets/mnist/",
-            ),
-            "http://yann.lecun.com/exdb/mnist/",
-            "CC BY-SA 3.0",
-            axes=(28, 28),
-        ),
-        NamedData(
-            "fashion-mnist",
-            "idx",
-            "70,000 pictures of clothes, 28x28",
-            FASHION,
-            ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
-            "https://github.com/zalandoresearch/fashion-mnist",
-            "MIT",
-            axes=(28, 28),
-        ),
-        NamedData(
-            "kmnist",
-            "idx",
-            "70,000 cursive Japanese characters, 28x28",
-            KUZUSHIJI,
-            ("http://codh.rois.ac.jp/kmnist/dataset/kmnist/",),
-            "https://github.com/rois-codh/kmnist",
-            "CC BY-SA 4.0",
-            axes=(28, 28),
-        ),
-        NamedData(
-            "cifar10",
-            "cifar",
-            "60,000 photographs of 10 classes, 3x32x32",
-            (
-                RemoteFile(
-                    "cifar-10-binary.tar.gz",
-                    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-                    170_052_171,
-                ),
-            ),
-            ("https://www.cs.toronto.edu/~kriz/",),
-            "https://www.cs.toronto.edu/~kriz/cifar.html",
-            "none stated; its authors ask to cite Krizhevsky (2009)",
-            held_out=5,
-            axes=(3, 32, 32),
-        ),
-        NamedData(
-            "20newsgroups",
-            "newsgroups",
-            "18,846 messages of 20 newsgroups, as counts of 2,000 words",
-            (
-                RemoteFile(
-                    "20news-bydate.tar.gz",
-                    "8f1b2514ca22a5ade8fbb9cfa5727df95fa587f4c87b786e15c759fa66d95610",
-                    14_464_277,
-                    url="https://ndownloader.figshare.com/files/5975967",
-                ),
-            ),
-            (),
-            "http://qwone.com/~jason/20Newsgroups/",
-            "none stated; messages by their authors",
-            held_out=10,
-        ),
-    )
+    for named in msgspec.toml.decode(
+        Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[NamedData, ...]]
+    )["data"]
 }

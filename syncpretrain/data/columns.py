@@ -7,7 +7,7 @@ names of these columns, and refused where they hold something else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.array_files import read_record
 from syncpretrain.data.meaning import origin_of
 from syncpretrain.data.table import FEW_VALUES, Table, Texts, Values, check_decimals, nearest
 from syncpretrain.errors import DataError
-from syncpretrain.storage import write_atomically
 
 BLOCKS = {"binary": "bernoulli", "number": "gaussian", "category": "softmax"}
 MOST_VALUES = 10_000  # texts of a category
@@ -136,26 +136,26 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
         numbers = [x for x in columns if not isinstance(x, Texts) and x.dtype.kind in "iuf"]
         exact = exact or any(origin_of(values[:, None]) for values in numbers)
         X = np.empty((len(table), self.width), dtype=np.float64 if exact else np.float32)
-        start = 0
-        for column, values in zip(self.features, columns, strict=True):
-            _fill(X[:, start : start + column.width], column, values, table.name)
-            start += column.width
+        for column, values, part in zip(self.features, columns, self._parts(X), strict=True):
+            _fill(part, column, values, table.name)
         return X
 
     def decode(self, X: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """Return the columns of encoded rows by name: numbers, and the likeliest of the texts."""
         found: dict[str, NDArray[Any]] = {}
-        start = 0
-        for column in self.features:
-            part = X[:, start : start + column.width]
+        for column, part in zip(self.features, self._parts(X), strict=True):
             if column.kind == "category":
                 found[column.name] = np.array(column.values)[part.argmax(axis=1)]
             elif column.kind == "constant":
                 found[column.name] = np.full(len(X), column.values[0])
             else:
                 found[column.name] = part[:, 0]
-            start += column.width
         return found
+
+    def _parts(self, X: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return the view of each column in encoded rows."""
+        ends = accumulate(column.width for column in self.features)
+        return [X[:, end - own.width : end] for own, end in zip(self.features, ends, strict=True)]
 
     def _matched(self, table: Table) -> list[Values]:
         """Return the values of a table's columns in the order of ``features``."""
@@ -247,17 +247,6 @@ def columns_in(info: Mapping[str, Any]) -> Columns | None:
         raise DataError(f"columns: those kept with the model are damaged: {error}") from error
 
 
-def write_columns(columns: Columns, path: Path) -> None:
-    """Write columns as JSON, the file whole or not at all.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written.
-    """
-    write_atomically(path, msgspec.json.format(msgspec.json.encode(columns), indent=2) + b"\n")
-
-
 def read_columns(path: Path) -> Columns | None:
     """Return the columns in a file; None where there is no such file.
 
@@ -266,14 +255,7 @@ def read_columns(path: Path) -> Columns | None:
     DataError
         If it cannot be read.
     """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Columns)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path}: cannot be read ({error}); put it back, or begin a new run"
-        ) from error
+    return read_record(path, Columns, DataError)
 
 
 def _settled(features: list[Column], table: Table) -> tuple[Column, ...]:

@@ -7,10 +7,10 @@ there are labels. A model and a run keep the record: a few words, the sizes and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ __all__ = [
     "UNLABELLED",
     "DataRecord",
     "Dataset",
+    "Rows",
     "classes_only",
     "from_rows",
     "hold_out",
@@ -39,8 +40,8 @@ __all__ = [
 
 PARTS = ("train", "validation", "test")
 UNLABELLED = -1  # among labels, stands for none
-Rows = NDArray[np.intp]
-Share = Callable[[Rows, int, np.random.Generator], Rows]
+Places = NDArray[np.intp]
+Share = Callable[[Places, int, np.random.Generator], Places]
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,30 +189,42 @@ class Dataset:
         return replace(self, train_labels=labels, full_sha256=self.sha256)
 
 
+class Rows(NamedTuple):
+    """Examples of a file, with their labels and a test part if there are any.
+
+    ``meaning`` is the meaning of the file's numbers, or of the earlier file that they were prepared
+    by.
+    """
+
+    X: NDArray[Any]
+    labels: NDArray[Any] | None = None
+    notices: tuple[str, ...] = ()
+    columns: Columns | None = None
+    test: Rows | None = None
+    meaning: Meaning | None = None
+    weights: NDArray[Any] | None = None
+
+
 def from_rows(
     name: str,
-    X: NDArray[Any],
-    labels: NDArray[Any] | None,
+    rows: Rows,
     *,
     source: str,
-    parts: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]],
-    notices: Sequence[str] = (),
-    columns: Columns | None = None,
-    meaning: Meaning | None = None,
+    parts: tuple[Places, Places, Places],
     earlier: Meaning | None = None,
-    weights: NDArray[Any] | None = None,
 ) -> Dataset:
     """Build a data set; ``parts`` are the numbers of its training, validation and test rows.
 
-    ``X`` holds checked examples of any numeric type; each part becomes float32 by itself, so that
-    the whole never exists twice. If ``meaning`` is given, ``X`` has been prepared by it; else ``X``
-    is prepared by the meaning of ``earlier`` examples, or has its own.
+    ``rows`` hold checked examples of any numeric type; each part becomes float32 by itself, so that
+    the whole never exists twice. If the rows have a meaning, they were prepared by it; else they
+    are prepared by the meaning of ``earlier`` examples, or have their own.
     """
+    X, labels, notices, columns, _, meaning, weights = rows
     if meaning is None:
         meaning = earlier or Meaning.of(X)
         X = X if earlier is None else earlier.prepare(X, name)
     everything = len(parts[0]) == len(X)
-    own = [None if labels is None else labels[rows] for rows in parts]
+    own = [None if labels is None else labels[part] for part in parts]
     return Dataset(
         name,
         source,
@@ -221,7 +234,7 @@ def from_rows(
         train_labels=own[0],
         validation_labels=own[1],
         test_labels=own[2],
-        notices=tuple(notices),
+        notices=notices,
         columns=columns,
         meaning=meaning,
         train_weights=None if weights is None else weights[parts[0]],
@@ -290,7 +303,7 @@ def stratified_split(
     seed: int,
     equal_classes: bool = False,
     step: int = 0,
-) -> tuple[Rows, Rows]:
+) -> tuple[Places, Places]:
     """Divide n rows into kept ones and ``held_out`` held ones, a function of the arguments alone.
 
     Parameters
@@ -335,7 +348,7 @@ def stratified_split(
 
 def _draw_by_class(
     labels: NDArray[Any], held_out: int, share: Share, draws: np.random.Generator
-) -> Rows:
+) -> Places:
     _, classes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     shares = share(sizes, held_out, draws)
     # Rows grouped by class, each group in row order.
@@ -344,7 +357,7 @@ def _draw_by_class(
     return np.concatenate(chosen)
 
 
-def _proportional(sizes: Rows, held_out: int, draws: np.random.Generator) -> Rows:
+def _proportional(sizes: Places, held_out: int, draws: np.random.Generator) -> Places:
     """Return shares by the largest remainder; ties are broken by chance, for no label to win."""
     total = int(sizes.sum())
     shares, remainders = np.divmod(sizes * held_out, total)
@@ -353,7 +366,7 @@ def _proportional(sizes: Rows, held_out: int, draws: np.random.Generator) -> Row
     return shares
 
 
-def _equal(sizes: Rows, held_out: int, draws: np.random.Generator) -> Rows:
+def _equal(sizes: Places, held_out: int, draws: np.random.Generator) -> Places:
     """Return shares that differ by one at most, except where a class has no more rows."""
     shares = np.zeros_like(sizes)
     order = draws.permutation(len(sizes))

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,33 +28,6 @@ JOINING = (
     'join them by np.concatenate(X), or take Minibatches(X) with handoff="minibatch", which reads'
     " one after the other"
 )
-
-
-def check_examples(X: ArrayLike, name: str = "X", *, bounded: bool = True) -> NDArray[np.float32]:
-    """Return examples as a C-contiguous float32 array with every value in [0, 1].
-
-    Parameters
-    ----------
-    X : array-like of shape (n_examples, width)
-        Real numbers or booleans in [0, 1], or bytes (uint8), which are scaled by 1/255. A
-        C-contiguous float32 array is returned as it is, without a copy, and so are
-        ``FileRows``, which were checked before.
-    name : str
-        Name of the examples in errors.
-    bounded : bool
-        False permits values outside [0, 1], as long as they are finite.
-
-    Raises
-    ------
-    DataError
-        If the array has another shape, no rows, no numbers, or a value that is not finite or
-        outside [0, 1]; the first such place is named, rows and columns counted from 0.
-    """
-    if isinstance(X, FileRows):
-        return cast("NDArray[np.float32]", X)
-    examples = as_examples(X, name)
-    check_values(examples, name, bounded=bounded)
-    return scale_examples(examples)
 
 
 def checked_rows(

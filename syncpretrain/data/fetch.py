@@ -279,7 +279,7 @@ def download(urls: Sequence[str], path: Path, *, sha256: str) -> None:
             "the download failed less than a day ago; SYNCPRETRAIN_OFFLINE=0 tries again"
         )
     try:
-        reasons = _stored(urls, path, _fetch, lambda written: read_idx(written, sha256=sha256))
+        reasons = _stored(urls, path, fetched, lambda written: read_idx(written, sha256=sha256))
     except ImportError as error:
         raise DataError("it cannot be downloaded without pooch") from error
     if reasons is None:
@@ -332,8 +332,8 @@ def check_writable(folder: Path) -> None:
 def fetched(
     url: str,
     *,
-    most: int | None = None,
-    seconds: float | None = None,
+    most: int = MAX_BYTES,
+    seconds: float = FILE_SECONDS,
     report: Callable[[int], object] = lambda done: None,
 ) -> bytes:
     """Return the bytes at an address; wait at most 5 s to connect, 30 s for the next bytes.
@@ -341,7 +341,7 @@ def fetched(
     Parameters
     ----------
     url : str
-    most, seconds : int and float, optional
+    most, seconds : int and float
         Bytes and time after which the download is given up; the defaults suit MNIST's files.
     report : callable
         Called with the number of bytes so far.
@@ -367,22 +367,12 @@ def fetched(
     return buffer.getvalue()
 
 
-def _fetch(url: str) -> bytes:
-    return fetched(url)
-
-
 class _Bounded(io.BytesIO):
     """A buffer that ends a download which never would: too long, or too slow."""
 
-    def __init__(
-        self,
-        most: int | None = None,
-        seconds: float | None = None,
-        report: Callable[[int], object] = lambda done: None,
-    ) -> None:
+    def __init__(self, most: int, seconds: float, report: Callable[[int], object]) -> None:
         super().__init__()
-        self._most = MAX_BYTES if most is None else most
-        self._seconds = FILE_SECONDS if seconds is None else seconds
+        self._most, self._seconds = most, seconds
         self._deadline = time.monotonic() + self._seconds
         self._report = report
 

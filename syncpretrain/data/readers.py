@@ -27,7 +27,14 @@ from syncpretrain.data.array_formats import (
 from syncpretrain.data.blocks import as_bits
 from syncpretrain.data.columns import Columns, Target, columns_of
 from syncpretrain.data.csv_table import read_csv_table
-from syncpretrain.data.dataset import Dataset, classes_only, from_rows, hold_out, stratified_split
+from syncpretrain.data.dataset import (
+    Dataset,
+    Rows,
+    classes_only,
+    from_rows,
+    hold_out,
+    stratified_split,
+)
 from syncpretrain.data.examples import as_examples, check_values
 from syncpretrain.data.facts import facts_of
 from syncpretrain.data.fasta import FASTA_SUFFIXES, read_fasta
@@ -99,63 +106,23 @@ class Wanted(NamedTuple):
         return [x.name for x in self.columns.features] if self.columns.named else []
 
 
-class Rows(NamedTuple):
-    """Examples of a file, with their labels and a test part if there are any.
-
-    ``meaning`` is the meaning of the file's numbers, or of the earlier file that they were prepared
-    by.
-    """
-
-    X: NDArray[Any]
-    labels: NDArray[Any] | None = None
-    notices: tuple[str, ...] = ()
-    columns: Columns | None = None
-    test: Rows | None = None
-    meaning: Meaning | None = None
-    weights: NDArray[Any] | None = None
-
-
-def read_file(
-    path: str | os.PathLike[str], *, bounded: bool = True
-) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Read the examples of a file, and their labels where it has some.
-
-    Parameters
-    ----------
-    path : str or path
-        A ``.npy``, ``.npz``, IDX or ``.csv`` file, the last two gzipped or not. In ``.npz`` the
-        examples are under ``X``, ``x``, ``data`` or ``images``, or the only array of two dimensions
-        or more, and the labels under ``y``, ``labels`` or ``target``. A CSV file has commas,
-        semicolons or tabs, and a line of names or none; see
-        :func:`syncpretrain.data.csv_table.read_head` for names that are numbers.
-    bounded : bool
-        False permits values outside [0, 1].
-
-    Returns
-    -------
-    X : array of shape (n_examples, width)
-        Checked values of the file's own type; bytes are still unscaled, but booleans where all are
-        0 or 1. More than two dimensions are flattened. A ``.npy`` file gives a read-only view of
-        the disk.
-    labels : int64 array of shape (n_examples,), or None
-
-    Raises
-    ------
-    DataError
-        If the file is missing, unreadable, of another format, damaged, holds something other
-        than numbers, or values that are not finite or outside [0, 1].
-    """
-    rows = read_rows(path, Wanted(bounded=bounded))
-    return rows.X, rows.labels
-
-
 def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
     """Read the examples of a file with labels, columns, meaning and notices.
 
+    In ``.npz`` the examples are under ``X``, ``x``, ``data`` or ``images``, or the only array of
+    two dimensions or more, and the labels under ``y``, ``labels`` or ``target``. A CSV file has
+    commas, semicolons or tabs, and a line of names or none; see
+    :func:`syncpretrain.data.csv_table.read_head` for names that are numbers.
+
+    The values have the file's own type; bytes are still unscaled, but booleans where all are 0 or
+    1. More than two dimensions are flattened. A ``.npy`` file gives a read-only view of the disk.
+
     Raises
     ------
     DataError
-        As :func:`read_file`, or if the file lacks the ``wanted`` columns.
+        If the file is missing, unreadable, of another format, damaged, lacks the ``wanted``
+        columns, holds something other than numbers, or values that are not finite, or outside
+        [0, 1] where they are ``bounded``.
     """
     path = expanded(path)
     if is_image_folder(path):
@@ -393,32 +360,19 @@ def load_file(
     Raises
     ------
     DataError
-        As :func:`read_file`, or if the fraction is not in [0, 1) or leaves nothing to train on.
+        As :func:`read_rows`, or if the fraction is not in [0, 1) or leaves nothing to train on.
     """
     rows = read_rows(path, Wanted(bounded=bounded, meaning=meaning))
-    return divided(
-        path,
-        rows.X,
-        rows.labels,
-        validation=validation,
-        seed=seed,
-        notices=rows.notices,
-        meaning=rows.meaning,
-    )
+    return divided(path, rows, validation=validation, seed=seed)
 
 
 def divided(
     path: str | os.PathLike[str],
-    X: NDArray[Any],
-    labels: NDArray[Any] | None,
+    rows: Rows,
     *,
     validation: float | None = None,
     test: float | None = None,
     seed: int = 0,
-    notices: Sequence[str] = (),
-    columns: Columns | None = None,
-    meaning: Meaning | None = None,
-    weights: NDArray[Any] | None = None,
 ) -> Dataset:
     """Divide the examples and labels of a file into the parts of a data set, for :func:`load_file`.
 
@@ -429,26 +383,18 @@ def divided(
     DataError
         If the fraction is not in [0, 1) or leaves nothing to train on.
     """
-    rows = np.arange(len(X))
-    kept, tested = rows, rows[:0]
+    n, labels = len(rows.X), rows.labels
+    kept = np.arange(n)
+    tested = kept[:0]
     if test is not None:
         # Step 3 makes the draws differ from the draws of the validation examples.
         kept, tested = stratified_split(
-            classes_only(labels), len(X), held_out=max(round(test * len(X)), 1), seed=seed, step=3
+            classes_only(labels), n, held_out=max(round(test * n), 1), seed=seed, step=3
         )
     own = None if labels is None else labels[kept]
     train, held = hold_out(kept, own, validation=validation, default=len(kept) // 10, seed=seed)
-    return from_rows(
-        str(path),
-        X,
-        labels,
-        source=f"the {len(X):,} examples of {path}",
-        parts=(train, held, tested),
-        notices=notices,
-        columns=columns,
-        meaning=meaning,
-        weights=weights,
-    )
+    source = f"the {n:,} examples of {path}"
+    return from_rows(str(path), rows, source=source, parts=(train, held, tested))
 
 
 def check_file(path: Path) -> bytes:

@@ -13,8 +13,12 @@ __all__ = ["observing"]
 
 
 @contextmanager
-def observing(verbose: bool) -> Iterator[list[Observer]]:
-    """Yield the observers that print progress on standard error: none unless ``verbose``."""
+def observing(verbose: bool, *, live: bool | None = None) -> Iterator[list[Observer]]:
+    """Yield the observers that show progress on standard error: none unless ``verbose``.
+
+    ``live`` redraws lines in place where standard output is a terminal too; None does wherever
+    lines can be redrawn.
+    """
     if not verbose:
         yield []
         return
@@ -23,7 +27,10 @@ def observing(verbose: bool) -> Iterator[list[Observer]]:
     from syncpretrain.observers.progress import progress_observer
 
     console = Console(stderr=True)
-    live = _has_widgets() if console.is_jupyter else sys.stderr.isatty()
+    if live is None:
+        live = _has_widgets() if console.is_jupyter else sys.stderr.isatty()
+    else:
+        live = live and sys.stdout.isatty() and sys.stderr.isatty()
     with progress_observer(console, live=live) as observer:
         yield [observer]
 

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import fields
 from io import SEEK_END, FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, get_type_hints
 
 import msgspec
@@ -55,12 +54,7 @@ class EventLog:
         self._write()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self._write()
         if self._waiting:
             lost = len(self._waiting)

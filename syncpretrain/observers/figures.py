@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from importlib import import_module
+from typing import NamedTuple
 
+from syncpretrain.errors import SettingsError
 from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, RunFinished
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(NamedTuple):
     """Figures of one event.
 
     Attributes
@@ -57,3 +58,19 @@ def _figures(name: str, step: int, values: dict[str, float | None]) -> Figures:
 def wall_time(event: Event) -> float:
     """Return the time of an event in seconds since 1970, by the clock of this machine."""
     return event.time + (time.time() - time.monotonic())
+
+
+def check_package(log: str, package: str) -> None:
+    """Refuse a log if the package that writes it cannot be imported.
+
+    Raises
+    ------
+    SettingsError
+    """
+    try:
+        import_module(package)
+    except ImportError as error:
+        raise SettingsError(
+            f"log: got {log}, which needs the package {package} ({error}); pip install"
+            f' "syncpretrain[{log}]"'
+        ) from error

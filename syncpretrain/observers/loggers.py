@@ -9,8 +9,9 @@ from typing import Any
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Event, Observer
+from syncpretrain.observers.figures import check_package
 
-LOGGERS = ("tensorboard", "mlflow")
+LOGGERS = {"tensorboard": "tensorboardX", "mlflow": "mlflow"}  # the packages that they need
 TENSORBOARD_FOLDER = "tensorboard"  # in the run folder
 
 
@@ -24,14 +25,7 @@ def check_loggers(names: Sequence[str]) -> None:
     for name in names:
         if name not in LOGGERS:
             raise SettingsError(f"log: got {name!r}, expected {' or '.join(LOGGERS)}")
-        if name == "tensorboard":
-            from syncpretrain.observers.tensorboard import check_tensorboard
-
-            check_tensorboard()
-        else:
-            from syncpretrain.observers.mlflow import check_mlflow
-
-            check_mlflow()
+        check_package(name, LOGGERS[name])
 
 
 def flat_settings(sections: dict[str, Any]) -> dict[str, str]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
-from syncpretrain.errors import SettingsError
 from syncpretrain.events import Event
-from syncpretrain.observers.figures import figures_of, wall_time
+from syncpretrain.observers.figures import check_package, figures_of, wall_time
 
-__all__ = ["MLflowLog", "check_mlflow"]
+__all__ = ["MLflowLog"]
 
 MOST_PARAMS = 100  # in one request
 MOST_LETTERS = 500  # of a value: every server takes as many
@@ -45,7 +43,7 @@ class MLflowLog:
         *,
         experiment: str | None = None,
     ) -> None:
-        check_mlflow()
+        check_package("mlflow", "mlflow")
         self._name, self._settings = name, dict(settings or {})
         self._experiment = experiment
 
@@ -63,12 +61,7 @@ class MLflowLog:
             self._client.log_batch(self._run, params=params[start : start + MOST_PARAMS])
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         stopped = isinstance(error, KeyboardInterrupt)
         status = "FINISHED" if error is None else "KILLED" if stopped else "FAILED"
         self._client.set_terminated(self._run, status)
@@ -96,19 +89,3 @@ def _experiment(client: Any, name: str | None) -> str:
         return environ.get("MLFLOW_EXPERIMENT_ID", "0")
     found = client.get_experiment_by_name(name)
     return str(client.create_experiment(name) if found is None else found.experiment_id)
-
-
-def check_mlflow() -> None:
-    """Raise an error if mlflow is missing.
-
-    Raises
-    ------
-    SettingsError
-    """
-    try:
-        import mlflow  # noqa: F401
-    except ImportError as error:
-        raise SettingsError(
-            f"log: got mlflow, which needs the package mlflow ({error}); pip install"
-            ' "syncpretrain[mlflow]"'
-        ) from error

@@ -62,33 +62,32 @@ def progress_observer(
         To be called with each event of the run.
     """
     if not live:
-        yield _SilencedByFailure(PlainProgress(console))
+        yield _silenced_by_failure(PlainProgress(console))
         return
     observer = _Live(console, clock)
     try:
-        yield _SilencedByFailure(observer)
+        yield _silenced_by_failure(observer)
     finally:
         with suppress(OSError):
             observer.stop()
 
 
-class _SilencedByFailure:
-    """Observer that falls silent when progress cannot be printed: full disk, lost terminal.
+def _silenced_by_failure(observer: Observer) -> Observer:
+    """Return an observer that falls silent if progress cannot be printed: full disk, lost terminal.
 
     A pipe without a reader ends the run: rich turns that into SystemExit.
     """
+    is_silent = False
 
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self._is_silent = False
-
-    def __call__(self, event: Event) -> None:
-        if self._is_silent:
-            return
+    def observe(event: Event) -> None:
+        nonlocal is_silent
         try:
-            self._observer(event)
+            if not is_silent:
+                observer(event)
         except OSError:
-            self._is_silent = True
+            is_silent = True
+
+    return observe
 
 
 @dataclass(slots=True)

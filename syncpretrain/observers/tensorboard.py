@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
-from syncpretrain.errors import SettingsError
 from syncpretrain.events import Event, Notice
-from syncpretrain.observers.figures import figures_of, wall_time
+from syncpretrain.observers.figures import check_package, figures_of, wall_time
 
-__all__ = ["TensorBoardLog", "check_tensorboard"]
+__all__ = ["TensorBoardLog"]
 
 
 class TensorBoardLog:
@@ -32,7 +30,7 @@ class TensorBoardLog:
     """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, str] | None = None) -> None:
-        check_tensorboard()
+        check_package("tensorboard", "tensorboardX")
         self._folder, self._settings = Path(folder), dict(settings or {})
         self._notices = 0
 
@@ -46,12 +44,7 @@ class TensorBoardLog:
             self._writer.add_text("settings", table)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self._writer.close()
 
     def __call__(self, event: Event) -> None:
@@ -65,19 +58,3 @@ class TensorBoardLog:
             return
         for name, value in figures.values.items():
             self._writer.add_scalar(name, value, figures.step, wall_time(event))
-
-
-def check_tensorboard() -> None:
-    """Raise an error if tensorboardX is missing.
-
-    Raises
-    ------
-    SettingsError
-    """
-    try:
-        import tensorboardX  # noqa: F401
-    except ImportError as error:
-        raise SettingsError(
-            f"log: got tensorboard, which needs the package tensorboardX ({error}); pip install"
-            ' "syncpretrain[tensorboard]"'
-        ) from error

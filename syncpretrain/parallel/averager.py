@@ -30,7 +30,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from multiprocessing import reduction
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -95,12 +94,7 @@ class GradientAverager:
         self._opened()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             self.abort(f"the creator of the averager failed: {described(error)}")
         self.close()
@@ -168,12 +162,7 @@ class Handle:
         self._barrier.join()
         return Worker(self._memory, self._barrier, self._rank, self._workers)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             self._barrier.fail(error)
         self._barrier.leave()

@@ -30,7 +30,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from threadpoolctl import ThreadpoolController
@@ -100,12 +99,7 @@ class blas_limit:  # noqa: N801 - used like a function, in a with statement
             self._restore()
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         try:
             self._restore()
         except BaseException:  # an interrupt, which must not keep it from being restored

@@ -12,7 +12,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TypeVar
 
 from syncpretrain.errors import StalledError
@@ -93,12 +92,7 @@ class Closing(ABC):
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         # An error inside the block is why some did not end, and tells more than their names.
         alive = self._close()
         if alive and error is None:

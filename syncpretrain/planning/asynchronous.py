@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -78,8 +78,7 @@ class AsyncWay:
     useful: float
 
 
-@dataclass(frozen=True, slots=True)
-class AsyncPlan:
+class AsyncPlan(NamedTuple):
     """Asynchronous runs by the number of replicas, from one up."""
 
     ways: tuple[AsyncWay, ...]

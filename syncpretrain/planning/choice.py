@@ -102,14 +102,9 @@ class Plan:
         task = self.task.settings
         layers = task.architecture or task.layers
         stack: dict[str, Any] = {"layers": layers, "epochs": task.epochs}
-        if task.batch_size != 100:
-            stack["batch_size"] = task.batch_size
-        if task.model != "rbm":
-            stack["model"] = task.model
-        if task.precision != "float32":
-            stack["precision"] = task.precision
-        if task.products != "blas":
-            stack["products"] = task.products
+        usual = {"batch_size": 100, "model": "rbm", "precision": "float32", "products": "blas"}
+        given = {name: getattr(task, name) for name in usual}
+        stack |= {name: value for name, value in given.items() if value != usual[name]}
         if any(task.settle):
             stack["settle"] = task.settle
         return f"syncpretrain train {option_text(stack)} {option_text(self.settings)}"

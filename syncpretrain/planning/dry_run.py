@@ -6,7 +6,7 @@ with them (``planning/simulate.py``). Of fine-tuning some minibatches are traine
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -60,8 +60,7 @@ class DeviceMemory(NamedTuple):
     data_on_host: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DryRun:
+class DryRun(NamedTuple):
     """Prediction for a run.
 
     Attributes
@@ -174,13 +173,8 @@ def _pretraining(
         except SettingsError as error:  # the data are there already, and the rest has no room
             return None, f"the layers cannot be timed beside the data: {error}"
     else:
-        timings = measure(
-            settings,
-            workers=settings.workers or usable_cores(),
-            examples=task.examples,
-            held_out=task.held_out,
-            seconds=measure_seconds,
-        )
+        workers = settings.workers or usable_cores()
+        timings = measure(task, workers=workers, seconds=measure_seconds)
     if settings.schedule == ASYNC:
         return async_seconds(task, replace(timings, exchanges=exchanges(settings))), ""
     settings = msgspec.structs.replace(settings, workers=workers_of(settings))

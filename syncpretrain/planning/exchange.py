@@ -76,11 +76,8 @@ class _Still:
 
 def exchanges(settings: PretrainSettings) -> tuple[Exchange, ...]:
     """Measure the exchanges of each layer of a stack, by its server's rules."""
-    found: dict[int, Exchange] = {}
     counts = [shape.weights + sum(shape.biases) for shape in settings.shapes]
-    for size in counts:
-        if size not in found:
-            found[size] = exchange_of(size, settings)
+    found = {size: exchange_of(size, settings) for size in dict.fromkeys(counts)}
     return tuple(found[size] for size in counts)
 
 

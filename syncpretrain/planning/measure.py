@@ -69,25 +69,17 @@ WIDE_NUMBERS = 40_000_000  # of the rows of a wide layer
 
 
 def measure(
-    settings: PretrainSettings,
-    *,
-    workers: int,
-    examples: int = 50_000,
-    held_out: int = PROBE_ROWS,
-    seconds: float = 7.0,
-    parts: Sequence[int] = (),
+    task: Task, *, workers: int, seconds: float = 7.0, parts: Sequence[int] = ()
 ) -> Timings:
     """Time every layer at every allocation of up to ``workers`` workers.
 
     Parameters
     ----------
-    settings : PretrainSettings
-        Settings of the stack; schedule, replicas and shards do not count.
+    task : Task
+        Settings of the stack, of which schedule, replicas and shards do not count, and numbers of
+        rows; more than a few thousand rows change nothing.
     workers : int
         Largest number of workers, of all layers together.
-    examples, held_out : int
-        Rows to train on, and to validate on after an epoch; more than a few thousand change
-        nothing.
     seconds : float
         About how long to measure. A round of everything may take longer, for wide layers and large
         minibatches; after 18 s, or these seconds if they are more, nothing more is begun.
@@ -100,6 +92,7 @@ def measure(
         If the stack does not fit the memory, or another run in this process holds BLAS at a number
         of threads.
     """
+    settings = task.settings
     check_measuring(settings, workers=workers)
     started, most = perf_counter(), max(MOST_SECONDS, seconds)
     threads = min(workers, blas_threads(settings.blas_threads))
@@ -111,8 +104,8 @@ def measure(
     )
     pool = WorkerPool(workers, "syncpretrain-plan")
     try:
-        bench = _Bench(plain, pool, workers, threads, min(held_out, PROBE_ROWS), parts)
-        kinds = bench.layers(examples, most)
+        bench = _Bench(plain, pool, workers, threads, min(task.held_out, PROBE_ROWS), parts)
+        kinds = bench.layers(task.examples, most)
         once = list({id(probes): probes for probes in kinds}.values())
         needed = [probe for own in once for probe in own.needed()]
         others = [probe for own in once for probe in own.others()]
@@ -180,16 +173,11 @@ class _Bench:
         kinds = [self._kind(i) for i in range(len(self._steps))]
         count = PROBES + PROBES_OF_SIZE * len(sizes(self._workers))
         each = seconds / (count * len(set(kinds)))
-        samples: dict[object, Sample] = {}
-        for i, kind in enumerate(kinds):
-            if kind not in samples:
-                samples[kind] = self._sample(i, each)
-        self._samples = [samples[kind] for kind in kinds]
-        found: dict[object, LayerProbes] = {}
-        for i, kind in enumerate(kinds):
-            if kind not in found:
-                found[kind] = self._probes(i)
-        return [found[kind] for kind in kinds]
+        firsts = [kinds.index(kind) for kind in kinds]  # of each layer the first one like it
+        samples = {i: self._sample(i, each) for i in dict.fromkeys(firsts)}
+        self._samples = [samples[i] for i in firsts]
+        found = {i: self._probes(i) for i in dict.fromkeys(firsts)}
+        return [found[i] for i in firsts]
 
     def _sample(self, i: int, seconds: float) -> Sample:
         s = self._settings
@@ -351,16 +339,8 @@ def timings_of(task: Task, *, workers: int | None, seconds: float) -> Timings:
                 f"workers: got {workers} with backend {settings.backend}, expected none: the GPUs"
                 " that the backend names are timed"
             )
-        return measure_devices(
-            settings, examples=task.examples, held_out=task.held_out, seconds=seconds
-        )
-    return measure(
-        settings,
-        workers=workers or usable_cores(),
-        examples=task.examples,
-        held_out=task.held_out,
-        seconds=seconds,
-    )
+        return measure_devices(task, seconds=seconds)
+    return measure(task, workers=workers or usable_cores(), seconds=seconds)
 
 
 def steps_on_device(learner: Learner, train_step: TrainStep, X: Any) -> Work:
@@ -453,17 +433,14 @@ def transforming_on_device(
     return work
 
 
-def measure_devices(
-    settings: PretrainSettings, *, examples: int, held_out: int, seconds: float
-) -> Timings:
+def measure_devices(task: Task, *, seconds: float) -> Timings:
     """Time every layer on its GPU, by itself, beside the others, and shared by several GPUs.
 
     Parameters
     ----------
-    settings : PretrainSettings
-        Settings of the stack, with a backend of GPUs; schedule, replicas and shards do not count.
-    examples, held_out : int
-        Rows to train on, and to validate on after an epoch.
+    task : Task
+        Settings of the stack, with a backend of GPUs, and numbers of rows; schedule, replicas and
+        shards do not count.
     seconds : float
         About how long to measure.
 
@@ -472,11 +449,12 @@ def measure_devices(
     SettingsError
         If there is no such GPU, or the stack does not fit its memory.
     """
+    settings = task.settings
     started, depth = perf_counter(), len(settings.layers) - 1
     plain = msgspec.structs.replace(
         settings, replicas=(1,) * depth, shards=(0,) * depth, split="examples"
     )
-    bench = _DeviceBench(plain, examples, min(held_out, PROBE_ROWS))
+    bench = _DeviceBench(plain, task.examples, min(task.held_out, PROBE_ROWS))
     pool = WorkerPool(depth, "syncpretrain-plan")
     try:
         layers = [bench.probes(i, pool) for i in range(depth)]

@@ -20,7 +20,8 @@ long stream is simulated with fewer minibatches, and its time multiplied.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from syncpretrain.schedule.schedule import Command, Release, Schedule, Train
 from syncpretrain.schedule.stream import Block, StreamPlan, StreamSchedule
@@ -29,8 +30,7 @@ DONE = 1e-9  # of a part: what rounding leaves of it
 BySize = Mapping[int, float]  # seconds by the number of workers
 
 
-@dataclass(frozen=True, slots=True)
-class EpochCost:
+class EpochCost(NamedTuple):
     """Duration of an epoch of one layer, in seconds.
 
     Attributes
@@ -50,8 +50,7 @@ class EpochCost:
     contention: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Simulated:
+class Simulated(NamedTuple):
     """Predicted result of a run.
 
     For each layer, ``epochs`` is the number of epochs that it trains, ``buffers`` the number of
@@ -189,8 +188,7 @@ def _advance(running: Mapping[int, _Epoch], assigned: Mapping[int, int], workers
 MOST_MINIBATCHES = 3_000  # simulated of a stream: many beside what a ring holds
 
 
-@dataclass(frozen=True, slots=True)
-class StreamCost:
+class StreamCost(NamedTuple):
     """Duration of a minibatch of one layer, in seconds.
 
     Attributes
@@ -214,8 +212,7 @@ class StreamCost:
     handover: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Streamed:
+class Streamed(NamedTuple):
     """Predicted result of a stream: its seconds, and the seconds that each layer is busy."""
 
     seconds: float
@@ -282,42 +279,37 @@ def _next(
     return schedule.take(links) if links else None
 
 
+@dataclass
 class _Run:
     """The blocks that are being processed, and the seconds of one worker left of each."""
 
-    def __init__(
-        self,
-        plans: Sequence[StreamPlan],
-        costs: Sequence[StreamCost],
-        steps: int,
-        each: int,
-        workers: int,
-        replicas: Sequence[int],
-    ) -> None:
-        self._plans, self._costs, self._steps = plans, costs, steps
-        self._each = each  # minibatches of the stream that one stands for
-        self._workers, self._replicas = workers, replicas
-        self.left: dict[Block, float] = {}
-        self.handing_over = 0.0  # seconds of all blocks so far
+    plans: Sequence[StreamPlan]
+    costs: Sequence[StreamCost]
+    steps: int
+    each: int  # minibatches of the stream that one stands for
+    workers: int
+    replicas: Sequence[int]
+    left: dict[Block, float] = field(default_factory=dict)
+    handing_over: float = 0.0  # seconds of all blocks so far
 
     def begin(self, block: Block) -> None:
         minibatches = block.last - block.first + 1
-        self.handing_over += minibatches * self._costs[block.layer - 1].handover
+        self.handing_over += minibatches * self.costs[block.layer - 1].handover
         self.left[block] = sum(
             self._seconds(block.layer - 1, n) for n in range(block.first, block.last + 1)
         )
 
     def advance(self) -> tuple[float, Block]:
         """Go on until the first block is done; return the seconds, and the block."""
-        helping = self._workers - len(self.left)
+        helping = self.workers - len(self.left)
         speeds = {}
         for block in sorted(self.left, key=lambda block: block.layer):
             speeds[block], used = self._speed(block, helping)
             helping -= used
-        others = min(len(self.left), self._workers) - 1  # more of them are links
-        slower = others / (self._workers - 1) if self._workers > 1 else 0.0
+        others = min(len(self.left), self.workers) - 1  # more of them are links
+        slower = others / (self.workers - 1) if self.workers > 1 else 0.0
         for block in speeds:
-            speeds[block] /= 1 + (self._costs[block.layer - 1].contention - 1) * slower
+            speeds[block] /= 1 + (self.costs[block.layer - 1].contention - 1) * slower
         # Until a block ends nobody starts or stops, so all speeds stay as they are: the clock may
         # go to the next end in one step.
         first = min(self.left, key=lambda block: self.left[block] / speeds[block])
@@ -328,18 +320,18 @@ class _Run:
         return seconds, first
 
     def _seconds(self, i: int, number: int) -> float:
-        cost, is_trained = self._costs[i], number <= self._plans[i].end
-        ends = number * self._each // self._steps - (number - 1) * self._each // self._steps
-        end = cost.epoch_end * ends / self._each
+        cost, is_trained = self.costs[i], number <= self.plans[i].end
+        ends = number * self.each // self.steps - (number - 1) * self.each // self.steps
+        end = cost.epoch_end * ends / self.each
         return (cost.train[1] if is_trained else cost.forward) + cost.handover + end
 
     def _speed(self, block: Block, helping: int) -> tuple[float, int]:
         """Return how many times faster than alone a block is, and how many helpers it has."""
         i = block.layer - 1
-        is_trained = block.first <= self._plans[i].end
-        if self._replicas[i] == 1 or not is_trained:
+        is_trained = block.first <= self.plans[i].end
+        if self.replicas[i] == 1 or not is_trained:
             return 1.0, 0
-        own = min(self._replicas[i], 1 + helping)
-        train = self._costs[i].train
+        own = min(self.replicas[i], 1 + helping)
+        train = self.costs[i].train
         size = max(n for n in train if n <= own)
         return train[1] / train[size], own - 1

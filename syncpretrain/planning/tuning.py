@@ -8,9 +8,9 @@ server; what follows for a number of replicas is in ``planning/asynchronous.py``
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -43,8 +43,7 @@ PASS_OPERATIONS = 6  # for a weight and a position: forward, error, gradient
 TIMED_OPERATIONS, MOST_OPERATIONS = 1e10, 4e10  # of a minibatch that is timed: about a second
 
 
-@dataclass(frozen=True, slots=True)
-class TuningPlan:
+class TuningPlan(NamedTuple):
     """Predicted fine-tuning.
 
     Attributes

@@ -37,15 +37,10 @@ def save_label_curve(curves: Mapping[str, Sequence[Point]], path: Path) -> None:
         axes.errorbar(labels, wrong, yerr=spread, marker="o", capsize=3, label=name)
     axes.set(xscale="log", xlabel="labelled examples", ylabel="wrong on test, %")
     ticks = sorted({point[0] for points in curves.values() for point in points})
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     if all(point[1] > 0 for points in curves.values() for point in points):
         axes.set_yscale("log")  # a logarithmic axis has no 0
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.minorticks_off()  # after the scale, which adds minor ticks
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend()
-    _save_png(axes, path, dpi=120)
+    _save_png(axes, path, ticks, dpi=120)
 
 
 def save_speedup_curves(
@@ -73,12 +68,7 @@ def save_speedup_curves(
     axes.set(xlabel="devices", ylabel="times greedy training on one", title=title)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    axes.set_xticks(devices, [f"{count:,}" for count in devices])
-    axes.minorticks_off()
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize="small")
-    _save_png(axes, path, dpi=110)
+    _save_png(axes, path, devices, dpi=110, fontsize="small")
 
 
 def _new_axes(*, size: tuple[float, float]) -> Any:
@@ -92,7 +82,12 @@ def _new_axes(*, size: tuple[float, float]) -> Any:
     return figure.add_subplot()
 
 
-def _save_png(axes: Any, path: Path, *, dpi: int) -> None:
+def _save_png(axes: Any, path: Path, ticks: Sequence[int], *, dpi: int, **legend: Any) -> None:
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.minorticks_off()  # after the scale, which adds minor ticks
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(**legend)
     buffer = io.BytesIO()
     axes.figure.savefig(buffer, format="png", dpi=dpi)
     write_atomically(path, buffer.getvalue())

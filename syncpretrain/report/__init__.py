@@ -1,4 +1,4 @@
-"""The report of a run, or of two runs, as one page of HTML without scripts: a module a section."""
+"""The report of a run, or of two runs, as one page of HTML without scripts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from syncpretrain.errors import DataError
 from syncpretrain.plot.canvas import check_drawing
 from syncpretrain.report.comparison import compared_reconstructions, comparison_sections
 from syncpretrain.report.configuration import configuration_section
-from syncpretrain.report.course import course_section
+from syncpretrain.report.course import course_section, learning_section
 from syncpretrain.report.examples import Shown, example_sections
-from syncpretrain.report.learning import learning_section
 from syncpretrain.report.outcome import outcome_section
 from syncpretrain.report.schedules import schedules_section
 from syncpretrain.report.section import Section
@@ -43,11 +42,7 @@ def check_report() -> None:
 
 
 def sections_of(
-    run: RunRecord,
-    *,
-    images: ImageShape | None = None,
-    shown: Shown | None = None,
-    reason: str = "",
+    run: RunRecord, images: ImageShape | None = None, shown: Shown | str = ""
 ) -> list[Section]:
     """Return the sections of the report of one run.
 
@@ -56,31 +51,25 @@ def sections_of(
     run : RunRecord
     images : ImageShape or None
         The shape of an example, None where it is no image.
-    shown : Shown or None
-        Examples to show with their reconstructions.
-    reason : str
-        Why there are no examples.
+    shown : Shown or str
+        Examples to show with their reconstructions, or the reason why there are none.
     """
     found = [outcome_section([run]), learning_section([run]), course_section([run])]
     if run.stack is not None:
-        found += example_sections(run.stack, images, shown, reason)
+        found += example_sections(run.stack, images, shown)
     schedules = schedules_section(run)
     return [*found, *([schedules] if schedules else []), configuration_section(run)]
 
 
 def sections_of_comparison(
-    runs: Sequence[RunRecord],
-    *,
-    images: ImageShape | None = None,
-    shown: Shown | None = None,
-    reason: str = "",
+    runs: Sequence[RunRecord], images: ImageShape | None = None, shown: Shown | str = ""
 ) -> list[Section]:
     """Return the sections of a report that compares several runs.
 
     The examples belong to the first run; see :func:`sections_of`.
     """
     before = [outcome_section(runs), *comparison_sections(runs)]
-    examples = compared_reconstructions(runs, images, shown, reason)
+    examples = compared_reconstructions(runs, images, shown)
     return [*before, learning_section(runs), course_section(runs), examples]
 
 

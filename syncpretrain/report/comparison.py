@@ -104,7 +104,7 @@ def _layer_cell(metrics: Mapping[str, Any], i: int) -> str:
 
 
 def compared_reconstructions(
-    runs: Sequence[RunRecord], images: ImageShape | None, shown: Shown | None, reason: str = ""
+    runs: Sequence[RunRecord], images: ImageShape | None, shown: Shown | str
 ) -> Section:
     """Return the section of examples and each run's reconstructions, or of each value's errors.
 
@@ -113,24 +113,20 @@ def compared_reconstructions(
     runs : sequence of RunRecord
     images : ImageShape or None
         The shape of an example, None where it is no image.
-    shown : Shown or None
-        Examples of the first run.
-    reason : str
-        Why there are no examples.
+    shown : Shown or str
+        Examples of the first run, or the reason why there are none.
     """
-    return Section(
-        "reconstructions", "Reconstructions", _reconstructions(runs, images, shown, reason)
-    )
+    return Section("reconstructions", "Reconstructions", _reconstructions(runs, images, shown))
 
 
 def _reconstructions(
-    runs: Sequence[RunRecord], images: ImageShape | None, shown: Shown | None, reason: str
+    runs: Sequence[RunRecord], images: ImageShape | None, shown: Shown | str
 ) -> str:
     without = [run.name for run in runs if run.stack is None]
     if without:
         return paragraph(f"Not drawn: {' and '.join(without)} left no model.")
-    if shown is None:
-        return paragraph(f"There are no examples to show: {reason}")
+    if isinstance(shown, str):
+        return paragraph(f"There are no examples to show: {shown}")
     stacks = [run.stack.for_prepared_rows() for run in runs if run.stack is not None]
     read = [value_names(stack) for stack in stacks]
     if any(names != read[0] for names in read):

@@ -1,12 +1,17 @@
-"""Section of the space-time diagram of a run: who trained on what, and when."""
+"""Sections of the course of a run: its learning curves, and who trained on what, and when.
+
+Two runs have their curves in the same panels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from html import escape
 from typing import Any
 
+from syncpretrain.plot.canvas import colour_of
+from syncpretrain.plot.learning import Curve, curves_of, draw_curve
 from syncpretrain.plot.space_time_diagram import (
     PIXELS_PER_INCH,
     TUNING_NAME,
@@ -17,14 +22,18 @@ from syncpretrain.report.section import (
     Section,
     details,
     draw_svg,
+    figure,
     number,
     paragraph,
+    row_of_figures,
     seconds_text,
     table,
 )
 from syncpretrain.runs.record import RunRecord
 from syncpretrain.runs.timeline import Timeline, critical_path, path_seconds
 
+MARKS_OF_RUNS = ("● ■", "◆ ▲")  # marks of two runs in the panels
+MOST_PANELS = 24  # the lowest layers of a deep stack, and fine-tuning
 ZOOMS = {"whole": 10.0, "3 times": 30.0, "9 times": 90.0}  # inches
 ROW_INCHES = 0.4
 MOST_ROWS_SHOWN = 300
@@ -38,6 +47,58 @@ STREAMED_LEGEND = (
     " minibatches, so that a bar is the time from the first of an epoch to the last. Point at a bar"
     " for its figures."
 )
+
+
+def learning_section(runs: Sequence[RunRecord]) -> Section:
+    """Return a panel a layer, and one for fine-tuning."""
+    by_run = [{curve.title: curve for curve in curves_of(run.timeline)} for run in runs]
+    titles = list(dict.fromkeys(title for curves in by_run for title in curves))
+    title = "Learning curves"
+    if not titles:
+        return Section("learning", title, paragraph("No epoch is finished."))
+    titles = sorted(titles, key=_order)
+    shown = titles if len(titles) <= MOST_PANELS else [*titles[: MOST_PANELS - 1], titles[-1]]
+    panels = []
+    for place, name in enumerate(shown):
+        panels.append(figure(_panel([curves.get(name) for curves in by_run], f"curve{place}")))
+    text = (
+        "Squared errors after each epoch: solid of the training minibatches while they are trained"
+        " on, dashed of held-out examples. A layer above the first reconstructs the activities of"
+        " the layer below, which change as that layer learns, so its error may grow. Fine-tuning"
+        " of a classifier has the share of wrong classes."
+    )
+    left_out = len(titles) - len(shown)
+    note = paragraph(f"Without a panel: {left_out} of the layers.") if left_out else ""
+    key = _list_of_marks([run.name for run in runs]) if len(runs) > 1 else ""
+    return Section("learning", title, paragraph(text) + key + row_of_figures(panels) + note)
+
+
+def _order(title: str) -> tuple[bool, int]:
+    number = title.removeprefix("layer ")
+    return (not number.isdigit(), int(number) if number.isdigit() else 0)
+
+
+def _list_of_marks(names: Sequence[str]) -> str:
+    """Return a list of the marks of each run, since names may be too long for a panel's legend."""
+    items = (
+        f'<li><span style="color: {colour_of(series)}" aria-hidden="true">{marks}</span>'
+        f" {escape(name)}: training, validation</li>"
+        for series, (name, marks) in enumerate(zip(names, MARKS_OF_RUNS, strict=True))
+    )
+    return f'<ul class="key">{"".join(items)}</ul>'
+
+
+def _panel(curves: Sequence[Curve | None], name: str) -> str:
+    """Return a panel with the curve of each run; a run without a curve keeps its colour."""
+
+    def draw(axes: Any) -> None:
+        for series, curve in enumerate(curves):
+            if curve is not None:
+                draw_curve(axes, curve, series=series, legend=len(curves) == 1)
+
+    own = [curve for curve in curves if curve is not None]
+    ends = (f"{len(curve.epochs)} epochs, the last {curve.train[-1]:.4g}" for curve in own)
+    return draw_svg(draw, name=name, label=f"Errors of {own[0].title}: {'; '.join(ends)}")
 
 
 def course_section(runs: Sequence[RunRecord]) -> Section:
@@ -73,7 +134,7 @@ def _diagram(timeline: Timeline, name: str, run: str, seconds: float) -> str:
     buttons, drawings = [], []
     for place, (label, width) in enumerate(ZOOMS.items()):
         own = f"{name}-{place}"
-        draw = partial(_draw, timeline=timeline, prefix=f"{own}-", seconds=seconds)
+        draw = partial(draw_space_time, timeline=timeline, prefix=f"{own}-", seconds=seconds)
         what = f"{run}space-time diagram, {label}"
         svg = draw_svg(draw, name=own, label=what, size=(width, 0.75 + ROW_INCHES * rows))
         checked = "" if place else " checked"
@@ -88,10 +149,6 @@ def _diagram(timeline: Timeline, name: str, run: str, seconds: float) -> str:
         )
     controls = "".join(buttons)
     return f'<div class="zoomed"><span>Zoom</span>{controls}{"".join(drawings)}</div>'
-
-
-def _draw(axes: Any, *, timeline: Timeline, prefix: str, seconds: float) -> Mapping[str, str]:
-    return draw_space_time(axes, timeline, prefix=prefix, seconds=seconds)
 
 
 def _sentences(timeline: Timeline) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -89,38 +89,33 @@ def examples_to_show(data: Dataset, part: str | None = None, is_weighted: bool =
     )
 
 
-def example_sections(
-    stack: Stack, images: ImageShape | None, shown: Shown | None, reason: str = ""
-) -> list[Section]:
-    """Return the sections that need a stack; some also need examples, or a ``reason`` for none.
+def example_sections(stack: Stack, images: ImageShape | None, shown: Shown | str) -> list[Section]:
+    """Return the sections that need a stack; some also need examples.
 
     Parameters
     ----------
     stack : Stack
     images : ImageShape or None
         The shape of an example, None where it is no image.
-    shown : Shown or None
-        Examples, prepared by the stack's meaning of numbers.
-    reason : str
+    shown : Shown or str
+        Examples, prepared by the stack's meaning of numbers, or the reason why there are none.
     """
-    missing = paragraph(f"There are no examples to show: {reason}") if shown is None else ""
+    filters = partial(_filters, stack, images)
     parts: list[tuple[str, str, Callable[[], str]]] = [
-        ("filters", "What the lowest layer reads", partial(_filters, stack, images)),
-        ("samples", "Samples", partial(_samples, stack, images, None)),
+        ("filters", "What the lowest layer reads", filters)
     ]
-    if shown is not None:
+    if isinstance(shown, str):
+        above = partial(paragraph, f"There are no examples to show: {shown}")
+    else:
         reads = stack.for_prepared_rows()
-        with_data = (("units", "Activities of the hidden units", partial(_units, reads, shown)),)
-        with_codes = (("codes", "Map of the codes", partial(_codes, reads, shown)),)
         above = partial(_reconstructions, reads, images, shown)
-        parts = [("reconstructions", "Reconstructions", above), parts[0], *with_data]
-        parts += [*with_codes, ("samples", "Samples", partial(_samples, stack, images, shown))]
+        parts.append(("units", "Activities of the hidden units", partial(_units, reads, shown)))
+        parts.append(("codes", "Map of the codes", partial(_codes, reads, shown)))
     if has_couplings(stack.layers[0]):
-        parts.insert(-1, ("couplings", "Couplings of positions", partial(_couplings, stack)))
-    sections = [Section(name, title, _body_or_reason(body)) for name, title, body in parts]
-    if missing:
-        sections.insert(0, Section("reconstructions", "Reconstructions", missing))
-    return sections
+        parts.append(("couplings", "Couplings of positions", partial(_couplings, stack)))
+    parts.append(("samples", "Samples", partial(_samples, stack, images, shown)))
+    parts.insert(0, ("reconstructions", "Reconstructions", above))
+    return [Section(name, title, _body_or_reason(body)) for name, title, body in parts]
 
 
 def _body_or_reason(body: Callable[[], str]) -> str:
@@ -159,11 +154,10 @@ def _couplings(stack: Stack) -> str:
     """Return a picture of the couplings of positions, and the strongest of them as a table."""
     found, names = couplings(stack.layers[0]), position_names(stack)
 
-    def draw(axes: Any) -> Mapping[str, str] | None:
+    def draw(axes: Any) -> None:
         drawn = axes.imshow(found, cmap="viridis", vmin=0, interpolation="nearest")
         axes.figure.colorbar(drawn, ax=axes)
         axes.set(xlabel="position", ylabel="position")
-        return None
 
     text = (
         "Frobenius norms of the couplings of layer 1 between each two positions, in the zero-sum"
@@ -181,9 +175,8 @@ def _couplings(stack: Stack) -> str:
 
 
 def _bars(stack: Stack, values: NDArray[Any], label: str, name: str, text: str) -> str:
-    def draw(axes: Any) -> Mapping[str, str] | None:
+    def draw(axes: Any) -> None:
         draw_bars(axes, value_names(stack), values, label=label)
-        return None
 
     rows = min(len(values), MOST_BARS_SHOWN)
     size = (5.0, 0.8 + BAR_INCHES * rows)
@@ -200,7 +193,7 @@ def _units(stack: Stack, shown: Shown) -> str:
     depth = len(found)
     kept = found if depth <= MOST_HISTOGRAMS else [*found[: MOST_HISTOGRAMS - 1], found[-1]]
     for activity in kept:
-        draw = partial(_draw_activity, activity=activity, is_code=activity.layer == depth)
+        draw = partial(draw_activity, activity=activity, is_code=activity.layer == depth)
         label = f"Histogram of the activities of layer {activity.layer}"
         panels.append(figure(draw_svg(draw, name=f"units{activity.layer}", label=label)))
     text = (
@@ -212,16 +205,11 @@ def _units(stack: Stack, shown: Shown) -> str:
     return paragraph(text) + row_of_figures(panels) + table(head, rows, caption=caption, left=2)
 
 
-def _draw_activity(axes: Any, *, activity: Any, is_code: bool) -> None:
-    draw_activity(axes, activity, is_code=is_code)
-
-
 def _codes(stack: Stack, shown: Shown) -> str:
     found = stack.encode(shown.rows)
 
-    def draw(axes: Any) -> Mapping[str, str] | None:
+    def draw(axes: Any) -> None:
         draw_codes(axes, found, shown.labels)
-        return None
 
     text = f"The codes of {len(found):,} examples of {shown.name}, by principal components"
     text += "" if shown.labels is None else ", coloured by label"
@@ -229,8 +217,8 @@ def _codes(stack: Stack, shown: Shown) -> str:
     return figure(svg, text)
 
 
-def _samples(stack: Stack, images: ImageShape | None, shown: Shown | None) -> str:
-    return _sampled(stack, images) + ("" if shown is None else _mixing(stack, shown))
+def _samples(stack: Stack, images: ImageShape | None, shown: Shown | str) -> str:
+    return _sampled(stack, images) + ("" if isinstance(shown, str) else _mixing(stack, shown))
 
 
 def _sampled(stack: Stack, images: ImageShape | None) -> str:

@@ -9,11 +9,10 @@ import io
 import re
 import warnings
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
@@ -30,8 +29,7 @@ OPTION = re.compile(r"--[a-z][a-z-]*")
 UNIT, ENDING = re.compile(r"(?<=\d) (?=\S)"), re.compile(r" (?=\d+(,|$))")  # such as in "layer 1"
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """A section: ``name`` is its id, ``body`` is HTML."""
 
     name: str
@@ -157,32 +155,8 @@ def seconds_text(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
-INK, GRID = "#1b1f24", "#c9ced6"
-THEME = {INK: "var(--ink)", GRID: "var(--line)", "#dddddd": "var(--asleep)"}
-STYLE: dict[str, Any] = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": INK,
-    "axes.facecolor": "none",
-    "axes.labelcolor": INK,
-    "axes.labelsize": 9,
-    "axes.linewidth": 0.8,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlesize": 9.5,
-    "figure.facecolor": "none",
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "grid.color": GRID,
-    "legend.facecolor": "none",
-    "legend.edgecolor": GRID,
-    "text.color": INK,
-    "text.usetex": False,
-    "xtick.color": INK,
-    "xtick.labelsize": 8.5,
-    "ytick.color": INK,
-    "ytick.labelsize": 8.5,
-    "svg.fonttype": "none",
-}
+THEME = {"#1b1f24": "var(--ink)", "#c9ced6": "var(--line)", "#dddddd": "var(--asleep)"}
+STYLE = Path(__file__).with_name("page.mplstyle")
 COORDINATES = ("d", "x", "y", "transform", "points", "width", "height")
 POINTS = 72  # of an inch
 PIXELS_A_POINT = 1.6  # at most: text of 14 pixels
@@ -192,16 +166,6 @@ REFERENCE = re.compile(r"url\(#([^)]+)\)")
 COLOUR = re.compile("|".join(THEME))
 
 Draw = Callable[[Any], "Mapping[str, str] | None"]
-
-
-@contextmanager
-def themed(name: str) -> Iterator[None]:
-    """Let Matplotlib draw in the style of the page, with ids made from ``name``."""
-    from matplotlib import rc_context
-
-    style: Any = {**STYLE, "svg.hashsalt": name}  # rc_context's keys are literal types
-    with rc_context(style):
-        yield
 
 
 def draw_svg(draw: Draw, *, name: str, label: str, size: tuple[float, float] = (3.7, 2.75)) -> str:
@@ -226,9 +190,11 @@ def draw_svg(draw: Draw, *, name: str, label: str, size: tuple[float, float] = (
 
 
 def _svg(draw: Draw, name: str, label: str, size: tuple[float, float]) -> str:
+    from matplotlib import style
     from matplotlib.figure import Figure
 
-    with themed(name), warnings.catch_warnings():
+    # Ids are made from the name.
+    with style.context([STYLE, {"svg.hashsalt": name}]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # drawn as an empty box
         figure = Figure(figsize=size, layout="constrained")
         titles = draw(figure.add_subplot()) or {}

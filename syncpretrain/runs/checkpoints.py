@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,24 +73,14 @@ class Checkpoints:
     ) -> None:
         """Write the state of pretraining, if a checkpoint is due or ``final``."""
         if final or self._is_due(done):
-            self._write(
-                "pretrain",
-                sum(done),
-                lambda path: self._state_file.write(path, state(), self._header),
-                done,
-            )
+            self._write("pretrain", sum(done), self._state_file, state, done)
 
     def save_finetuning(
         self, state: Callable[[], FinetuneState], *, done: int, final: bool
     ) -> None:
         """Write the state of fine-tuning, if a checkpoint is due or ``final``."""
         if final or self._is_due([done]):
-            self._write(
-                "finetune",
-                done + 1,
-                lambda path: FINETUNE_STATE.write(path, state(), self._header),
-                [done],
-            )
+            self._write("finetune", done + 1, FINETUNE_STATE, state, [done])
 
     def save_mark(self, layer: int, update: int, stack: Stack) -> None:
         """Write a stack up to a layer as it was after some updates; it is never deleted."""
@@ -134,23 +125,13 @@ class Checkpoints:
 
     def newest_pretrain_state(self) -> State | None:
         """Return the newest valid state of pretraining, None if there is none."""
-        state = newest_checkpoint(
-            self._folder,
-            "pretrain",
-            lambda path: self._state_file.read(path, self._check),
-            self._report,
-        )
+        state: State | None = self._newest("pretrain", self._state_file)
         self._last_done = state.done if state is not None else ()
         return state
 
     def newest_finetune_state(self) -> FinetuneState | None:
         """Return the newest valid state of fine-tuning, None if there is none."""
-        state = newest_checkpoint(
-            self._folder,
-            "finetune",
-            lambda path: FINETUNE_STATE.read(path, self._check),
-            self._report,
-        )
+        state: FinetuneState | None = self._newest("finetune", FINETUNE_STATE)
         self._last_done = (state.epoch - 1,) if state is not None else ()
         return state
 
@@ -182,9 +163,19 @@ class Checkpoints:
         most = max(now - then for now, then in zip(done, before, strict=True))
         return most >= (self._epochs or 1)
 
+    def _newest(self, stem: str, file: Any) -> Any:
+        """Return the newest valid state of a kind of file, None if there is none."""
+        read = partial(file.read, check=self._check)
+        return newest_checkpoint(self._folder, stem, read, self._report)
+
     def _write(
-        self, stem: str, number: int, write: Callable[[Path], Any], done: Sequence[int]
+        self, stem: str, number: int, file: Any, state: Callable[[], Any], done: Sequence[int]
     ) -> None:
+        """Write a state in its kind of file."""
+
+        def write(path: Path) -> None:
+            file.write(path, state(), self._header)
+
         path = checkpoint_path(self._folder, stem, number)
         if self._write_file(path, write, stem, self._keep):
             self._last_done = tuple(done)

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -342,28 +343,12 @@ def _check(
 Measured = tuple[dict[str, float | None], float]  # shares of wrong classes by part, and seconds
 
 
-def _svc(seed: int) -> Any:
-    from sklearn.svm import SVC
-
-    return SVC()
-
-
-def _extra_trees(seed: int) -> Any:
-    from sklearn.ensemble import ExtraTreesClassifier
-
-    return ExtraTreesClassifier(random_state=seed, n_jobs=-1)
-
-
-def _label_spreading(seed: int) -> Any:
-    from sklearn.semi_supervised import LabelSpreading
-
-    return LabelSpreading(kernel="knn")
-
-
-BASELINES: dict[str, Callable[[int], Any]] = {
-    "svc": _svc,
-    "extra-trees": _extra_trees,
-    "spreading": _label_spreading,
+BASELINES: dict[str, Callable[[int], Any]] = {  # classifiers of scikit-learn, by the seed
+    "svc": lambda seed: import_module("sklearn.svm").SVC(),
+    "extra-trees": lambda seed: import_module("sklearn.ensemble").ExtraTreesClassifier(
+        random_state=seed, n_jobs=-1
+    ),
+    "spreading": lambda seed: import_module("sklearn.semi_supervised").LabelSpreading(kernel="knn"),
 }
 UNLABELLED_TOO = ("spreading",)
 

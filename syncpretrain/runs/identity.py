@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from syncpretrain.array_files import read_record
 from syncpretrain.data.dataset import DataRecord, Dataset, record_of
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.meaning import Meaning
@@ -23,7 +24,6 @@ from syncpretrain.parallel.blas import loaded_libraries
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import ELSEWHERE, Settings, off_ranks
 from syncpretrain.settings.fields import PER_LAYER
-from syncpretrain.storage import write_atomically
 
 RUN_FORMAT = "syncpretrain run 1"
 BFLOAT16_SUMS = "bfloat16 sums"
@@ -76,15 +76,6 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
         """The data file as it was when it was checked."""
         return KnownFile(self.stamp, self.data.sha256)
 
-    def write(self, path: Path) -> None:
-        """Write it as JSON.
-
-        Raises
-        ------
-        OSError
-        """
-        write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-
 
 class Difference(msgspec.Struct, frozen=True):
     """A difference of two identities; ``kind`` is data, settings, kernels or replay."""
@@ -123,14 +114,7 @@ def read_identity(path: Path) -> RunIdentity | None:
     CheckpointError
         If the file cannot be read.
     """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=RunIdentity)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"{path}: cannot be read ({error}); put it back, or begin a new run"
-        ) from error
+    return read_record(path, RunIdentity, CheckpointError)
 
 
 def differences(was: RunIdentity, now: RunIdentity) -> list[Difference]:

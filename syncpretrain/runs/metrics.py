@@ -145,22 +145,13 @@ def report_of(
         row | {"epochs": stack.info["epochs"][i], "busy_seconds": busy[i], "idle_seconds": idle[i]}
         for i, row in enumerate(metrics["layers"])
     ]
+    names = ("schedule", "pace", "handoff", "delay", "runtime", "backend")
     return {
-        "schedule": pretrain.schedule,
-        "pace": pretrain.pace,
-        "handoff": pretrain.handoff,
-        "delay": pretrain.delay,
-        "runtime": pretrain.runtime,
-        "backend": pretrain.backend,
+        **{name: getattr(pretrain, name) for name in names},
         "workers": workers,
         "seed": pretrain.seed,
-        "data": metrics["data"],
+        **metrics,
         "layers": layers,
-        "reconstruction_error": metrics["reconstruction_error"],
-        "mean_error": metrics["mean_error"],
-        "accuracy": metrics["accuracy"],
-        "majority": metrics["majority"],
-        **{name: metrics[name] for name in metrics if name == "regression_error"},
         "verdict": stack.info.get("verdict", []),
         "seconds": seconds,
         "parameters_sha256": stack.parameters_sha256,

@@ -21,7 +21,8 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.data.columns import read_columns, write_columns
+from syncpretrain.array_files import write_record
+from syncpretrain.data.columns import read_columns
 from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import (
@@ -134,10 +135,10 @@ def train_run(
     out = make_new_folder(settings.pretrain.layers) if out is None else make_folder(out)
     with owned(out, run.report):
         try:
-            run.identity.write(out / IDENTITY_NAME)
+            write_record(out / IDENTITY_NAME, run.identity)
             write_settings(with_absolute_path(settings), out / CONFIG_NAME)
             if run.data.columns is not None:
-                write_columns(run.data.columns, out / COLUMNS_NAME)
+                write_record(out / COLUMNS_NAME, run.data.columns)
         except OSError as error:
             # Some of them without the others would be in the way of another run.
             for name in (IDENTITY_NAME, CONFIG_NAME, COLUMNS_NAME):
@@ -222,7 +223,7 @@ def resume_run(
         if was is not None:
             run.identity = msgspec.structs.replace(run.identity, data=was.data, start=was.start)
         if not (folder / IDENTITY_NAME).is_file():
-            (was or run.identity).write(folder / IDENTITY_NAME)
+            write_record(folder / IDENTITY_NAME, was or run.identity)
         if settings.pretrain.backend != before:
             notices.append(
                 f"warning: the run was begun with backend {before} and goes on with"

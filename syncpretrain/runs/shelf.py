@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -228,17 +227,14 @@ def _described(settings: Settings) -> dict[str, str]:
 
 def _errors(figures: Figures) -> dict[str, float | None]:
     """Return the errors that a run is judged by."""
-    parts = ("validation", "test")
-    own: Iterable[float | None]
+    own = figures.reconstruction_error
     if figures.accuracy is not None:
-        right = [figures.accuracy.get(part) for part in parts]
-        own = [None if x is None else 1 - x for x in right]
+        own = {part: None if x is None else 1 - x for part, x in figures.accuracy.items()}
     elif figures.regression_error is not None:
-        apart = [figures.regression_error.get(part) for part in parts]
-        own = [None if x is None else x.rmse for x in apart]
-    else:
-        own = [figures.reconstruction_error.get(part) for part in parts]
-    return {**dict(zip(parts, own, strict=True)), "seconds": figures.seconds.get("total")}
+        apart = figures.regression_error.items()
+        own = {part: None if x is None else x.rmse for part, x in apart}
+    errors = {part: own.get(part) for part in ("validation", "test")}
+    return errors | {"seconds": figures.seconds.get("total")}
 
 
 def _last_event(path: Path) -> tuple[_Line | None, float | None]:

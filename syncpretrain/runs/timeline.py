@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,8 +22,7 @@ CLOCK_ERROR = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class EpochSpan:
+class EpochSpan(NamedTuple):
     """One epoch on the clock of the run.
 
     Attributes

@@ -6,7 +6,13 @@ and every refusal names the place, the value given and the value expected.
 """
 
 from syncpretrain.settings.convert import checked
-from syncpretrain.settings.fields import DataSettings, MomentumSchedule
+from syncpretrain.settings.fields import (
+    AsyncFields,
+    DataSettings,
+    LayerSettings,
+    MomentumSchedule,
+    PretrainFields,
+)
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.settings.sections import (
     ELSEWHERE,
@@ -26,9 +32,12 @@ from syncpretrain.settings.sections import (
 
 __all__ = [
     "ELSEWHERE",
+    "AsyncFields",
     "DataSettings",
     "FinetuneSettings",
+    "LayerSettings",
     "MomentumSchedule",
+    "PretrainFields",
     "PretrainSettings",
     "RunSettings",
     "Settings",

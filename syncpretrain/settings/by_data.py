@@ -22,6 +22,7 @@ from syncpretrain.shapes import LayerShape
 from syncpretrain.units.kinds import kind_of
 
 FinetuneT = TypeVar("FinetuneT", bound=FinetuneSettings)
+S = TypeVar("S", bound=msgspec.Struct)
 BATCH_SHARE = 100  # smallest number of minibatches in an epoch, unless they become too small
 SMALLEST_MINIBATCH = 10  # the gradient of fewer examples is mostly noise
 ENOUGH_UPDATES = 5000  # ten epochs of MNIST
@@ -146,8 +147,7 @@ def pretrain_by_data(
         usual = PER_LAYER["epochs"]
         epochs = _epochs(facts.rows, batch, usual, settings.shapes)
         found["epochs"] = [epochs] * len(settings.epochs)
-    found = _changes(settings, found)
-    return (replaced(settings, **found), found) if found else (settings, found)
+    return _changed(settings, found)
 
 
 def finetune_by_data(
@@ -168,12 +168,11 @@ def finetune_by_data(
     given = set(given)
     found: dict[str, Any] = {}
     if settings.unlabelled != "none" and facts.unlabelled:
-        found = _changes(settings, _for_unlabelled(settings, given, facts))
-        return (replaced(settings, **found), found) if found else (settings, found)
+        return _changed(settings, _for_unlabelled(settings, given, facts))
     if settings.optimizer not in STEPPING_OPTIMIZERS:
         if "batch_size" not in given and 0 < facts.rows < settings.batch_size:
             found["batch_size"] = facts.rows
-        return (replaced(settings, **found), found) if found else (settings, found)
+        return _changed(settings, found)
     batch = settings.batch_size
     if "batch_size" not in given:
         shards = max(settings.shards, settings.replicas or 1)
@@ -185,8 +184,7 @@ def finetune_by_data(
     if "epochs" not in given and has_targets and is_small and settings.optimizer == "adam":
         usual = OF_FEW_ROWS | (OF_FEW_LABELS if facts.has_few_labels else {})
         found |= {name: value for name, value in usual.items() if name not in given}
-    found = _changes(settings, found)
-    return (replaced(settings, **found), found) if found else (settings, found)
+    return _changed(settings, found)
 
 
 def _for_unlabelled(settings: FinetuneSettings, given: set[str], facts: Facts) -> dict[str, Any]:
@@ -232,10 +230,11 @@ def _epochs(rows: int, batch: int, usual: int, shapes: Iterable[LayerShape]) -> 
     return max(usual, min(math.ceil(ENOUGH_UPDATES / steps), ENOUGH_EPOCHS, MOST_WORK // work))
 
 
-def _changes(settings: msgspec.Struct, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that differ from the settings."""
+def _changed(settings: S, found: Mapping[str, Any]) -> tuple[S, dict[str, Any]]:
+    """Return settings with the found ones, and the found ones that differ."""
     plain = msgspec.to_builtins(settings)
-    return {name: value for name, value in found.items() if _listed(plain[name]) != _listed(value)}
+    own = {name: value for name, value in found.items() if _listed(plain[name]) != _listed(value)}
+    return (replaced(settings, **own), own) if own else (settings, own)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -26,6 +26,7 @@ from syncpretrain.settings.fields import (
     check_async,
     kind_and_number,
     parsed_corruption,
+    refuse,
     values_of,
 )
 from syncpretrain.shapes import ConvolutionShape
@@ -193,11 +194,9 @@ def check_weights(settings: PretrainFields) -> None:
     ------
     SettingsError
     """
-    by_units = [
-        n
-        for n in range(1, len(settings.layers))
-        if settings.split_of(n) != "examples" and settings.shards_of(n) > 1
-    ]
+    layers = range(1, len(settings.layers))
+    shared = [n for n in layers if settings.shards_of(n) > 1]
+    by_units = [n for n in shared if settings.split_of(n) != "examples"]
     lone = [p and not n for p, n in zip(settings.persistent, settings.chains, strict=True)]
     chains, units = any(settings.persistent[:1]), kind_of(settings.visible_units)
     counts = units.blocks is not None and units.blocks.are_counts
@@ -214,9 +213,7 @@ def check_weights(settings: PretrainFields) -> None:
         "sparsity_cost, expected 0": any(settings.sparsity_cost),
         f"backend {settings.backend}, expected numpy": settings.backend.startswith("cupy"),
     }
-    for what, is_refused in refused.items():
-        if is_refused:
-            raise SettingsError(f"weights: got them with {what}")
+    refuse(refused, prefix="weights: got them with ")
 
 
 def _check_replicas(settings: PretrainFields) -> None:
@@ -243,11 +240,8 @@ def _check_replicas(settings: PretrainFields) -> None:
             f"split: got {settings.split} for layers without convolutions, expected examples or"
             " units"
         )
-    by_units = [
-        layer
-        for layer in range(1, len(settings.layers))
-        if settings.split_of(layer) == "units" and settings.shards_of(layer) > 1
-    ]
+    layers = range(1, len(settings.layers))
+    by_units = [n for n in layers if settings.split_of(n) == "units" and settings.shards_of(n) > 1]
     if settings.model != "rbm" and (by_units or settings.split == "units"):
         raise SettingsError(
             f"split: got {settings.split} with model {settings.model}, expected examples; only RBMs"
@@ -267,28 +261,26 @@ def _check_early_stopping(settings: PretrainFields) -> None:
     metric = settings.early_stopping
     if metric == "none":
         return
-    if settings.model == "rbm" and metric == "validation-error":
-        raise SettingsError(
-            "early_stopping: got validation-error with model rbm, expected free-energy-gap or"
-            " pseudo-likelihood; an RBM's reconstruction error is a poor guide (Hinton 2010)"
-        )
-    if settings.model != "rbm" and metric != "validation-error":
-        raise SettingsError(
-            f"early_stopping: got {metric} with model {settings.model}, expected validation-error"
-        )
+    is_rbm, by_error = settings.model == "rbm", metric == "validation-error"
+    has_no_energy = not (is_rbm or by_error)
     layers = range(1, len(settings.layers))
-    visible = {settings.visible_units_of(layer) for layer in layers}
-    if metric == "pseudo-likelihood" and not all(kind_of(name).is_binary for name in visible):
-        binary = " or ".join(name for name, kind in KINDS.items() if kind.is_binary)
-        raise SettingsError(
-            f"early_stopping: got pseudo-likelihood with visible units that are not {binary} in"
-            f" every layer, expected {'free-energy-gap' if settings.handoff == 'epoch' else 'none'}"
-        )
-    if settings.finish == "first-layer" and settings.pace == "lockstep":
-        raise SettingsError(
-            "early_stopping: got a metric with finish first-layer in lockstep, where what follows"
-            " would depend on timing; take finish drain, or pace free"
-        )
+    kinds = [kind_of(settings.visible_units_of(layer)) for layer in layers]
+    binary = _names(name for name, kind in KINDS.items() if kind.is_binary)
+    other = "free-energy-gap" if settings.handoff == "epoch" else "none"
+    refused = {
+        "validation-error with model rbm, expected free-energy-gap or pseudo-likelihood; an RBM's"
+        " reconstruction error is a poor guide (Hinton 2010)": is_rbm and by_error,
+        f"{metric} with model {settings.model}, expected validation-error": has_no_energy,
+        f"pseudo-likelihood with visible units that are not {binary} in every layer, expected"
+        f" {other}": metric == "pseudo-likelihood" and not all(kind.is_binary for kind in kinds),
+        "a metric with finish first-layer in lockstep, where what follows would depend on timing;"
+        " take finish drain, or pace free": _depends_on_timing(settings),
+    }
+    refuse(refused, prefix="early_stopping: got ")
+
+
+def _depends_on_timing(settings: PretrainFields) -> bool:
+    return settings.finish == "first-layer" and settings.pace == "lockstep"
 
 
 def _check_handoff(settings: PretrainFields) -> None:
@@ -679,7 +671,7 @@ def check_drift(settings: PretrainFields) -> None:
             f"refresh_when: got {waking[0]}, but there is no layer above the first whose"
             " refresh_epochs it could save; take always, or refresh_epochs of at least 1"
         )
-    if any(settings.settle) and settings.finish == "first-layer" and settings.pace == "lockstep":
+    if any(settings.settle) and _depends_on_timing(settings):
         raise SettingsError(
             "settle: got a number, or epochs auto, with finish first-layer in lockstep, where what"
             " follows would depend on timing; take finish drain, or pace free"

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC
-from syncpretrain.settings.fields import PretrainFields
+from syncpretrain.settings.fields import PretrainFields, refusal, refuse
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.shapes import LayerShape
 from syncpretrain.units.kinds import kind_of
 
+TAKE = "take backend numpy or auto"
 MOST_COUNTED = 2**31 - 1  # numbers of a convolution for one example
 
 
@@ -50,13 +51,13 @@ def check_pretraining_backend(settings: PretrainFields) -> None:
     SettingsError
     """
     check_precision(settings.precision, settings.backend)
-    if settings.products == "own" and settings.precision != "float32":
-        raise SettingsError(
-            f"products: got own with precision {settings.precision}, expected float32, which alone"
-            " has own products"
-        )
-    if settings.products == "own" and settings.sparse:
-        raise SettingsError("products: got own with sparse examples, expected products blas")
+    is_own = settings.products == "own"
+    refused = {
+        f"precision {settings.precision}, expected float32, which alone has own products": is_own
+        and settings.precision != "float32",
+        "sparse examples, expected products blas": is_own and settings.sparse,
+    }
+    refuse(refused, prefix="products: got own with ")
     lacks = why_not_on_a_device(settings)
     if check_backend(settings.backend) and lacks:
         raise SettingsError(f"backend: got {settings.backend} {lacks}")
@@ -81,42 +82,32 @@ def why_not_on_a_device(settings: PretrainFields) -> str | None:
     too_large = too_large_for_a_device(settings.shapes)
     if too_large is not None:
         return too_large
-    if kind_of(settings.visible_units).blocks is not None:
-        return "with visible units in blocks, which compute on the CPU; take backend numpy or auto"
-    if settings.missing or settings.sparse:
-        what = "missing values" if settings.missing else "sparse rows"
-        return f"with {what}, which are trained on by the CPU; take backend numpy or auto"
-    if settings.schedule == ASYNC:
-        return f"with schedule {ASYNC}, which computes on the CPU; take backend numpy or auto"
-    if settings.products == "own":
-        return "with own products, which the CPU computes; take backend numpy or auto"
+    has_blocks = kind_of(settings.visible_units).blocks is not None
+    has_chains, streams = any(settings.chains), settings.handoff == "minibatch"
     layers = range(1, len(settings.layers))
     shared = {settings.split_of(layer) for layer in layers if settings.shards_of(layer) > 1}
-    if shared - {"examples"}:
-        return (
-            f"with split {settings.split}, expected examples: GPUs share a minibatch by its"
-            " examples. Or take backend numpy"
-        )
-    if shared and settings.handoff == "minibatch":
-        return (
-            "with handoff minibatch and minibatches in shards, expected replicas and shards of 1:"
-            " layers that hand over minibatches are on one GPU each. Or take handoff epoch"
-        )
-    if settings.marks:
-        return "with checkpoints by updates, which the CPU stops for; take backend numpy or auto"
-    if any(settings.centred):
-        return "with the centred gradient, which the CPU computes; take backend numpy or auto"
-    if any(settings.chains) and (shared or "data" in settings.chain_start):
-        what = "in shards" if shared else "that start at data"
-        return f"with chains {what}, which the CPU has; take backend numpy or auto"
-    if settings.runtime == "mpi":
-        return "with runtime mpi, whose ranks compute on the CPU; take backend numpy or auto"
-    if settings.runtime == "processes":
-        return (
-            "with runtime processes, whose activations are in the memory of the host; take runtime"
-            " threads, which keeps them on the GPU, or backend numpy"
-        )
-    return None
+    rows = "missing values" if settings.missing else "sparse rows"
+    starts_at_data = "data" in settings.chain_start
+    refused = {
+        f"with visible units in blocks, which compute on the CPU; {TAKE}": has_blocks,
+        f"with {rows}, which are trained on by the CPU; {TAKE}": settings.missing
+        or settings.sparse,
+        f"with schedule {ASYNC}, which computes on the CPU; {TAKE}": settings.schedule == ASYNC,
+        f"with own products, which the CPU computes; {TAKE}": settings.products == "own",
+        f"with split {settings.split}, expected examples: GPUs share a minibatch by its examples."
+        " Or take backend numpy": shared - {"examples"},
+        "with handoff minibatch and minibatches in shards, expected replicas and shards of 1:"
+        " layers that hand over minibatches are on one GPU each. Or take handoff epoch": streams
+        and shared,
+        f"with checkpoints by updates, which the CPU stops for; {TAKE}": settings.marks,
+        f"with the centred gradient, which the CPU computes; {TAKE}": any(settings.centred),
+        f"with chains in shards, which the CPU has; {TAKE}": has_chains and shared,
+        f"with chains that start at data, which the CPU has; {TAKE}": has_chains and starts_at_data,
+        f"with runtime mpi, whose ranks compute on the CPU; {TAKE}": settings.runtime == "mpi",
+        "with runtime processes, whose activations are in the memory of the host; take runtime"
+        " threads, which keeps them on the GPU, or backend numpy": settings.runtime == "processes",
+    }
+    return refusal(refused)
 
 
 def too_large_for_a_device(shapes: Iterable[LayerShape]) -> str | None:
@@ -135,34 +126,22 @@ def why_not_tuned_on_a_device(settings: FinetuneSettings) -> str | None:
     """Return why only the CPU supports this fine-tuning; None if devices do too."""
     if settings.objective == "none":
         return None
-    if settings.optimizer not in ("adam", "sgd"):
-        return (
-            f"with the optimizer {settings.optimizer} of fine-tuning, which is SciPy's and computes"
-            " on the CPU; take optimizer adam or sgd, or backend numpy"
-        )
-    if settings.products == "own":
-        return (
-            "with own products of fine-tuning, which the CPU computes; take backend numpy or auto"
-        )
-    if settings.schedule == ASYNC:
-        return (
-            f"with fine-tuning on schedule {ASYNC}, which computes on the CPU; take backend numpy"
-            " or auto"
-        )
-    for name, off in (("unlabelled", "none"), ("normalization", "none"), ("input_noise", 0)):
-        if getattr(settings, name) != off:
-            return (
-                f"with finetune_{name} {getattr(settings, name)}, which computes on the CPU; take"
-                " backend numpy or auto"
-            )
-    if settings.split == "columns":
-        return (
-            "with fine-tuning split by columns, expected no split; a GPU works a whole minibatch"
-            " at once. Or take backend numpy"
-        )
-    if max(settings.shards, settings.replicas or 1) > 1:
-        return (
-            "with replicas or shards of fine-tuning, expected none; a GPU works a whole minibatch"
-            " at once. Or take backend numpy"
-        )
-    return None
+    optimizer, is_own = settings.optimizer, settings.products == "own"
+    parts, is_async = max(settings.shards, settings.replicas or 1), settings.schedule == ASYNC
+    off = {"unlabelled": "none", "normalization": "none", "input_noise": 0}
+    values = {name: getattr(settings, name) for name in off}
+    refused = {
+        f"with the optimizer {optimizer} of fine-tuning, which is SciPy's and computes on the CPU;"
+        " take optimizer adam or sgd, or backend numpy": optimizer not in ("adam", "sgd"),
+        f"with own products of fine-tuning, which the CPU computes; {TAKE}": is_own,
+        f"with fine-tuning on schedule {ASYNC}, which computes on the CPU; {TAKE}": is_async,
+        **{
+            f"with finetune_{name} {value}, which computes on the CPU; {TAKE}": value != off[name]
+            for name, value in values.items()
+        },
+        "with fine-tuning split by columns, expected no split; a GPU works a whole minibatch at"
+        " once. Or take backend numpy": settings.split == "columns",
+        "with replicas or shards of fine-tuning, expected none; a GPU works a whole minibatch at"
+        " once. Or take backend numpy": parts > 1,
+    }
+    return refusal(refused)

@@ -8,7 +8,7 @@ has the checks that combine several fields.
 
 # Annotations are objects here, not texts, for what they say is read at every start.
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from types import SimpleNamespace, UnionType
 from typing import (
@@ -39,52 +39,6 @@ else:
     Units = Literal[UNITS]
 
 T = TypeVar("T")
-
-__all__ = [
-    "ASYNCHRONOUS",
-    "ASYNC_DEFAULTS",
-    "HANDOFF_DEFAULTS",
-    "LEARNING",
-    "MAX_WORKERS",
-    "MODELS",
-    "MODEL_DEFAULTS",
-    "OF_RBMS",
-    "OF_SCHEDULES",
-    "OUTPUT",
-    "PER_LAYER",
-    "SCHEDULE_DEFAULTS",
-    "SECTIONS",
-    "TUNING",
-    "TUNING_REGULARIZATION",
-    "TUNING_WORKERS",
-    "AsyncFields",
-    "AsyncRate",
-    "Count",
-    "DataSettings",
-    "Epochs",
-    "Fraction",
-    "Frozen",
-    "LayerSettings",
-    "MomentumSchedule",
-    "NonNegativeFloat",
-    "NonNegativeInt",
-    "PositiveFloat",
-    "Precision",
-    "PretrainFields",
-    "Setting",
-    "Shards",
-    "Units",
-    "Workers",
-    "check_async",
-    "check_finite",
-    "kind_and_number",
-    "names_of",
-    "parsed_corruption",
-    "settings_of",
-    "usual_costs",
-    "usual_rates",
-    "values_of",
-]
 
 # Larger numbers are slips of the keyboard: a run without end, or a machine busy with threads alone.
 MAX_WORKERS = 1024
@@ -685,6 +639,22 @@ def check_finite(settings: msgspec.Struct, *, prefix: str = "") -> None:
                 raise SettingsError(f"{prefix}{name}: got {value}, expected a finite number")
 
 
+def refusal(refused: Mapping[str, object]) -> str | None:
+    """Return the first text that is refused, None if no text is: each stands with its condition."""
+    return next((text for text, is_refused in refused.items() if is_refused), None)
+
+
+def refuse(refused: Mapping[str, object], *, prefix: str = "") -> None:
+    """Raise the first text that is refused, behind a prefix.
+
+    Raises
+    ------
+    SettingsError
+    """
+    if text := refusal(refused):
+        raise SettingsError(f"{prefix}{text}")
+
+
 def check_async(
     fields: AsyncFields, *, schedule: str, runtime: str, has_momentum: bool, prefix: str = ""
 ) -> None:
@@ -713,36 +683,25 @@ def check_async(
                     f" {prefix}schedule {ASYNC}"
                 )
         return
-    if fields.fetch_every is not None and fields.fetch_every % fields.push_every:
-        raise SettingsError(
-            f"{prefix}fetch_every: got {fields.fetch_every} with push_every {fields.push_every},"
-            " expected a multiple of it; what was not pushed would be lost at a fetch"
-        )
-    strength = fields.delay_compensation
-    steps = max(fields.push_every, fields.fetch_every or 1)
-    if strength and (steps > 1 or has_momentum):
-        name = "push_every" if fields.push_every > 1 else "fetch_every"
-        other = f"{name} above 1" if steps > 1 else "momentum"
-        raise SettingsError(
-            f"{prefix}delay_compensation: got {strength:g} with {other}, expected plain steps along"
-            " one gradient, of fetched parameters; take push_every and fetch_every 1, and sgd"
-            " without momentum"
-        )
-    if fields.trim_replicas and runtime == "serial":
-        raise SettingsError(
-            f"{prefix}trim_replicas: got it with runtime serial, whose replicas take turns; take"
-            f" {prefix}runtime threads or processes"
-        )
-    if fields.servers > 1 and runtime == "serial":
-        raise SettingsError(
-            f"{prefix}servers: got {fields.servers} with runtime serial, whose replicas take turns,"
-            f" expected 1; take {prefix}runtime threads or processes"
-        )
-    if fields.simulate_staleness is not None and runtime != "serial":
-        raise SettingsError(
-            f"{prefix}simulate_staleness: got {fields.simulate_staleness} with runtime {runtime},"
-            f" where it is what it is; take {prefix}runtime serial"
-        )
+    strength, fetches = fields.delay_compensation, fields.fetch_every
+    steps, in_turns = max(fields.push_every, fetches or 1), runtime == "serial"
+    name = "push_every" if fields.push_every > 1 else "fetch_every"
+    other = f"{name} above 1" if steps > 1 else "momentum"
+    is_simulated = fields.simulate_staleness is not None
+    refused = {
+        f"fetch_every: got {fetches} with push_every {fields.push_every}, expected a multiple of"
+        " it; what was not pushed would be lost at a fetch": (fetches or 0) % fields.push_every,
+        f"delay_compensation: got {strength:g} with {other}, expected plain steps along one"
+        " gradient, of fetched parameters; take push_every and fetch_every 1, and sgd without"
+        " momentum": strength and (steps > 1 or has_momentum),
+        "trim_replicas: got it with runtime serial, whose replicas take turns; take"
+        f" {prefix}runtime threads or processes": fields.trim_replicas and in_turns,
+        f"servers: got {fields.servers} with runtime serial, whose replicas take turns, expected"
+        f" 1; take {prefix}runtime threads or processes": fields.servers > 1 and in_turns,
+        f"simulate_staleness: got {fields.simulate_staleness} with runtime {runtime}, where it is"
+        f" what it is; take {prefix}runtime serial": is_simulated and not in_turns,
+    }
+    refuse(refused, prefix=prefix)
 
 
 def names_of(kind: type[msgspec.Struct]) -> list[str]:

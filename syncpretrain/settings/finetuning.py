@@ -22,8 +22,10 @@ from syncpretrain.settings.fields import (
     Workers,
     check_async,
     check_finite,
+    refuse,
 )
 
+PREFIX = "finetune_"  # of the names of these settings in messages
 LABELLED_PART = 5  # one of so many rows of a minibatch has a label, where others train too
 
 
@@ -171,74 +173,60 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
     ] = "threads"
 
     def __post_init__(self) -> None:
-        check_finite(self, prefix="finetune_")
+        check_finite(self, prefix=PREFIX)
         self._check_schedule()
-        stepping = self.optimizer in ("adam", "sgd")
-        if not stepping and ((self.replicas or 1) > 1 or self.shards > 1):
-            raise SettingsError(
-                f"finetune_replicas: got more than 1 with optimizer {self.optimizer}, which is not"
-                " split; take optimizer adam or sgd"
-            )
-        if self.shards and (self.replicas or 1) > self.shards:
-            raise SettingsError(
-                f"finetune_replicas: got {self.replicas} for {self.shards} shards, expected no more"
-                " workers than shards"
-            )
-        if (
-            self.split in ("examples", "hybrid", "columns")
-            and max(self.shards, self.replicas or 1) > self.batch_size
-        ):
-            raise SettingsError(
-                f"finetune_shards: got more than the {self.batch_size} examples of a minibatch"
-            )
-        if not stepping and self.precision in ("bfloat16", "tf32"):
-            raise SettingsError(
-                f"finetune_precision: got {self.precision} with optimizer {self.optimizer}, whose"
-                " searches need exact products; take float32, or optimizer adam or sgd"
-            )
-        if self.products == "own" and (not stepping or self.precision != "float32"):
-            raise SettingsError(
-                f"finetune_products: got own with optimizer {self.optimizer} and precision"
-                f" {self.precision}, expected adam or sgd, and float32, which have own products"
-            )
-        if self.optimizer != "sgd" and (self.momentum or self.nesterov):
-            raise SettingsError(
-                f"finetune_momentum: got momentum with optimizer {self.optimizer}, which has its"
-                " own; take optimizer sgd"
-            )
-        if self.nesterov and not self.momentum:
-            raise SettingsError("finetune_nesterov: got no momentum, expected one above 0")
+        stepping, is_own = self.optimizer in ("adam", "sgd"), self.products == "own"
+        parts = max(self.shards, self.replicas or 1)
+        cuts_examples = self.split in ("examples", "hybrid", "columns")
+        is_rough, is_exact = self.precision in ("bfloat16", "tf32"), self.precision == "float32"
+        is_moved = self.momentum or self.nesterov
+        refused = {
+            f"replicas: got more than 1 with optimizer {self.optimizer}, which is not split; take"
+            " optimizer adam or sgd": not stepping and parts > 1,
+            f"replicas: got {self.replicas} for {self.shards} shards, expected no more workers than"
+            " shards": 0 < self.shards < parts,
+            f"shards: got more than the {self.batch_size} examples of a minibatch": cuts_examples
+            and parts > self.batch_size,
+            f"precision: got {self.precision} with optimizer {self.optimizer}, whose searches need"
+            " exact products; take float32, or optimizer adam or sgd": is_rough and not stepping,
+            f"products: got own with optimizer {self.optimizer} and precision {self.precision},"
+            " expected adam or sgd, and float32, which have own products": is_own
+            and not (stepping and is_exact),
+            f"momentum: got momentum with optimizer {self.optimizer}, which has its own; take"
+            " optimizer sgd": is_moved and self.optimizer != "sgd",
+            "nesterov: got no momentum, expected one above 0": self.nesterov and not self.momentum,
+        }
+        refuse(refused, prefix=PREFIX)
         self._check_noise()
-        if self.objective == "classification" and self.loss == "squared":
-            raise SettingsError("finetune_loss: got squared for classes, expected cross-entropy")
-        if self.objective == "regression" and self.loss == "cross-entropy":
-            raise SettingsError("finetune_loss: got cross-entropy for numbers, expected squared")
+        squared, entropy = self.loss == "squared", self.loss == "cross-entropy"
+        refused = {
+            "squared for classes, expected cross-entropy": self._is_for("classification")
+            and squared,
+            "cross-entropy for numbers, expected squared": self._is_for("regression") and entropy,
+        }
+        refuse(refused, prefix="finetune_loss: got ")
 
     def _check_noise(self) -> None:
         """Refuse what only the training for targets has."""
-        if self.objective == "reconstruction" and (
-            self.input_noise or self.normalization != "none"
-        ):
-            name = "input_noise" if self.input_noise else "normalization"
-            raise SettingsError(
-                f"finetune_{name}: got {getattr(self, name)} with objective reconstruction,"
-                " expected none; or take objective classification or regression"
-            )
-        if self.unlabelled != "none" and self.objective not in ("none", "classification"):
-            raise SettingsError(
-                f"finetune_unlabelled: got {self.unlabelled} with objective {self.objective},"
-                " expected none, or objective classification and labels of some rows"
-            )
-        if self.adversarial_noise and self.unlabelled == "none":
-            raise SettingsError(
-                f"finetune_adversarial_noise: got {self.adversarial_noise} with unlabelled none,"
-                " expected 0; or take unlabelled pseudo and labels of some rows"
-            )
-        if self.unlabelled != "none" and self.batch_size < 2:
-            raise SettingsError(
-                f"finetune_batch_size: got {self.batch_size} with unlabelled {self.unlabelled},"
-                " expected 2 or more, a row with a label and one without"
-            )
+        name = "input_noise" if self.input_noise else "normalization"
+        is_noisy = self.input_noise or self.normalization != "none"
+        is_guessing, noise = self.unlabelled != "none", self.adversarial_noise
+        refused = {
+            f"{name}: got {getattr(self, name)} with objective reconstruction, expected none; or"
+            " take objective classification or regression": self._is_for("reconstruction")
+            and is_noisy,
+            f"unlabelled: got {self.unlabelled} with objective {self.objective}, expected none, or"
+            " objective classification and labels of some rows": is_guessing
+            and not self._is_for("none", "classification"),
+            f"adversarial_noise: got {noise} with unlabelled none, expected 0; or take unlabelled"
+            " pseudo and labels of some rows": noise and not is_guessing,
+            f"batch_size: got {self.batch_size} with unlabelled {self.unlabelled}, expected 2 or"
+            " more, a row with a label and one without": is_guessing and self.batch_size < 2,
+        }
+        refuse(refused, prefix=PREFIX)
+
+    def _is_for(self, *objectives: str) -> bool:
+        return self.objective in objectives
 
     def _check_schedule(self) -> None:
         """Refuse settings that asynchronous fine-tuning lacks, and settings that only it has."""
@@ -247,7 +235,7 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
             schedule=self.schedule,
             runtime=self.runtime,
             has_momentum=bool(self.momentum) or self.optimizer != "sgd",
-            prefix="finetune_",
+            prefix=PREFIX,
         )
         if self.schedule != ASYNC:
             self._check_synchronous()
@@ -267,20 +255,13 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
 
     def _check_synchronous(self) -> None:
         """Refuse runtimes that share no minibatch, and splits that ranks do not support."""
-        if self.runtime not in ("threads", "mpi"):
-            raise SettingsError(
-                f"finetune_runtime: got {self.runtime} with schedule {self.schedule}, expected"
-                f" threads or mpi; or take finetune_schedule {ASYNC}"
-            )
-        if self.runtime != "mpi":
-            return
-        if (self.replicas or 1) == 1:
-            raise SettingsError(
-                f"finetune_replicas: got {self.replicas or 'none'} with runtime mpi, expected 2 or"
-                " more, which the ranks share"
-            )
-        if self.split not in (None, "examples"):
-            raise SettingsError(
-                f"finetune_split: got {self.split} with runtime mpi, expected examples; or take"
-                " finetune_runtime threads"
-            )
+        on_ranks = self.runtime == "mpi"
+        refused = {
+            f"runtime: got {self.runtime} with schedule {self.schedule}, expected threads or mpi;"
+            f" or take finetune_schedule {ASYNC}": self.runtime not in ("threads", "mpi"),
+            f"replicas: got {self.replicas or 'none'} with runtime mpi, expected 2 or more, which"
+            " the ranks share": on_ranks and (self.replicas or 1) == 1,
+            f"split: got {self.split} with runtime mpi, expected examples; or take"
+            " finetune_runtime threads": on_ranks and self.split not in (None, "examples"),
+        }
+        refuse(refused, prefix=PREFIX)

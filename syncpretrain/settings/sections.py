@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -47,11 +46,6 @@ from syncpretrain.settings.fields import (
 )
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.storage import write_atomically
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T", bound=FinetuneSettings)
@@ -277,8 +271,7 @@ def read_settings(path: Path) -> Settings:
         If the file cannot be read, is no TOML, or holds a wrong value; the message names the file.
     """
     try:
-        with path.open("rb") as file:
-            sections = tomllib.load(file)
+        sections: dict[str, Any] = msgspec.toml.decode(path.read_bytes())
         pretrain = sections.pop("pretrain", {})
         if not isinstance(pretrain, dict) or "layers" not in pretrain:
             raise SettingsError("layers: got nothing, expected a list of units in [pretrain]")
@@ -286,7 +279,7 @@ def read_settings(path: Path) -> Settings:
     except OSError as error:
         reason = error.strerror or str(error)
         raise SettingsError(f"{path}: cannot read these settings: {reason}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(f"{path}: these settings are no TOML: {error}") from error
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error
@@ -301,7 +294,7 @@ def names_in(path: Path) -> dict[str, frozenset[str]]:
         As :func:`read_settings`.
     """
     read_settings(path)
-    sections = tomllib.loads(path.read_text(encoding="utf-8"))
+    sections: dict[str, Any] = msgspec.toml.decode(path.read_bytes())
     return {name: frozenset(fields) for name, fields in sections.items()}
 
 
@@ -318,8 +311,6 @@ def write_settings(settings: Settings, path: Path) -> None:
 
 def settings_text(settings: Settings) -> str:
     """Return every setting that is not None or empty as TOML."""
-    import tomli_w  # only a run that keeps its settings needs it
-
     sections = {
         section: {
             name: fields[name]
@@ -328,7 +319,7 @@ def settings_text(settings: Settings) -> str:
         }
         for section, fields in msgspec.to_builtins(settings).items()
     }
-    return tomli_w.dumps(sections)
+    return msgspec.toml.encode(sections).decode()
 
 
 def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, Any]) -> Settings:

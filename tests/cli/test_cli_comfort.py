@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import fakecupy
+import msgspec
 import numpy as np
 import pytest
 from backends import backend_of
@@ -16,7 +17,6 @@ from syncpretrain.cli.program import COMMANDS
 from syncpretrain.data import blocks
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import read_settings
-from syncpretrain.settings.sections import tomllib
 
 SECONDS = 60  # of every wait
 
@@ -150,7 +150,9 @@ class TestPrintConfig:
         text, _ = call("train", *own, "--print-config")
         assert [path.name for path in folder.iterdir()] == ["x.npz"]
         call("train", *own, "--out", "run", "--quiet")
-        assert tomllib.loads(text) == tomllib.loads((folder / "run/config.toml").read_text())
+        assert msgspec.toml.decode(text) == msgspec.toml.decode(
+            (folder / "run/config.toml").read_text()
+        )
 
     def test_what_it_prints_is_a_config(self, call, folder):
         text, _ = call("train", "--layers", "6,4", "--data", "x.npz", "--print-config")

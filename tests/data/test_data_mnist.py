@@ -70,7 +70,7 @@ def network(monkeypatch, tmp_path, files):
     monkeypatch.delenv("SYNCPRETRAIN_OFFLINE", raising=False)
     monkeypatch.setattr(named, "cache_folder", lambda: tmp_path / "cache")
     network = Network(files)
-    monkeypatch.setattr(fetch_module, "_fetch", network)
+    monkeypatch.setattr(fetch_module, "fetched", network)
     return network
 
 

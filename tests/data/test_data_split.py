@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncpretrain.data.dataset import from_rows, hold_out, stratified_split
+from syncpretrain.data.dataset import Rows, from_rows, hold_out, stratified_split
 from syncpretrain.errors import DataError
 
 
@@ -126,7 +126,7 @@ def test_a_fraction_becomes_a_number_of_rows(validation, held):
 def test_rows_and_labels_stay_together():
     X, labels = np.repeat(np.arange(10.0)[:, None] / 10, 3, axis=1), np.arange(10)
     train, held = hold_out(np.arange(10), labels, validation=0.3, default=0, seed=0)
-    data = from_rows("n", X, labels, source="s", parts=(train, held, np.arange(0)))
+    data = from_rows("n", Rows(X, labels), source="s", parts=(train, held, np.arange(0)))
     assert np.allclose(data.train[:, 0] * 10, data.train_labels)
     assert np.allclose(data.validation[:, 2] * 10, data.validation_labels)
     assert data.test.shape == (0, 3)

@@ -9,12 +9,12 @@ import json
 import tarfile
 import threading
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from syncpretrain.data import DATASETS, load_dataset
 from syncpretrain.data.catalogue import CATALOGUE

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from syncpretrain.array_files import write_record
 from syncpretrain.data import load_dataset
 from syncpretrain.data.columns import (
     Column,
@@ -19,7 +20,6 @@ from syncpretrain.data.columns import (
     columns_in,
     columns_of,
     read_columns,
-    write_columns,
 )
 from syncpretrain.data.csv_table import read_csv_table
 from syncpretrain.data.table import Table, Texts, texts_of
@@ -462,7 +462,7 @@ class TestColumns:
 
     def test_they_are_kept_as_json(self, tmp_path):
         columns = msgspec.structs.replace(self.columns(tmp_path), target=_target("y", "a", "b"))
-        write_columns(columns, tmp_path / "columns.json")
+        write_record(tmp_path / "columns.json", columns)
         assert read_columns(tmp_path / "columns.json") == columns
         assert columns_in({"columns": msgspec.to_builtins(columns)}) == columns
         assert columns_in({}) is read_columns(tmp_path / "no.json") is None

@@ -27,6 +27,7 @@ from syncpretrain.shapes import DenseShape
 from syncpretrain.workers.activations import Split
 
 EXAMPLES, BATCH = 10_000, 100
+HELD_OUT = 1000  # examples
 STEPS = EXAMPLES // BATCH
 
 
@@ -298,7 +299,7 @@ class TestMemory:
     def test_a_stack_that_does_not_fit_is_refused_by_its_text(self, monkeypatch):
         monkeypatch.setattr(available_memory, "available_bytes", lambda: 1000)
         with pytest.raises(SettingsError, match=r"^layers: 1x8x8,conv:4x3,6 on 0 examples need"):
-            measure(settings("1x8x8,conv:4x3,6"), workers=1, seconds=0)
+            measure(Task(settings("1x8x8,conv:4x3,6"), 50_000, HELD_OUT), workers=1, seconds=0)
 
     def test_a_pipeline_holds_more_activations_and_shards_more_gradients(self):
         wide = [layer(examples=0.6), layer(1.0, examples=0.6), layer(3.0, examples=1.6)]
@@ -345,7 +346,9 @@ class TestSettings:
 
 class TestMeasuring:
     def test_every_allocation_of_every_layer(self):
-        found = measure(settings((12, 8, 8, 4), batch_size=10), workers=2, examples=200, seconds=0)
+        found = measure(
+            Task(settings((12, 8, 8, 4), batch_size=10), 200, HELD_OUT), workers=2, seconds=0
+        )
         assert found.workers == 2
         assert len(found.layers) == 3
         for i, timings in enumerate(found.layers):
@@ -357,7 +360,7 @@ class TestMeasuring:
 
     def test_convolutions_are_split_by_filters_instead_of_units(self):
         text = ",".join(["1x8x8", *["conv:4x3:same"] * 4, "6"])
-        found = measure(settings(text, batch_size=10), workers=2, examples=50, seconds=0)
+        found = measure(Task(settings(text, batch_size=10), 50, HELD_OUT), workers=2, seconds=0)
         assert [set(x.sharded) for x in found.layers] == [
             *[{("examples", 2), ("filters", 2)}] * 4,
             {("examples", 2), ("units", 2)},
@@ -367,22 +370,26 @@ class TestMeasuring:
     @pytest.mark.parametrize("special", [{"persistent": True}, {"hidden_dropout": 0.5}])
     def test_what_has_no_filters_split_is_not_measured_in_it(self, special):
         wanted = settings("1x6x6,conv:4x3", batch_size=8, **special)
-        found = measure(wanted, workers=2, seconds=0)
+        found = measure(Task(wanted, 50_000, HELD_OUT), workers=2, seconds=0)
         assert set(found.layers[0].sharded) == {("examples", 2)}
 
     def test_no_more_shards_than_there_are_filters(self):
-        found = measure(settings("1x6x6,conv:3x3", batch_size=8), workers=4, seconds=0)
+        found = measure(
+            Task(settings("1x6x6,conv:3x3", batch_size=8), 50_000, HELD_OUT), workers=4, seconds=0
+        )
         assert {n for split, n in found.layers[0].sharded if split == "filters"} == {2}
 
     def test_layers_that_are_alike_share_their_timings(self):
-        found = measure(settings((8, 8, 8, 8), batch_size=10), workers=2, examples=50, seconds=0)
+        found = measure(
+            Task(settings((8, 8, 8, 8), batch_size=10), 50, HELD_OUT), workers=2, seconds=0
+        )
         first, second, third = found.layers
         assert second == third
         assert not first.transform
 
     def test_layers_that_differ_in_more_than_width_do_not(self):
         wanted = settings((8, 8, 8, 8), batch_size=10, cd_steps=(1, 1, 3))
-        found = measure(wanted, workers=1, examples=50, seconds=0)
+        found = measure(Task(wanted, 50, HELD_OUT), workers=1, seconds=0)
         assert found.layers[1] != found.layers[2]
 
     @pytest.mark.parametrize(
@@ -395,11 +402,11 @@ class TestMeasuring:
     )
     def test_what_has_no_units_split_is_not_measured_in_it(self, special):
         wanted = settings(**{"layers": (8, 6, 4), "batch_size": 8, **special})
-        found = measure(wanted, workers=2, seconds=0)
+        found = measure(Task(wanted, 50_000, HELD_OUT), workers=2, seconds=0)
         assert {split for timings in found.layers for split, _ in timings.sharded} == {"examples"}
 
     def test_no_more_shards_than_there_are_units_or_examples(self):
-        found = measure(settings((8, 6, 2), batch_size=3), workers=4, examples=20, seconds=0)
+        found = measure(Task(settings((8, 6, 2), batch_size=3), 20, HELD_OUT), workers=4, seconds=0)
         assert set(found.layers[0].sharded) == {("examples", 2), ("units", 2), ("units", 4)}
         assert set(found.layers[1].sharded) == {("examples", 2), ("units", 2)}
 
@@ -416,7 +423,9 @@ class TestMeasuring:
         assert 1e-6 < found.timings.handover < 0.1
 
     def test_one_layer_has_nobody_beside_it(self):
-        found = measure(settings((8, 6), batch_size=8), workers=2, seconds=0)
+        found = measure(
+            Task(settings((8, 6), batch_size=8), 50_000, HELD_OUT), workers=2, seconds=0
+        )
         assert found.layers[0].contention == 1
 
     def test_sizes_are_powers_of_two_and_all(self):

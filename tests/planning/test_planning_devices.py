@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import fakecuda
@@ -61,7 +62,7 @@ class TestMeasured:
     def test_every_piece_on_its_gpu_as_in_training(self):
         launched = fakecupy.Graph.launched
         fakecupy.log.clear()
-        found = measure_devices(task().settings, examples=100, held_out=20, seconds=0)
+        found = measure_devices(replace(task(), examples=100, held_out=20), seconds=0)
         assert (found.unit, found.workers, found.blas_threads, found.notes) == (GPU, 2, 1, ())
         for i, own in enumerate(found.layers):
             assert own.step > 0 and own.products > 0 and own.validation > 0
@@ -74,7 +75,7 @@ class TestMeasured:
 
     def test_one_gpu_has_no_shards(self):
         found = measure_devices(
-            task(backend="cupy:1").settings, examples=100, held_out=0, seconds=0
+            replace(task(backend="cupy:1"), examples=100, held_out=0), seconds=0
         )
         assert found.workers == 1 and not any(own.sharded for own in found.layers)
 
@@ -82,7 +83,7 @@ class TestMeasured:
         assert unreadable_pairs(machine.xp) == []
         monkeypatch.setattr(fakecupy, "PEERS", False)
         assert unreadable_pairs(machine.xp) == [(0, 1), (1, 0)]
-        found = measure_devices(task().settings, examples=100, held_out=0, seconds=0)
+        found = measure_devices(replace(task(), examples=100, held_out=0), seconds=0)
         assert found.workers == 2 and not any(own.sharded for own in found.layers)
 
     def test_a_step_is_timed_until_the_gpu_has_finished(self, monkeypatch):
@@ -95,14 +96,14 @@ class TestMeasured:
 
         monkeypatch.setattr(fakecupy.RawKernel, "__call__", slow)
         monkeypatch.setattr("syncpretrain.planning.measure.perf_counter", lambda: seconds[0])
-        found = measure_devices(task().settings, examples=100, held_out=20, seconds=0)
+        found = measure_devices(replace(task(), examples=100, held_out=20), seconds=0)
         assert all(own.step >= 5 for own in found.layers), "launches, one second each"
         assert found.layers[1].transform[1] > 0
 
     def test_what_does_not_fit(self, monkeypatch):
         monkeypatch.setattr(fakecupy, "MEMORY", 5_000)
         with pytest.raises(SettingsError, match="are free on the GPU"):
-            measure_devices(task().settings, examples=100, held_out=20, seconds=0)
+            measure_devices(replace(task(), examples=100, held_out=20), seconds=0)
 
     def test_large_products(self, monkeypatch):
         times = iter([1.0, 3.0])

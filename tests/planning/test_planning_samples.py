@@ -16,6 +16,7 @@ from syncpretrain.planning.measure import check_measuring, measure
 from syncpretrain.planning.probes import Probe, Sample, measured, sampled
 from syncpretrain.settings import settings_from
 
+HELD_OUT = 1000  # examples
 IMAGES = "1x12x12,conv:4x3,conv:4x3,6"
 
 
@@ -88,7 +89,7 @@ class TestMeasuring:
         monkeypatch.setattr(
             measure_module, "sampled", lambda *given, **options: Sample(4, 20, 0.25, 1e-3)
         )
-        found = measure(settings(layers), workers=2, examples=100, seconds=0)
+        found = measure(Task(settings(layers), 100, HELD_OUT), workers=2, seconds=0)
         assert found.notes[0].startswith("a step takes long: timed on 4 of the 20 examples")
         assert len(found.notes) == 1
         for timings in found.layers:
@@ -99,7 +100,7 @@ class TestMeasuring:
         monkeypatch.setattr(
             measure_module, "sampled", lambda *given, **options: Sample(1, 20, 1.0, 1e-3)
         )
-        found = measure(settings(IMAGES), workers=2, examples=100, seconds=0)
+        found = measure(Task(settings(IMAGES), 100, HELD_OUT), workers=2, seconds=0)
         assert {split for split, _ in found.layers[0].sharded} == {"filters"}
 
     def test_what_was_not_timed_is_left_out_of_the_plan(self, monkeypatch):
@@ -117,13 +118,13 @@ class TestMeasuring:
 
     def test_a_note_names_the_seconds_that_were_asked_for(self, monkeypatch):
         monkeypatch.setattr(measure_module, "measured", lambda *probes, **seconds: None)
-        found = measure(settings((12, 8)), workers=1, examples=100, seconds=60)
+        found = measure(Task(settings((12, 8)), 100, HELD_OUT), workers=1, seconds=60)
         assert found.notes[-1].startswith("not all was timed in 60 s: ")
 
     def test_nothing_is_timed_where_one_row_takes_too_long(self, monkeypatch):
         monkeypatch.setattr(probes, "USUAL_SPEED", 1e-3)
         monkeypatch.setattr(probes.Probe, "warm_up", None)
-        found = measure(settings(IMAGES), workers=2, examples=100, seconds=0)
+        found = measure(Task(settings(IMAGES), 100, HELD_OUT), workers=2, seconds=0)
         operations = 2 * 5 * 10 * 10 * 4 * 9
         update = 100 * 4 * 9
         rest = 19 * operations / (operations + update)
@@ -144,12 +145,12 @@ class TestMeasuring:
         monkeypatch.setattr(available_memory, "available_bytes", lambda: 10**7)
         monkeypatch.setattr(measure_module, "build_learners", None)
         with pytest.raises(SettingsError, match=r"^layers: 3x100x100,conv:50x5,6 on 0 examples"):
-            measure(own, workers=2)
+            measure(Task(own, 50_000, HELD_OUT), workers=2)
 
     def test_a_wide_layer_is_timed_on_few_rows(self, monkeypatch):
         """They stand in a minibatch again and again."""
         monkeypatch.setattr(measure_module, "WIDE_NUMBERS", 500)
-        found = measure(settings((100, 4)), workers=1, examples=90, seconds=0)
+        found = measure(Task(settings((100, 4)), 90, HELD_OUT), workers=1, seconds=0)
         assert found.layers[0].step > 0
         assert not found.notes
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.planning.candidates import Task, settings_with, simulated
-from syncpretrain.planning.scaling.costs import LayerCosts, costs_from
 from syncpretrain.planning.scaling.curves import (
     WAYS,
     Exchange,
@@ -34,7 +33,15 @@ from syncpretrain.planning.scaling.job import (
     replicas_from,
 )
 from syncpretrain.planning.scaling.measured import costs_together, machine_costs, measured_costs
-from syncpretrain.planning.scaling.work import GroupWork, LayerWork, Network, PartCost, SharedCost
+from syncpretrain.planning.scaling.work import (
+    GroupWork,
+    LayerCosts,
+    LayerWork,
+    Network,
+    PartCost,
+    SharedCost,
+    costs_from,
+)
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.settings import settings_from
 
@@ -368,7 +375,7 @@ class TestCosts:
 
     def test_measured_ones_are_those_of_a_core(self):
         stack = settings_from((16, 8, 4), batch_size=8, workers=1).pretrain
-        costs = measured_costs(stack, examples=64, held_out=8, seconds=0)
+        costs = measured_costs(Task(stack, 64, 8), seconds=0)
         assert len(costs) == 2
         for cost in costs:
             assert 0 <= cost.fixed <= cost.step
@@ -376,7 +383,7 @@ class TestCosts:
 
     def test_steps_on_parts_of_a_minibatch_are_measured(self):
         stack = settings_from((16, 8, 4), batch_size=100, workers=1).pretrain
-        for cost in measured_costs(stack, examples=200, held_out=8, seconds=0):
+        for cost in measured_costs(Task(stack, 200, 8), seconds=0):
             assert [part.rows for part in cost.parts] == [50, 25, 12, 6]
             steps = [cost.step, *(part.step for part in cost.parts), cost.fixed]
             assert steps == sorted(steps, reverse=True), "none slower than one on more rows"
@@ -445,7 +452,7 @@ class TestCores:
 
     def test_what_cores_share_is_measured(self):
         stack = settings_from((16, 8, 4), batch_size=8).pretrain
-        for cost in machine_costs(stack, workers=2, examples=64, held_out=8, seconds=0):
+        for cost in machine_costs(Task(stack, 64, 8), workers=2, seconds=0):
             assert {(own.devices, own.split) for own in cost.shared} == {
                 (2, "examples"),
                 (2, "units"),

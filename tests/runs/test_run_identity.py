@@ -23,7 +23,6 @@ from syncpretrain.runs.checkpoints import CHECKPOINTS_NAME, PRETRAINED_NAME
 from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, IDENTITY_NAME, LOCK_NAME, owned
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from, write_settings
-from syncpretrain.settings.sections import tomllib
 
 LAYERS = (16, 10, 6, 4)
 OLD_RUNS = Path(__file__).parents[1] / "data" / "run_4a28c1a"
@@ -161,7 +160,7 @@ class TestData:
 class TestSettings:
     def test_a_changed_setting_is_refused_and_named(self, tmp_path, bits):
         folder = died(settings_of(tmp_path, bits), tmp_path / "run")
-        config = tomllib.loads((folder / CONFIG_NAME).read_text())
+        config = msgspec.toml.decode((folder / CONFIG_NAME).read_text())
         config["pretrain"]["epochs"] = [6, 6, 6]
         (folder / CONFIG_NAME).write_text(tomli_w.dumps(config))
         with pytest.raises(SettingsError, match=r"pretrain\.epochs \[3, 3, 3\].*\[6, 6, 6\]"):
@@ -169,7 +168,7 @@ class TestSettings:
 
     def test_how_it_keeps_itself_safe_may_change(self, tmp_path, bits):
         folder = died(settings_of(tmp_path, bits), tmp_path / "run")
-        config = tomllib.loads((folder / CONFIG_NAME).read_text())
+        config = msgspec.toml.decode((folder / CONFIG_NAME).read_text())
         config["run"] |= {"keep": 5, "checkpoint_every": "2"}
         (folder / CONFIG_NAME).write_text(tomli_w.dumps(config))
         whole = train_run(settings_of(tmp_path, bits), out=tmp_path / "whole")

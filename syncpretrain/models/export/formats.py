@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.storage import write_atomically
 
 EXPORT_PARTS = ("encoder", "decoder", "autoencoder", "classifier", "regressor")
 
@@ -80,5 +81,7 @@ def write_export(path: Path, name: str, network: Any) -> list[Path]:
     """
     check_installed(name)
     module = import_module(f"syncpretrain.models.export.{EXPORT_FORMATS[name].module}")
-    files: list[Path] = module.write(path, network)
-    return files
+    found: dict[Path, bytes] = module.contents(path, network)
+    for file, content in reversed(found.items()):  # first what the file needs beside it
+        write_atomically(file, content)
+    return list(found)

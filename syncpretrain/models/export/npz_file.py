@@ -8,9 +8,7 @@ array needs a pickle. ``docs/exports.rst`` has the steps and a reader.
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +17,24 @@ from numpy.typing import NDArray
 
 from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
-from syncpretrain.storage import write_atomically
 
 
-def write(path: Path, network: Network) -> list[Path]:
-    """Write a file.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written.
-    """
+def contents(path: Path, network: Network) -> dict[Path, bytes]:
+    """Return the content of a file."""
     buffer = io.BytesIO()
     np.savez(buffer, **arrays_of(network))  # type: ignore[arg-type]
-    write_atomically(path, buffer.getvalue())
-    return [path]
+    return {path: buffer.getvalue()}
 
 
 def arrays_of(network: Network) -> dict[str, NDArray[Any]]:
     """Return the arrays of a network by their names."""
     found: dict[str, NDArray[Any]] = {
         "about": np.array(network.about),
-        "steps": np.array([_name(step) for step in network.steps]),
+        "steps": np.array([step.name for step in network.steps]),
     }
     for place, step in enumerate(network.steps):
         found |= {f"{place}.{name}": np.asarray(value) for name, value in _values(step)}
     return found
-
-
-def _name(step: kinds.Step) -> str:
-    """Return the name of a step in the file, such as ``mean_pool`` for MeanPool."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(step).__name__).lower()
 
 
 def _values(step: kinds.Step) -> Iterator[tuple[str, Any]]:
@@ -63,9 +48,7 @@ def _values(step: kinds.Step) -> Iterator[tuple[str, Any]]:
         yield "widths", [block.stop - block.start for block in step.blocks]
         yield "groups", [block.groups for block in step.blocks]
         return
-    for field in fields(step):
-        value = getattr(step, field.name)
-        if field.name == "images":
-            yield "images", [value.height, value.width, value.channels]
-        else:
-            yield field.name, value
+    for name in step.__struct_fields__:
+        value = getattr(step, name)
+        is_shape = name == "images"
+        yield name, [value.height, value.width, value.channels] if is_shape else value

@@ -8,7 +8,6 @@ names as JSON, under ``syncpretrain``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from numpy.typing import ArrayLike
 from syncpretrain.errors import SettingsError
 from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
-from syncpretrain.storage import write_atomically
 
 OPERATORS, ML_OPERATORS, IR_VERSION = 17, 3, 8
 ML_DOMAIN = "ai.onnx.ml"
@@ -28,7 +26,11 @@ N = "n"  # the name of the number of rows
 
 
 class _Graph:
-    """Nodes and constants of a graph, under unique names."""
+    """Nodes and constants of a graph, under unique names.
+
+    For each step there is a method of its name, which adds the nodes of the step to the graph and
+    returns the name of their output.
+    """
 
     def __init__(self, onnx: Any) -> None:
         self.onnx, self.helper = onnx, onnx.helper
@@ -71,6 +73,89 @@ class _Graph:
             name, getattr(self.onnx.TensorProto, kind), list(shape)
         )
 
+    def one_hot(self, names: list[str], step: kinds.OneHot) -> str:
+        parts = []
+        for name, (_, choices) in zip(names, step.columns, strict=True):
+            if choices:  # an unknown text becomes zeros, as a missing one does
+                options = {"cats_strings": list(choices), "zeros": 1}
+                ones = self.add("OneHotEncoder", name, domain=ML_DOMAIN, **options)
+                name = self.reshape(ones, -1, len(choices))
+            parts.append(name)
+        return self.add("Concat", *parts, axis=1)
+
+    def standardize(self, x: str, step: kinds.Standardize) -> str:
+        centred = self.add("Sub", x, self.constant("shift", step.shift))
+        return self.add("Div", centred, self.constant("scale", step.scale))
+
+    def restore(self, x: str, step: kinds.Restore) -> str:
+        scaled = self.add("Mul", x, self.constant("scale", step.scale))
+        return self.add("Add", scaled, self.constant("shift", step.shift))
+
+    def fill_missing(self, x: str, step: kinds.FillMissing) -> str:
+        zero = self.constant("zero", np.zeros((), dtype=np.float32))
+        return self.add("Where", self.add("IsNaN", x), zero, x)
+
+    def dense(self, x: str, step: kinds.Dense) -> str:
+        weight, bias = self.constant("weight", step.weight), self.constant("bias", step.bias)
+        return self.add("Gemm", x, weight, bias)
+
+    def activate(self, x: str, step: kinds.Activate) -> str:
+        return self.function(x, step.function)
+
+    def activate_blocks(self, x: str, step: kinds.ActivateBlocks) -> str:
+        parts = []
+        for block in step.blocks:
+            bounds = [self.constant("bound", np.array([at])) for at in (block.start, block.stop, 1)]
+            own = self.add("Slice", x, *bounds)
+            if block.groups:
+                own = self.reshape(own, -1, block.groups, block.choices)
+            own = self.function(own, block.function)
+            parts.append(self.reshape(own, -1, block.stop - block.start) if block.groups else own)
+        return self.add("Concat", *parts, axis=1)
+
+    def to_images(self, x: str, step: kinds.ToImages) -> str:
+        images = step.images
+        if step.channels_first:
+            return self.reshape(x, -1, images.channels, images.height, images.width)
+        lying = self.reshape(x, -1, images.height, images.width, images.channels)
+        return self.add("Transpose", lying, perm=[0, 3, 1, 2])
+
+    def to_rows(self, x: str, step: kinds.ToRows) -> str:
+        x = x if step.channels_first else self.add("Transpose", x, perm=[0, 2, 3, 1])
+        return self.reshape(x, -1, step.images.values)
+
+    def convolve(self, x: str, step: Any, operator: str = "Conv") -> str:
+        weight = self.constant("weight", step.weight.transpose(3, 2, 0, 1))  # (F, C / G, k, k)
+        options = {"group": step.groups, "pads": [step.pad] * 4}
+        return self.add(operator, x, weight, self.constant("bias", step.bias), **options)
+
+    def convolve_back(self, x: str, step: kinds.ConvolveBack) -> str:
+        return self.convolve(x, step, "ConvTranspose")
+
+    def max_pool(self, x: str, step: Any, operator: str = "MaxPool") -> str:
+        sides = [step.size, step.size]
+        return self.add(operator, x, kernel_shape=sides, strides=sides)
+
+    def mean_pool(self, x: str, step: kinds.MeanPool) -> str:
+        return self.max_pool(x, step, "AveragePool")
+
+    def probabilistic_pool(self, x: str, step: kinds.ProbabilisticPool) -> str:
+        size, images = step.size, step.images
+        blocks = self.reshape(x, -1, images.channels, images.height, size, images.width, size)
+        total = self.add("ReduceLogSumExp", blocks, axes=[3, 5], keepdims=0)
+        return self.add("Sigmoid", total)
+
+    def spread(self, x: str, step: kinds.Spread) -> str:
+        scales = self.constant("scales", np.array([1, 1, step.size, step.size], dtype=np.float32))
+        options = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric"}
+        wide = self.add("Resize", x, "", scales, nearest_mode="floor", **options)
+        return self.add("Div", wide, self.constant("block", np.float32(step.size**2)))
+
+    def function(self, x: str, function: str) -> str:
+        if function == "softmax":
+            return self.add("Softmax", x, axis=-1)
+        return x if function == "linear" else self.add(FUNCTION_OPERATORS[function], x)
+
 
 def build(network: Network) -> Any:
     """Return an ``onnx.ModelProto``, checked.
@@ -94,14 +179,12 @@ def build(network: Network) -> Any:
     graph = _Graph(onnx)
     inputs, x = _inputs(graph, network)
     for step in network.steps:
-        x = OPERATIONS[type(step)](graph, x, step)
+        x = getattr(graph, step.name)(x, step)
     outputs = _outputs(graph, network, x if isinstance(x, str) else x[0])
     name = f"syncpretrain_{network.part}"
     made = onnx.helper.make_graph(graph.nodes, name, inputs, outputs, graph.constants)
-    sets = [
-        onnx.helper.make_opsetid("", OPERATORS),
-        onnx.helper.make_opsetid(ML_DOMAIN, ML_OPERATORS),
-    ]
+    versions = {"": OPERATORS, ML_DOMAIN: ML_OPERATORS}
+    sets = [onnx.helper.make_opsetid(*version) for version in versions.items()]
     model = onnx.helper.make_model(made, opset_imports=sets, ir_version=IR_VERSION)
     model.producer_name = "syncpretrain"
     onnx.helper.set_model_props(model, {"syncpretrain": network.about})
@@ -109,18 +192,15 @@ def build(network: Network) -> Any:
     return model
 
 
-def write(path: Path, network: Network) -> list[Path]:
-    """Write a file.
+def contents(path: Path, network: Network) -> dict[Path, bytes]:
+    """Return the content of a file.
 
     Raises
     ------
     SettingsError
         As :func:`build`.
-    OSError
-        If it cannot be written.
     """
-    write_atomically(path, build(network).SerializeToString())
-    return [path]
+    return {path: build(network).SerializeToString()}
 
 
 def _check_size(network: Network) -> None:
@@ -157,116 +237,3 @@ def _outputs(graph: _Graph, network: Network, x: str) -> list[Any]:
         graph.nodes.append(graph.helper.make_node("Gather", own, [label], axis=0))
         found.append(graph.value(label, "STRING" if classes.dtype.kind == "U" else "INT64", N))
     return found
-
-
-def _one_hot(graph: _Graph, names: list[str], step: kinds.OneHot) -> str:
-    parts = []
-    for name, (_, choices) in zip(names, step.columns, strict=True):
-        if choices:  # an unknown text becomes zeros, as a missing one does
-            options = {"cats_strings": list(choices), "zeros": 1}
-            ones = graph.add("OneHotEncoder", name, domain=ML_DOMAIN, **options)
-            name = graph.reshape(ones, -1, len(choices))
-        parts.append(name)
-    return graph.add("Concat", *parts, axis=1)
-
-
-def _standardize(graph: _Graph, x: str, step: kinds.Standardize) -> str:
-    centred = graph.add("Sub", x, graph.constant("shift", step.shift))
-    return graph.add("Div", centred, graph.constant("scale", step.scale))
-
-
-def _restore(graph: _Graph, x: str, step: kinds.Restore) -> str:
-    scaled = graph.add("Mul", x, graph.constant("scale", step.scale))
-    return graph.add("Add", scaled, graph.constant("shift", step.shift))
-
-
-def _fill_missing(graph: _Graph, x: str, step: kinds.FillMissing) -> str:
-    zero = graph.constant("zero", np.zeros((), dtype=np.float32))
-    return graph.add("Where", graph.add("IsNaN", x), zero, x)
-
-
-def _dense(graph: _Graph, x: str, step: kinds.Dense) -> str:
-    return graph.add(
-        "Gemm", x, graph.constant("weight", step.weight), graph.constant("bias", step.bias)
-    )
-
-
-def _function(graph: _Graph, x: str, function: str) -> str:
-    if function == "softmax":
-        return graph.add("Softmax", x, axis=-1)
-    return x if function == "linear" else graph.add(FUNCTION_OPERATORS[function], x)
-
-
-def _blocks(graph: _Graph, x: str, step: kinds.ActivateBlocks) -> str:
-    parts = []
-    for block in step.blocks:
-        bounds = [graph.constant("bound", np.array([at])) for at in (block.start, block.stop, 1)]
-        own = graph.add("Slice", x, *bounds)
-        if block.groups:
-            own = graph.reshape(own, -1, block.groups, block.choices)
-        own = _function(graph, own, block.function)
-        parts.append(graph.reshape(own, -1, block.stop - block.start) if block.groups else own)
-    return graph.add("Concat", *parts, axis=1)
-
-
-def _to_images(graph: _Graph, x: str, step: kinds.ToImages) -> str:
-    images = step.images
-    if step.channels_first:
-        return graph.reshape(x, -1, images.channels, images.height, images.width)
-    lying = graph.reshape(x, -1, images.height, images.width, images.channels)
-    return graph.add("Transpose", lying, perm=[0, 3, 1, 2])
-
-
-def _to_rows(graph: _Graph, x: str, step: kinds.ToRows) -> str:
-    x = x if step.channels_first else graph.add("Transpose", x, perm=[0, 2, 3, 1])
-    return graph.reshape(x, -1, step.images.values)
-
-
-def _convolution(operator: str) -> Callable[..., str]:
-    def convolution(graph: _Graph, x: str, step: Any) -> str:
-        weight = graph.constant("weight", step.weight.transpose(3, 2, 0, 1))  # (F, C / G, k, k)
-        options = {"group": step.groups, "pads": [step.pad] * 4}
-        return graph.add(operator, x, weight, graph.constant("bias", step.bias), **options)
-
-    return convolution
-
-
-def _pool(operator: str) -> Callable[..., str]:
-    def pool(graph: _Graph, x: str, step: Any) -> str:
-        sides = [step.size, step.size]
-        return graph.add(operator, x, kernel_shape=sides, strides=sides)
-
-    return pool
-
-
-def _probabilistic_pool(graph: _Graph, x: str, step: kinds.ProbabilisticPool) -> str:
-    size, images = step.size, step.images
-    blocks = graph.reshape(x, -1, images.channels, images.height, size, images.width, size)
-    total = graph.add("ReduceLogSumExp", blocks, axes=[3, 5], keepdims=0)
-    return graph.add("Sigmoid", total)
-
-
-def _spread(graph: _Graph, x: str, step: kinds.Spread) -> str:
-    scales = graph.constant("scales", np.array([1, 1, step.size, step.size], dtype=np.float32))
-    options = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric"}
-    wide = graph.add("Resize", x, "", scales, nearest_mode="floor", **options)
-    return graph.add("Div", wide, graph.constant("block", np.float32(step.size**2)))
-
-
-OPERATIONS: dict[type, Callable[..., str]] = {
-    kinds.OneHot: _one_hot,
-    kinds.Standardize: _standardize,
-    kinds.Restore: _restore,
-    kinds.FillMissing: _fill_missing,
-    kinds.Dense: _dense,
-    kinds.Activate: lambda graph, x, step: _function(graph, x, step.function),
-    kinds.ActivateBlocks: _blocks,
-    kinds.ToImages: _to_images,
-    kinds.ToRows: _to_rows,
-    kinds.Convolve: _convolution("Conv"),
-    kinds.ConvolveBack: _convolution("ConvTranspose"),
-    kinds.MaxPool: _pool("MaxPool"),
-    kinds.MeanPool: _pool("AveragePool"),
-    kinds.ProbabilisticPool: _probabilistic_pool,
-    kinds.Spread: _spread,
-}

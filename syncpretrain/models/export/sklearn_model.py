@@ -21,17 +21,10 @@ from numpy.typing import NDArray
 from syncpretrain.errors import SettingsError
 from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
-from syncpretrain.storage import write_atomically
 
 # Attributes left by a step of training, as large as the weights; scikit-learn makes them on demand.
 TRAINING_ATTRIBUTES = ("_optimizer", "_best_coefs", "_best_intercepts")
-MLP_FUNCTIONS = {
-    "linear": "identity",
-    "sigmoid": "logistic",
-    "relu": "relu",
-    "tanh": "tanh",
-    "softmax": "softmax",
-}
+MLP_FUNCTIONS = {"linear": "identity", "sigmoid": "logistic"}  # others have the same name
 
 
 class _Layer(NamedTuple):
@@ -68,7 +61,7 @@ def build(network: Network) -> Any:
         ) from None
     widths = tuple(len(layer.bias) for layer in layers[:-1])
     options: dict[str, Any] = {"hidden_layer_sizes": widths, "random_state": 0}
-    options["activation"] = MLP_FUNCTIONS[next(iter(hidden), "linear")]
+    options["activation"] = _mlp_function(next(iter(hidden), "linear"))
     if network.classes:
         layers, classes = _for_classes(layers, network.classes)
         rows = np.zeros((len(classes), len(layers[0].weight)))
@@ -81,21 +74,19 @@ def build(network: Network) -> Any:
     # In float64 a shift that is large compared with the scale loses nothing.
     model.coefs_ = [layer.weight for layer in layers]
     model.intercepts_ = [layer.bias for layer in layers]
-    model.out_activation_ = MLP_FUNCTIONS[layers[-1].function]
+    model.out_activation_ = _mlp_function(layers[-1].function)
     for name in TRAINING_ATTRIBUTES:
         vars(model).pop(name, None)
     return _with_categories(network, model) if network.table else model
 
 
-def write(path: Path, network: Network) -> list[Path]:
-    """Write a file, which ``skops.io.load`` reads.
+def contents(path: Path, network: Network) -> dict[Path, bytes]:
+    """Return the content of a file, which ``skops.io.load`` reads.
 
     Raises
     ------
     SettingsError
         As :func:`build`, or if skops is not installed.
-    OSError
-        If it cannot be written.
     """
     model = build(network)
     try:
@@ -105,8 +96,11 @@ def write(path: Path, network: Network) -> list[Path]:
             "format: got sklearn, whose files need the package skops, and that is not installed;"
             " install it, or take Stack.to_sklearn in Python"
         ) from None
-    write_atomically(path, io.dumps(model))
-    return [path]
+    return {path: io.dumps(model)}
+
+
+def _mlp_function(name: str) -> str:
+    return MLP_FUNCTIONS.get(name, name)
 
 
 def _layers(network: Network) -> Iterator[_Layer]:
@@ -191,16 +185,11 @@ def _with_categories(network: Network, model: Any) -> Any:
     from sklearn.pipeline import Pipeline
     from sklearn.preprocessing import OneHotEncoder
 
-    parts = [
-        (
-            f"column{place}",
-            OneHotEncoder(categories=[list(choices)], sparse_output=False)
-            if choices
-            else "passthrough",
-            [place],
-        )
-        for place, (_, choices) in enumerate(network.table)
+    ones = [
+        OneHotEncoder(categories=[list(choices)], sparse_output=False) if choices else "passthrough"
+        for _, choices in network.table
     ]
+    parts = [(f"column{place}", own, [place]) for place, own in enumerate(ones)]
     row = np.array([[choices[0] if choices else 0.0 for _, choices in network.table]], dtype=object)
     columns = ColumnTransformer(parts).fit(row)
     return Pipeline([("columns", columns), ("network", model)])

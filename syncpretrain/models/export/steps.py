@@ -8,9 +8,11 @@ order. Arrays are float32 and contiguous.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
+
+import msgspec
 
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.shapes import ImageShape
@@ -51,8 +53,16 @@ class BlockFunction(NamedTuple):
         return (self.stop - self.start) // max(self.groups, 1)
 
 
-@dataclass(frozen=True, eq=False)
-class OneHot:
+class Step(msgspec.Struct, frozen=True, eq=False):
+    """A step of a network; its fields are arrays, sizes and names."""
+
+    @property
+    def name(self) -> str:
+        """Name in files and of the functions for it, such as ``mean_pool`` for MeanPool."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
+
+
+class OneHot(Step, frozen=True):
     """Columns of a table become values of an example: a category becomes a one among zeros.
 
     A missing category becomes zeros, which a product leaves out.
@@ -61,67 +71,58 @@ class OneHot:
     columns: tuple[ColumnChoices, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Standardize:
+class Standardize(Step, frozen=True):
     """(x - shift) / scale, arrays of shape (width,); constant columns have scale infinity."""
 
     shift: Array
     scale: Array
 
 
-@dataclass(frozen=True, eq=False)
-class Restore:
+class Restore(Step, frozen=True):
     """x * scale + shift, the inverse of :class:`Standardize`."""
 
     shift: Array
     scale: Array
 
 
-@dataclass(frozen=True, eq=False)
-class FillMissing:
+class FillMissing(Step, frozen=True):
     """0 in place of NaN: a product leaves the value out."""
 
 
-@dataclass(frozen=True, eq=False)
-class Dense:
+class Dense(Step, frozen=True):
     """x W + b, with W of shape (inputs, outputs) and b of shape (outputs,)."""
 
     weight: Array
     bias: Array
 
 
-@dataclass(frozen=True, eq=False)
-class Activate:
+class Activate(Step, frozen=True):
     """A function of every value, ``sigmoid``, ``relu`` or ``tanh``; or ``softmax`` of each row."""
 
     function: str
 
 
-@dataclass(frozen=True, eq=False)
-class ActivateBlocks:
+class ActivateBlocks(Step, frozen=True):
     """Functions of blocks of columns."""
 
     blocks: tuple[BlockFunction, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class ToImages:
+class ToImages(Step, frozen=True):
     """Rows to images; in a row they lie channel by channel, or position by position."""
 
     images: ImageShape
     channels_first: bool
 
 
-@dataclass(frozen=True, eq=False)
-class ToRows:
+class ToRows(Step, frozen=True):
     """Images to rows, the inverse of :class:`ToImages`."""
 
     images: ImageShape
     channels_first: bool
 
 
-@dataclass(frozen=True, eq=False)
-class Convolve:
+class Convolve(Step, frozen=True):
     """Cross-correlation with filters of shape (size, size, channels / groups, filters), plus bias.
 
     ``pad`` zeros are put around an image.
@@ -133,8 +134,7 @@ class Convolve:
     groups: int
 
 
-@dataclass(frozen=True, eq=False)
-class ConvolveBack:
+class ConvolveBack(Step, frozen=True):
     """The transpose of :class:`Convolve`, with a bias for each channel; pads are cut off."""
 
     weight: Array
@@ -143,22 +143,19 @@ class ConvolveBack:
     groups: int
 
 
-@dataclass(frozen=True, eq=False)
-class MaxPool:
+class MaxPool(Step, frozen=True):
     """The largest number of each block of ``size`` x ``size``."""
 
     size: int
 
 
-@dataclass(frozen=True, eq=False)
-class MeanPool:
+class MeanPool(Step, frozen=True):
     """The mean of each block of ``size`` x ``size``."""
 
     size: int
 
 
-@dataclass(frozen=True, eq=False)
-class ProbabilisticPool:
+class ProbabilisticPool(Step, frozen=True):
     """sigmoid(log(sum(exp(x)))) of each block: the probability that one of its units is on.
 
     ``images`` is the shape of the pooled maps (Lee et al. 2009).
@@ -168,34 +165,13 @@ class ProbabilisticPool:
     images: ImageShape
 
 
-@dataclass(frozen=True, eq=False)
-class Spread:
+class Spread(Step, frozen=True):
     """Each number divided by size^2, in every place of a block of ``size`` x ``size``."""
 
     size: int
 
 
-Step = (
-    OneHot
-    | Standardize
-    | Restore
-    | FillMissing
-    | Dense
-    | Activate
-    | ActivateBlocks
-    | ToImages
-    | ToRows
-    | Convolve
-    | ConvolveBack
-    | MaxPool
-    | MeanPool
-    | ProbabilisticPool
-    | Spread
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Network:
+class Network(msgspec.Struct, frozen=True, eq=False):
     """A part of a stack, ready to be exported.
 
     Attributes

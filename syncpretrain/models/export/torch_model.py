@@ -20,7 +20,6 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
-from syncpretrain.storage import write_atomically
 
 FUNCTION_MODULES = {"sigmoid": "Sigmoid", "relu": "ReLU", "tanh": "Tanh"}
 OWN_MODULES = Path(__file__).with_name("torch_modules.py")
@@ -88,15 +87,13 @@ def build(network: Network) -> Any:
     return found.eval()
 
 
-def write(path: Path, network: Network) -> list[Path]:
-    """Write the parameters, and the Python file that loads them; return both paths.
+def contents(path: Path, network: Network) -> dict[Path, bytes]:
+    """Return the contents of the parameters, and of the Python file that loads them.
 
     Raises
     ------
     SettingsError
         If the name is no name of a Python module, or another Python file has it.
-    OSError
-        If a file cannot be written.
     """
     text_path = path.with_suffix(".py")
     if not path.stem.isidentifier() or iskeyword(path.stem):
@@ -113,9 +110,8 @@ def write(path: Path, network: Network) -> list[Path]:
     modules = _modules(network)
     text = own + LOADER.format(modules=",\n        ".join(map(_call, modules)))
     metadata = {"format": "pt", "syncpretrain": network.about}
-    write_atomically(text_path, text.encode())
-    write_atomically(path, safetensors.numpy.save(_state(modules), metadata))
-    return [path, text_path]
+    parameters = safetensors.numpy.save(_state(modules), metadata)
+    return {path: parameters, text_path: text.encode()}
 
 
 def _is_ours(path: Path, own: str) -> bool:
@@ -147,12 +143,9 @@ def _dense(step: kinds.Dense) -> _Module:
     return _Module("Linear", sizes, {"weight": step.weight.T, "bias": step.bias})
 
 
-def _scaled(name: str) -> Callable[[Any], _Module]:
-    def module(step: Any) -> _Module:
-        arrays = {"shift": step.shift, "scale": step.scale}
-        return _Module(name, {"width": len(step.shift)}, arrays)
-
-    return module
+def _scaled(step: kinds.Standardize | kinds.Restore) -> _Module:
+    arrays = {"shift": step.shift, "scale": step.scale}
+    return _Module(type(step).__name__, {"width": len(step.shift)}, arrays)
 
 
 def _activate(step: kinds.Activate) -> _Module:
@@ -172,33 +165,29 @@ def _to_images(step: kinds.ToImages) -> _Module:
     return _Module("ToImages", sizes | {"channels_first": step.channels_first})
 
 
-def _convolution(name: str) -> Callable[[Any], _Module]:
-    def module(step: Any) -> _Module:
-        size, _, reads, filters = step.weight.shape
-        channels = reads * step.groups
-        ends = (channels, filters) if name == "Conv2d" else (filters, channels)
-        sizes: dict[str, Any] = dict(zip(("in_channels", "out_channels"), ends, strict=True))
-        sizes |= {"kernel_size": size, "padding": step.pad, "groups": step.groups}
-        # (k, k, C / G, F) -> (F, C / G, k, k), for both directions
-        return _Module(
-            name, sizes, {"weight": step.weight.transpose(3, 2, 0, 1), "bias": step.bias}
-        )
-
-    return module
+def _convolution(step: kinds.Convolve | kinds.ConvolveBack) -> _Module:
+    size, _, reads, filters = step.weight.shape
+    is_back = isinstance(step, kinds.ConvolveBack)
+    ends = (filters, reads * step.groups) if is_back else (reads * step.groups, filters)
+    sizes = {"in_channels": ends[0], "out_channels": ends[1], "kernel_size": size}
+    sizes |= {"padding": step.pad, "groups": step.groups}
+    # (k, k, C / G, F) -> (F, C / G, k, k), for both directions
+    arrays = {"weight": step.weight.transpose(3, 2, 0, 1), "bias": step.bias}
+    return _Module("ConvTranspose2d" if is_back else "Conv2d", sizes, arrays)
 
 
 MODULES: dict[type, Callable[[Any], _Module]] = {
     kinds.OneHot: lambda step: _Module("OneHot", {"choices": [len(c) for _, c in step.columns]}),
-    kinds.Standardize: _scaled("Standardize"),
-    kinds.Restore: _scaled("Restore"),
+    kinds.Standardize: _scaled,
+    kinds.Restore: _scaled,
     kinds.FillMissing: lambda step: _Module("FillMissing"),
     kinds.Dense: _dense,
     kinds.Activate: _activate,
     kinds.ActivateBlocks: _blocks,
     kinds.ToImages: _to_images,
     kinds.ToRows: lambda step: _Module("ToRows", {"channels_first": step.channels_first}),
-    kinds.Convolve: _convolution("Conv2d"),
-    kinds.ConvolveBack: _convolution("ConvTranspose2d"),
+    kinds.Convolve: _convolution,
+    kinds.ConvolveBack: _convolution,
     kinds.MaxPool: lambda step: _Module("MaxPool2d", {"kernel_size": step.size}),
     kinds.MeanPool: lambda step: _Module("AvgPool2d", {"kernel_size": step.size}),
     kinds.ProbabilisticPool: lambda step: _Module("ProbabilisticPool", {"size": step.size}),

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,12 +73,7 @@ class Fleet(Protocol):
 
     def __enter__(self) -> Fleet: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, kind: object, error: Any, traceback: object, /) -> None: ...
 
     def train(self, tasks: Sequence[Task], stop: Callable[[], bool], each: Each) -> int:
         """Train tasks until all are done or ``stop`` turns true; return how many were.

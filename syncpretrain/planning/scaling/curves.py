@@ -34,15 +34,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
-from syncpretrain.planning.scaling.costs import LayerCosts, works_of
 from syncpretrain.planning.scaling.job import PARAMETER_COPIES, PAYING, Job, Placed, Scaled
-from syncpretrain.planning.scaling.work import GroupWork, Network
+from syncpretrain.planning.scaling.work import GroupWork, LayerCosts, Network, works_of
 from syncpretrain.planning.simulate import EpochCost, StreamCost, play_stream, simulate
 from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.schedule.kinds import SCHEDULES
@@ -74,8 +73,7 @@ def scaled(job: Job, devices: int) -> Scaled:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Played:
+class _Played(NamedTuple):
     """Result of a run: its seconds, the seconds in which its devices compute, and bytes."""
 
     seconds: float
@@ -90,8 +88,7 @@ def _played(placed: Placed) -> _Played:
     return _streamed(placed) if is_streamed else _by_versions(placed)
 
 
-@dataclass(frozen=True, slots=True)
-class _Handed:
+class _Handed(NamedTuple):
     """A version that one group gets from another: seconds, seconds of the network, and bytes."""
 
     seconds: float
@@ -236,8 +233,7 @@ class Exchange:
     servers: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(NamedTuple):
     """Result of some turns: their seconds, and the mean staleness of their updates."""
 
     seconds: float
@@ -346,8 +342,7 @@ ASYNCHRONOUS = "async"
 PLAYED_EPOCHS = 2_000  # of a layer; each is played, of every way and number of devices
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(NamedTuple):
     """A way to train: schedule, hand-over, and how many devices a layer gets."""
 
     schedule: str
@@ -443,8 +438,7 @@ class Options:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(NamedTuple):
     """The predicted runs of one way to train, and what they are compared with.
 
     ``base`` is the seconds of greedy training on one device.

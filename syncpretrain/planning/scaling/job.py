@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 import msgspec
 
@@ -193,8 +194,7 @@ class Job:
         return self.settings.epochs[layer] * own
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """A job on devices: the devices of each layer, and how many layers train at once.
 
     Rounds without a group size take as many layers at a time as there are devices, as in the CMU

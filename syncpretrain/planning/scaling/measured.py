@@ -7,39 +7,39 @@ from typing import Any, cast
 
 import msgspec
 
+from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.exchange import handover_seconds
 from syncpretrain.planning.measure import measure
-from syncpretrain.planning.scaling.costs import LayerCosts
-from syncpretrain.planning.scaling.work import PRODUCTS, SPLITS, PartCost, SharedCost, SplitName
+from syncpretrain.planning.scaling.work import (
+    PRODUCTS,
+    SPLITS,
+    LayerCosts,
+    PartCost,
+    SharedCost,
+    SplitName,
+)
 from syncpretrain.planning.timings import LayerTimings, Timings
-from syncpretrain.settings import PretrainSettings
 
 HALVINGS = 4  # steps are timed on a minibatch, and on parts of it down to a sixteenth
 
 
-def measured_costs(
-    settings: PretrainSettings, *, examples: int, held_out: int, seconds: float = 7.0
-) -> list[LayerCosts]:
+def measured_costs(task: Task, *, seconds: float = 7.0) -> list[LayerCosts]:
     """Return the costs of a stack's layers on a device that is like one core of this machine.
 
     Steps on a half, a fourth and so on of a minibatch show what part of a step shrinks with it.
     """
-    timings = _measured(settings, 1, examples, held_out, seconds)
-    return _costs(timings, settings.batch_size)
+    return _costs(_measured(task, 1, seconds), task.settings.batch_size)
 
 
-def machine_costs(
-    settings: PretrainSettings, *, workers: int, examples: int, held_out: int, seconds: float = 7.0
-) -> list[LayerCosts]:
+def machine_costs(task: Task, *, workers: int, seconds: float = 7.0) -> list[LayerCosts]:
     """Return the costs of a stack's layers on devices that are the cores of this machine.
 
     They are what :func:`syncpretrain.planning.plan` predicts with: the times of cores that share a
     minibatch, and by how much cores at work on other layers slow a layer. For a network that takes
     no time: what goes through the memory of the machine is in the times.
     """
-    timings = _measured(settings, workers, examples, held_out, seconds)
-    timings = replace(timings, handover=handover_seconds())
-    return costs_together(timings, batch_size=settings.batch_size)
+    timings = replace(_measured(task, workers, seconds), handover=handover_seconds())
+    return costs_together(timings, batch_size=task.settings.batch_size)
 
 
 def costs_together(timings: Timings, *, batch_size: int) -> list[LayerCosts]:
@@ -69,18 +69,9 @@ def costs_together(timings: Timings, *, batch_size: int) -> list[LayerCosts]:
     return found
 
 
-def _measured(
-    settings: PretrainSettings, workers: int, examples: int, held_out: int, seconds: float
-) -> Timings:
-    parts = sorted({settings.batch_size >> n for n in range(1, HALVINGS + 1)} - {0})
-    return measure(
-        settings,
-        workers=workers,
-        examples=examples,
-        held_out=held_out,
-        seconds=seconds,
-        parts=parts,
-    )
+def _measured(task: Task, workers: int, seconds: float) -> Timings:
+    parts = sorted({task.settings.batch_size >> n for n in range(1, HALVINGS + 1)} - {0})
+    return measure(task, workers=workers, seconds=seconds, parts=parts)
 
 
 def _costs(timings: Timings, batch_size: int) -> list[LayerCosts]:

@@ -1,4 +1,6 @@
-"""Work of a layer on the devices of a cluster, and the messages between them.
+"""Work of a layer on the devices of a cluster, its costs, and the messages between the devices.
+
+Costs are measured on this machine, read from a file, or given.
 
 A group of devices shares a layer's work. Every device has a link of its own to all others, with one
 bandwidth in each direction and one latency (the alpha-beta model). A ring moves the least bytes, a
@@ -9,14 +11,20 @@ of a machine without links of their own do. Formulas: Thakur, Rabenseifner and G
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
+from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
+from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.convert import checked
 from syncpretrain.settings.fields import Count
 
 ALL_REDUCES = ("auto", "ring", "tree", "star")
@@ -111,9 +119,8 @@ class SharedCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     forward: Seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWork:
-    """Work of one layer on one device, in seconds, and its sizes.
+class LayerCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds of one layer's work on one device.
 
     Attributes
     ----------
@@ -123,8 +130,8 @@ class LayerWork:
         The part of ``step`` that does not shrink with the minibatch: the update of the parameters.
     parts : tuple of PartCost
         Steps on fewer rows; between two of them, and down to ``fixed`` at none, a line is taken.
-    forward : float
-        The hidden means of a minibatch.
+    forward : float or None
+        The hidden means of a minibatch; None takes a fifth of the step, as of CD-1.
     end : float
         Seconds at the end of an epoch: the copy that is published, and the validation error.
     crowding : float
@@ -134,20 +141,36 @@ class LayerWork:
         Minibatches that cores of one machine share, for a network that takes no time.
     handover : float
         Seconds of handing up a minibatch in the memory of one machine, without its step.
+    """
+
+    step: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+    fixed: Seconds = 0.0
+    forward: Seconds | None = None
+    end: Seconds = 0.0
+    parts: tuple[PartCost, ...] = ()
+    crowding: Seconds = 0.0
+    shared: tuple[SharedCost, ...] = ()
+    handover: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        if self.fixed > self.step:
+            raise SettingsError(
+                f"costs: got fixed {self.fixed:g}, expected at most step, {self.step:g}"
+            )
+
+
+class LayerWork(LayerCosts, frozen=True, kw_only=True):
+    """Costs of one layer, ``forward`` among them, and its sizes.
+
+    Attributes
+    ----------
     visible, hidden : int
         Units.
     parameters : int
         Weights and biases.
     """
 
-    step: float
-    fixed: float = 0.0
-    forward: float = 0.0
-    end: float = 0.0
-    parts: tuple[PartCost, ...] = ()
-    crowding: float = 0.0
-    shared: tuple[SharedCost, ...] = ()
-    handover: float = 0.0
+    forward: Seconds = 0.0
     visible: int
     hidden: int
     parameters: int
@@ -166,8 +189,7 @@ class LayerWork:
         return next(found, None)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupWork:
+class GroupWork(NamedTuple):
     """Work of one layer; a group of devices shares its minibatches.
 
     ``step`` and ``forward`` are the seconds of a minibatch, ``step_network`` and
@@ -218,7 +240,80 @@ class GroupWork:
         """Return the number of devices that a layer can use."""
         return min(work.visible, work.hidden) if split == "units" else batch_size
 
-    @property
-    def computing(self) -> float:
-        """The share of a step in which the devices compute."""
-        return 1 - self.step_network / self.step if self.step else 1.0
+
+def costs_from(text: str, **stack: Any) -> list[LayerCosts]:
+    """Return the costs that a text names: a JSON file, or the seconds of each layer's step.
+
+    ``stack`` are the ``layers`` and the ``batch_size`` that they are to be of, if a file says it.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read.
+    SettingsError
+        If the costs in it are wrong, or belong to another stack.
+    """
+    numbers = _numbers(text)
+    if numbers is not None:
+        return [_cost({"step": number}) for number in numbers]
+    try:
+        found = json.loads(Path(text).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"costs: {text}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise DataError(f"costs: {text} is no JSON: {error}") from None
+    if isinstance(found, dict):
+        _check_stack(text, found, stack)
+    rows = found.get("costs", found) if isinstance(found, dict) else found
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DataError(
+            f'costs: {text}: expected a list of objects with "step", one a layer, or what'
+            " simulate --json prints"
+        )
+    return [_cost(row) for row in rows]
+
+
+def works_of(settings: PretrainSettings, costs: Sequence[LayerCosts]) -> tuple[LayerWork, ...]:
+    """Return the work of each layer of a stack.
+
+    Raises
+    ------
+    SettingsError
+        If the costs are of another number of layers.
+    """
+    shapes = settings.shapes
+    if len(costs) != len(shapes):
+        raise SettingsError(
+            f"costs: got those of {len(costs)} layers, expected {len(shapes)}, one a layer"
+        )
+    found = []
+    for cost, shape in zip(costs, shapes, strict=True):
+        own = msgspec.structs.asdict(cost)
+        own["forward"] = cost.step / PRODUCTS if cost.forward is None else cost.forward
+        own |= {"visible": shape.visible, "hidden": shape.hidden}
+        found.append(LayerWork(**own, parameters=shape.weights + sum(shape.biases)))
+    return tuple(found)
+
+
+def _check_stack(text: str, found: Mapping[str, Any], stack: Mapping[str, Any]) -> None:
+    for name, own in stack.items():
+        if found.get(name, own) != own:
+            raise SettingsError(
+                f"costs: {text} has those of {name} {found[name]}, expected {own}; leave out"
+                " --costs to measure them here"
+            )
+
+
+def _cost(values: Mapping[str, Any]) -> LayerCosts:
+    try:
+        return checked(dict(values), LayerCosts)
+    except SettingsError as error:
+        text = str(error)
+        raise SettingsError(text if text.startswith("costs: ") else f"costs: {text}") from None
+
+
+def _numbers(text: str) -> list[float] | None:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        return None
