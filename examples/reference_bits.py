@@ -215,6 +215,9 @@ ROWS: dict[str, Row] = {
         RECALL,
         data="mixture",
     ),
+    "choices, persistent": Row(
+        {"visible_units": "softmax:16x4", "persistent": True}, data="choices"
+    ),
     "missing values": Row(
         {"visible_units": "gaussian", "learning_rate": 0.005}, CLASSES, data="missing numbers"
     ),
@@ -397,6 +400,7 @@ def data() -> dict[str, Any]:
         "noise": np.float32(rng.random((EXAMPLES, 64)) < 0.3),
         "missing bits": np.where(holes, np.float32(np.nan), bits),
         "missing numbers": np.where(holes, np.float32(np.nan), normal),
+        "choices": np.eye(4, dtype="f4")[rng.integers(4, size=(8, 16))[which]].reshape(-1, 64),
     }
 
 

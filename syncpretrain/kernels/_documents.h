@@ -1,4 +1,5 @@
-/* Documents: rows that are drawn word by word, and the softmax of their words' shares.
+/* Documents: rows that are drawn word by word, and the softmax of their words' shares; and choices, of
+ * groups of units with one unit on.
  *
  * A row stays in the L1 cache from its inputs to its words. Included by _native.c alone.
  */
@@ -198,4 +199,62 @@ static PyObject *reconstruct_documents(PyObject *module, PyObject *const *args, 
     if (!valid) return closed(m, 3, Py_NotImplemented);
     close_all(m, 3);
     return PyFloat_FromDouble(error);
+}
+
+/* Add the biases to the inputs of groups, and take the largest of each group away: none is above 0. */
+VECTORIZED static void below_largest_row(float *x, const float *bias, ptrdiff_t n, ptrdiff_t choices)
+{
+    APART for (ptrdiff_t i = 0; i < n; i++) x[i] += bias[i];
+    for (ptrdiff_t i = 0; i < n; i += choices) {
+        float top = x[i];
+        for (ptrdiff_t j = 1; j < choices; j++) top = x[i + j] > top ? x[i + j] : top;
+        APART for (ptrdiff_t j = 0; j < choices; j++) x[i + j] -= top;
+    }
+}
+
+/* Replace what is proportional to the shares of a group by them; turn on the unit at which their
+ * cumulative sum passes a uniform number. */
+VECTORIZED static void choose(float *x, float uniform, float *out, ptrdiff_t choices)
+{
+    float sum = 0, passed = 0;
+    ptrdiff_t chosen = 0;
+    for (ptrdiff_t j = 0; j < choices; j++) sum += x[j];
+    APART for (ptrdiff_t j = 0; j < choices; j++) x[j] /= sum;
+    for (ptrdiff_t j = 0; j < choices - 1; j++) {
+        passed += x[j];
+        chosen += passed <= uniform;
+    }
+    memset(out, 0, (size_t)choices * sizeof *out);
+    out[chosen] = 1.0f;
+}
+
+/* A group takes the first of as many numbers as it has units, as the NumPy form does. */
+static void choose_all(const Matrix *x, const float *bias, Py_ssize_t choices, Philox *state, const Matrix *out)
+{
+    float uniform[CHUNK];
+    Py_ssize_t n = x->columns, at = CHUNK; /* of the next number, in the chunk */
+    for (Py_ssize_t i = 0; i < x->rows; i++) {
+        below_largest_row(row(x, i), bias, n, choices);
+        exp_row(row(x, i), 0, n);
+        for (Py_ssize_t j = 0; j < n; j += choices, at += choices) {
+            for (; at >= CHUNK; at -= CHUNK) philox_fill(state, uniform, CHUNK);
+            choose(row(x, i) + j, uniform[at], row(out, i) + j, choices);
+        }
+    }
+}
+
+/* x, bias, out, units of a group, key, counter: as sample_states, for softmax units in groups. */
+static PyObject *sample_choices(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Matrix m[3];
+    Philox state;
+    if (!expect(nargs, 6, "sample_choices") || !start_philox(&state, args[4], args[5])) return NULL;
+    Py_ssize_t choices = PyLong_AsSsize_t(args[3]);
+    if (choices == -1 && PyErr_Occurred()) return NULL;
+    if (!open_all(m, args, "wrw")) Py_RETURN_NOTIMPLEMENTED;
+    if (!is_row_of(&m[1], &m[0]) || !same_shape(&m[0], &m[2]) || !all_apart(m, 3) || choices < 1
+        || m[0].columns % choices)
+        return closed(m, 3, Py_NotImplemented);
+    WORK(m[0], choose_all(&m[0], m[1].data, choices, &state, &m[2]));
+    return closed(m, 3, args[2]);
 }

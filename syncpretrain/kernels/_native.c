@@ -688,7 +688,7 @@ static PyMethodDef methods[] = {
     METHOD(times_derivative), METHOD(normalize), METHOD(denormalize), METHOD(wait_for_counters), METHOD(store_counter), METHOD(arrive_and_wait),
     METHOD(convolve), METHOD(convolve_gradient), METHOD(convolve_back), METHOD(visible_means),
     METHOD(binary_product), METHOD(sparse_product), METHOD(transposed_product), METHOD(csr_product),
-    METHOD(draw_documents), METHOD(reconstruct_documents), METHOD(multiply_bfloat16),
+    METHOD(draw_documents), METHOD(reconstruct_documents), METHOD(sample_choices), METHOD(multiply_bfloat16),
     METHOD(bfloat16_forms), METHOD(keep_bfloat16_form), METHOD(multiply_float32), METHOD(float32_forms),
     METHOD(keep_float32_form),
     METHOD(program), METHOD(run_program), METHOD(share_program),

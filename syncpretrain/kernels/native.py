@@ -40,6 +40,7 @@ from syncpretrain.kernels.dispatch import register
 from syncpretrain.kernels.optimizers import adam_numbers
 from syncpretrain.rng import Address
 from syncpretrain.shapes import ConvolutionShape
+from syncpretrain.units.kinds import kind_of
 
 VARIABLE = "SYNCPRETRAIN_KERNELS"
 ORDER_VARIABLE = "SYNCPRETRAIN_BFLOAT16"
@@ -156,9 +157,13 @@ def _visible_means(x: Array, bias: Array, shape: ConvolutionShape, units: str) -
 def _sample_states(
     x: Array, bias: Array, units: str, address: Address, *, noise: Array, out: Array
 ) -> Any:
-    if units not in extension.DRAWN:
+    if units in extension.DRAWN:
+        return extension.sample_states(x, bias, out, address.key, address.counter)
+    blocks = kind_of(units).blocks
+    if blocks is None or len(blocks.parts) > 1 or not blocks.groups:
         return NotImplemented
-    return extension.sample_states(x, bias, out, address.key, address.counter)
+    choices = blocks.parts[0].choices
+    return extension.sample_choices(x, bias, out, choices, address.key, address.counter)
 
 
 def _product(multiply: Callable[..., Any], a: Array, b: Array, *, out: Array | None = None) -> Any:

@@ -94,7 +94,7 @@ def test_means_have_the_same_bits_with_any_form(units):
 
 @COMPILED
 @pytest.mark.usefixtures("usual_form")
-@pytest.mark.parametrize("units", ["bernoulli", "gaussian", "relu"])
+@pytest.mark.parametrize("units", ["bernoulli", "gaussian", "relu", "softmax:10x7"])
 def test_states_have_the_same_bits_with_any_form_and_those_of_numpy_but_for_rounding(units):
     draw = np.random.default_rng(0).integers(-(2**20), 2**20, (60, 70)) / 2**18
     bias = np.linspace(-1, 1, 70, dtype=np.float32)

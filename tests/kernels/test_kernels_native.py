@@ -171,6 +171,46 @@ def test_states(shape, layout):
 
 
 @compiled
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("rows", "groups", "choices"),
+    [(9, 100, 21), (50, 3, 1), (60, 7, 2), (4, 1, 3000), (2, 5, 400)],
+)
+def test_choices(rows, groups, choices, layout):
+    address = Address(7, Purpose.VISIBLE, layer=2, epoch=3, step=4, shard=5)
+    shape = (rows, groups * choices)
+    x, out = array(shape, 1, layout=layout, spread=3), array(shape, 2, layout=layout)
+    (result, ours), (_, theirs) = both(
+        "sample_states",
+        [x, array(shape[1:], 3), array(shape, 4), out],
+        f"softmax:{groups}x{choices}",
+        address,
+        noise=2,
+        out=3,
+    )
+    assert result is ours[3]
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5, atol=1e-38)
+    shares, states = (ours[i].reshape(rows * groups, choices) for i in (0, 3))
+    uniform = address.generator().random(shape, dtype=np.float32)
+    limits = np.cumsum(shares, axis=1)[:, :-1]
+    first = uniform.reshape(shares.shape)[:, :1]
+    assert_bits(states, np.arange(choices) == (limits <= first).sum(axis=1, keepdims=True))
+    is_clear = ~np.isclose(limits, first, rtol=1e-5, atol=0).any(axis=1)
+    assert_bits(states[is_clear], theirs[3].reshape(states.shape)[is_clear])
+
+
+@compiled
+def test_choices_beside_others_draw_with_numpy():
+    x, out, address = array((4, 6), 1), array((4, 6), 2), Address(7, Purpose.VISIBLE)
+    for units in ("bernoulli:2,softmax:2x2", "softmax:1x2,softmax:2x2", "counts:6"):
+        form = FORMS["sample_states"]
+        assert form(x, x[0].copy(), units, address, noise=x, out=out) is NotImplemented
+    draw = native.extension.sample_choices
+    assert draw(x, x[0].copy(), out, 4, address.key, address.counter) is NotImplemented
+    assert draw(x, x[0].copy(), x, 3, address.key, address.counter) is NotImplemented
+
+
+@compiled
 def test_other_units_draw_with_numpy():
     x, out = array((4, 5), 1), np.zeros((4, 5), dtype=np.float32)
     address = Address(7, Purpose.HIDDEN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from pathlib import Path
 from types import ModuleType
 
@@ -228,3 +229,42 @@ def test_jumps_are_counted_for_both_methods(monkeypatch):
     for made, steps in found.values():
         assert steps >= tempering.LOOK_EVERY
         assert 0 < made <= steps / tempering.LOOK_EVERY, "a weak model goes from mode to mode"
+
+
+class TestRbms:
+    """The parts of ``peers_rbms.py`` that need no other library."""
+
+    @pytest.fixture
+    def rbms(self, monkeypatch) -> ModuleType:
+        monkeypatch.syspath_prepend(str(BENCHMARKS))
+        return pytest.importorskip("peers_rbms")
+
+    def test_correlations_are_the_moments_of_letters_at_different_sites(self, rbms, monkeypatch):
+        monkeypatch.setattr(rbms, "SITES", 4)
+        monkeypatch.setattr(rbms, "LETTERS", 3)
+        codes = np.random.default_rng(0).integers(3, size=(50, 4))
+        codes[:, 2] = codes[:, 0]
+        off = [(codes == letter) - (codes == letter).mean(axis=0) for letter in range(3)]
+        letters = range(3)
+
+        def moments(sites):
+            each = np.stack([[off[letter][:, site] for letter in letters] for site in sites])
+            grid = np.einsum({2: "ar,br->ab", 3: "ar,br,cr->abc"}[len(sites)], *each)
+            return grid.ravel() / len(codes)
+
+        frequencies, pairs, threes = rbms.correlations(codes)
+        np.testing.assert_allclose(frequencies[3:6], [(codes[:, 1] == x).mean() for x in letters])
+        expected = np.concatenate([moments(sites) for sites in combinations(range(4), 2)])
+        np.testing.assert_allclose(np.sort(pairs), np.sort(expected), atol=1e-6)
+        expected = np.concatenate([moments(sites) for sites in combinations(range(4), 3)])
+        np.testing.assert_allclose(np.sort(threes), np.sort(expected), atol=1e-6)
+
+    def test_planted_sites_alone_depend_on_each_other(self, rbms):
+        _, codes = rbms.sequences(0)
+        x = rbms.one_hot(codes, rbms.LETTERS)
+        x -= x.mean(axis=0)
+        shape = (rbms.SITES, rbms.LETTERS) * 2
+        strength = np.abs((x.T @ x / len(x)).reshape(shape)).max(axis=(1, 3))
+        planted = {pair for sites in rbms.COUPLED for pair in combinations(sites, 2)}
+        found = {pair: strength[pair] for pair in combinations(range(rbms.SITES), 2)}
+        assert set(sorted(found, key=found.__getitem__)[-len(planted) :]) == planted
