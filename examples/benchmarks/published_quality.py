@@ -34,9 +34,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("presets", nargs="*", metavar="PRESET", help="Default all.")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--products", choices=("blas", "own"), help="In float32.")
     options = parser.parse_args()
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     for preset in options.presets or PUBLISHED:
-        reports = [train(preset, seed) for seed in range(options.seeds)]
+        reports = [train(preset, seed, options.products) for seed in seeds]
         published, source = PUBLISHED[preset]
         print(
             f"{preset}: mean {mean(map(figure, reports)):.2f} of {options.seeds} seeds"
@@ -45,15 +48,19 @@ def main() -> None:
         )
 
 
-def train(preset: str, seed: int) -> dict[str, Any]:
+def train(preset: str, seed: int, products: str | None) -> dict[str, Any]:
     settings = read_settings(preset_path(preset))
-    pretrain = msgspec.structs.replace(settings.pretrain, seed=seed)
-    settings = msgspec.structs.replace(settings, pretrain=pretrain)
+    own = {"precision": "float32", "products": products} if products else {}
+    settings = msgspec.structs.replace(
+        settings,
+        pretrain=msgspec.structs.replace(settings.pretrain, seed=seed, **own),
+        finetune=msgspec.structs.replace(settings.finetune, **own),
+    )
     with tempfile.TemporaryDirectory() as folder:
         report = train_run(settings, out=Path(folder) / preset)
     seconds = report["seconds"]
     print(
-        f"{preset}  seed {seed}  test {figure(report):.2f}"
+        f"{preset}  {products or 'as it is'}  seed {seed}  test {figure(report):.2f}"
         f"  pretrain {seconds['pretrain']:.0f} s  finetune {seconds['finetune']:.0f} s"
         f"  total {seconds['total']:.0f} s",
         flush=True,

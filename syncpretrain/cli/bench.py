@@ -58,6 +58,7 @@ TRAIN_PER_VALIDATION = 50  # rows: MNIST's 50,000, and 1,000 to validate with
     type=click.Choice(("float32", "bfloat16", "auto")),
     help="Precision of matrix products. Default float32.",
 )
+@click.option("--products", type=click.Choice(("blas", "own")), help="As in train. Default blas.")
 @click.option(
     "--backend",
     default="numpy",
@@ -152,7 +153,9 @@ def _report(
     found = {
         **{name: plan[name] for name in shared},
         "rounds": rounds,
-        "peak_gflops": {str(count): peak / 1e9 for count, peak in bench.peak.items()},
+        "peak_gflops": _gflops(bench, "blas"),
+        "own_gflops": _gflops(bench, "own"),
+        "register_gflops": _gflops(bench, "registers"),
         "floor_seconds": plan["floor_seconds"],
         "choice": plan["choice"],
         "schedules": bench.rows(),
@@ -168,7 +171,13 @@ def _report(
     return found
 
 
+def _gflops(bench: Bench, what: str) -> dict[str, float]:
+    """Return what multiplies so fast, by the number of cores, or of GPUs."""
+    return {str(count): peak[what] / 1e9 for count, peak in bench.peak.items() if what in peak}
+
+
 def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO[str]) -> None:
+    from syncpretrain.planning.peaks import in_words
     from syncpretrain.planning.timings import CORE
 
     console = console_on(file)
@@ -178,7 +187,7 @@ def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO
     unit = plan.timings.unit
     say(f"{_title(task)}, {counted(plan.timings.workers, 'worker' if unit == CORE else unit)}")
     for count, peak in bench.peak.items():
-        say(f"large products, {counted(count, unit)}: {peak / 1e9:.0f} GFLOP/s")
+        say(f"large products, {counted(count, unit)}: {in_words(peak)}")
     table = plain_table("\nschedule")
     greedy = ["times greedy\none core", "times greedy\nall cores"]
     if unit != CORE:

@@ -37,7 +37,7 @@ PLAN_OPTIONS = (
     *("products", "backend"),
 )
 TUNING_FIELDS = (
-    *("epochs", "batch_size", "optimizer", "precision", "replicas", "schedule"),
+    *("epochs", "batch_size", "optimizer", "precision", "products", "replicas", "schedule"),
     *ASYNC_OPTIONS,
 )
 OTHER_TUNING_OPTIONS = [

@@ -49,6 +49,7 @@ typedef struct {
     void (*add)(const Strip *strip, float *part, Sums sums);
     /* The same with all places of a part that is packed before, or on the way; return whether it is finite. */
     int (*pack_and_add)(Factor f, Py_ssize_t depth, const Strip *strip, float *part, Sums sums);
+    void (*multiply_add)(Py_ssize_t rounds); /* as many sums as a tile has; NULL where none is in registers */
 } Float32Form;
 
 /* The factors of a product as they are multiplied. */
@@ -110,7 +111,7 @@ static int pack_and_add_portable(Factor f, Py_ssize_t depth, const Strip *s, flo
     return is_finite;
 }
 
-static const Float32Form PORTABLE_FLOAT32 = {"portable", 4, GROUP, add_strip_portable, pack_and_add_portable};
+static const Float32Form PORTABLE_FLOAT32 = {"portable", 4, GROUP, add_strip_portable, pack_and_add_portable, NULL};
 
 /* ------------------------------------------------------------------------------ AVX2, AVX-512 */
 
@@ -383,6 +384,21 @@ static PyObject *keep_float32_form(PyObject *module, PyObject *const *args, Py_s
     if (form == NULL) return NULL;
     kept_width = form->width;
     Py_RETURN_NONE;
+}
+
+/* args: how often; the name of a form, None for the usual one. Return how many operations were done in registers
+ * alone, 0 if that form has no such sums. */
+static PyObject *multiply_in_registers(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (!expect(nargs, 2, "multiply_in_registers")) return NULL;
+    Py_ssize_t rounds = PyLong_AsSsize_t(args[0]);
+    const Float32Form *form = PyErr_Occurred() ? NULL : float32_form(args[1]);
+    if (form == NULL) return NULL;
+    if (form->multiply_add == NULL) return PyLong_FromLong(0);
+    Py_BEGIN_ALLOW_THREADS
+    form->multiply_add(rounds);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromSsize_t(2 * STRIP * form->part * rounds);
 }
 
 /* args: the factors; out; the name of a form, None for the usual one. */

@@ -170,7 +170,24 @@ TARGETED static int OF_WIDTH(pack_and_add)(Factor f, Py_ssize_t depth, const Str
     return is_finite;
 }
 
-static const Float32Form OF_WIDTH(FLOAT32) = {FORM, WIDTH, PART, OF_WIDTH(add_strip), OF_WIDTH(pack_and_add)};
+/* Multiply and add to as many sums as a tile has, without memory. */
+TARGETED static void OF_WIDTH(multiply_add)(Py_ssize_t rounds)
+{
+    Lane sum[STRIP * VECTORS], a = OF(set1_ps)(0.5f), all = a;
+    UNROLLED for (int i = 0; i < STRIP * VECTORS; i++)
+    {
+        sum[i] = a;
+        __asm__ volatile("" : "+v"(sum[i])); /* so that no two sums are known to be equal */
+    }
+    for (Py_ssize_t k = 0; k < rounds; k++)
+        UNROLLED for (int i = 0; i < STRIP * VECTORS; i++) sum[i] = OF(fmadd_ps)(a, a, sum[i]);
+    UNROLLED for (int i = 0; i < STRIP * VECTORS; i++) all = OF(add_ps)(all, sum[i]);
+    __asm__ volatile("" ::"v"(all));
+}
+
+static const Float32Form OF_WIDTH(FLOAT32) = {
+    FORM, WIDTH, PART, OF_WIDTH(add_strip), OF_WIDTH(pack_and_add), OF_WIDTH(multiply_add),
+};
 
 #undef PART
 #undef Bits

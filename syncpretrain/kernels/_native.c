@@ -690,7 +690,7 @@ static PyMethodDef methods[] = {
     METHOD(binary_product), METHOD(sparse_product), METHOD(transposed_product), METHOD(csr_product),
     METHOD(draw_documents), METHOD(reconstruct_documents), METHOD(sample_choices), METHOD(multiply_bfloat16),
     METHOD(bfloat16_forms), METHOD(keep_bfloat16_form), METHOD(multiply_float32), METHOD(float32_forms),
-    METHOD(keep_float32_form),
+    METHOD(keep_float32_form), METHOD(multiply_in_registers),
     METHOD(program), METHOD(run_program), METHOD(share_program),
     {NULL, NULL, 0, NULL},
 };

@@ -16,20 +16,17 @@ from syncpretrain.events import Event, FinetuneEpochFinished, RunFinished
 from syncpretrain.finetuning import finetune
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.stack import Stack
-from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.planning.candidates import Candidate, Task, settings_with
 from syncpretrain.planning.choice import Plan, limited, plan_for
 from syncpretrain.planning.gpu import device_peak
 from syncpretrain.planning.measure import is_on_gpus
+from syncpretrain.planning.peaks import core_peaks
 from syncpretrain.planning.timings import CORE
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.workers.activations import Split
 
-SIDE = 1536  # of the matrices of the peak: 14 GFLOP for both
-# The fastest of these counts, after one more to warm up: a peak is what the machine can do
-# undisturbed.
-TRIES = 5
+SIDE = 1536  # of the matrices of the peaks: 7 GFLOP
 MINIBATCH = 100  # of fine-tuning
 MOST_EPOCHS = 20  # of fine-tuning, until the target
 
@@ -42,14 +39,15 @@ class Bench:
     ----------
     plan : Plan
         The plan, with the bound and the expected seconds of each schedule.
-    peak : dict of int to float
-        Operations a second of a large product, by BLAS threads, or of one GPU.
+    peak : dict of int to dict of str to float
+        Operations a second, by the number of cores and by what multiplies, as
+        :func:`syncpretrain.planning.peaks.core_peaks` has them; of one GPU ``blas`` alone.
     seconds : dict of str to list of float
         Seconds of each schedule's runs, by the schedule's name.
     """
 
     plan: Plan
-    peak: dict[int, float]
+    peak: dict[int, dict[str, float]]
     seconds: dict[str, list[float]]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -116,9 +114,9 @@ def bench(
         plan = limited(plan, handoff)
     threads = plan.timings.blas_threads
     if plan.timings.unit == CORE:
-        peak = {count: sgemm_peak(count) for count in sorted({1, threads})}
+        peak = {count: core_peaks(count, SIDE) for count in sorted({1, threads})}
     else:
-        peak = {1: device_peak(backend_for(task.settings.backend))}
+        peak = {1: {"blas": device_peak(backend_for(task.settings.backend))}}
     seconds: dict[str, list[float]] = {candidate.name: [] for candidate in plan.candidates}
     for _ in range(rounds):
         for candidate in plan.candidates:
@@ -140,19 +138,6 @@ def run_candidate(
     settings = settings_with(settings, candidate.options)
     stack = driver_for(settings, data.train, data.validation, observers=[record]).run()
     return seconds[0], stack
-
-
-def sgemm_peak(threads: int) -> float:
-    """Return the operations a second of the fastest of a few large float32 products."""
-    a, b = random_rows(SIDE, SIDE), random_rows(SIDE, SIDE)
-    out = np.empty((SIDE, SIDE), dtype=np.float32)
-    fastest = np.inf
-    with blas_limit(threads):
-        for _ in range(TRIES + 1):
-            started = perf_counter()
-            np.matmul(a, b, out=out)
-            fastest = min(fastest, perf_counter() - started)
-    return float(2 * SIDE**3 / fastest)
 
 
 def random_rows(rows: int, width: int) -> Array:

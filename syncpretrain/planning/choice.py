@@ -135,6 +135,7 @@ class Plan:
             "epochs": list(task.settings.epochs),
             "batch_size": task.settings.batch_size,
             "precision": task.settings.precision,
+            "products": task.settings.products,
             "floor_seconds": self.floor_seconds,
             "choice": self.choice.name,
             "reason": self.reason,

@@ -33,6 +33,7 @@ from syncpretrain.planning.gpu import (
     driver_version,
     unreadable_pairs,
 )
+from syncpretrain.planning.peaks import core_peaks, in_words
 
 Status = Literal["ok", "warning", "problem"]
 Factors = tuple[Array, Array]
@@ -43,6 +44,7 @@ MAX_THREADS = 16  # enough for a verdict, and 5 MB each
 TOLERANCE = 1e-5  # of float32 sums over 784 terms, relative to the largest
 BATCH, VISIBLE, HIDDEN = 100, 784, 1000  # the widest product of the paper's stack
 REPEATS = 12  # of each concurrent product
+SIDE = 512  # of the matrices by which float32 is measured: some ms a product
 SECONDS = 0.1  # of each measurement
 TRIALS = 4  # of each measurement; fewer on a busy machine
 CORE_VARIABLE = "OPENBLAS_CORETYPE"  # the CPU whose kernels OpenBLAS is to use
@@ -162,6 +164,13 @@ def _kernels() -> Finding:
     found = "compiled" if compiled else "NumPy's"
     status: Status = "ok" if compiled else "warning"
     return Finding("kernels", status, found, "" if compiled else advice, {"compiled": compiled})
+
+
+def _float32() -> Finding:
+    peaks = {n: core_peaks(n, SIDE) for n in sorted({1, min(usable_cores(), MAX_THREADS)})}
+    found = "; ".join(f"{n} core{'s' * (n > 1)}: {in_words(peak)}" for n, peak in peaks.items())
+    gflops = {n: {name: speed / 1e9 for name, speed in peak.items()} for n, peak in peaks.items()}
+    return Finding("float32", "ok", found, facts={"gflops_by_cores": gflops})
 
 
 def _products() -> Finding:
@@ -286,6 +295,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "cores": _cores,
     "blas": _blas,
     "kernels": _kernels,
+    "float32": _float32,  # before the others, which leave threads of BLAS that spin
     "products": _products,
     "speed": _speed,
     "precision": _precision,

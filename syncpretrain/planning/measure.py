@@ -21,6 +21,7 @@ from syncpretrain.backends.base import Backend, StepBlock, TrainStep
 from syncpretrain.data.order import shuffled
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
+from syncpretrain.kernels.precision import precision_of
 from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples
@@ -212,7 +213,7 @@ class _Bench:
                     settings.shapes[i],
                     batch_size=rows,
                     cd_steps=settings.cd_steps[i],
-                    precision=settings.precision,
+                    precision=precision_of(settings.precision, self._products(i)),
                 )
             ),
             validation=Probe(validation),
@@ -234,6 +235,10 @@ class _Bench:
         if i:
             self._add_transform(probes, i - 1)
         return probes
+
+    def _products(self, i: int) -> str:
+        is_dense = not isinstance(self._settings.shapes[i], ConvolutionShape)
+        return self._settings.products if is_dense else "blas"  # convolutions have no own ones
 
     def _busy(self, i: int) -> Probe | None:
         """Return the layer's step while others train; None if there are none."""

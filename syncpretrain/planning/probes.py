@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.precision import PRECISIONS
+from syncpretrain.kernels.precision import Precision
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.select import step_for
@@ -296,9 +296,7 @@ def validating(learner: Learner, held_out: Any) -> Work:
     return work
 
 
-def products(
-    shape: LayerShape, *, batch_size: int, cd_steps: int, precision: str = "float32"
-) -> Work:
+def products(shape: LayerShape, *, batch_size: int, cd_steps: int, precision: Precision) -> Work:
     """Return the bare matrix products of contrastive divergence: 2 k + 3 passes over the weights.
 
     An autoencoder's step has as many products as k = 1. A convolution's products have a row for
@@ -315,7 +313,7 @@ def products(
     states, dW = h[:n].copy(), np.empty_like(W)
     v0, v1 = v[:n], v[n:]
     h0, h1 = h[:n], h[n:]
-    multiply = PRECISIONS[precision].multiply
+    multiply = precision.multiply
 
     def work(times: int) -> float:
         started = perf_counter()

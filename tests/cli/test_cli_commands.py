@@ -286,6 +286,7 @@ class TestDoctor:
             "cores:",
             "blas:",
             "kernels:",
+            "float32:",
             "products:",
             "speed:",
             "precision:",

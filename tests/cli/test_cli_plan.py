@@ -83,6 +83,13 @@ class TestPlan:
         trained, _ = call(*words[1:], "--data", "x.npy", "--json")
         assert json.loads(trained)["schedule"] in words
 
+    def test_own_products(self, call):
+        own = ("--products", "own", "--finetune", "reconstruction", "--finetune-products", "own")
+        report = json.loads(call("plan", *STACK, *QUICK, *own, "--json")[0])
+        assert report["products"] == "own"
+        assert report["command"].count("products own") == 2
+        assert json.loads(call("plan", *STACK, *QUICK, "--json")[0])["products"] == "blas"
+
     def test_a_preset_gives_the_stack(self, call):
         out, _ = call("plan", "--preset", "fast", "--layers", "16,8,4", *QUICK, "--json")
         report = json.loads(out)
@@ -243,10 +250,11 @@ class TestBench:
         )
 
     def test_table(self, call):
-        out, err = call("bench", *STACK, "--examples", 100, "--workers", 2)
+        own = ("--products", "own")
+        out, err = call("bench", *STACK, "--examples", 100, "--workers", 2, *own)
         lines = out.splitlines()
         assert lines[0] == "16-8-4, 2 epochs of 100 examples, 2 workers"
-        assert lines[1].startswith("large products, 1 core: ")
+        assert lines[1].startswith("large products, 1 core: BLAS ")
         assert "greedy, one core" in out
         assert err.splitlines()[0] == "measuring the layers"
 
@@ -277,8 +285,10 @@ class TestBench:
                 "batch_size",
                 "rounds",
             ),
-            *("peak_gflops", "floor_seconds", "choice", "schedules", "target"),
+            *("peak_gflops", "own_gflops", "register_gflops"),
+            *("floor_seconds", "choice", "schedules", "target"),
         }
+        assert set(report["peak_gflops"]) >= set(report["own_gflops"])
         assert report["schedules"][0]["speedup_over_one_core"] == 1
         assert report["target"]["seconds"] > 0
         assert report["target"]["finetune_epochs"] == 1

@@ -372,6 +372,21 @@ def test_an_unknown_form_is_refused(form):
         native.extension.multiply_float32(A, B, OUT, form)
 
 
+@COMPILED
+@pytest.mark.parametrize("form", FORMS)
+def test_operations_in_registers_are_counted(form):
+    lanes = {"portable": 0, "avx2": 8, "avx512": 16}[form]
+    sums = {8: 12, 16: 24}.get(lanes, 0)  # as many vectors as there are registers for
+    assert native.extension.multiply_in_registers(1000, form) == 2 * 1000 * sums * lanes
+    assert native.extension.multiply_in_registers(0, form) == 0
+    with pytest.raises(TypeError, match="got 1 arguments; it takes 2"):
+        native.extension.multiply_in_registers(1000)
+    with pytest.raises(TypeError, match="integer"):
+        native.extension.multiply_in_registers(form, form)
+    with pytest.raises(ValueError, match="got the form 'none'"):
+        native.extension.multiply_in_registers(1, "none")
+
+
 # ------------------------------------------------------------------------------------ programs
 
 

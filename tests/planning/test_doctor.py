@@ -18,14 +18,15 @@ from syncpretrain.planning import doctor
 from syncpretrain.planning.doctor import diagnose
 from syncpretrain.planning.gpu import driver_version
 
-TOPICS = ["versions", "platform", "cores", "blas", "kernels", "products", "speed", "precision"]
-TOPICS += ["gpu"]
+TOPICS = ["versions", "platform", "cores", "blas", "kernels", "float32", "products", "speed"]
+TOPICS += ["precision", "gpu"]
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.delenv(doctor.CORE_VARIABLE, raising=False)
     monkeypatch.setattr(doctor, "SECONDS", 0.01)
+    monkeypatch.setattr(doctor, "SIDE", 64)
     monkeypatch.setattr(doctor, "REPEATS", 3)
 
 
@@ -208,6 +209,22 @@ def test_scaling(monkeypatch, cores, together, status, words):
     assert finding.status == status
     assert finding.facts["scaling"] == (together / 100 if cores > 1 else 1)
     assert words in finding.advice and bool(words) == bool(finding.advice)
+
+
+@pytest.mark.parametrize(
+    ("cores", "found"),
+    [
+        (1, "1 core: BLAS 100 GFLOP/s"),
+        (2, "1 core: BLAS 100 GFLOP/s; 2 cores: BLAS 200, own products 300 GFLOP/s"),
+    ],
+)
+def test_float32_is_told_of_one_core_and_of_all(monkeypatch, cores, found):
+    peaks = {1: {"blas": 1e11}, 2: {"own": 3e11, "blas": 2e11}}
+    monkeypatch.setattr(doctor, "usable_cores", lambda: cores)
+    monkeypatch.setattr(doctor, "core_peaks", lambda count, side: peaks[count])
+    finding = doctor._float32()
+    assert (finding.status, finding.found) == ("ok", found)
+    assert finding.facts["gflops_by_cores"][1] == {"blas": 100}
 
 
 def test_rate_counts_two_operations_a_weight(monkeypatch):

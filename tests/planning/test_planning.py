@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +12,14 @@ import pytest
 import syncpretrain
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
+from syncpretrain.kernels import native
 from syncpretrain.parallel import available_memory
 from syncpretrain.planning import Plan, plan
-from syncpretrain.planning.bench import bench, random_rows, run_candidate, seconds_to, sgemm_peak
+from syncpretrain.planning.bench import bench, random_rows, run_candidate, seconds_to
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import plan_for, simplest
 from syncpretrain.planning.measure import measure
+from syncpretrain.planning.peaks import core_peaks, in_words
 from syncpretrain.planning.probes import Probe
 from syncpretrain.planning.timings import LayerTimings, Timings, sizes
 from syncpretrain.pretraining.driver import driver_for
@@ -438,6 +441,29 @@ class TestMeasuring:
             plan([10])
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [({}, "float32"), ({"products": "own"}, "own"), ({"precision": "bfloat16"}, "bfloat16")],
+)
+def test_the_products_of_the_run_are_timed(monkeypatch, given, name):
+    """Steps, what a layer hands up, and the bound."""
+    timed: dict[str, list[str]] = {"products": [], "steps": [], "transforms": []}
+    module = sys.modules[measure.__module__]
+
+    def spied(kind, usual, precision):
+        def call(*args, **options):
+            timed[kind].append(precision(*args, **options))
+            return usual(*args, **options)
+
+        monkeypatch.setattr(module, usual.__name__, call)
+
+    spied("products", module.products, lambda shape, precision, **more: precision.name)
+    spied("steps", module.Steps, lambda learner, X: learner.precision.name)
+    spied("transforms", module.transforming, lambda layer, X, run: layer.precision)
+    measure(settings((16, 8, 4), batch_size=20, **given), workers=1, examples=100, seconds=0)
+    assert timed == {"products": [name] * 2, "steps": [name] * 2, "transforms": [name]}
+
+
 class TestBench:
     @pytest.fixture(autouse=True)
     def small_products(self, monkeypatch):
@@ -459,7 +485,7 @@ class TestBench:
         assert all(len(runs) == 2 for runs in found.seconds.values())
         assert rows[0]["speedup_over_one_core"] == 1
         assert all(row["floor_share"] > 0 for row in rows)
-        assert min(found.peak.values()) > 0
+        assert [min(peak.values()) > 0 for peak in found.peak.values()] == [True, True]
 
     def test_schedules_learn_what_they_learn_without_the_bench(self, task, bits):
         found = planned([layer(), layer()])
@@ -480,8 +506,14 @@ class TestBench:
         assert far.epochs == 20
         assert 0 < far.error < near.error
 
-    def test_the_peak_is_of_this_machine(self):
-        assert sgemm_peak(1) > 1e7, "operations a second"
+    @pytest.mark.parametrize("threads", [1, 2, 3])
+    def test_the_peaks_are_of_this_machine(self, threads):
+        peaks = core_peaks(threads, 64)
+        assert min(peaks.values()) > 1e5, "operations a second"
+        has_vectors = getattr(native.extension, "WIDTH", 0) > 4
+        own = {"own"} if native.available() else set()
+        assert set(peaks) == {"blas"} | own | ({"registers"} if has_vectors else set())
+        assert in_words({"blas": 2.134e11, "own": 1e9}) == "BLAS 213, own products 1 GFLOP/s"
 
     def test_random_rows_are_examples(self):
         rows = random_rows(5, 3)

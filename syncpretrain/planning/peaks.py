@@ -1,0 +1,83 @@
+"""The operations a second of cores in float32: in registers alone, and by large products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+
+from syncpretrain.kernels import native
+from syncpretrain.kernels.dispatch import multiply
+from syncpretrain.kernels.precision import multiply_float32
+from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.parallel.worker_pool import WorkerPool
+
+# The fastest of these counts, after one more to warm up: a peak is what the machine can do
+# undisturbed.
+TRIES = 5
+OPERATIONS_OF_A_ROUND = 400  # in registers, about
+
+
+def core_peaks(threads: int, side: int) -> dict[str, float]:
+    """Return the operations a second that some cores reach, by what multiplies.
+
+    ``blas`` is a product of float32 matrices by the BLAS with as many threads, ``own`` the same by
+    own products, with some rows for each thread, and ``registers`` are multiply-adds that read no
+    memory, which nothing can be faster than. Without the compiled kernels there is ``blas`` alone,
+    and without AVX2 there are no ``registers``.
+
+    Parameters
+    ----------
+    threads : int
+    side : int
+        Rows and columns of the matrices.
+
+    Raises
+    ------
+    SettingsError
+        If another run in this process holds BLAS at a number of threads.
+    """
+    draw = np.random.default_rng(0).random
+    a, b, out = (draw((side, side), dtype=np.float32) for _ in range(3))
+    operations = 2 * side**3
+    pool = WorkerPool(threads, "syncpretrain-peaks")
+
+    def own(part: int) -> None:
+        rows = slice(side * part // threads, side * (part + 1) // threads)
+        multiply_float32(a[rows], b, out=out[rows])
+
+    def registers(part: int) -> None:
+        rounds = operations // threads // OPERATIONS_OF_A_ROUND
+        done[part] = native.extension.multiply_in_registers(rounds, None)
+
+    done = [0] * threads
+    peaks: dict[str, float] = {}
+    in_parts = partial(pool.run, shards=threads, workers=threads)
+    try:
+        if native.available():
+            seconds = _least_seconds(partial(in_parts, [registers]))
+            peaks |= {"registers": sum(done) / seconds} if sum(done) else {}
+            peaks["own"] = operations / _least_seconds(partial(in_parts, [own]))
+    finally:
+        pool.close()
+    with blas_limit(threads):  # at the end, for its threads spin for a while
+        peaks["blas"] = operations / _least_seconds(partial(multiply, a, b, out=out))
+    return peaks
+
+
+def in_words(peaks: dict[str, float]) -> str:
+    """Return the operations a second by what multiplies in words, as ``BLAS 213 GFLOP/s``."""
+    names = {"blas": "BLAS", "own": "own products", "registers": "registers alone"}
+    known = {name: f"{peaks[key] / 1e9:.0f}" for key, name in names.items() if key in peaks}
+    return ", ".join(f"{name} {speed}" for name, speed in known.items()) + " GFLOP/s"
+
+
+def _least_seconds(work: Callable[[], object]) -> float:
+    least = np.inf
+    for _ in range(TRIES + 1):
+        started = perf_counter()
+        work()
+        least = min(least, perf_counter() - started)
+    return float(least)
