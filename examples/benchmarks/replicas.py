@@ -20,10 +20,10 @@ import numpy as np
 from _timing import busy, machine, rst_table, spread
 
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.pretraining.build import step_for
 from syncpretrain.settings import settings_from
 
 SHAPES = ((784, 1000), (2000, 2000))

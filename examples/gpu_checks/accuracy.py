@@ -14,8 +14,8 @@ from gpu_checks.bench import Bench, Table, whole_steps
 from syncpretrain.backends.fused_check import has_tensor_cores
 from syncpretrain.kernels.precision import PRECISIONS, factors
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import FusedDivergence
+from syncpretrain.pretraining.build import step_for
 from syncpretrain.rng import Address, Purpose
 
 __all__ = ["accuracy"]

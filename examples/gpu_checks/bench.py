@@ -23,8 +23,8 @@ from syncpretrain.backends.fused_check import has_tensor_cores
 from syncpretrain.backends.gpu_check import missing
 from syncpretrain.backends.recorder import GraphRecorder
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import FusedDivergence, WholeStep
+from syncpretrain.pretraining.build import step_for
 from syncpretrain.settings import settings_from
 
 __all__ = [

@@ -7,7 +7,7 @@ is added up. All shards wait for each other after each phase.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -55,21 +55,18 @@ class ByFilters(LearnerStep):
         self._scratch = [np.empty(size, dtype=np.float32) for _ in range(shards)]
         self._errors = [0.0] * shards
 
-    def _train(
-        self,
-        phases: Sequence[Phase],
-        X: Array,
-        rows: Rows,
-        *,
-        epoch: int,
-        step: int,
-        run: PhaseRunner,
+    def train_step(
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
-        """Work the phases from some rows of X to the gradients, and move; return the error."""
+        """Train on some rows of X; return their summed squared reconstruction error."""
         self._X, self._rows, self._epoch, self._step = X, rows, epoch, step
         self._errors = [0.0] * len(self._errors)
-        run([*phases, self._move], len(self._errors))
+        run([*self._phases(), self._move], len(self._errors))
         return ordered_sum(self._errors, 0.0)
+
+    @abstractmethod
+    def _phases(self) -> list[Phase]:
+        """Return the phases from the rows to the gradients."""
 
     def _address(self, purpose: Purpose, shard: int) -> Address:
         address: Address = self.learner.address(purpose, self._epoch, self._step)
@@ -135,15 +132,11 @@ class RBMByFilters(ByFilters):
         self._none = np.empty(0, dtype=np.float32)
         self._no_bias = np.zeros(self._shape.filters, dtype=np.float32)
 
-    def train_step(
-        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
-    ) -> float:
-        """Train on some rows of X; return their summed squared reconstruction error."""
+    def _phases(self) -> list[Phase]:
         phases: list[Phase] = [self._gather]
         for k in range(self.learner.settings.cd_steps):
             phases += [partial(self._draw, k), self._down]
-        phases.append(self._fill)
-        return self._train(phases, X, rows, epoch=epoch, step=step, run=run)
+        return [*phases, self._fill]
 
     def _gather(self, shard: int) -> None:
         own = self._own_rows(shard)
@@ -205,12 +198,8 @@ class AutoencoderByFilters(ByFilters):
         self._x, self._y, self._stacked, self._deltas, self._places = learner.buffers
         self._positions = self._shape.output.height * self._shape.output.width
 
-    def train_step(
-        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
-    ) -> float:
-        """Train on some rows of X; return their summed squared reconstruction error."""
-        phases = [self._gather, self._encode, self._decode, self._fill]
-        return self._train(phases, X, rows, epoch=epoch, step=step, run=run)
+    def _phases(self) -> list[Phase]:
+        return [self._gather, self._encode, self._decode, self._fill]
 
     def _gather(self, shard: int) -> None:
         learner, own, (z, _) = self.learner, self._own_rows(shard), self._halves(self._stacked)

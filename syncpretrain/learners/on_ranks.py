@@ -71,10 +71,6 @@ class StepOnRanks:
             slice(each[shards.start].start, each[shards.stop - 1].stop) for each in self._slices
         ]
 
-    def own_slice(self, shard: int, i: int) -> slice:
-        """Return the slice of the i-th parameter that a shard has."""
-        return self._slices[i][shard]
-
     def share_parameters(self) -> None:
         """Send every rank the slices that this one has moved, and take theirs."""
         self._is_spread = True
@@ -248,7 +244,7 @@ class ExamplesOnRanks(StepOnRanks):
         """Add up the gradients of the slice of a shard, and move it, block by block."""
         whole = self.slices_of_rank(self.own)
         for k in range(len(self._parameters)):
-            for block in blocks_in(self.own_slice(self.own[i], k), LONG_BLOCK):
+            for block in blocks_in(self._slices[k][self.own[i]], LONG_BLOCK):
                 near = slice(block.start - whole[k].start, block.stop - whole[k].start)
                 sums = {
                     subtree: own[k][near]

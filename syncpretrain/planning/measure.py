@@ -26,7 +26,6 @@ from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.select import is_plain, step_for
 from syncpretrain.learners.steps import Step
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
@@ -53,7 +52,13 @@ from syncpretrain.planning.probes import (
     validating,
 )
 from syncpretrain.planning.timings import GPU, Timings, sizes
-from syncpretrain.pretraining.build import backend_of_layers, build_learner, build_learners
+from syncpretrain.pretraining.build import (
+    backend_of_layers,
+    build_learner,
+    build_learners,
+    is_plain,
+    step_for,
+)
 from syncpretrain.pretraining.memory import check_device_memory, check_memory
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.shapes import ConvolutionShape, LayerShape

@@ -16,12 +16,12 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.precision import Precision
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import Step
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.planning.timings import LayerTimings, no_faster_than_linear
+from syncpretrain.pretraining.build import step_for
 from syncpretrain.shapes import LayerShape
 from syncpretrain.workers.activations import Split, transform
 

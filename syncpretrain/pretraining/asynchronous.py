@@ -22,13 +22,12 @@ from syncpretrain.events import EpochFinished, EpochStarted, LayerFinished, Prog
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import Stopped, diverged, run_away
-from syncpretrain.learners.select import step_for
 from syncpretrain.models.layer import Layer, up_through
 from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import ReplicaFactory, Task, part_of, tasks_of
 from syncpretrain.parallel.signals import StopRequest
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.pretraining.build import build_learner, build_learners
+from syncpretrain.pretraining.build import build_learner, build_learners, step_for
 from syncpretrain.pretraining.training import Driver
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings.sections import PretrainSettings

@@ -1,11 +1,11 @@
-"""Build a run from its settings: schedule, learners, workers, and the device of each layer."""
+"""Build a run from its settings: schedule, learners and steps, workers, each layer's device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import backend_for
@@ -13,13 +13,17 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.by_examples import ByExamples
+from syncpretrain.learners.by_examples import ByExamples, ByExamplesOnDevices
+from syncpretrain.learners.by_filters import AutoencoderByFilters, RBMByFilters
 from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.convolution import ConvolutionalAutoencoder, convolutional_rbm
+from syncpretrain.learners.convolution import (
+    ConvolutionalAutoencoder,
+    ConvolutionalRBM,
+    convolutional_rbm,
+)
 from syncpretrain.learners.early_stopping import EarlyStopping, Outputs
 from syncpretrain.learners.rbm import RBM, SparseRBM
-from syncpretrain.learners.select import step_for
-from syncpretrain.learners.steps import MarkedStep, Step
+from syncpretrain.learners.steps import MarkedStep, Step, WholeStep, fused_step_of
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.kinds import SCHEDULES, Fixed, Pace, ScheduleOptions
 from syncpretrain.schedule.reads import LayerPlan, Reads
@@ -220,6 +224,51 @@ def build_layer(
         step = MarkedStep(step, learner, epochs=settings.epochs[layer - 1], count=settings.marks)
     stopping = build_stopping(settings, layer)
     return LayerInTraining(learner, step, stopping, build_outputs(settings, layer))
+
+
+def step_for(learner: Learner, shards: int, split: str, workers: int = 1) -> Step:
+    """Return the step of a learner in ``shards`` shards, split by "examples", "units" or "filters".
+
+    ``workers`` are the devices that the shards are dealt to, if the learner is on one.
+
+    Raises
+    ------
+    ValueError
+        If the learner cannot be split so.
+    """
+    if shards == 1:
+        if is_plain(learner):
+            return ByUnits(learner, 1)
+        fused = fused_step_of(learner) if _is_cd(learner) else None
+        return WholeStep(learner) if fused is None else fused
+    if learner.backend.name != "numpy":
+        if split != "examples":
+            raise ValueError(f"split: got {split} on a device, expected examples")
+        return ByExamplesOnDevices(learner, shards, workers)
+    if split == "examples":
+        return ByExamples(learner, shards)
+    if split == "filters" and isinstance(learner, ConvolutionalRBM):
+        return RBMByFilters(learner, shards)
+    if split == "filters" and isinstance(learner, ConvolutionalAutoencoder):
+        return AutoencoderByFilters(learner, shards)
+    if split == "units" and isinstance(learner, RBM):
+        return ByUnits(learner, shards)
+    raise ValueError(f"split: got {split} for {learner.model}, expected examples")
+
+
+def is_plain(learner: Learner) -> TypeGuard[RBM]:
+    """Return whether the learner does CD-k on the host: its whole step is a program too."""
+    return learner.backend.name == "numpy" and _is_cd(learner)
+
+
+def _is_cd(learner: Learner) -> TypeGuard[RBM]:
+    """Return whether the learner does plain CD-k, without chains, conditions and the like."""
+    if not isinstance(learner, RBM):
+        return False
+    own = learner.settings
+    if own.sparse or own.sample_visible or own.centred or learner.row_weights is not None:
+        return False
+    return not (own.is_conditioned or own.persistent or own.sparsity_cost or own.hidden_dropout)
 
 
 def step_on_ranks(step: Step, stop: AgreedStop, *, hands_up: bool = False) -> Step:

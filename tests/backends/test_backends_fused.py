@@ -35,8 +35,8 @@ from syncpretrain.backends.fused import FusedArrays, Pace
 from syncpretrain.kernels.precision import PRECISIONS, rounded_tf32
 from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import FusedDivergence, WholeStep, fused_step_of, load_state
+from syncpretrain.pretraining.build import step_for
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
 

@@ -27,7 +27,7 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples, ByExamplesOnDevices
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.learners.select import step_for
+from syncpretrain.pretraining.build import step_for
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.memory import shard_bytes
 from syncpretrain.settings import MomentumSchedule, settings_from

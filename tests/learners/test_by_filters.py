@@ -7,10 +7,9 @@ import pytest
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.learners.by_filters import by_filters
-from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import WholeStep, load_state
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.pretraining.build import build_learner
+from syncpretrain.pretraining.build import build_learner, step_for
 from syncpretrain.settings import settings_from
 
 pytestmark = pytest.mark.usefixtures("forked_layers")

@@ -15,8 +15,8 @@ from syncpretrain.errors import DataError, ModelFileError, SettingsError
 from syncpretrain.kernels.activations import activate
 from syncpretrain.kernels.contrastive_divergence import centre, phase_differences
 from syncpretrain.learners.rbm import OFFSET_RATE
-from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import WholeStep, load_state
+from syncpretrain.pretraining.build import step_for
 from syncpretrain.units.kinds import kind_of
 
 

@@ -13,8 +13,8 @@ from unitkinds import KINDS, MEANS, UNITS, examples_for
 from syncpretrain.kernels.autoencoder import corrupt
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder
 from syncpretrain.learners.epoch import train_epoch
-from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import WholeStep, load_state
+from syncpretrain.pretraining.build import step_for
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.settings import MomentumSchedule
 from syncpretrain.shapes import ConvolutionShape

@@ -13,8 +13,8 @@ from unitkinds import INPUT_UNITS, KINDS, MEANS, RBM_UNITS, STATES, examples_for
 
 from syncpretrain.learners.convolution import ConvolutionalRBM
 from syncpretrain.learners.epoch import train_epoch
-from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import WholeStep, load_state
+from syncpretrain.pretraining.build import step_for
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
 from syncpretrain.shapes import ConvolutionShape

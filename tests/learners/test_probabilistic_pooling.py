@@ -14,7 +14,7 @@ from syncpretrain import finetune, load, pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.convolution import block_means, block_sums, draw_blocks
 from syncpretrain.learners.convolution import ProbabilisticRBM, convolutional_rbm
-from syncpretrain.learners.select import step_for
+from syncpretrain.pretraining.build import step_for
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule, settings_from
 from syncpretrain.shapes import ConvolutionShape

@@ -13,8 +13,8 @@ from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.data.weights import sequence_weights, weighted_means
 from syncpretrain.errors import CheckpointError, DataError, RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished
-from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import WholeStep
+from syncpretrain.pretraining.build import step_for
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import MomentumSchedule, settings_from
 from syncpretrain.units.kinds import kind_of

@@ -24,10 +24,9 @@ from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.learners.select import step_for
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.precision_choice import resolve_precision
-from syncpretrain.pretraining.build import build_learners
+from syncpretrain.pretraining.build import build_learners, step_for
 from syncpretrain.settings import FinetuneSettings, MomentumSchedule, settings_from
 
 pytestmark = pytest.mark.usefixtures("forked_layers")

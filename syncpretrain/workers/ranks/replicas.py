@@ -565,11 +565,6 @@ class ReplicaAssignment(Assignment):
     size: int
     servers: tuple[ServerRank, ...] | WindowPlaces = ()
 
-    @property
-    def reads_data(self) -> bool:
-        """False: the job itself carries the data."""
-        return False
-
     @contextmanager
     def open(self, context: RankContext) -> Iterator[Obey]:
         """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
@@ -657,11 +652,6 @@ class ServerAssignment(Assignment):
 
     rules: AsyncFields
     replicas: Mapping[int, int]
-
-    @property
-    def reads_data(self) -> bool:
-        """False: a server has no use for the data."""
-        return False
 
     @contextmanager
     def open(self, context: RankContext) -> Iterator[Obey]:
