@@ -29,6 +29,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--epochs", type=int, nargs="+", default=[1, 3, 10])
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--products", choices=("blas", "own"), default="blas")
+    parser.add_argument("--only", default="", metavar="TEXT", help="Ways with this in their name.")
     options = parser.parse_args()
 
     cores = usable_cores()
@@ -45,6 +47,7 @@ def main() -> None:
         "pipeline, 1 worker": {"workers": 1},
         f"pipeline, {cores} workers": {"workers": cores},
     }
+    ways = {name: how for name, how in ways.items() if options.only in name}
     first = next(iter(ways))
     rows = []
     for epochs in options.epochs:
@@ -52,7 +55,7 @@ def main() -> None:
         for turn in range(options.pairs):
             for name, how in ways.items():
                 started = perf_counter()
-                pretrain(X, layers=LAYERS, epochs=epochs, **how)
+                pretrain(X, layers=LAYERS, epochs=epochs, products=options.products, **how)
                 seconds[name].append(perf_counter() - started)
             print(f"{epochs} epochs, turn {turn + 1}", file=sys.stderr, flush=True)
         for name, own in seconds.items():
