@@ -292,10 +292,10 @@ def compare(options: Any) -> None:
             print(seed, way, *(f"{x:.4f}" for x in found[way][-1]), flush=True)
     table = []
     for way, rows in found.items():
-        near, far = np.split(np.transpose(rows), 2)
+        columns = np.transpose(rows)
         texts = (
             (", ".join(f"{x:.3f}" for x in r), ", ".join(f"{x:.2f}" for x in rmse))
-            for r, rmse in zip(near, far, strict=True)
+            for r, rmse in zip(columns[:3], columns[3:], strict=True)
         )
         table.append((way, *(text for both in texts for text in both)))
     names = ("frequencies", "pairs", "three points")
