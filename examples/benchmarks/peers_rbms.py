@@ -273,7 +273,7 @@ def there(X: Any, seed: int, options: Any, *, rate: float | None = None) -> Any:
 
 
 def compare(options: Any) -> None:
-    """Print Pearson's correlation and the RMSE of statistics against the held-out ones."""
+    """Print Pearson's correlation and the RMSE of statistics against the held-out, by seed."""
     ways: dict[str, Callable[..., Any]] = {
         "training sequences": lambda X, *rest: X,
         "syncpretrain": here,
@@ -292,10 +292,12 @@ def compare(options: Any) -> None:
             print(seed, way, *(f"{x:.4f}" for x in found[way][-1]), flush=True)
     table = []
     for way, rows in found.items():
-        low, high = np.min(rows, axis=0), np.max(rows, axis=0)
-        near = [f"{a:.3f} to {b:.3f}" for a, b in zip(low[:3], high[:3], strict=True)]
-        far = [f"{a:.2f} to {b:.2f}" for a, b in zip(low[3:], high[3:], strict=True)]
-        table.append((way, *(text for both in zip(near, far, strict=True) for text in both)))
+        columns = np.transpose(rows)
+        texts = (
+            (", ".join(f"{x:.3f}" for x in r), ", ".join(f"{x:.2f}" for x in rmse))
+            for r, rmse in zip(columns[:3], columns[3:], strict=True)
+        )
+        table.append((way, *(text for both in texts for text in both)))
     names = ("frequencies", "pairs", "three points")
     head = ["", *(text for name in names for text in (f"{name}, r", "RMSE x 1,000"))]
     print(rst_table(head, table))
