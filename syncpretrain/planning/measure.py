@@ -201,7 +201,7 @@ class _Bench:
         """Return what two layers share that take the same time."""
         s = self._settings
         options = (s.hidden_units, s.cd_steps, s.persistent, s.sparsity_cost, s.hidden_dropout)
-        more = (s.corruption, s.contraction, s.l1, s.chains, s.centred)
+        more = (s.corruption, s.contraction, s.l1, s.chains, s.centred, s.sample_input)
         below = s.shapes[max(0, i - 1) : i + 1]
         return (i > 0, below, s.visible_units_of(i + 1), *(x[i] for x in (*options, *more)))
 

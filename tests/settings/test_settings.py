@@ -417,6 +417,7 @@ class TestFiles:
                 "l1": (1e-9, 0.0),
                 "visible_bias": "log-odds",
                 "cd_steps": (1, 10),
+                "sample_input": (False, True),
                 "persistent": (True, False),
                 "sparsity_target": (0.0, 0.2),
                 "sparsity_cost": (0.1, 0.0),
