@@ -53,7 +53,7 @@ from syncpretrain.planning.probes import (
 )
 from syncpretrain.planning.timings import GPU, Timings, sizes
 from syncpretrain.pretraining.build import backend_of_layers, build_learner, build_learners
-from syncpretrain.pretraining.memory import check_device_memory, check_memory
+from syncpretrain.pretraining.memory import chain_bytes, check_device_memory, check_memory
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.shapes import ConvolutionShape, LayerShape
 from syncpretrain.workers.activations import CHUNK_ROWS, CHUNKS_AT_ONCE, chunk_rows, transform
@@ -504,7 +504,8 @@ class _DeviceBench:
         counts = [max(batch, min(examples, MOST_NUMBERS // width)) for width in widths]
         free = self._backend.free_bytes() or 0
         drawn = [draw((n, width), dtype="f4") for n, width in zip(counts, widths, strict=True)]
-        check_device_memory(settings.shapes, free, drawn, batch_size=batch, bounded=False)
+        own: dict[str, Any] = {"batch_size": batch, "others": chain_bytes(settings)}
+        check_device_memory(settings.shapes, free, drawn, **own, bounded=False)
         self._learners = [self._learner(i) for i in range(len(widths))]
         self._rows = []
         for learner, rows in zip(self._learners, drawn, strict=True):
