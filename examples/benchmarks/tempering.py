@@ -41,15 +41,14 @@ def digits() -> tuple[Array, NDArray[Any]]:
     return data.train[own], data.train_labels[own]
 
 
-def trained(X: Array, schedule: str, options: argparse.Namespace, seed: int) -> Stack:
-    """Return a stack; each layer is trained on states drawn from the means below."""
-    epochs, upper = options.epochs, options.upper_epochs * options.epochs
+def trained(X: Array, schedule: str, epochs: int, times: int, seed: int) -> Stack:
+    """Return a stack, with some times as many epochs in layers 2 and 3."""
     return pretrain(
         X,
         layers=WIDTHS,
         sample_input=True,
         schedule=schedule,
-        epochs=[epochs, upper, upper],
+        epochs=[epochs, times * epochs, times * epochs],
         learning_rate=[0.6 / epochs, 1.2 / epochs, 1.2 / epochs],
         persistent=True,
         cd_steps=10,
@@ -89,7 +88,7 @@ def rows(options: argparse.Namespace) -> Iterator[tuple[str, ...]]:
     for seed, schedule in product(range(options.seeds), options.schedules.split(",")):
         draws = np.random.default_rng(seed)
         X = np.float32(draws.random(grey.shape) < grey)
-        stack = trained(grey, schedule, options, seed)
+        stack = trained(grey, schedule, options.epochs, options.upper_epochs, seed)
         means = np.stack([X[labels == label].mean(axis=0) for label in (0, 1)])
         start = X[draws.choice(len(X), options.chains, replace=False)]
         for method, (made, steps) in jumps(stack, start, means, options.seconds).items():
