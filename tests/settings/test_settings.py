@@ -417,7 +417,6 @@ class TestFiles:
                 "l1": (1e-9, 0.0),
                 "visible_bias": "log-odds",
                 "cd_steps": (1, 10),
-                "sample_input": (False, True),
                 "persistent": (True, False),
                 "sparsity_target": (0.0, 0.2),
                 "sparsity_cost": (0.1, 0.0),
@@ -439,6 +438,7 @@ class TestFiles:
             },
             {"model": "contractive", "contraction": (0.5, 0.0), "schedule": "greedy"},
             {"replicas": (2, 1), "shards": (4, 0), "split": "units"},
+            {"sample_input": (False, True)},
         ],
     )
     def test_every_setting_is_read_back(self, tmp_path, pretrain):
