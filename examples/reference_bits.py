@@ -144,6 +144,12 @@ ROWS: dict[str, Row] = {
     "rbm, l1, log-odds, sampled visible": Row(
         {"l1": 0.001, "visible_bias": "log-odds", "sample_visible": True}
     ),
+    "rbm, sampled input": Row({"sample_input": True, "epochs": (2, 3, 2)}),
+    "rbm, sampled input, processes": Row(
+        {"sample_input": True, "epochs": (2, 3, 2)} | PROCESSES,
+        same="rbm, sampled input",
+        quick=False,
+    ),
     "rbm, by examples": Row({"replicas": 2}),
     "rbm, by examples, one worker": Row(
         {"shards": 2, "runtime": "serial"}, same="rbm, by examples"
@@ -196,6 +202,7 @@ ROWS: dict[str, Row] = {
         | {"hidden_dropout": 0.3, "early_stopping": "pseudo-likelihood", "patience": 1}
         | {"epochs": 8, "learning_rate": 0.5}
     ),
+    "streamed, sampled input": Row(STREAM | {"sample_input": True, "persistent": True}),
     "streamed, denoising, untied": Row(STREAM | {"model": "denoising", "tied": False}),
     # Asynchronous pretraining
     "async": Row(TURNS),

@@ -30,6 +30,7 @@ class Purpose(IntEnum):
     IMPUTATION = 10
     NOISE = 11
     ADVERSARY = 12
+    INPUT = 13
 
 
 class Address(NamedTuple):

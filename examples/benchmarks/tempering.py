@@ -4,17 +4,17 @@
 
 An RBM of MNIST's zeros and ones has two modes. The stack 784-64-24-10 is trained by persistent
 contrastive divergence, each layer on states that are drawn from the layer below, since the levels
-swap states, not means. Then chains start at data, and run for as many seconds by either method, in
-turns of a second. A jump is a change of the nearest class mean, looked at every tenth step. The
-occupancy is the share of ones: in the data, in chains from both starts, and by annealed importance
-sampling.
+swap states, not means: greedily, and all layers jointly (synchronized). Then chains start at data,
+and run for as many seconds by either method, in turns of a second. A jump is a change of the
+nearest class mean, looked at every tenth step. The occupancy is the share of ones: in the data, in
+chains from both starts, and by annealed importance sampling.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import product
 from time import perf_counter
 from typing import Any
 
@@ -25,36 +25,40 @@ from numpy.typing import NDArray
 from syncpretrain import pretrain
 from syncpretrain.data import load_dataset
 from syncpretrain.models.gibbs import Levels
-from syncpretrain.models.layer import Layer
 from syncpretrain.models.stack import Stack
 from syncpretrain.rng import Purpose, generator
 
 Array = NDArray[np.float32]
 WIDTHS = (784, 64, 24, 10)
 LOOK_EVERY = 10
-DRAWS = 5  # of each example's states, to train a layer on
 
 
-def digits(draws: np.random.Generator) -> tuple[Array, NDArray[Any]]:
-    """Return MNIST's training zeros and ones as binary states, and their labels."""
+def digits() -> tuple[Array, NDArray[Any]]:
+    """Return MNIST's training zeros and ones, grey values as means, and their labels."""
     data = load_dataset("mnist")
     assert data.train_labels is not None
     own = np.flatnonzero(data.train_labels < 2)
-    return np.float32(draws.random((len(own), WIDTHS[0])) < data.train[own]), data.train_labels[own]
+    return data.train[own], data.train_labels[own]
 
 
-def trained(X: Array, epochs: int, seed: int) -> Stack:
-    """Return a stack; each layer is trained on states drawn from the layer below."""
-    draws, layers = np.random.default_rng(seed), list[Layer]()
-    usual: dict[str, Any] = {"persistent": True, "cd_steps": 10, "batch_size": 500, "seed": seed}
-    usual |= {"momentum": "0.5", "weight_decay": 0.0, "visible_bias": "log-odds"}
-    for below, above in pairwise(WIDTHS):
-        rate = (1.2 if layers else 0.6) / epochs
-        stack = pretrain(X, layers=[below, above], learning_rate=rate, epochs=epochs, **usual)
-        codes = np.concatenate([stack.encode(X)] * (1 if layers else DRAWS))
-        X = np.float32(draws.random(codes.shape) < codes)
-        layers += stack.layers
-    return Stack(tuple(layers))
+def trained(X: Array, schedule: str, epochs: int, times: int, seed: int) -> Stack:
+    """Return a stack, with some times as many epochs in layers 2 and 3."""
+    return pretrain(
+        X,
+        layers=WIDTHS,
+        sample_input=True,
+        schedule=schedule,
+        epochs=[epochs, times * epochs, times * epochs],
+        learning_rate=[0.6 / epochs, 1.2 / epochs, 1.2 / epochs],
+        persistent=True,
+        cd_steps=10,
+        batch_size=500,
+        momentum="0.5",
+        weight_decay=0.0,
+        visible_bias="log-odds",
+        backend="numpy",
+        seed=seed,
+    )
 
 
 def jumps(stack: Stack, X: Array, means: Array, turns: int) -> dict[str, tuple[float, float]]:
@@ -80,10 +84,11 @@ def nearest(v: Array, means: Array) -> Any:
 
 
 def rows(options: argparse.Namespace) -> Iterator[tuple[str, ...]]:
-    for seed in range(options.seeds):
+    grey, labels = digits()
+    for seed, schedule in product(range(options.seeds), options.schedules.split(",")):
         draws = np.random.default_rng(seed)
-        X, labels = digits(draws)
-        stack = trained(X, options.epochs, seed)
+        X = np.float32(draws.random(grey.shape) < grey)
+        stack = trained(grey, schedule, options.epochs, options.upper_epochs, seed)
         means = np.stack([X[labels == label].mean(axis=0) for label in (0, 1)])
         start = X[draws.choice(len(X), options.chains, replace=False)]
         for method, (made, steps) in jumps(stack, start, means, options.seconds).items():
@@ -94,6 +99,7 @@ def rows(options: argparse.Namespace) -> Iterator[tuple[str, ...]]:
             accepted = ", ".join(f"{100 * x:.0f} %" for x in found.acceptance) or "-"
             yield (
                 str(seed),
+                schedule,
                 method,
                 f"{steps:.0f}",
                 f"{made:.3g}",
@@ -107,13 +113,15 @@ def rows(options: argparse.Namespace) -> Iterator[tuple[str, ...]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--upper-epochs", type=int, default=5, help="of layers 2 and 3: times")
+    parser.add_argument("--schedules", default="greedy,synchronized")
     parser.add_argument("--chains", type=int, default=100)
     parser.add_argument("--seconds", type=int, default=10, help="for each method and seed")
     parser.add_argument("--steps", type=int, default=2000, help="of the chains for the occupancy")
     parser.add_argument("--seeds", type=int, default=1)
     options = parser.parse_args()
-    head = ("seed", "method", "steps/s", "jumps", "data", "from data", "from noise", "AIS")
-    print(rst_table((*head, "of AIS", "accepted", "mixed"), list(rows(options))))
+    head = ("seed", "schedule", "method", "steps/s", "jumps", "data", "from data", "from noise")
+    print(rst_table((*head, "AIS", "of AIS", "accepted", "mixed"), list(rows(options))))
     print(machine([]))
 
 

@@ -106,6 +106,8 @@ class BaseRBM(Learner):
         v0, h0 = v[:n], h[:n]
         self.backend.gather(X, rows, out=v0)
         self._known = conditions_of(v0, settings.visible_units, missing=settings.missing)
+        if settings.sample_input:
+            self._sample_input(v0, epoch, step)
         self._up(v0, out=h0)
         self._draw_dropout(epoch, step)
         chain = self._from_chains if settings.persistent else self._from_data
@@ -188,6 +190,12 @@ class BaseRBM(Learner):
             self._sample_hidden(h1, self.address(Purpose.HIDDEN, epoch, step, k), out=states)
             self._drop(h1, states)
         return error
+
+    def _sample_input(self, v0: Array, epoch: int, step: int) -> None:
+        """Replace means of binary units by states."""
+        draws = self.backend.generator(self._address(Purpose.INPUT, epoch, step))
+        noise = draws.random(out=self._difference[: len(v0)], dtype="f4")
+        np.less(noise, v0, out=v0)
 
     def _draw_dropout(self, epoch: int, step: int) -> None:
         dropout = self.settings.hidden_dropout

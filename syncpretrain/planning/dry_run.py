@@ -29,8 +29,8 @@ from syncpretrain.planning.timings import CORE
 from syncpretrain.planning.tuning import async_stage, minibatch_seconds
 from syncpretrain.pretraining.driver import Pretraining, placement_of
 from syncpretrain.pretraining.memory import (
-    chain_bytes,
     held_rows,
+    other_bytes,
     pretraining_bytes,
     room_bytes,
     shard_bytes,
@@ -207,12 +207,12 @@ def _finetuning(tuning: Finetuning, stack: Stack) -> float | None:
 
 def _bytes(settings: PretrainSettings, data: Dataset) -> int:
     rows = len(data.train) + len(data.validation)
+    steps, held_out = steps_per_epoch(len(data.train), settings.batch_size), data.validation
     if settings.handoff == "minibatch":
-        steps, held_out = steps_per_epoch(len(data.train), settings.batch_size), data.validation
         backend = backend_for(settings.backend)
         rows = held_rows(settings, backend, steps=steps, held_out=min(len(held_out), PROBE_ROWS))
     own = pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
-    return own + chain_bytes(settings)
+    return own + other_bytes(settings, steps)
 
 
 def _device_memory(driver: Driver, data: Dataset) -> DeviceMemory | None:

@@ -59,7 +59,7 @@ from syncpretrain.pretraining.build import (
     is_plain,
     step_for,
 )
-from syncpretrain.pretraining.memory import check_device_memory, check_memory
+from syncpretrain.pretraining.memory import chain_bytes, check_device_memory, check_memory
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.shapes import ConvolutionShape, LayerShape
 from syncpretrain.workers.activations import (
@@ -200,7 +200,7 @@ class _Bench:
         """Return what two layers share that take the same time."""
         s = self._settings
         options = (s.hidden_units, s.cd_steps, s.persistent, s.sparsity_cost, s.hidden_dropout)
-        more = (s.corruption, s.contraction, s.l1, s.chains, s.centred)
+        more = (s.corruption, s.contraction, s.l1, s.chains, s.centred, s.sample_input)
         below = s.shapes[max(0, i - 1) : i + 1]
         return (i > 0, below, s.visible_units_of(i + 1), *(x[i] for x in (*options, *more)))
 
@@ -492,7 +492,8 @@ class _DeviceBench:
         counts = [max(batch, min(examples, MOST_NUMBERS // width)) for width in widths]
         free = self._backend.free_bytes() or 0
         drawn = [draw((n, width), dtype="f4") for n, width in zip(counts, widths, strict=True)]
-        check_device_memory(settings.shapes, free, drawn, batch_size=batch, bounded=False)
+        own: dict[str, Any] = {"batch_size": batch, "others": chain_bytes(settings)}
+        check_device_memory(settings.shapes, free, drawn, **own, bounded=False)
         self._learners = [self._learner(i) for i in range(len(widths))]
         self._rows = []
         for learner, rows in zip(self._learners, drawn, strict=True):

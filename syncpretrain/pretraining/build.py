@@ -266,7 +266,9 @@ def _is_cd(learner: Learner) -> TypeGuard[RBM]:
     if not isinstance(learner, RBM):
         return False
     own = learner.settings
-    if own.sparse or own.sample_visible or own.centred or learner.row_weights is not None:
+    if own.sparse or own.sample_visible or own.sample_input or own.centred:
+        return False
+    if learner.row_weights is not None:
         return False
     return not (own.is_conditioned or own.persistent or own.sparsity_cost or own.hidden_dropout)
 

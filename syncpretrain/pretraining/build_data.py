@@ -29,15 +29,14 @@ from syncpretrain.data.visible import (
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.memory import (
-    chain_bytes,
     check_device_memory,
     check_memory,
     held_rows,
-    replica_bytes,
+    other_bytes,
     room_bytes,
     shard_bytes,
 )
-from syncpretrain.schedule.kinds import ASYNC, UNTRAINED
+from syncpretrain.schedule.kinds import UNTRAINED
 from syncpretrain.settings import settings_from
 from syncpretrain.settings.architecture import check_width
 from syncpretrain.settings.by_data import pretrain_by_data
@@ -112,7 +111,6 @@ def _check_memory(settings: PretrainSettings, data: Split) -> None:
     backend = backend_for(settings.backend)
     free = backend.free_bytes()
     wakes = any(parsed_waking(text) is not None for text in settings.refresh_when[1:])
-    is_async = settings.schedule == ASYNC
     steps = steps_per_epoch(len(data.train), settings.batch_size)
     waiting, room = None, 0
     if settings.handoff == "minibatch":
@@ -126,11 +124,12 @@ def _check_memory(settings: PretrainSettings, data: Split) -> None:
         processes=settings.runtime == "processes",
         shared=examples if isinstance(data.train, np.ndarray) else 0,
         sampled=PROBE_ROWS if wakes or any(settings.settle) else 0,
-        others=replica_bytes(settings, steps) if is_async else chain_bytes(settings),
+        others=other_bytes(settings, steps),
     )
     if free is not None:
         backend.for_replicas(max(settings.replicas))  # which read each other's memory
-        own: dict[str, Any] = {"batch_size": settings.batch_size, "others": shard_bytes(settings)}
+        others = shard_bytes(settings) + other_bytes(settings, steps)
+        own: dict[str, Any] = {"batch_size": settings.batch_size, "others": others}
         own |= {"waiting": waiting, "room": room}
         bounded = kind_of(settings.visible_units).is_unit_interval
         check_device_memory(settings.shapes, free, data, **own, bounded=bounded)

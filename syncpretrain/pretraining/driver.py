@@ -132,6 +132,14 @@ class TrainedLayers:
             del self._kept[key]
             key = kept.below
 
+    def below(self, command: Train) -> list[Layer]:
+        """Return what an epoch trained on: versions, from layer 1 up, on the host."""
+        chain, key = list[Layer](), (command.layer - 1, command.reads)
+        while key in self._kept:  # at the end it is the data
+            chain.append(self._kept[key].snapshot.to(self._host(key[0])))
+            key = self._kept[key].below
+        return chain[::-1]
+
     def layers(self) -> list[Layer]:
         """Return the newest layers, on the host."""
         fresh = self._learners() if None in self._layers else []
@@ -266,7 +274,8 @@ class Pretraining(Driver):
         if isinstance(message, Failed):
             return []
         self._record(message)
-        self._hand_out(layer, message.marks)
+        if message.marks:
+            self._hand_out(layer, message.marks, self._trained.below(message.command))
         self._finished += 1
         # Publish before the schedule hears of it: its commands may name this version.
         self._trained.publish(message.command, message.layer)

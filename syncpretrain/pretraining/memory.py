@@ -12,6 +12,7 @@ from syncpretrain.backends.rows import buffer_bytes
 from syncpretrain.data.blocks import bytes_of, in_bytes
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.parallel.available_memory import check_available
+from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.schedule.stream import BLOCK_MINIBATCHES, RANK_RING_MINIBATCHES, RING_MINIBATCHES
 from syncpretrain.settings.architecture import text_of
 from syncpretrain.settings.fields import PretrainFields
@@ -98,6 +99,15 @@ def chain_bytes(settings: PretrainSettings) -> int:
     """Return the bytes that chains apart from the minibatch compute in."""
     own = zip(settings.shapes, settings.chains, strict=True)
     return FLOAT_BYTES * sum(_minibatch(shape, chains) for shape, chains in own)
+
+
+def other_bytes(settings: PretrainSettings, steps: int) -> int:
+    """Return the bytes of the replicas of an asynchronous run, or of chains apart from the batch.
+
+    ``steps`` are the minibatches of an epoch.
+    """
+    is_async = settings.schedule == ASYNC
+    return replica_bytes(settings, steps) if is_async else chain_bytes(settings)
 
 
 def shard_bytes(settings: PretrainSettings) -> int:

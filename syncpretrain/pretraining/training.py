@@ -192,14 +192,20 @@ class Driver(Training):
         }
         return Stack(tuple(self._newest()), info, self.scaling)
 
-    def _hand_out(self, number: int, marks: Mapping[int, Layer]) -> None:
-        """Give a layer after some updates to :attr:`take_mark`, above the newest layers below."""
+    def _hand_out(
+        self, number: int, marks: Mapping[int, Layer], below: Sequence[Layer] | None = None
+    ) -> None:
+        """Give a layer after some updates to :attr:`take_mark`, above the layers ``below``.
+
+        None takes the newest.
+        """
         if (take := self.take_mark) is None or not marks:
             return
         now = self.stack()
+        below = now.layers[: number - 1] if below is None else below
         for update, layer in sorted(marks.items()):
             info = now.info | {"updates": update}
-            take(number, update, replace(now, layers=(*now.layers[: number - 1], layer), info=info))
+            take(number, update, replace(now, layers=(*below, layer), info=info))
 
     def _emit_start(self, now: float) -> None:
         s = self.settings

@@ -34,7 +34,7 @@ from syncpretrain.units.blocks import fitted_units, visible_kind
 from syncpretrain.units.kinds import INPUT_UNITS, KINDS, kind_of
 
 # RBMs split by units lack these.
-WHOLE_ONLY = ("persistent", "sparsity_cost", "hidden_dropout", "centred")
+WHOLE_ONLY = ("persistent", "sparsity_cost", "hidden_dropout", "centred", "sample_input")
 VISIBLE_UNITS = (
     f"{' or '.join(INPUT_UNITS)}, or blocks of columns such as"
     " bernoulli:20,gaussian:5,softmax:3x7,counts:2000"
@@ -150,6 +150,13 @@ def _check_model(settings: PretrainFields) -> None:
         )
     if settings.sample_visible and model != "rbm":
         raise SettingsError(f"sample_visible: got it with model {model}, which ignores it")
+    for layer, draws in enumerate(settings.sample_input, start=1):
+        units = settings.visible_units_of(layer)
+        if draws and not kind_of(units).is_binary:
+            raise SettingsError(
+                f"sample_input: got it for layer {layer} with {units} visible units, expected"
+                " bernoulli; give one value a layer"
+            )
     if settings.loss == "cross-entropy" and visible.loss != "cross-entropy":
         raise SettingsError(
             f"loss: got cross-entropy with {visible.name} visible units, expected squared;"
@@ -465,6 +472,11 @@ REFUSALS = (
         "sample_visible",
         lambda s, i: "it" if s.sample_visible and not i and _is_by_filters(s, i) else None,
         "split examples with it; filters reconstruct by means",
+    ),
+    Refusal(
+        "sample_input",
+        lambda s, i: "it" if s.sample_input[i] and _is_by_filters(s, i) else None,
+        "split examples with it; filters take the input as it is",
     ),
     Refusal(
         "contraction",

@@ -324,6 +324,9 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
         Visible biases start from ``zero`` or the ``log-odds`` of the units' means.
     sample_visible : bool
         True makes contrastive divergence reconstruct the input by sampled states, not by means.
+    sample_input : tuple of bool
+        True for training on binary states, drawn from the means that the layer below hands over,
+        or from the data, anew in each epoch; False for training on these means.
     cd_steps, persistent
         The k of CD-k; with ``persistent`` the chains go on from where the last minibatch left them
         (Tieleman 2008).
@@ -426,6 +429,11 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
     sample_visible: Annotated[
         bool, RBMS(opposite="--visible-means"), "Reconstruct the input by samples, not means."
     ] = False
+    sample_input: Annotated[
+        Each[bool],
+        RBMS(opposite="--input-means", each=False),
+        "Train on states drawn from the input, not on its means.",
+    ]
     persistent: Annotated[
         Each[bool],
         RBMS(opposite="--not-persistent", each=False),

@@ -179,6 +179,13 @@ class TestChoice:
         monkeypatch.setattr(available_memory, "available_bytes", lambda: 40_000)
         pretrain(bits, **wanted)  # activations take no memory of the host
 
+    def test_chains_that_do_not_fit_the_gpu_are_refused(self, double, bits, monkeypatch):
+        wanted = {"layers": (16, 8), "epochs": 1, "backend": "cupy", "persistent": True}
+        monkeypatch.setattr(fakecupy, "MEMORY", 500_000)
+        pretrain(bits, chains=50, **wanted)
+        with pytest.raises(SettingsError, match=r"^layers: 16,8 on 200 .* are free on the GPU"):
+            pretrain(bits, chains=20_000, **wanted)
+
     @pytest.mark.parametrize("gpus", [1, 3])
     def test_a_network_that_does_not_fit_a_gpu_is_refused(self, bits, monkeypatch, gpus):
         monkeypatch.setattr(fakecupy.install, "__defaults__", (gpus,))

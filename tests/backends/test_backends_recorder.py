@@ -33,6 +33,7 @@ LEARNERS = KINDS | {
     "cd": {},
     "cd3 and decay": {"cd_steps": 3, "weight_decay": 0.01},
     "sampled": {"sample_visible": True},
+    "sampled input": {"sample_input": True},
     "convolution": {"layers": "1x4x4,conv:3x3,8,5"},
 }
 

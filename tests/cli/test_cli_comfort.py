@@ -206,6 +206,11 @@ class TestDryRun:
         )
         assert chained - plain == 4 * 1000 * (3 * 6 + 4 * 4)
 
+    def test_the_memory_of_replicas(self, call, folder):
+        own = ("--layers", "6,4", "--schedule", "async", "--replicas")
+        few, many = (self.predicted(call, *own, n)["bytes"]["run"] for n in (1, 5))
+        assert many - few == 4 * 6 * 4 * (6 * 4 + 6 + 4)
+
     def test_what_is_not_predicted_is_named(self, call, folder):
         pytest.importorskip("scipy", reason="cg is SciPy's")
         own = ("--finetune", "reconstruction", "--finetune-optimizer", "cg")

@@ -81,6 +81,9 @@ BOTH: dict[str, dict[str, Any]] = {
     "missing": {"data": "holes"},
     "missing denoising": {"data": "holes", "model": "denoising"},
     "blocks of units": {"data": "mixed", "visible_units": MIXTURE},
+    "sampled input": {"sample_input": True},
+    "sampled input, missing": {"data": "holes", "sample_input": True, "persistent": True},
+    "sampled input of convolutions": {"layers": POOLED.format(""), "sample_input": True},
     "chains": CHAINS,
     "chains of blocks": {"data": "mixed", "visible_units": MIXTURE, **CHAINS},
     "chains, missing": {"data": "holes", **CHAINS},
@@ -122,6 +125,7 @@ PLANS: dict[str, dict[str, dict[str, Any]]] = {
 SPLIT: dict[str, dict[str, Any]] = {
     "units": {"split": "units", "cd_steps": 2},
     "examples": {"persistent": True},
+    "sampled input": {"sample_input": True},
     "chains": CHAINS,
     "chains of blocks": {"data": "mixed", "visible_units": MIXTURE, **CHAINS},
     "centred": {"centred": True, "sparsity_cost": 0.1},

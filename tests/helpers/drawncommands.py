@@ -154,6 +154,8 @@ def settle(given: dict[str, str], file: File, layers: list[int]) -> None:
         away |= {"--chains"}
     away |= {"--chain-start"} if "--chains" not in set(given) - away else set()
     away |= {"--centred"} if units == "units" or given.get("--schedule") == "async" else set()
+    if gaussian or units == "units" or "--hidden-units" in given:
+        away |= {"--sample-input"}
     away |= {"--shards"} if "--replicas" in given else set()
     if "x" in given["--layers"]:
         away |= {"--split", "--contraction", "--chains", "--chain-start", "--centred"}

@@ -129,6 +129,8 @@ OF_MODELS = {
     "--not-centred": Option([FLAG]),
     "--sample-visible": Option([FLAG], [], "", RBMS),
     "--visible-means": Option([FLAG]),
+    "--sample-input": Option([FLAG], [], "", RBMS),
+    "--input-means": Option([FLAG]),
     "--tied": Option([FLAG]),
     "--untied": Option([FLAG], [], "", ENCODERS),
     "--loss": Option(["squared", "cross-entropy"], [], "", ENCODERS),

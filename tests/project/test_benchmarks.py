@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from itertools import combinations
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from syncpretrain import load
 from syncpretrain.models.evaluation import layer_errors, stack_error
 from syncpretrain.settings import settings_from
 
@@ -217,12 +219,13 @@ def test_what_is_measured_is_of_the_same_publications(papers):
     assert set(measured.MEASURED) <= set(papers.SIMULATED)
 
 
-def test_jumps_are_counted_for_both_methods(monkeypatch):
+@pytest.mark.parametrize("schedule", ["greedy", "synchronized"])
+def test_jumps_are_counted_for_both_methods(monkeypatch, schedule):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     tempering = pytest.importorskip("tempering")
     monkeypatch.setattr(tempering, "WIDTHS", (6, 3, 2, 1))
     X = np.repeat(np.float32([[0] * 6, [1] * 6]), 250, axis=0)
-    stack = tempering.trained(X, 2, 0)
+    stack = tempering.trained(X, schedule, 2, 1, 0)
     assert stack.widths == (6, 3, 2, 1)
     found = tempering.jumps(stack, X[::50], X[[0, -1]], 1)
     assert set(found) == {"gibbs", "stacked"}
@@ -268,3 +271,19 @@ class TestRbms:
         planted = {pair for sites in rbms.COUPLED for pair in combinations(sites, 2)}
         found = {pair: strength[pair] for pair in combinations(range(rbms.SITES), 2)}
         assert set(sorted(found, key=found.__getitem__)[-len(planted) :]) == planted
+
+
+def test_each_gradient_is_trained_once_and_measured_by_its_updates(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    centring = pytest.importorskip("centring")
+    monkeypatch.setattr(centring, "HIDDEN", 3)
+    X = np.repeat(np.float32([[0] * 6, [1] * 6]), 200, axis=0)
+    options = argparse.Namespace(updates=60, rate=0.1, steps=1, chains=20, temperatures=20)
+    for name in centring.GRADIENTS:
+        centring.train(X, tmp_path / name, options, centred=name == "centred", seed=0)
+        found = centring.points(tmp_path / name, X, options)
+        assert min(found) >= centring.FIRST and max(found) == 60
+        seconds, nats, error = np.transpose(list(found.values()))
+        assert (np.diff(seconds) > 0).all() and (error > 0).all()
+        assert -4.5 < nats[-1] < 0, "6 log 2 = 4.2 nats of a model that knows nothing"
+        assert load(tmp_path / name / "run").info["pretrain"]["centred"] == [name == "centred"]

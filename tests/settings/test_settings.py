@@ -438,6 +438,7 @@ class TestFiles:
             },
             {"model": "contractive", "contraction": (0.5, 0.0), "schedule": "greedy"},
             {"replicas": (2, 1), "shards": (4, 0), "split": "units"},
+            {"sample_input": (False, True)},
         ],
     )
     def test_every_setting_is_read_back(self, tmp_path, pretrain):
