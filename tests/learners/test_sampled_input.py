@@ -8,8 +8,8 @@ from chainedlearners import VISIBLE, make
 
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
-from syncpretrain.learners.select import step_for
 from syncpretrain.learners.steps import WholeStep
+from syncpretrain.pretraining.build import step_for
 
 
 def drawn(rbm, X, *, epoch=1):
