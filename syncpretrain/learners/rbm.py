@@ -193,7 +193,7 @@ class BaseRBM(Learner):
 
     def _sample_input(self, v0: Array, epoch: int, step: int) -> None:
         """Replace means of binary units by states."""
-        draws = self.backend.generator(self._address(Purpose.INPUT, epoch, step))
+        draws = self.backend.generator(self.address(Purpose.INPUT, epoch, step))
         noise = draws.random(out=self._difference[: len(v0)], dtype="f4")
         np.less(noise, v0, out=v0)
 
