@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.learners.by_filters import by_filters
+from syncpretrain.learners.by_filters import RBMByFilters
 from syncpretrain.learners.steps import WholeStep, load_state
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining.build import build_learner, step_for
@@ -85,7 +85,7 @@ def test_one_shard_draws_what_the_whole_layer_draws(kind):
     X, rows = pictures(whole.current().shape), np.arange(7)
     errors = [
         step.train_step(X, rows, epoch=1, step=0)
-        for step in (by_filters(found, 1), WholeStep(whole))
+        for step in (RBMByFilters(found, 1), WholeStep(whole))
     ]
     assert errors[0] == pytest.approx(errors[1], rel=1e-5)
     for mine, theirs in zip(found.parameters, whole.parameters, strict=True):
