@@ -286,14 +286,9 @@ class TestRefusedFolder:
             path.write_bytes(content[:100])
             full()
 
-        def refuse(identity, path) -> None:
-            half(path, b"{")
-
         with monkeypatch.context() as patch:
-            if name == "run.json":
-                patch.setattr("syncpretrain.runs.identity.RunIdentity.write", refuse)
-            else:
-                patch.setattr("syncpretrain.settings.sections.write_atomically", half)
+            module = "array_files" if name == "run.json" else "settings.sections"
+            patch.setattr(f"syncpretrain.{module}.write_atomically", half)
             with pytest.raises(SettingsError, match="No space left on device; name another"):
                 train_run(settings, out=tmp_path / "run")
         assert not any((tmp_path / "run").iterdir())
