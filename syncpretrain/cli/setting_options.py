@@ -282,8 +282,8 @@ def complete_by_data(
             " convolutions stand in --layers, behind the shape of the images"
         )
     before = dict(options)
-    if is_auto:
-        before["visible_units"] = "gaussian"  # suits any values
+    if is_auto:  # Gaussian units suit any values; what needs other ones is checked with these
+        before |= {"visible_units": "gaussian", "loss": None, "sample_input": False}
     if hidden is not None:
         before["layers"] = f"{_width_of(before['visible_units'])},{hidden}"
     data = load_data(make(before), given=given, encode=is_auto)
