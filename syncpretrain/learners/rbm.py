@@ -106,7 +106,7 @@ class BaseRBM(Learner):
         v0, h0 = v[:n], h[:n]
         self.backend.gather(X, rows, out=v0)
         self._known = conditions_of(v0, settings.visible_units, missing=settings.missing)
-        if settings.sample_input:
+        if settings.sample_input and kind_of(settings.visible_units).is_binary:
             self._sample_input(v0, epoch, step)
         self._up(v0, out=h0)
         self._draw_dropout(epoch, step)

@@ -152,10 +152,10 @@ def _check_model(settings: PretrainFields) -> None:
         raise SettingsError(f"sample_visible: got it with model {model}, which ignores it")
     for layer, draws in enumerate(settings.sample_input, start=1):
         units = settings.visible_units_of(layer)
-        if draws and not kind_of(units).is_binary:
+        if draws and layer > 1 and not kind_of(units).is_binary:  # other data are states
             raise SettingsError(
                 f"sample_input: got it for layer {layer} with {units} visible units, expected"
-                " bernoulli; give one value a layer"
+                " bernoulli above layer 1"
             )
     if settings.loss == "cross-entropy" and visible.loss != "cross-entropy":
         raise SettingsError(

@@ -326,7 +326,8 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
         True makes contrastive divergence reconstruct the input by sampled states, not by means.
     sample_input : tuple of bool
         True for training on binary states, drawn from the means that the layer below hands over,
-        or from the data, anew in each epoch; False for training on these means.
+        or from the data, anew in each epoch; False for training on these means. Data of other than
+        binary units are states as they are.
     cd_steps, persistent
         The k of CD-k; with ``persistent`` the chains go on from where the last minibatch left them
         (Tieleman 2008).

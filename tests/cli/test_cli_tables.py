@@ -108,12 +108,10 @@ class TestTrain:
         call(*TRAIN, "--data", "wide.csv", *own)
         assert syncpretrain.load("auto").units[0] == "gaussian"
 
-    @pytest.mark.parametrize(
-        "own", [("--sample-input",), ("--model", "autoencoder", "--loss", "cross-entropy")]
-    )
-    def test_what_needs_binary_units_is_checked_with_the_units_by_column(self, call, folder, own):
+    def test_what_needs_binary_units_is_checked_with_the_units_by_column(self, call, folder):
         Path("b.csv").write_text("a,k\n" + "".join(f"{i % 2},{i % 3 % 2}\n" for i in range(40)))
         auto = ("--hidden", 3, "--visible-units", "auto")
+        own = ("--model", "autoencoder", "--loss", "cross-entropy")
         call(*TRAIN, "--data", "b.csv", *auto, *own, "--out", "binary")
         assert syncpretrain.load("binary").units[0] == "bernoulli"
         Path("w.csv").write_text("a\n" + "".join(f"{i % 7 - 3}\n" for i in range(40)))

@@ -50,6 +50,15 @@ def test_states_of_0_and_1_stay_and_a_layer_above_gets_states(bits, handoff):
     assert (first.layers[1].weight != both.layers[1].weight).any()
 
 
+def test_data_of_other_units_are_states(bits):
+    how = {"hidden": [12, 8], "epochs": 2, "visible_units": "gaussian"}
+    plain, first, both = (
+        pretrain(bits, sample_input=own, **how) for own in (False, (True, False), True)
+    )
+    assert plain.parameters_sha256 == first.parameters_sha256
+    assert both.parameters_sha256 != plain.parameters_sha256
+
+
 def test_a_step_that_draws_its_input_is_no_program():
     own = {"persistent": False, "chains": 0, "sample_input": True}
     assert isinstance(step_for(make(**own), 1, "examples"), WholeStep)
@@ -58,7 +67,6 @@ def test_a_step_that_draws_its_input_is_no_program():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"visible_units": "gaussian"}, "sample_input: got it for layer 1 with gaussian visible"),
         ({"hidden_units": "relu"}, "sample_input: got it for layer 2 with .* visible units"),
         ({"model": "autoencoder"}, "sample_input: got True with model autoencoder"),
         ({"split": "units", "shards": 2}, "split: got units with sample_input"),
