@@ -154,7 +154,7 @@ def settle(given: dict[str, str], file: File, layers: list[int]) -> None:
         away |= {"--chains"}
     away |= {"--chain-start"} if "--chains" not in set(given) - away else set()
     away |= {"--centred"} if units == "units" or given.get("--schedule") == "async" else set()
-    if gaussian or units == "units" or "--hidden-units" in given:
+    if units == "units" or "--hidden-units" in given:
         away |= {"--sample-input"}
     away |= {"--shards"} if "--replicas" in given else set()
     if "x" in given["--layers"]:
