@@ -155,7 +155,9 @@ def _couplings(stack: Stack) -> str:
     found, names = couplings(stack.layers[0]), position_names(stack)
 
     def draw(axes: Any) -> None:
-        drawn = axes.imshow(found, cmap="viridis", vmin=0, interpolation="nearest")
+        ends = 0.5, len(found) + 0.5  # positions count from 1
+        how: dict[str, Any] = {"vmin": 0, "interpolation": "nearest", "extent": (*ends, *ends[::-1])}
+        drawn = axes.imshow(found, cmap="viridis", **how)
         axes.figure.colorbar(drawn, ax=axes)
         axes.set(xlabel="position", ylabel="position")
 
