@@ -156,7 +156,11 @@ def _couplings(stack: Stack) -> str:
 
     def draw(axes: Any) -> None:
         ends = 0.5, len(found) + 0.5  # positions count from 1
-        how: dict[str, Any] = {"vmin": 0, "interpolation": "nearest", "extent": (*ends, *ends[::-1])}
+        how: dict[str, Any] = {
+            "vmin": 0,
+            "interpolation": "nearest",
+            "extent": (*ends, *ends[::-1]),
+        }
         drawn = axes.imshow(found, cmap="viridis", **how)
         axes.figure.colorbar(drawn, ax=axes)
         axes.set(xlabel="position", ylabel="position")
