@@ -361,11 +361,6 @@ def finish(
 ) -> None:
     """Give each block its optimizer and its schedule."""
     for block in blocks:
-        if block.accumulate > 1 and any(
-            getattr(m, "sparse", False) for m in block.modules.modules()
-        ):
-            got = f"got {block.accumulate} with sparse gradients of block {block.number}"
-            raise SettingsError(f"accumulate: {got}, expected 1")
         # A block that trains nothing has an optimizer of a parameter that has no gradient.
         block.optimizer = optimizer(list(block.parameters()) or [nn.Parameter(torch.zeros(1))])
         block.scheduler = None if scheduler is None else scheduler(block.optimizer)

@@ -329,6 +329,9 @@ class LocalTrainer:
                     f"X: got {given.layout}, expected {self._blocks[0].below} as in the first call"
                 )
             return
+        is_sparse = any(getattr(own, "sparse", False) for own in self.model.modules())
+        if is_sparse and (steps := self._every_block["accumulate"]) > 1:
+            raise SettingsError(f"accumulate: got {steps} with sparse gradients, expected 1")
         rows = given.sample[:PROBED_ROWS]
         x, y, weight = given.layout.cut(rows if len(rows) > 1 else np.repeat(rows, 2, axis=0))
         below, blocks = given.layout, list[Block]()

@@ -232,7 +232,7 @@ CASES = [
     ),
     (perceptron, {"clip": 0}, "clip: got 0, expected a number above 0"),
     (perceptron, {"accumulate": 0}, "accumulate: got 0, expected a whole number"),
-    (sparse, {"accumulate": 2}, "accumulate: got 2 with sparse gradients of"),
+    (sparse, {"accumulate": 2}, "accumulate: got 2 with sparse gradients, expected 1"),
     (lambda: nn.Sequential(nn.LazyLinear(3)), {}, "model: got LazyLinear, expected one that knows"),
     (lambda: nn.Sequential(Stateful(12, 3)), {}, "model: got Stateful with extra state, expected"),
     (lambda: [nn.Linear(12, 3), torch.relu], {}, "model: got builtin.*, expected a module"),
