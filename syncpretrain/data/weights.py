@@ -127,19 +127,20 @@ def sequence_weights(
     array = _sites(X, units)
     n, sites = array.shape
     try:
-        letters, numbers = np.unique(array, return_inverse=True)
+        found = [np.unique(site, return_inverse=True) for site in array.T]
     except TypeError as error:
         raise DataError("X: got letters of several types, or None; expected one type") from error
-    codes = numbers.reshape(n, sites) + len(letters) * np.arange(sites)  # of a letter at a site
+    *starts, width = np.cumsum([0, *(len(letters) for letters, _ in found)]).tolist()
+    codes = np.column_stack([numbers for _, numbers in found]) + starts  # of a letter at a site
     # Sites at which near sequences are the same; a share such as 0.29 of 100 sites is 29 of them.
     least = sites - math.floor(within * sites + 1e-9)
-    size = max(1, min(MOST_ROWS, BLOCK_BYTES // (4 * sites * len(letters))))
+    size = max(1, min(MOST_ROWS, BLOCK_BYTES // (4 * width)))
     blocks = [slice(start, start + size) for start in range(0, n, size)]
     near = np.zeros(n, dtype=np.int64)
     for i, one in enumerate(blocks):
-        left = _as_ones(codes[one], sites * len(letters))
+        left = _as_ones(codes[one], width)
         for other in blocks[i:]:
-            right = left if other == one else _as_ones(codes[other], sites * len(letters))
+            right = left if other == one else _as_ones(codes[other], width)
             close = left @ right.T > least - 0.5  # whole numbers, exact in float32
             near[one] += close.sum(axis=1)
             if other != one:

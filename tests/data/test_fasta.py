@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from syncpretrain import load, pretrain
 from syncpretrain.data.columns import takes_categories
 from syncpretrain.data.fasta import AMINO_ACIDS, read_fasta
 from syncpretrain.data.readers import Wanted, read_rows
-from syncpretrain.data.weights import sequence_weights
+from syncpretrain.data.weights import BLOCK_BYTES, sequence_weights
 from syncpretrain.errors import DataError
 from syncpretrain.models.couplings import couplings
 
@@ -125,6 +126,17 @@ def test_other_columns_are_sites_and_bits_are_letters():
     np.testing.assert_array_equal(found, [1 / 2, 1 / 3, 1 / 2])
     bits = [[0, 1], [1, 0]]
     np.testing.assert_array_equal(sequence_weights(bits, units="bernoulli"), [1, 1])
+
+
+def test_letters_that_each_site_has_of_its_own_take_little_memory():
+    X = np.arange(16_000).reshape(4, 4000)
+    X[1] = X[0]
+    tracemalloc.start()
+    found = sequence_weights(X)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_array_equal(found, [0.5, 0.5, 1, 1])
+    assert peak < 2.5 * BLOCK_BYTES
 
 
 @pytest.mark.parametrize(
