@@ -283,7 +283,7 @@ def complete_by_data(
         )
     before = dict(options)
     if is_auto:  # Gaussian units suit any values; what needs other ones is checked with these
-        before |= {"visible_units": "gaussian", "loss": None}
+        before |= {"visible_units": "gaussian", "loss": None, "early_stopping": "none"}
     if hidden is not None:
         before["layers"] = f"{_width_of(before['visible_units'])},{hidden}"
     data = load_data(make(before), given=given, encode=is_auto)

@@ -117,6 +117,9 @@ class TestTrain:
         Path("w.csv").write_text("a\n" + "".join(f"{i % 7 - 3}\n" for i in range(40)))
         line = refusal(call, *TRAIN, "--data", "w.csv", *auto, *own, "--out", "no")
         assert "with gaussian visible units" in line
+        stops = ("--early-stopping", "pseudo-likelihood", "--validation", 0.2)
+        call(*TRAIN, "--data", "b.csv", *auto, *stops, "--out", "stops")
+        assert syncpretrain.load("stops").units[0] == "bernoulli"
 
     def test_units_of_the_settings_that_were_kept_may_be_given(self, call, folder):
         Path("k.csv").write_text("a,k\n" + "".join(f"{i % 7},{'uv'[i % 2]}\n" for i in range(40)))
