@@ -153,7 +153,11 @@ class Settings(Frozen, frozen=True, kw_only=True):
         """
         if not self.run.marks:
             return self.pretrain
-        return msgspec.structs.replace(self.pretrain, marks=self.run.marks)
+        try:
+            return msgspec.structs.replace(self.pretrain, marks=self.run.marks)
+        except SettingsError as error:
+            given = f"checkpoint_every: got {self.run.checkpoint_every}"
+            raise SettingsError(str(error).replace(f"marks: got {self.run.marks}", given)) from None
 
 
 def replaced(settings: S, **changes: Any) -> S:

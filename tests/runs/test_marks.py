@@ -123,7 +123,7 @@ def test_a_run_writes_models(tmp_path, bits):
 
 @pytest.mark.parametrize("more", [{"schedule": "async"}, {"backend": "cupy"}])
 def test_what_has_no_updates_to_stop_at_is_refused(more):
-    with pytest.raises(SettingsError, match=r"marks: got 5 with|with checkpoints by updates"):
+    with pytest.raises(SettingsError, match=r"^checkpoint_every: got log:5 with|by updates"):
         settings_from((4, 3), run={"checkpoint_every": "log:5"}, **more)
 
 
