@@ -223,7 +223,10 @@ def _images_of(
             f"save: got none for level {level}, whose states are no images; add --save FILE.npy"
         )
     if is_input and (save is None or shape is not None):
-        return image_shape(stack.layers[0].shape, shape)
+        try:
+            return image_shape(stack.layers[0].shape, shape)
+        except SettingsError as error:
+            raise SettingsError(f"{error}; or add --save FILE.npy, without --shape") from None
     images = image_shape_of(stack) if is_input else None
     for option, value in (("out", out), ("shape", shape)):
         if value is not None and images is None:

@@ -399,8 +399,8 @@ def _dense_rbm(layer: Layer, name: str) -> DenseLayer:
         )
     if not isinstance(layer, DenseLayer):
         raise DataError(
-            f"{name} is a convolution, {layer.shape}; sample a stack with a dense RBM on top, such"
-            " as 1x28x28,conv:20x5,pool:2,500"
+            f"{name} is a convolution, {layer.shape}; sample a level that is a dense RBM, such as"
+            " the top one of 1x28x28,conv:20x5,pool:2,500"
         )
     return layer
 

@@ -359,6 +359,8 @@ class TestOthers:
         Stack((DenseLayer(*zeros),)).save("run/model.safetensors")
         line = refusal(capsys, "reconstruct", "run", "--data", "narrow.npy")
         assert line.startswith("Error: --shape: got none, and 3 values make no square")
+        line = refusal(capsys, "sample", "run")
+        assert line.endswith("or 3xHxW in colour; or add --save FILE.npy, without --shape")
 
     def test_json_says_nothing_on_stdout(self, folder, capsys):
         refusal(capsys, *TRAIN, "--data", "x.npy", "--layers", "16", "--json")
