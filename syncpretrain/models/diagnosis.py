@@ -31,6 +31,7 @@ MOST_CONSTANT = 0.5  # largest share of constant units in a good layer
 LEAST_CHANGE = 0.05  # smallest range, over the examples, of a unit that carries information
 GROWN = 1.05  # an error has grown beyond this many times the first epoch's: less is noise
 WORSE = 1.01  # worse than the baseline from this many times its errors on: less prints alike
+ROUNDING = 1e-12  # share of the squares up to which the error of predicting the mean is 0
 DEVIATIONS = 2.0  # standard deviations by which the errors of two epochs must differ
 
 
@@ -245,7 +246,8 @@ class _Measured:
         limits = (self._high < kind.lower + NEAR_LIMIT) | (self._low > kind.upper - NEAR_LIMIT)
         error, squares = self._errors / self._rows, self._squares / self._rows
         means = float((np.square(self._sums) / np.maximum(self._known, 1)).sum())
-        by_mean = max(squares - means / self._rows, 0.0)
+        by_mean = squares - means / self._rows
+        by_mean = by_mean if by_mean > ROUNDING * squares else 0.0
         counts = int(constant.sum()), int((constant & limits).sum())
         return Baseline(error, by_mean, len(constant), *counts)
 

@@ -48,6 +48,10 @@ class TestBaselines:
         assert baselines(stack, X)[0][2:] == (3, 2, 1)
         assert baselines(stack, X[:1])[0].constant == 0
 
+    def test_a_single_row_has_no_error_of_the_mean(self):
+        X, stack = np.float32(np.random.default_rng(0).random((30, 50))), normal_stack((50, 3))
+        assert not any(baselines(stack, row[None])[0].mean_error for row in X)
+
     def test_there_are_none_without_examples(self):
         assert baselines(normal_stack((4, 2)), np.empty((0, 4), np.float32)) == []
 
