@@ -69,7 +69,8 @@ def couplings(layer: Layer, *, corrected: bool = True) -> Doubles:
     """Return how strongly an RBM couples each pair of positions, of shape (positions, positions).
 
     A position is a softmax group, or another visible unit. ``corrected`` asks for the
-    average-product correction. The diagonal is 0.
+    average-product correction, which would leave nothing of two positions alone, and is then left
+    out. The diagonal is 0.
 
     Raises
     ------
@@ -90,7 +91,7 @@ def couplings(layer: Layer, *, corrected: bool = True) -> Doubles:
     norms = np.sqrt(np.maximum(squares @ squares.T, 0))
     np.fill_diagonal(norms, 0)
     total = norms.sum()
-    if corrected and total:
+    if corrected and total and count > 2:
         rows = norms.sum(axis=0)
         # means without the diagonal: (rows / (n - 1))^2 / (total / (n (n - 1)))
         norms -= np.outer(rows, rows) / total * (count / max(count - 1, 1))

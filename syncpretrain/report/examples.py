@@ -167,8 +167,8 @@ def _couplings(stack: Stack) -> str:
 
     text = (
         "Frobenius norms of the couplings of layer 1 between each two positions, in the zero-sum"
-        " gauge, with the average-product correction"
-    )
+        " gauge"
+    ) + ", with the average-product correction" * (len(found) > 2)
     svg = draw_svg(draw, name="couplings-map", label=text, size=(5.0, 4.3))
     first, second = np.triu_indices(len(found), 1)
     strongest = np.argsort(-found[first, second], kind="stable")[:MOST_PAIRS]

@@ -148,6 +148,12 @@ def test_couplings_are_the_norms_of_blocks(units):
     np.testing.assert_allclose(couplings(layer), expected, atol=1e-10)
 
 
+def test_two_positions_alone_keep_their_coupling():
+    layer = make_layer("softmax:2x3")
+    assert couplings(layer)[0, 1] > 0.1
+    np.testing.assert_array_equal(couplings(layer), couplings(layer, corrected=False))
+
+
 def test_positions_are_groups_and_single_units():
     layer = make_layer("bernoulli:2,softmax:2x3")
     np.testing.assert_array_equal(positions_of(layer), [0, 1, 2, 2, 2, 3, 3, 3])
