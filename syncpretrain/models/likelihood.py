@@ -407,7 +407,15 @@ def log_z_ais(
     LogZ
         Estimate with 3 standard errors of the mean weight on each side; ``low`` is -inf if they
         reach below 0: more chains or steps are needed then.
+
+    Raises
+    ------
+    DataError
+        As :func:`log_z`, or if chains or steps are no whole number from 1 on.
     """
+    for name, value in (("chains", chains), ("steps", steps)):
+        if not isinstance(value, (int, np.integer)) or value < 1:
+            raise DataError(f"{name}: got {value!r}, expected a whole number from 1 on")
     parameters, lengths = _annealed(layer, words)
     blocks = kind_of(layer.visible_units).blocks
     if blocks is not None and not blocks.has_bias and len(lengths) == 1:
@@ -479,7 +487,7 @@ def _annealed(
     blocks = kind_of(layer.visible_units).blocks
     counts = 0 if blocks is None else len(blocks.counts)
     lengths = tuple(map(float, np.atleast_1d(words)))
-    if len(lengths) != counts or any(length < 0 for length in lengths):
+    if len(lengths) != counts or not all(0 <= x < math.inf for x in lengths):
         raise DataError(
             f"words: got {words}, expected {counts or 'no'} lengths of documents, one for each"
             f" block of counts of {layer.visible_units}"

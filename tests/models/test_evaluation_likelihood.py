@@ -69,6 +69,17 @@ def test_annealing_is_a_function_of_its_seed():
     assert log_z_ais(layer, chains=9, steps=9, seed=1) != log_z_ais(layer, chains=9, steps=9)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"chains": 0}, {"chains": -1}, {"steps": 0}, {"steps": 2.5}, {"words": math.nan}]
+)
+def test_numbers_that_anneal_nothing_are_refused(wrong):
+    layer = replace(
+        make_layer(), visible_units=f"counts:{VISIBLE}" if "words" in wrong else "bernoulli"
+    )
+    with pytest.raises(DataError, match=f"{next(iter(wrong))}: got"):
+        log_z_ais(layer, **wrong)
+
+
 def test_one_chain_has_no_error_bar():
     found = log_z_ais(make_layer(), chains=1, steps=50)
     assert found.low == -math.inf
