@@ -75,6 +75,7 @@ def sampled(
     DataError
         If the stack cannot have such chains.
     """
+    check_finite(layers)
     top, below = _dense_rbm(layers[-1], "the top layer"), layers[:-1]
     _check_chains(top, start, count)
     if start is None:
@@ -120,6 +121,7 @@ def started(
     DataError
         If the stack cannot have such chains.
     """
+    check_finite(layers)
     rbms = levels_of(layers, level, method)
     _check_chains(rbms[0], start, count)
     if hidden is not None:
@@ -247,6 +249,18 @@ def check_numbers(**given: object) -> None:
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
             raise DataError(f"{name}: got {value!r}, expected a whole number")
+
+
+def check_finite(layers: Sequence[Layer]) -> None:
+    """Refuse layers whose states would be no samples.
+
+    Raises
+    ------
+    DataError
+    """
+    for number, layer in enumerate(layers, start=1):
+        if not all(np.isfinite(x).all() for _, x in layer.parameters()):
+            raise DataError(f"layer {number} has weights that are NaN or infinite; train it anew")
 
 
 def levels_of(layers: Sequence[Layer], level: int, method: str) -> list[DenseLayer]:

@@ -26,7 +26,7 @@ from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.weights import checked_weights
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.models.gibbs import Levels, as_states, levels_of, started
+from syncpretrain.models.gibbs import Levels, as_states, check_finite, levels_of, started
 from syncpretrain.models.layer import DenseLayer, Layer, up_through
 from syncpretrain.models.likelihood import Doubles, LogZ, annealed_sample
 from syncpretrain.rng import Purpose, generator
@@ -276,9 +276,7 @@ def _check(
             "mixing: got an RBM of counts, whose chains cannot start at noise, since they keep the"
             " numbers of words; take a level above, or sample with start"
         )
-    for number, layer in enumerate(layers, start=1):
-        if not all(np.isfinite(x).all() for _, x in layer.parameters()):
-            raise DataError(f"layer {number} has weights that are NaN or infinite; train it anew")
+    check_finite(layers)
 
 
 def _classes(labels: Any, count: int, rows: Any) -> NDArray[np.str_] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -235,8 +236,10 @@ def test_no_class_makes_no_region(lost):
 def test_a_model_that_is_not_finite_is_refused(value):
     layer = two_modes(1, 0)
     layer.weight[0, 0] = value
-    with pytest.raises(DataError, match="layer 1 has weights that are NaN or infinite"):
-        Stack((layer,)).mixing(MODES, steps=20)
+    for call in (partial(Stack((layer,)).mixing, MODES), partial(Stack((layer,)).sample, 3)):
+        for level in (None, 1):
+            with pytest.raises(DataError, match="layer 1 has weights that are NaN or infinite"):
+                call(level=level, steps=20)
 
 
 def test_tempering_is_advised_where_it_is_possible():
