@@ -106,7 +106,7 @@ class BaseRBM(Learner):
         v0, h0 = v[:n], h[:n]
         self.backend.gather(X, rows, out=v0)
         self._known = conditions_of(v0, settings.visible_units, missing=settings.missing)
-        if settings.sample_input and kind_of(settings.visible_units).is_binary:
+        if settings.sample_input:
             self._sample_input(v0, epoch, step)
         self._up(v0, out=h0)
         self._draw_dropout(epoch, step)
@@ -192,10 +192,16 @@ class BaseRBM(Learner):
         return error
 
     def _sample_input(self, v0: Array, epoch: int, step: int) -> None:
-        """Replace means of binary units by states."""
+        """Replace means of binary units by states; values of other units are states."""
         draws = self.backend.generator(self.address(Purpose.INPUT, epoch, step))
         noise = draws.random(out=self._difference[: len(v0)], dtype="f4")
-        np.less(noise, v0, out=v0)
+        kind = kind_of(self.settings.visible_units)
+        parts = kind.blocks.parts if kind.blocks is not None else ()
+        own = (
+            [slice(None)] if kind.is_binary else [p.columns for p in parts if p.kind == "bernoulli"]
+        )
+        for columns in own:
+            np.less(noise[:, columns], v0[:, columns], out=v0[:, columns])
 
     def _draw_dropout(self, epoch: int, step: int) -> None:
         dropout = self.settings.hidden_dropout

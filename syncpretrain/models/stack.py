@@ -318,6 +318,8 @@ class Stack:
             )
         if save is not None and Path(save).suffix != ".npy":
             raise DataError(f"save: got {save}, expected a file that ends in .npy")
+        if save is not None and not Path(save).absolute().parent.is_dir():
+            raise DataError(f"save: got {save}, expected a file in a folder that exists")
         no_start = start is None or isinstance(start, str)
         goes_on = isinstance(start, str) and start == "chains"
         X = None if no_start else self.prepared(start, "start")[:]  # type: ignore[arg-type]

@@ -59,6 +59,14 @@ def test_data_of_other_units_are_states(bits):
     assert both.parameters_sha256 != plain.parameters_sha256
 
 
+def test_binary_columns_beside_others_are_drawn():
+    X = np.tile(np.linspace(0.1, 0.9, VISIBLE, dtype=np.float32), (10, 1))
+    rbm = make(sample_input=True, visible_units=f"bernoulli:2,gaussian:{VISIBLE - 2}")
+    rbm._sample_input(v0 := X.copy(), 1, 0)
+    assert set(np.unique(v0[:, :2])) == {0, 1}
+    np.testing.assert_array_equal(v0[:, 2:], X[:, 2:])
+
+
 def test_a_step_that_draws_its_input_is_no_program():
     own = {"persistent": False, "chains": 0, "sample_input": True}
     assert isinstance(step_for(make(**own), 1, "examples"), WholeStep)

@@ -303,6 +303,7 @@ UPPER = DenseLayer(*(np.zeros(x, np.float32) for x in ((2, 2), (2,), (2,))))
         ((LOWER, UPPER), {"steps": 0}, "expected 1 or more"),
         ((LOWER, UPPER), {"start": "data"}, "examples as an array"),
         ((LOWER, UPPER), {"save": "x.csv"}, "ends in .npy"),
+        ((LOWER, UPPER), {"save": "no/x.npy"}, "expected a file in a folder that exists"),
         ((LOWER, UPPER), {"start": np.zeros((3, 3))}, "3 examples for 2 chains"),
     ],
 )
