@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -107,8 +108,9 @@ def fail_one(
         job = start(size, [*program, *train, "--out", str(out)])
         ranks = ranks_of(job, size, out)
         time.sleep(seconds)
-        if kills and rank in ranks and ranks[rank].is_running():
-            ranks[rank].kill()
+        if kills and rank in ranks:
+            with contextlib.suppress(psutil.NoSuchProcess):  # its run is over
+                ranks[rank].kill()
         since = time.monotonic()
         status, _, error = ended(job)
         over = time.monotonic()
