@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ NARROWER, SMALLEST_CODE, LARGEST_CODE = 4, 2, 64
 MODEL_OF_SCORE = {"reconstruction": "denoising", "free-energy": "rbm"}
 
 
+@dataclass(eq=False, repr=False)
 class StackAnomalyDetector(OutlierMixin, StackEstimator):
     """Detector of outliers: rows that a stack reconstructs badly, or finds improbable.
 
@@ -59,34 +61,19 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
         Names of the columns, if X has any.
     """
 
-    def __init__(
-        self,
-        hidden: Sequence[int] | None = None,
-        *,
-        by: str = "reconstruction",
-        contamination: float = 0.1,
-        epochs: int | Sequence[int] | None = None,
-        finetune_epochs: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float | Sequence[float] | None = None,
-        visible_units: str = "auto",
-        workers: int | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-        settings: dict[str, Any] | None = None,
-    ) -> None:
-        self.hidden = hidden
-        self.by = by
-        self.contamination = contamination
-        self.epochs = epochs
-        self.finetune_epochs = finetune_epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.visible_units = visible_units
-        self.workers = workers
-        self.random_state = random_state
-        self.verbose = verbose
-        self.settings = settings
+    hidden: Sequence[int] | None = None
+    _: KW_ONLY
+    by: str = "reconstruction"
+    contamination: float = 0.1
+    epochs: int | Sequence[int] | None = None
+    finetune_epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | Sequence[float] | None = None
+    visible_units: str = "auto"
+    workers: int | None = None
+    random_state: Any = None
+    verbose: int = 0
+    settings: dict[str, Any] | None = None
 
     @property
     def _model(self) -> str:  # type: ignore[override]

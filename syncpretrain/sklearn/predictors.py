@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -160,6 +160,7 @@ class StackPredictor(StackEstimator):
         return self._extra_settings(tuning=True) | epochs
 
 
+@dataclass(eq=False, repr=False)
 class DBNClassifier(ClassifierMixin, StackPredictor):
     """Classifier: a stack of RBMs, pretrained on all rows and fine-tuned on the labelled rows.
 
@@ -200,34 +201,19 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         Names of the columns, if X has any.
     """
 
-    def __init__(
-        self,
-        hidden: Sequence[int] | None = None,
-        *,
-        epochs: int | Sequence[int] | None = None,
-        finetune_epochs: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float | Sequence[float] | None = None,
-        visible_units: str = "auto",
-        pretrained: Any = None,
-        class_weight: Any = None,
-        workers: int | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-        settings: dict[str, Any] | None = None,
-    ) -> None:
-        self.hidden = hidden
-        self.epochs = epochs
-        self.finetune_epochs = finetune_epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.visible_units = visible_units
-        self.pretrained = pretrained
-        self.class_weight = class_weight
-        self.workers = workers
-        self.random_state = random_state
-        self.verbose = verbose
-        self.settings = settings
+    hidden: Sequence[int] | None = None
+    _: KW_ONLY
+    epochs: int | Sequence[int] | None = None
+    finetune_epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | Sequence[float] | None = None
+    visible_units: str = "auto"
+    pretrained: Any = None
+    class_weight: Any = None
+    workers: int | None = None
+    random_state: Any = None
+    verbose: int = 0
+    settings: dict[str, Any] | None = None
 
     def fit(self: ClassifierT, X: Any, y: Any, sample_weight: Any = None) -> ClassifierT:
         """Pretrain on all rows, then fine-tune on the rows with a label.
@@ -376,6 +362,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         return outputs_of(self.stack_, self._rows(X, reset=False))
 
 
+@dataclass(eq=False, repr=False)
 class DBNRegressor(RegressorMixin, StackPredictor):
     """Regressor: a stack of RBMs, pretrained on all rows and fine-tuned on rows with numbers.
 
@@ -405,32 +392,18 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         Names of the columns, if X has any.
     """
 
-    def __init__(
-        self,
-        hidden: Sequence[int] = (256, 64),
-        *,
-        epochs: int | Sequence[int] | None = None,
-        finetune_epochs: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float | Sequence[float] | None = None,
-        visible_units: str = "auto",
-        pretrained: Any = None,
-        workers: int | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-        settings: dict[str, Any] | None = None,
-    ) -> None:
-        self.hidden = hidden
-        self.epochs = epochs
-        self.finetune_epochs = finetune_epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.visible_units = visible_units
-        self.pretrained = pretrained
-        self.workers = workers
-        self.random_state = random_state
-        self.verbose = verbose
-        self.settings = settings
+    hidden: Sequence[int] = (256, 64)
+    _: KW_ONLY
+    epochs: int | Sequence[int] | None = None
+    finetune_epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | Sequence[float] | None = None
+    visible_units: str = "auto"
+    pretrained: Any = None
+    workers: int | None = None
+    random_state: Any = None
+    verbose: int = 0
+    settings: dict[str, Any] | None = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -121,6 +122,7 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         return self.stack_.widths[-1]
 
 
+@dataclass(eq=False, repr=False)
 class StackedRBM(StackTransformer):
     """Stack of RBMs, pretrained layer by layer in parallel.
 
@@ -166,30 +168,17 @@ class StackedRBM(StackTransformer):
     (1797, 10)
     """
 
-    def __init__(
-        self,
-        hidden: Sequence[int] = (256, 64),
-        *,
-        epochs: int | Sequence[int] | None = None,
-        batch_size: int | None = None,
-        learning_rate: float | Sequence[float] | None = None,
-        visible_units: str = "auto",
-        workers: int | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-        log_odds: bool = False,
-        settings: dict[str, Any] | None = None,
-    ) -> None:
-        self.hidden = hidden
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.visible_units = visible_units
-        self.workers = workers
-        self.random_state = random_state
-        self.verbose = verbose
-        self.log_odds = log_odds
-        self.settings = settings
+    hidden: Sequence[int] = (256, 64)
+    _: KW_ONLY
+    epochs: int | Sequence[int] | None = None
+    batch_size: int | None = None
+    learning_rate: float | Sequence[float] | None = None
+    visible_units: str = "auto"
+    workers: int | None = None
+    random_state: Any = None
+    verbose: int = 0
+    log_odds: bool = False
+    settings: dict[str, Any] | None = None
 
     def score_samples(self, X: Any) -> NDArray[np.float64]:
         """Return minus the free energy of each row under layer 1, in nats.
@@ -200,6 +189,7 @@ class StackedRBM(StackTransformer):
         return -energies(self.stack_, self._rows(X, reset=False))
 
 
+@dataclass(eq=False, repr=False)
 class StackedAutoencoder(StackTransformer):
     """Stack of autoencoders, pretrained layer by layer, then fine-tuned as a whole.
 
@@ -229,34 +219,19 @@ class StackedAutoencoder(StackTransformer):
 
     _models: ClassVar[tuple[str, ...]] = ("denoising", "autoencoder", "contractive")
 
-    def __init__(
-        self,
-        hidden: Sequence[int] = (256, 64),
-        *,
-        model: str = "denoising",
-        epochs: int | Sequence[int] | None = None,
-        finetune_epochs: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float | Sequence[float] | None = None,
-        visible_units: str = "auto",
-        workers: int | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-        log_odds: bool = False,
-        settings: dict[str, Any] | None = None,
-    ) -> None:
-        self.hidden = hidden
-        self.model = model
-        self.epochs = epochs
-        self.finetune_epochs = finetune_epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.visible_units = visible_units
-        self.workers = workers
-        self.random_state = random_state
-        self.verbose = verbose
-        self.log_odds = log_odds
-        self.settings = settings
+    hidden: Sequence[int] = (256, 64)
+    _: KW_ONLY
+    model: str = "denoising"
+    epochs: int | Sequence[int] | None = None
+    finetune_epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | Sequence[float] | None = None
+    visible_units: str = "auto"
+    workers: int | None = None
+    random_state: Any = None
+    verbose: int = 0
+    log_odds: bool = False
+    settings: dict[str, Any] | None = None
 
     @property
     def _model(self) -> str:  # type: ignore[override]
