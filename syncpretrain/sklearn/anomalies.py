@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import OutlierMixin
-from sklearn.utils.validation import check_is_fitted
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.sklearn.base import StackEstimator
@@ -65,15 +64,7 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
     _: KW_ONLY
     by: str = "reconstruction"
     contamination: float = 0.1
-    epochs: int | Sequence[int] | None = None
     finetune_epochs: int | None = None
-    batch_size: int | None = None
-    learning_rate: float | Sequence[float] | None = None
-    visible_units: str = "auto"
-    workers: int | None = None
-    random_state: Any = None
-    verbose: int = 0
-    settings: dict[str, Any] | None = None
 
     @property
     def _model(self) -> str:  # type: ignore[override]
@@ -118,15 +109,12 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
                 f"epochs: got {self.epochs!r} with by free-energy, expected one or more, since"
                 " random weights find no row improbable; or take by reconstruction"
             )
-        is_tuned = self.by == "reconstruction" and self._trains(self.finetune_epochs)
-        if is_tuned:
-            self._check_tuning("reconstruction", self.finetune_epochs)
         rows, seed = self._rows(X, reset=True), self._seed()
-        self.stack_ = self._pretrained_on(rows, seed)
-        if is_tuned:
-            self.stack_ = self._finetuned(self.stack_, rows, None, seed, self.finetune_epochs)
         if self.by == "reconstruction":
+            self.stack_ = self._reconstructing(rows, seed)
             self._usual = Usual.of(self.stack_, rows)
+        else:
+            self.stack_ = self._pretrained_on(rows, seed)
         scores = self._scores(rows)
         self.offset_ = float(np.percentile(scores, 100 * self.contamination))
         self.decision_scores_, self.threshold_ = -scores, -self.offset_
@@ -135,7 +123,6 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
 
     def score_samples(self, X: Any) -> NDArray[np.float64]:
         """Return the score of each row: outliers have lower scores."""
-        check_is_fitted(self)
         return self._scores(self._rows(X, reset=False))
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:

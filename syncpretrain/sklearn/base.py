@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.data.examples import as_examples
@@ -40,8 +40,9 @@ ENCODE_HINT = "encode it as numbers before, such as with OneHotEncoder, or drop 
 DATES_HINT = "take numbers made of it before, such as years or days, or drop the column"
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class StackEstimator(BaseEstimator):
-    """Base of the estimators; subclasses define the parameters.
+    """Base of the estimators, with the parameters that all have; subclasses define the others.
 
     Attributes
     ----------
@@ -54,16 +55,17 @@ class StackEstimator(BaseEstimator):
     """
 
     _model: ClassVar[str] = "rbm"
-    hidden: Any
-    epochs: Any
-    batch_size: int | None
-    learning_rate: Any
-    visible_units: str
-    workers: int | None
-    random_state: Any
-    verbose: int
-    settings: dict[str, Any] | None
-    stack_: Stack
+    hidden: Any = field(init=False)
+    epochs: int | Sequence[int] | None = None
+    batch_size: int | None = None
+    learning_rate: float | Sequence[float] | None = None
+    visible_units: str = "auto"
+    workers: int | None = None
+    random_state: Any = None
+    verbose: int = 0
+    settings: dict[str, Any] | None = None
+    finetune_epochs: int | None = field(init=False)
+    stack_: Stack = field(init=False)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -76,9 +78,11 @@ class StackEstimator(BaseEstimator):
     def _rows(self, X: Any, *, reset: bool) -> Matrix:
         """Return :func:`rows_for` this estimator, checked.
 
-        Rows for a fitted stack (without ``reset``) may have new values in columns that never varied
-        in training: warn of these.
+        Without ``reset`` the rows are for a fitted stack, which must be there. They may have new
+        values in columns that never varied in training: warn of these.
         """
+        if not reset:
+            check_is_fitted(self)
         rows: Matrix = rows_for(self, X, reset=reset)
         scaling = None if reset else self.stack_.scaling
         if scaling is not None and scaling.constant.any():
@@ -152,6 +156,14 @@ class StackEstimator(BaseEstimator):
             seed=seed,
             **(own | options | self._extra_settings(tuning=True)),
         )
+
+    def _reconstructing(self, X: Matrix, seed: int) -> Stack:
+        """Return a stack pretrained on examples, then fine-tuned to reconstruct them."""
+        if not self._trains(self.finetune_epochs):
+            return self._pretrained_on(X, seed)
+        self._check_tuning("reconstruction", self.finetune_epochs)
+        stack = self._pretrained_on(X, seed)
+        return self._finetuned(stack, X, None, seed, self.finetune_epochs)
 
     def _widths(self, columns: int) -> list[int]:
         """Return the units of each layer of a stack for a number of columns."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin, clone
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.extmath import softmax
-from sklearn.utils.validation import check_is_fitted
 
 from syncpretrain import Stack
 from syncpretrain.data.facts import facts_of
@@ -69,7 +68,6 @@ class StackPredictor(StackEstimator):
     """Base of the predictors: pretraining on all rows, fine-tuning on the rows with a target."""
 
     pretrained: Any
-    finetune_epochs: int | None
     n_unlabelled_: int
 
     def _start(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
@@ -125,15 +123,20 @@ class StackPredictor(StackEstimator):
         """Return the scaling of columns to [0, 1] for binary units, if there is one."""
         return None
 
-    def _train(self, X: Matrix, targets: Targets, objective: str) -> None:
-        """Train on examples and the targets of some of them."""
+    def _train(
+        self, X: Matrix, targets: Targets, objective: str, to_train: Callable[[Stack], Stack]
+    ) -> None:
+        """Train on examples and the targets of some of them.
+
+        ``to_train`` converts the head of a stack, if any, to the targets.
+        """
         self._check_tuning(objective, self.finetune_epochs)
         rows, y, weights = targets
         seed, self.n_unlabelled_ = self._seed(), X.shape[0] - len(rows)
         suited = {}
         if self.pretrained is None:
             suited = self._for_curves(X, targets, seed, objective)
-        stack = self._to_train(self._start(X, len(rows), seed, **suited))
+        stack = to_train(self._start(X, len(rows), seed, **suited))
         stack, options = self._chosen(stack, X, targets, seed)
         options["objective"] = objective
         if self.batch_size is not None:
@@ -145,10 +148,6 @@ class StackPredictor(StackEstimator):
         self.stack_ = self._finetuned(stack, X, y, seed, epochs, **options)
         for sentence in self.stack_.info.get("verdict", ()):
             warnings.warn(sentence, PoorResultWarning, stacklevel=3)
-
-    def _to_train(self, stack: Stack) -> Stack:
-        """Return a stack with its head, if any, converted to the targets of the training."""
-        raise NotImplementedError
 
     def _chosen(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
         """Return the stack to fine-tune, and settings of fine-tuning; data as for ``_train``."""
@@ -203,17 +202,9 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
 
     hidden: Sequence[int] | None = None
     _: KW_ONLY
-    epochs: int | Sequence[int] | None = None
     finetune_epochs: int | None = None
-    batch_size: int | None = None
-    learning_rate: float | Sequence[float] | None = None
-    visible_units: str = "auto"
     pretrained: Any = None
     class_weight: Any = None
-    workers: int | None = None
-    random_state: Any = None
-    verbose: int = 0
-    settings: dict[str, Any] | None = None
 
     def fit(self: ClassifierT, X: Any, y: Any, sample_weight: Any = None) -> ClassifierT:
         """Pretrain on all rows, then fine-tune on the rows with a label.
@@ -242,7 +233,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
             weights = relative(by_class, "class_weight") * (1 if weights is None else weights)
             weights = relative(weights, "sample_weight")
         targets = Targets(classes.rows, classes.places, weights)
-        self._train(rows, targets, "classification")
+        to_train = partial(for_places, labels=classes.labels)
+        self._train(rows, targets, "classification", to_train)
         self.stack_ = for_labels(self.stack_, classes.labels)
         self.pseudo_labels_ = self.stack_.info["finetune"][-1]["unlabelled"] != "none"
         return self
@@ -265,9 +257,6 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
             return super()._widths(columns)
         few = len(self.classes_) <= FEW_CLASSES
         return [MANY_UNITS, FEW_UNITS if few else MANY_UNITS]
-
-    def _to_train(self, stack: Stack) -> Stack:
-        return for_places(stack, self.classes_)
 
     def _scaling(self, X: Matrix) -> Scaling | None:
         return shared_range(X) if self.visible_units == "auto" else None
@@ -358,8 +347,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         return predicted
 
     def _outputs(self, X: Any) -> Matrix:
-        check_is_fitted(self)
-        return outputs_of(self.stack_, self._rows(X, reset=False))
+        rows = self._rows(X, reset=False)
+        return outputs_of(self.stack_, rows)
 
 
 @dataclass(eq=False, repr=False)
@@ -394,16 +383,8 @@ class DBNRegressor(RegressorMixin, StackPredictor):
 
     hidden: Sequence[int] = (256, 64)
     _: KW_ONLY
-    epochs: int | Sequence[int] | None = None
     finetune_epochs: int | None = None
-    batch_size: int | None = None
-    learning_rate: float | Sequence[float] | None = None
-    visible_units: str = "auto"
     pretrained: Any = None
-    workers: int | None = None
-    random_state: Any = None
-    verbose: int = 0
-    settings: dict[str, Any] | None = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -424,16 +405,15 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         rows = self._rows(X, reset=True)
         targets = numbers_of_rows(y, rows)
         weights = weights_of(sample_weight, rows, targets.rows)
-        self.target_mean_, self.target_scale_ = mean_and_spread(targets.values, weights)
+        mean, scale = mean_and_spread(targets.values, weights)
+        self.target_mean_, self.target_scale_ = mean, scale
         self._one_dimensional = targets.dimensions == 1
-        scaled = (targets.values - self.target_mean_) / self.target_scale_
-        self._train(rows, Targets(targets.rows, scaled, weights), "regression")
+        scaled = Targets(targets.rows, (targets.values - mean) / scale, weights)
+        to_train = partial(for_standardized, mean=mean, scale=scale)
+        self._train(rows, scaled, "regression", to_train)
         self._head = self.stack_.head
-        self.stack_ = for_numbers(self.stack_, self.target_mean_, self.target_scale_)
+        self.stack_ = for_numbers(self.stack_, mean, scale)
         return self
-
-    def _to_train(self, stack: Stack) -> Stack:
-        return for_standardized(stack, self.target_mean_, self.target_scale_)
 
     def _chosen(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
         targets = targets.weighted()
@@ -446,7 +426,6 @@ class DBNRegressor(RegressorMixin, StackPredictor):
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Return the numbers of each row, of the shape of y."""
-        check_is_fitted(self)
         rows = self._rows(X, reset=False)  # outputs get the precision of these rows
         outputs = outputs_of(replace(self.stack_, head=self._head), rows)
         numbers: NDArray[np.float64] = outputs * self.target_scale_ + self.target_mean_

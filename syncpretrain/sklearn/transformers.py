@@ -96,8 +96,8 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
             Codes in the type of X, float32 or float64. With ``log_odds`` they are the log-odds of
             binary units, not their probabilities.
         """
-        check_is_fitted(self)
-        return codes_of(self.stack_, self._rows(X, reset=False), log_odds=self.log_odds)
+        rows = self._rows(X, reset=False)
+        return codes_of(self.stack_, rows, log_odds=self.log_odds)
 
     def inverse_transform(self, X: Any) -> Matrix:
         """Decode codes of shape (n_examples, top units) to examples."""
@@ -112,10 +112,8 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
 
     def impute(self, X: Any) -> Matrix:
         """Return X with its missing values, NaN, filled in as :meth:`syncpretrain.Stack.impute`."""
-        check_is_fitted(self)
         rows = self._rows(X, reset=False)
-        filled: Matrix = self.stack_.impute(rows).astype(rows.dtype, copy=False)
-        return filled
+        return self.stack_.impute(rows).astype(rows.dtype, copy=False)
 
     @property
     def _n_features_out(self) -> int:
@@ -170,23 +168,15 @@ class StackedRBM(StackTransformer):
 
     hidden: Sequence[int] = (256, 64)
     _: KW_ONLY
-    epochs: int | Sequence[int] | None = None
-    batch_size: int | None = None
-    learning_rate: float | Sequence[float] | None = None
-    visible_units: str = "auto"
-    workers: int | None = None
-    random_state: Any = None
-    verbose: int = 0
     log_odds: bool = False
-    settings: dict[str, Any] | None = None
 
     def score_samples(self, X: Any) -> NDArray[np.float64]:
         """Return minus the free energy of each row under layer 1, in nats.
 
         It is the log-likelihood except for a constant; the layers above have no part in it.
         """
-        check_is_fitted(self)
-        return -energies(self.stack_, self._rows(X, reset=False))
+        rows = self._rows(X, reset=False)
+        return -energies(self.stack_, rows)
 
 
 @dataclass(eq=False, repr=False)
@@ -222,16 +212,8 @@ class StackedAutoencoder(StackTransformer):
     hidden: Sequence[int] = (256, 64)
     _: KW_ONLY
     model: str = "denoising"
-    epochs: int | Sequence[int] | None = None
     finetune_epochs: int | None = None
-    batch_size: int | None = None
-    learning_rate: float | Sequence[float] | None = None
-    visible_units: str = "auto"
-    workers: int | None = None
-    random_state: Any = None
-    verbose: int = 0
     log_odds: bool = False
-    settings: dict[str, Any] | None = None
 
     @property
     def _model(self) -> str:  # type: ignore[override]
@@ -242,18 +224,12 @@ class StackedAutoencoder(StackTransformer):
         return self.model
 
     def _fit(self, X: Matrix, seed: int) -> None:
-        is_tuned = self._trains(self.finetune_epochs)
-        if is_tuned:
-            self._check_tuning("reconstruction", self.finetune_epochs)
-        stack = self._pretrained_on(X, seed)
-        if is_tuned:
-            stack = self._finetuned(stack, X, None, seed, self.finetune_epochs)
-        self.stack_ = stack
+        self.stack_ = self._reconstructing(X, seed)
 
     def score_samples(self, X: Any) -> NDArray[np.float64]:
         """Return minus the reconstruction error of each row.
 
         It is squared, as layer 1 sees the row, and averaged over the values that are not missing.
         """
-        check_is_fitted(self)
-        return -reconstruction_errors(self.stack_, self._rows(X, reset=False))
+        rows = self._rows(X, reset=False)
+        return -reconstruction_errors(self.stack_, rows)
