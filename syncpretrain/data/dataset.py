@@ -23,21 +23,6 @@ from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError
 from syncpretrain.rng import Purpose, generator
 
-__all__ = [
-    "PARTS",
-    "UNLABELLED",
-    "DataRecord",
-    "Dataset",
-    "Rows",
-    "classes_only",
-    "from_rows",
-    "hold_out",
-    "is_labelled",
-    "record_in",
-    "record_of",
-    "stratified_split",
-]
-
 PARTS = ("train", "validation", "test")
 UNLABELLED = -1  # among labels, stands for none
 Places = NDArray[np.intp]
@@ -173,16 +158,9 @@ class Dataset:
             raise DataError(f"labels: got {count}, expected 1 to {len(labelled)}, those there are")
         kept = labelled
         if count < len(labelled):
-            kept = labelled[
-                stratified_split(
-                    classes_only(self.train_labels[labelled]),
-                    len(labelled),
-                    held_out=count,
-                    seed=seed,
-                    equal_classes=True,
-                    step=1,
-                )[1]
-            ]
+            own, n = classes_only(self.train_labels[labelled]), len(labelled)
+            parts = stratified_split(own, n, held_out=count, seed=seed, equal_classes=True, step=1)
+            kept = labelled[parts[1]]
         is_class = self.train_labels.dtype.kind != "f"
         labels = np.full_like(self.train_labels, UNLABELLED if is_class else np.nan)
         labels[kept] = self.train_labels[kept]

@@ -62,20 +62,10 @@ def times_tanh_derivative(np: Any, a: Any, delta: Any) -> None:
     delta *= np.subtract(1, slope, out=slope)
 
 
-def times_step(np: Any, a: Any, delta: Any) -> None:
-    """Multiply delta by 1 where a > 0, else by 0, in place."""
-    delta *= np.sign(a)  # a >= 0
-
-
 def sample_binary(np: Any, x: Any, noise: Any, out: Any) -> None:
     """Draw 1 with probability sigmoid(x), else 0."""
     sigmoid(np, x)
     np.less(noise, x, out=out)
-
-
-def sample_gaussian(np: Any, x: Any, noise: Any, out: Any) -> None:
-    """Draw x + N(0, 1)."""
-    np.add(x, noise, out=out)
 
 
 def sample_rectified(np: Any, x: Any, noise: Any, out: Any, sigmoid: Equation = sigmoid) -> None:
@@ -248,7 +238,7 @@ KINDS = {
             mean=unchanged,
             times_derivative=unchanged,
             noise="normal",
-            sample=sample_gaussian,
+            sample=lambda np, x, noise, out: np.add(x, noise, out=out),
             log_sum=lambda np, x, b: 0.5 * (np.square(x) - np.square(b) + math.log(2 * math.pi)),
             energy=lambda np, v, a: 0.5 * np.square(v - a).sum(axis=1),
             bias_of=lambda np, mean: mean,
@@ -261,7 +251,9 @@ KINDS = {
         Kind(
             name="relu",
             mean=lambda np, x: np.maximum(x, 0, out=x),
-            times_derivative=times_step,
+            times_derivative=lambda np, a, delta: np.multiply(
+                delta, np.sign(a), out=delta
+            ),  # a >= 0
             noise="normal",
             sample=sample_rectified,
             log_sum=log_sum_stepped,
