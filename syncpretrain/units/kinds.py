@@ -62,6 +62,11 @@ def times_tanh_derivative(np: Any, a: Any, delta: Any) -> None:
     delta *= np.subtract(1, slope, out=slope)
 
 
+def times_step(np: Any, a: Any, delta: Any) -> None:
+    """Multiply delta by 1 where a > 0, else by 0, in place."""
+    delta *= np.sign(a)  # a >= 0
+
+
 def sample_binary(np: Any, x: Any, noise: Any, out: Any) -> None:
     """Draw 1 with probability sigmoid(x), else 0."""
     sigmoid(np, x)
@@ -251,9 +256,7 @@ KINDS = {
         Kind(
             name="relu",
             mean=lambda np, x: np.maximum(x, 0, out=x),
-            times_derivative=lambda np, a, delta: np.multiply(
-                delta, np.sign(a), out=delta
-            ),  # a >= 0
+            times_derivative=times_step,
             noise="normal",
             sample=sample_rectified,
             log_sum=log_sum_stepped,
