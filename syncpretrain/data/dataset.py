@@ -23,6 +23,21 @@ from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError
 from syncpretrain.rng import Purpose, generator
 
+__all__ = [
+    "PARTS",
+    "UNLABELLED",
+    "DataRecord",
+    "Dataset",
+    "Rows",
+    "classes_only",
+    "from_rows",
+    "hold_out",
+    "is_labelled",
+    "record_in",
+    "record_of",
+    "stratified_split",
+]
+
 PARTS = ("train", "validation", "test")
 UNLABELLED = -1  # among labels, stands for none
 Places = NDArray[np.intp]

@@ -26,6 +26,8 @@ from syncpretrain.models.likelihood import Doubles
 from syncpretrain.units.blocks import SOFTMAX
 from syncpretrain.units.kinds import kind_of
 
+__all__ = ["couplings", "has_couplings", "outside_gauge", "positions_of", "zero_sum"]
+
 IN_GAUGE = 0.01  # largest share of the weights' squares outside the zero-sum gauge
 NOT_IN_GAUGE = (  # format with a number and a share
     "layer {}: {:.0f} % of the squares of its weights are outside the zero-sum gauge, and its decay"

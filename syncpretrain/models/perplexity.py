@@ -24,6 +24,8 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units.kinds import kind_of
 
+__all__ = ["Perplexity", "perplexity"]
+
 MOST_ENUMERATED = 12  # with at most so many hidden units, their states are enumerated
 SMALLEST_POPULATION = 2
 

@@ -8,6 +8,8 @@ from typing import Any
 from syncpretrain.events import Event
 from syncpretrain.observers.figures import check_package, figures_of, wall_time
 
+__all__ = ["MLflowLog"]
+
 MOST_PARAMS = 100  # in one request
 MOST_LETTERS = 500  # of a value: every server takes as many
 

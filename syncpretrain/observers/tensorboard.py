@@ -8,6 +8,8 @@ from pathlib import Path
 from syncpretrain.events import Event, Notice
 from syncpretrain.observers.figures import check_package, figures_of, wall_time
 
+__all__ = ["TensorBoardLog"]
+
 
 class TensorBoardLog:
     """Observer that writes figures for TensorBoard while its ``with`` block lasts.
