@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 __all__ = [
@@ -20,7 +21,17 @@ __all__ = [
     "StalledError",
     "SyncpretrainError",
     "WorkerError",
+    "needed",
 ]
+
+
+def needed(module: str, otherwise: Exception) -> Any:
+    """Return a module of a package that may be missing; raise ``otherwise`` if it is."""
+    try:
+        import_module(module.partition(".")[0])  # a part may have been imported before
+        return import_module(module)
+    except ImportError:
+        raise otherwise from None
 
 
 class SyncpretrainError(Exception):

@@ -32,7 +32,7 @@ import socket
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -70,19 +70,19 @@ class Peers:
         As in ``time.monotonic``.
     first_seconds : float
         For the first sign of life of a rank.
+
+    Attributes
+    ----------
+    beats : dict of int to Beat
+        The newest sign of life of each rank.
     """
 
     def __init__(self, beat: Beat, now: float, first_seconds: float) -> None:
         self._own, self._started, self._first_seconds = beat, now, first_seconds
         self.silent_seconds = SILENT_SECONDS
-        self._beats: dict[int, Beat] = {}
+        self.beats: dict[int, Beat] = {}
         self._heard: dict[int, float] = {}
         self._offsets: dict[int, float] = {}
-
-    @property
-    def beats(self) -> Mapping[int, Beat]:
-        """The newest sign of life of each rank."""
-        return self._beats
 
     def hear(self, rank: int, sent: float, now: float) -> None:
         """Record that a rank has sent something at a time by its own clock."""
@@ -97,13 +97,13 @@ class Peers:
 
     def record(self, rank: int, beat: Beat) -> None:
         """Record a sign of life; there is none after the last."""
-        known = self._beats.get(rank)
+        known = self.beats.get(rank)
         if known is None or not known.leaves:
-            self._beats[rank] = beat
+            self.beats[rank] = beat
 
     def offset(self, rank: int) -> float:
         """Return the seconds to add to times of another rank's clock, a few ms too many."""
-        beat = self._beats.get(rank)
+        beat = self.beats.get(rank)
         if beat is None or beat.machine == self._own.machine:
             return 0.0
         return self._offsets[rank]
@@ -111,22 +111,22 @@ class Peers:
     def first_on_machines(self) -> dict[int, int]:
         """Return the lowest rank on the machine of each rank that was heard."""
         first: dict[str, int] = {}
-        for rank in sorted(self._beats):
-            first.setdefault(self._beats[rank].machine, rank)
-        return {rank: first[beat.machine] for rank, beat in self._beats.items()}
+        for rank in sorted(self.beats):
+            first.setdefault(self.beats[rank].machine, rank)
+        return {rank: first[beat.machine] for rank, beat in self.beats.items()}
 
     def have_left(self, ranks: Iterable[int]) -> bool:
         """Return whether all of some ranks have sent their last sign of life."""
-        return all(rank in self._beats and self._beats[rank].leaves for rank in ranks)
+        return all(rank in self.beats and self.beats[rank].leaves for rank in ranks)
 
     def name(self, rank: int) -> str:
         """Return what a message calls a rank."""
-        beat = self._beats.get(rank)
+        beat = self.beats.get(rank)
         return f"rank {rank}" + (f" on {beat.host}" if beat is not None else "")
 
     def lost(self, rank: int, now: float) -> str | None:
         """Return how a rank was lost, None if it was not."""
-        beat = self._beats.get(rank)
+        beat = self.beats.get(rank)
         if beat is None:
             waited = now - self._started > self._first_seconds
             return f"did not come within {self._first_seconds:g} s" if waited else None
@@ -347,13 +347,13 @@ class Transport:
                 now,
                 moved=moved,
                 rings=self._engine.wakes_for_messages,
-                is_eager=self.is_eager or self.windows.has_own,
+                is_eager=self.is_eager or bool(self.windows.owned),
                 is_sending=bool(self._sending),
             )
             if self._late:
                 nap = min(nap, max(self._late[0][0] - now, 0.0))
             with self._changed:
-                if self._outbox or self.windows.has_calls:
+                if self._outbox or self.windows.asked:
                     continue
                 if self._closing and not self._sending:
                     return

@@ -69,6 +69,13 @@ class Windows:
     times : Timeouts
         ``stall`` bounds the wait for a call.
 
+    Attributes
+    ----------
+    owned : set of str
+        Windows with elements on this rank, which other ranks reach into.
+    asked : deque
+        Calls that wait for :meth:`turn`.
+
     Raises
     ------
     WorkerError, StalledError
@@ -86,20 +93,10 @@ class Windows:
         self._engine, self._send, self._times = engine, send, times
         self._wake, self._check = wake, check
         self._windows: dict[str, Window] = {}
-        self._owned: set[str] = set()  # windows with elements on this rank
+        self.owned: set[str] = set()
         # Any thread appends, only the communication thread takes: a deque needs no lock for that.
-        self._asked: deque[_Asked] = deque()
+        self.asked: deque[_Asked] = deque()
         self._changed = threading.Condition()  # guards the windows, and which calls are done
-
-    @property
-    def has_calls(self) -> bool:
-        """True if a call waits for :meth:`turn`."""
-        return bool(self._asked)
-
-    @property
-    def has_own(self) -> bool:
-        """True if other ranks reach into memory of this one."""
-        return bool(self._owned)
 
     def unreliable_on(self) -> str | None:
         """Return the library or place without reliable windows; None if windows are reliable."""
@@ -108,7 +105,7 @@ class Windows:
     def follow(self, source: int, message: OpenWindow | CloseWindow) -> None:
         """Open or close a window, in the communication thread."""
         if isinstance(message, CloseWindow):
-            self._owned.discard(message.name)
+            self.owned.discard(message.name)
             self._windows[message.name].close()
             with self._changed:
                 del self._windows[message.name]
@@ -117,23 +114,23 @@ class Windows:
         # Outside the lock: opening waits for all other ranks.
         window = self._engine.open_window(message.lengths, message.kind)
         if message.lengths[self._engine.rank]:
-            self._owned.add(message.name)
+            self.owned.add(message.name)
         with self._changed:
             self._windows[message.name] = window
             self._changed.notify_all()
 
     def turn(self) -> bool:
         """Make calls for about a millisecond, in the communication thread; return whether any."""
-        if not self._asked:
+        if not self.asked:
             return False
         end = time.monotonic() + TURN_SECONDS
-        while self._asked and time.monotonic() < end:
+        while self.asked and time.monotonic() < end:
             # Left at the front until all its pieces are done: another request would overtake it.
-            asked = self._asked[0]
+            asked = self.asked[0]
             try:
                 asked.value = next(asked.calls)
             except StopIteration:
-                self._asked.popleft()
+                self.asked.popleft()
                 with self._changed:
                     asked.is_done = True
                     self._changed.notify_all()
@@ -186,7 +183,7 @@ class Windows:
         # Appended before the wake-up: a thread that is about to sleep looks at the queue under the
         # lock that the wake-up takes, so it either sees the request or is woken.
         asked = _Asked(calls)
-        self._asked.append(asked)
+        self.asked.append(asked)
         self._wake()
         self._wait(lambda: asked.is_done, "a call of a window did not end")
         return asked.value

@@ -184,8 +184,6 @@ def _exists(name: str | os.PathLike[str]) -> bool:
     """Return whether there may be such a file; an unreadable one is for the reader to report."""
     try:
         expanded(name).stat()
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return False
-    except OSError:
-        return True
+    except (OSError, ValueError) as error:
+        return not isinstance(error, (FileNotFoundError, NotADirectoryError, ValueError))
     return True

@@ -173,16 +173,9 @@ class Dataset:
             raise DataError(f"labels: got {count}, expected 1 to {len(labelled)}, those there are")
         kept = labelled
         if count < len(labelled):
-            kept = labelled[
-                stratified_split(
-                    classes_only(self.train_labels[labelled]),
-                    len(labelled),
-                    held_out=count,
-                    seed=seed,
-                    equal_classes=True,
-                    step=1,
-                )[1]
-            ]
+            own, n = classes_only(self.train_labels[labelled]), len(labelled)
+            parts = stratified_split(own, n, held_out=count, seed=seed, equal_classes=True, step=1)
+            kept = labelled[parts[1]]
         is_class = self.train_labels.dtype.kind != "f"
         labels = np.full_like(self.train_labels, UNLABELLED if is_class else np.nan)
         labels[kept] = self.train_labels[kept]

@@ -39,6 +39,13 @@ class FileRows(StoredRows):
         Last step for each array that is read, such as a standardization.
     check : callable, optional
         Check of each array before ``prepare``: something may write to the file meanwhile.
+
+    Attributes
+    ----------
+    path : str
+        The path of the file.
+    raw_dtype : dtype
+        The type of the numbers in the file.
     """
 
     def __init__(
@@ -51,6 +58,7 @@ class FileRows(StoredRows):
         if rows is not None and file.shape[0] < 1 << 32:
             rows = rows.astype(np.uint32)  # one number for each example: half the memory
         self._file, self._rows, self._prepare, self._check = file, rows, prepare, check
+        self.path, self.raw_dtype = file.path, file.dtype
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -77,16 +85,6 @@ class FileRows(StoredRows):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Return all rows, in memory."""
         return self[:] if dtype is None else self[:].astype(dtype)
-
-    @property
-    def path(self) -> str:
-        """Path of the file."""
-        return self._file.path
-
-    @property
-    def raw_dtype(self) -> np.dtype[Any]:
-        """The type of the numbers in the file."""
-        return self._file.dtype
 
     def raw_blocks(self) -> Iterator[NDArray[Any]]:
         """Yield all rows of the file, of its own type, a few at a time."""

@@ -16,7 +16,7 @@ from syncpretrain.data.columns import Columns, columns_in, columns_of, takes_cat
 from syncpretrain.data.examples import check_values
 from syncpretrain.data.meaning import meaning_in
 from syncpretrain.data.table import Mixed, Table, Values, check_distinct_names, texts_of
-from syncpretrain.errors import DataError
+from syncpretrain.errors import DataError, needed
 from syncpretrain.units.kinds import KINDS, kind_of
 
 CATEGORICAL = ("categor", "enum", "dictionary")  # how the names of such types begin
@@ -50,7 +50,7 @@ def table_of(frame: Any, name: str = "X") -> Table:
     for key, text in zip(keys, names, strict=True):
         series = frame[key]
         found.add(text, np.asarray(series), is_category=_is_category(series.dtype))
-    return found.table(name, names, is_file=False)
+    return found.table(name, names, (), is_file=False)
 
 
 def encoded(
@@ -143,13 +143,10 @@ def read_parquet(path: Path) -> Table:
     DataError
         If the package pyarrow is missing, or the file cannot be read.
     """
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise DataError(
-            f"{path}: a Parquet file needs the package pyarrow, which is not installed; install it,"
-            " or save the table as .csv"
-        ) from None
+    text = (
+        "a Parquet file needs the package pyarrow, which is not installed; install it, or save the"
+    )
+    parquet = needed("pyarrow.parquet", DataError(f"{path}: {text} table as .csv"))
     try:
         with parquet.ParquetFile(path) as file:
             names = list(file.schema_arrow.names)
@@ -165,7 +162,7 @@ def read_parquet(path: Path) -> Table:
         is_category = _is_category(column.type)
         array = np.asarray(column.to_pylist() if is_category else column.to_numpy())
         found.add(name, array, is_category=is_category)
-    return found.table(str(path), tuple(written.column_names), notices)
+    return found.table(str(path), tuple(written.column_names), notices, is_file=True)
 
 
 def _index_of(schema: Any) -> list[str]:
@@ -199,12 +196,7 @@ class _Columns:
             self._columns.append(self._refuse(name, str(array.dtype), len(array)))
 
     def table(
-        self,
-        name: str,
-        names: tuple[str, ...],
-        notices: tuple[str, ...] = (),
-        *,
-        is_file: bool = True,
+        self, name: str, names: tuple[str, ...], notices: tuple[str, ...], *, is_file: bool
     ) -> Table:
         """Return the table of these columns."""
         own = self._mixed, notices, self._refused, is_file

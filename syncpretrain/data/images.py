@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.array_formats import check_memory, reason_of
-from syncpretrain.errors import DataError
+from syncpretrain.errors import DataError, needed
 from syncpretrain.shapes import ImageShape
 
 SUFFIXES = frozenset(
@@ -88,13 +88,10 @@ def read_image_folder(path: Path) -> Folder:
     DataError
         If the package Pillow is missing, an image cannot be read, or is of another size.
     """
-    try:
-        import PIL.Image  # noqa: F401 - whether it is there
-    except ImportError:
-        raise DataError(
-            f"{path}: a folder of images needs the package pillow, which is not installed; install"
-            " it, or save the images as an array in .npy"
-        ) from None
+    text = (
+        "a folder of images needs the package pillow, which is not installed; install it, or save"
+    )
+    needed("PIL.Image", DataError(f"{path}: {text} the images as an array in .npy"))
     files = _images(path)
     shape, deep, said = _survey(path, files)
     check_memory(path, (4 if deep else 1) * len(files) * int(np.prod(shape)))
@@ -222,10 +219,7 @@ def _number_of(found: Sequence[Path], path: Path, what: str, kind: str) -> str:
 def _left_out(path: Path, files: Sequence[Path]) -> list[str]:
     """Return notices of the files and folders that are not read."""
     read = set(files)
-    hidden: list[Path] = []
-    deeper: list[Path] = []
-    others: list[Path] = []
-    empty: list[Path] = []
+    hidden, deeper, others, empty = (list[Path]() for _ in range(4))
     for place in sorted(_everything(path)):
         parts = place.relative_to(path).parts
         is_image = place.suffix.lower() in SUFFIXES

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,22 +26,13 @@ def shuffled(examples: int, *, seed: int, layer: int, epoch: int) -> NDArray[np.
 
 
 def minibatches(
-    examples: int,
-    batch_size: int,
-    *,
-    seed: int,
-    layer: int,
-    epoch: int,
-    device: Callable[[Any], Any] | None = None,
+    examples: int, batch_size: int, *, seed: int, layer: int, epoch: int
 ) -> Iterator[NDArray[np.intp]]:
     """Yield the row numbers of each minibatch of an epoch, in the order of :func:`shuffled`.
 
-    Every row comes once. ``device``, if given, brings the row numbers of the whole epoch to a
-    device before they are cut into minibatches.
+    Every row comes once.
     """
-    rows: Any = shuffled(examples, seed=seed, layer=layer, epoch=epoch)
-    if device is not None:
-        rows = device(rows)
+    rows = shuffled(examples, seed=seed, layer=layer, epoch=epoch)
     for start in range(0, examples, batch_size):
         yield rows[start : start + batch_size]
 

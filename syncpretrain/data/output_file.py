@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.errors import SettingsError
+from syncpretrain.errors import SettingsError, needed
 from syncpretrain.storage import write_atomically
 
 OUTPUT_FORMATS = ".csv, .npy, .npz or .parquet"
@@ -29,13 +29,10 @@ def check_output(path: Path) -> None:
     if suffix not in (".csv", ".npy", ".npz", ".parquet"):
         raise SettingsError(f"out: got {path}, expected a file that ends in {OUTPUT_FORMATS}")
     if suffix == ".parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise SettingsError(
-                f"out: got {path}, which needs the package pyarrow, and that is not installed;"
-                " install it, or take .csv"
-            ) from None
+        text = (
+            "which needs the package pyarrow, and that is not installed; install it, or take .csv"
+        )
+        needed("pyarrow", SettingsError(f"out: got {path}, {text}"))
 
 
 def write_output(

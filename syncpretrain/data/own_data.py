@@ -227,8 +227,8 @@ def load_mapped(
     else:
         look = _Look(X, (len(kept), len(held)))
         rows = checked_rows(rows, str(path), bounded=bounded, seen=look)
-        sha256 = look.sha256
-        if look.is_all_ones:
+        sha256 = look.digest.hexdigest()
+        if look.most == 1:  # all are 0 or 1
             notices.append(ALL_ONES.format(path))
     return Dataset(
         str(path),
@@ -244,24 +244,16 @@ def load_mapped(
 
 
 class _Look:
-    """Observer of one pass over a file: hash of the values, and whether all are 0 or 1."""
+    """Observer of one pass over a file: hash of the values, and the largest byte, up to 2."""
 
     def __init__(self, X: NDArray[Any], parts: tuple[int, int]) -> None:
-        self._digest = hashlib.sha256(f"mapped:{X.shape}:{X.dtype.str}:{parts};".encode())
-        self._most = 0 if X.dtype == np.uint8 else 2
+        self.digest = hashlib.sha256(f"mapped:{X.shape}:{X.dtype.str}:{parts};".encode())
+        self.most = 0 if X.dtype == np.uint8 else 2
 
     def __call__(self, block: NDArray[Any]) -> None:
-        self._digest.update(np.ascontiguousarray(block).data)
-        if self._most < 2:
-            self._most = max(self._most, int(block.max()))
-
-    @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
-
-    @property
-    def is_all_ones(self) -> bool:
-        return self._most == 1
+        self.digest.update(np.ascontiguousarray(block).data)
+        if self.most < 2:
+            self.most = max(self.most, int(block.max()))
 
 
 def _part(rows: FileRows, chosen: NDArray[np.intp]) -> NDArray[np.float32]:

@@ -54,11 +54,6 @@ class SparseRows(StoredRows):
         return self.data, self.indices, self.indptr
 
     @property
-    def is_plain(self) -> bool:
-        """True if no ``prepare`` makes the rows dense."""
-        return self.prepare is None
-
-    @property
     def limits(self) -> tuple[float, float]:
         """The smallest and the largest value, the zeros included."""
         low = float(np.fmin.reduce(self.data, initial=np.inf))
@@ -170,7 +165,7 @@ def run_of(X: Any, rows: slice) -> Any:
 
     Plain sparse rows stay sparse, and rows stored as bytes stay bytes.
     """
-    return X.run(rows) if hasattr(X, "run") and getattr(X, "is_plain", True) else X[rows]
+    return X.run(rows) if hasattr(X, "run") and getattr(X, "prepare", None) is None else X[rows]
 
 
 def joined(parts: list[SparseRows]) -> SparseRows:

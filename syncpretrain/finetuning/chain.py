@@ -170,16 +170,11 @@ class Link(ABC):
 class Affine(Link):
     """One layer of a chain: the means of ``units`` at the input x W + b, in a precision.
 
-    With ``normalizes``, at the input (x W - mean) / spread + b.
+    If it ``is_normalized``, at the input (x W - mean) / spread + b.
     """
 
     precision: str = "float32"
-    normalizes: bool = False
-
-    @property
-    def is_normalized(self) -> bool:
-        """Whether inputs are standardized."""
-        return self.normalizes
+    is_normalized: bool = False
 
     def in_precision(self, name: str) -> Affine:
         """Return the same with products in a precision."""
@@ -207,7 +202,7 @@ class Affine(Link):
         if self.precision == "own" and kind_of(self.units).is_exclusive:
             means = [("means", out, site.bias[own], "gaussian"), ("softmax_fixed", out)]
         given = self.product.operation, site.read, site.weight[:, own]
-        if not self.normalizes:
+        if not self.is_normalized:
             return [(*given, out), *means]
         normal = site.normal[:, own]  # kept for the way down
         return [

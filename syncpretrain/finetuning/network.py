@@ -209,7 +209,7 @@ class Network:
         buffers = self._buffers
         links = [link for link in buffers.links if isinstance(link, Affine)]
         has_masks = any(mask is not None for mask in buffers.masks)
-        is_plain = len(links) == len(buffers.links) and not any(x.normalizes for x in links)
+        is_plain = len(links) == len(buffers.links) and not any(x.is_normalized for x in links)
         if has_masks or self.minibatch.weights is not None or not is_plain:
             return None
         arrays = TunedArrays(

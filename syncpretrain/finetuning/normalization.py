@@ -76,7 +76,7 @@ def normalized(chain: Sequence[Link], X: Any) -> list[Link]:
     for link, (mean, spread) in zip(chain, _moments(pairs, X), strict=False):
         assert isinstance(link, Affine)
         weight, bias = link.weight * below, (link.bias + mean) / spread
-        found.append(replace(link, weight=weight, bias=bias, normalizes=True))
+        found.append(replace(link, weight=weight, bias=bias, is_normalized=True))
         below = spread[:, None]
     return [*found, replace(chain[-1], weight=chain[-1].weight * below)]
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.backends.fused import Rule
-from syncpretrain.errors import SettingsError
+from syncpretrain.errors import SettingsError, needed
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.tasks import Examples
 from syncpretrain.kernels.arrays import Array
@@ -296,11 +296,6 @@ def _minimize(method: str) -> Callable[..., Any]:
     SettingsError
         If SciPy is missing.
     """
-    try:
-        from scipy.optimize import minimize
-    except ImportError:
-        raise SettingsError(
-            f"finetune_optimizer: {method} needs SciPy; pip install 'syncpretrain[scipy]'"
-        ) from None
-    found: Callable[..., Any] = minimize
+    text = f"finetune_optimizer: {method} needs SciPy; pip install 'syncpretrain[scipy]'"
+    found: Callable[..., Any] = needed("scipy.optimize", SettingsError(text)).minimize
     return found

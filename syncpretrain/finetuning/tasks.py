@@ -54,8 +54,7 @@ class Standard(NamedTuple):
 
     def applied(self, targets: Array) -> Array:
         """Return targets as they are trained on."""
-        standardized: Array = (targets - self.mean) / self.spread
-        return standardized
+        return (targets - self.mean) / self.spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +71,9 @@ class Labels:
 
     def head(self, stack: Stack, kind: str, seed: int, standard: Standard | None) -> Head:
         """Return a head to begin with: the stack's own if it has these classes."""
-        old = stack.head
-        outputs = self.targets.shape[1]
-        if old is not None and (old.kind, old.classes, len(old.bias)) == (
-            kind,
-            self.classes,
-            outputs,
-        ):
+        old, outputs = stack.head, self.targets.shape[1]
+        wanted = kind, self.classes, outputs
+        if old is not None and (old.kind, old.classes, len(old.bias)) == wanted:
             return old
         draws = generator(seed, Purpose.WEIGHTS)
         weight = draws.standard_normal((stack.widths[-1], outputs), dtype=np.float32)

@@ -132,10 +132,8 @@ class LocalUpdates:
         """Train on the minibatches from ``step`` to ``done``, in one block of the recorder."""
         optimizer, first, table = self.optimizer, (epoch - 1) * self.steps, None
         if self.network.backend.devices():  # elsewhere nothing is recorded
-            numbers = [
-                optimizer.numbers(self._rate_of(at), at + 1)
-                for at in range(first + step, first + done)
-            ]
+            steps = range(first + step, first + done)
+            numbers = [optimizer.numbers(self._rate_of(at), at + 1) for at in steps]
             with np.errstate(over="ignore"):  # the caller checks the error
                 table = np.array(numbers, dtype=np.float32)
         block = StepBlock(
@@ -168,6 +166,11 @@ class TunedReplica:
         Weights and numbers of the examples.
     data : sequence of ndarray
         The inputs, and the targets if they are others.
+
+    Attributes
+    ----------
+    parameters : list of one ndarray
+        The flat vector of the network.
     """
 
     def __init__(
@@ -181,14 +184,10 @@ class TunedReplica:
         network = Network(chain, loss, **network_options(options))
         examples = Examples(data[0], data[-1], *beside)
         self._updates = LocalUpdates(optimizer_for(options)(network), examples, options)
+        self.parameters: list[Array] = [network.parameters]
         self._size = options.batch_size
         self._trained = 0
         self._order: tuple[int, Any] = (0, None)
-
-    @property
-    def parameters(self) -> list[Array]:
-        """The flat vector of the network."""
-        return [self._updates.network.parameters]
 
     def train(self, epoch: int, step: int) -> tuple[float]:
         """Train on a minibatch of an epoch; return its summed error."""

@@ -18,7 +18,7 @@ from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.visible import has_missing
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import squared_error
-from syncpretrain.models.layer import DenseLayer, Layer, rows_at_once, up_through
+from syncpretrain.models.layer import DenseLayer, Layer, blocks_through, up_through
 from syncpretrain.models.likelihood import free_energy, log_z, pseudo_likelihood
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorCurve
@@ -76,7 +76,9 @@ def diagnose_layers(
         below, held_out = up_through([layer], below), up_through([layer], held_out)
         hidden = held_out if len(held_out) else below
         hidden = hidden.reshape(-1, layer.shape.biases[1])  # each position of a convolution a row
-        found[-1]["dead_units"], found[-1]["saturated_units"] = _idle(layer.hidden_units, hidden)
+        found[-1]["dead_units"], found[-1]["saturated_units"] = idle_units(
+            layer.hidden_units, hidden
+        )
     return found
 
 
@@ -85,9 +87,7 @@ def baselines(stack: Stack, X: Any) -> list[Baseline]:
     if not len(X):
         return []
     found = [_Measured(layer.shape.biases[1]) for layer in stack.layers]
-    count = rows_at_once(stack.layers, ROWS_MEASURED)
-    for start in range(0, len(X), count):
-        rows = np.asarray(X[start : start + count])
+    for rows in map(np.asarray, blocks_through(stack.layers, X, ROWS_MEASURED)):
         below = stack.prepared(rows, missing=True)
         lost = np.isnan(rows) if rows.dtype.kind == "f" else None
         for layer, measured in zip(stack.layers, found, strict=True):
@@ -209,7 +209,7 @@ def _rbm_figures(
     return figures
 
 
-def _idle(units: str, hidden: Array) -> tuple[int | None, int | None]:
+def idle_units(units: str, hidden: Array) -> tuple[int | None, int | None]:
     """Return how many units are at their lower, and upper, limit in every row; None: no limit."""
     lower, upper = kind_of(units).lower, kind_of(units).upper
     dead = int((hidden < lower + NEAR_LIMIT).all(axis=0).sum()) if math.isfinite(lower) else None

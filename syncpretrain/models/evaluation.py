@@ -8,7 +8,7 @@ measured on the standardized examples. A missing value has no error.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from syncpretrain.data.dataset import PARTS, Dataset, is_labelled
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.kernels.conditions import as_documents
-from syncpretrain.models.layer import rows_at_once
+from syncpretrain.models.layer import blocks_through
 from syncpretrain.models.stack import Stack
 
 Errors = dict[str, dict[str, float | None] | None]  # by part
@@ -40,7 +40,7 @@ def layer_errors(stack: Stack, X: Array) -> tuple[float, ...] | None:
     if not len(X):
         return None
     sums = [0.0] * len(stack.layers)
-    for rows in _chunks(stack, X):
+    for rows in blocks_through(stack.layers, X, ROWS_AT_ONCE):
         below = stack.prepared(rows, missing=True)
         lost = np.isnan(rows)
         for i, layer in enumerate(stack.layers):
@@ -61,7 +61,7 @@ def stack_error(stack: Stack, X: Array) -> float | None:
     if not len(X):
         return None
     total = 0.0
-    for rows in _chunks(stack, X):
+    for rows in blocks_through(stack.layers, X, ROWS_AT_ONCE):
         lost, rows = np.isnan(rows), stack.prepared(rows, missing=True)
         down = stack.down(stack.up(rows))
         as_documents(down, rows, stack.units[0])
@@ -111,9 +111,3 @@ def _by_part(
         if labels is not None and (rows := is_labelled(labels)).any():
             found[part] = measured(stack.predict(X[rows]), labels[rows])
     return found
-
-
-def _chunks(stack: Stack, X: Array) -> Iterator[Array]:
-    count = rows_at_once(stack.layers, ROWS_AT_ONCE)
-    for start in range(0, len(X), count):
-        yield X[start : start + count]

@@ -216,8 +216,7 @@ class Levels:
         units = rbm.hidden_units if up else rbm.visible_units
         noise = draw_noise(self._draws, units, out=np.empty(x.shape, dtype=np.float32))
         states = sample(x, units, noise, out=np.empty_like(x))
-        drawn: Array = draw_words(states, units, noise, None if up else self._conditions)
-        return drawn
+        return draw_words(states, units, noise, None if up else self._conditions)
 
 
 def swap_cost(
@@ -461,13 +460,11 @@ def _by_gibbs(
         np.copyto(states, X, where=~missing)
         if step >= steps:
             total += means
-    found: Array = np.where(missing, total / np.float32(samples), X)
-    return found
+    return np.where(missing, total / np.float32(samples), X)
 
 
 def _reconstructed(
     layers: Layers, units: tuple[str, ...], X: Array, missing: NDArray[np.bool_]
 ) -> Array:
     down = down_through(layers, units[:-1], up_through(layers, X))
-    found: Array = np.where(missing, as_documents(down, X, units[0]), X)
-    return found
+    return np.where(missing, as_documents(down, X, units[0]), X)

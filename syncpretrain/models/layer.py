@@ -35,6 +35,15 @@ from syncpretrain.shapes import ConvolutionShape, DenseShape
 from syncpretrain.units.kinds import kind_of
 
 
+def _parameters(layer: DenseLayer | ConvolutionalLayer) -> Iterator[tuple[str, Array]]:
+    """Yield name and array of each parameter in their fixed order."""
+    yield "weight", layer.weight
+    yield "hidden_bias", layer.hidden_bias
+    if layer.decoder_weight is not None:
+        yield "decoder_weight", layer.decoder_weight
+    yield "visible_bias", layer.visible_bias
+
+
 @dataclass(frozen=True, eq=False)  # == of two arrays is no truth value
 class DenseLayer:
     """Parameters of a dense layer, float32 and contiguous, and the kinds of its units.
@@ -67,13 +76,7 @@ class DenseLayer:
         """The decoder weights, of shape (hidden, visible)."""
         return self.weight.T if self.decoder_weight is None else self.decoder_weight
 
-    def parameters(self) -> Iterator[tuple[str, Array]]:
-        """Yield name and array of each parameter in their fixed order."""
-        yield "weight", self.weight
-        yield "hidden_bias", self.hidden_bias
-        if self.decoder_weight is not None:
-            yield "decoder_weight", self.decoder_weight
-        yield "visible_bias", self.visible_bias
+    parameters = _parameters
 
     def arrays(self) -> Iterator[tuple[str, Array]]:
         """Yield the parameters, and the chains of an RBM that has some."""
@@ -133,15 +136,7 @@ class ConvolutionalLayer:
         """The decoder weights, in the shape of ``weight``."""
         return self.weight if self.decoder_weight is None else self.decoder_weight
 
-    def parameters(self) -> Iterator[tuple[str, Array]]:
-        """Yield name and array of each parameter in their fixed order."""
-        yield "weight", self.weight
-        yield "hidden_bias", self.hidden_bias
-        if self.decoder_weight is not None:
-            yield "decoder_weight", self.decoder_weight
-        yield "visible_bias", self.visible_bias
-
-    arrays = parameters
+    parameters = arrays = _parameters
 
     def to(self, device: Callable[[Any], Any]) -> ConvolutionalLayer:
         """Return the layer with every array moved by ``device``, to a device or to the host."""
@@ -149,37 +144,23 @@ class ConvolutionalLayer:
 
     def up(self, X: Array, *, out: Array | None = None) -> Array:
         """Return the code of each row of X, position by position, then filter by filter."""
-        shape = self.shape
-        result = self._empty(X, len(X), shape.hidden) if out is None else out
-        if shape.pooling == "prob":
-            return block_sums(self._unpooled(X), shape, out=result)
-        scratch = self._empty(X, scratch_size(shape))
-        none = self._empty(X, 0)
-        weight = self.weight.reshape(shape.fan_in, shape.filters)
-        convolve(X, weight, self.hidden_bias, result, none, scratch, shape, self.hidden_units)
-        return result
+        result = self._empty(X, len(X), self.shape.hidden) if out is None else out
+        if self.shape.pooling == "prob":
+            return block_sums(self._unpooled(X), self.shape, out=result)
+        return self._convolved(X, result, self._empty(X, 0), self.shape, self.hidden_units)
 
     def _unpooled(self, X: Array) -> Array:
         """Return the means of the hidden units at every position, for each row of X."""
         shape = self.shape.unpooled
-        maps = self._empty(X, len(X), shape.hidden)
-        scratch = self._empty(X, scratch_size(shape))
-        none = self._empty(X, 0)
-        weight = self.weight.reshape(shape.fan_in, shape.filters)
         excludes = self.shape.pooling == "prob"  # at most one unit of a block is on
         units = "gaussian" if excludes else self.hidden_units
-        convolve(X, weight, self.hidden_bias, maps, none, scratch, shape, units)
+        maps = self._empty(X, len(X), shape.hidden)
+        self._convolved(X, maps, self._empty(X, 0), shape, units)
         return block_means(maps, self.shape) if excludes else maps
 
     def down(self, H: Array, *, out: Array | None = None, units: str | None = None) -> Array:
         """Return the mean of the visible units, or of ``units``, for each row of H."""
-        shape = self.shape
-        result = self._empty(H, len(H), shape.visible) if out is None else out
-        scratch = self._empty(H, scratch_size(shape))
-        none = self._empty(H, 0)
-        weight = self.decoding.reshape(shape.fan_in, shape.filters)
-        convolve_back(H, none, weight, result, scratch, shape)
-        return visible_means(result, self.visible_bias, shape, units or self.visible_units)
+        return self._decoded(H, self._empty(H, 0), units or self.visible_units, out)
 
     def reconstruct(self, X: Array, H: Array | None = None) -> Array:
         """Return the mean of the visible units for each row of X.
@@ -190,16 +171,27 @@ class ConvolutionalLayer:
         if self.model == "rbm":
             unpooled = replace(self, shape=self.shape.unpooled)
             return unpooled.down(self._unpooled(X))
-        shape = self.shape
-        code = self._empty(X, len(X), shape.hidden)
-        places = np.empty_like(code)
-        result = self._empty(X, len(X), shape.visible)
-        scratch = self._empty(X, scratch_size(shape))
+        code, places = (self._empty(X, len(X), self.shape.hidden) for _ in range(2))
+        self._convolved(X, code, places, self.shape, self.hidden_units)
+        return self._decoded(code, places, self.visible_units)
+
+    def _convolved(
+        self, X: Array, out: Array, places: Array, shape: ConvolutionShape, units: str
+    ) -> Array:
+        """Fill ``out`` with the means of the hidden units of a shape, ``places`` of the maxima."""
         weight = self.weight.reshape(shape.fan_in, shape.filters)
-        decoding = self.decoding.reshape(shape.fan_in, shape.filters)
-        convolve(X, weight, self.hidden_bias, code, places, scratch, shape, self.hidden_units)
-        convolve_back(code, places, decoding, result, scratch, shape)
-        return visible_means(result, self.visible_bias, shape, self.visible_units)
+        scratch = self._empty(X, scratch_size(shape))
+        convolve(X, weight, self.hidden_bias, out, places, scratch, shape, units)
+        return out
+
+    def _decoded(self, H: Array, places: Array, units: str, out: Array | None = None) -> Array:
+        """Return the means of the visible units; each number of H goes to its place, if given."""
+        shape = self.shape
+        result = self._empty(H, len(H), shape.visible) if out is None else out
+        scratch = self._empty(H, scratch_size(shape))
+        weight = self.decoding.reshape(shape.fan_in, shape.filters)
+        convolve_back(H, places, weight, result, scratch, shape)
+        return visible_means(result, self.visible_bias, shape, units)
 
     def _empty(self, like: Array, *shape: int) -> Array:
         """Return a new array with the type of ``like``, on the device of the parameters."""
@@ -283,6 +275,13 @@ def rows_at_once(layers: Iterable[Layer], most: int = MOST_ROWS) -> int:
     """Return how many rows go through layers together: ``most``, or fewer if layers are wide."""
     widest = max(layer.shape.visible + layer.shape.hidden for layer in layers)
     return max(1, min(most, NUMBERS_AT_ONCE // widest))
+
+
+def blocks_through(layers: Iterable[Layer], X: Any, most: int = MOST_ROWS) -> Iterator[Any]:
+    """Yield the rows of X in blocks of as many as go through layers together."""
+    count = rows_at_once(layers, most)
+    for start in range(0, len(X), count):
+        yield X[start : start + count]
 
 
 def up_through(layers: Sequence[Layer], X: Array) -> Array:

@@ -348,7 +348,7 @@ def pseudo_likelihood(layer: Layer, X: Array, *, seed: int = 0) -> float:
     energy_on = free_energy(layer, v)
     v[rows, units] = 0
     gain = free_energy(layer, v) - energy_on  # log of the odds that unit i is 1
-    per_row = on * -_softplus(-gain) + (1 - on) * -_softplus(gain)
+    per_row = on * -np.logaddexp(0, -gain) + (1 - on) * -np.logaddexp(0, gain)
     return float(per_row.mean() * X.shape[1])
 
 
@@ -516,7 +516,3 @@ def _parameters(layer: Layer) -> tuple[Doubles, Doubles, Doubles]:
     arrays = (layer.weight, layer.visible_bias, layer.hidden_bias)
     W, a, b = (np.asarray(array, dtype=np.float64) for array in arrays)
     return W, a, b
-
-
-def _softplus(x: Doubles) -> Doubles:
-    return np.logaddexp(0, x)

@@ -118,12 +118,9 @@ def _meaning(model: Model) -> dict[str, Any]:
         {name: getattr(layer, name) for name in names} | _written_shape(layer)
         for layer in model.layers
     ]
-    if model.head is None:
-        return {"layers": layers, "head": None}
-    return {
-        "layers": layers,
-        "head": {"kind": model.head.kind, "classes": list(model.head.classes)},
-    }
+    own = model.head
+    head = None if own is None else {"kind": own.kind, "classes": list(own.classes)}
+    return {"layers": layers, "head": head}
 
 
 def _written_shape(layer: Layer) -> dict[str, Any]:
@@ -185,19 +182,10 @@ def _check_ends(
 def _layers(
     file: Path, tensors: dict[str, NDArray[Any]], meaning: dict[str, Any]
 ) -> tuple[Layer, ...]:
-    more = {
-        number: {
-            kind: tensors.pop(name)
-            for kind in ("decoder_weight", "chains")
-            if (name := f"layers.{number}.{kind}") in tensors
-        }
-        for number in range(1, len(tensors))
-    }
     try:
         depth = max(int(name.split(".")[1]) for name in tensors)
         layers = tuple(
-            _layer(tensors, number, more.get(number, {}), meaning["layers"][number - 1])
-            for number in range(1, depth + 1)
+            _layer(tensors, number, meaning["layers"][number - 1]) for number in range(1, depth + 1)
         )
     except (KeyError, IndexError, ValueError, TypeError) as error:
         raise ModelFileError(f"{file}: lacks an array of a layer: {error}") from error
@@ -207,20 +195,18 @@ def _layers(
     return layers
 
 
-def _layer(
-    tensors: dict[str, NDArray[Any]],
-    number: int,
-    more: dict[str, Any],
-    meaning: dict[str, Any],
-) -> Layer:
+def _layer(tensors: dict[str, NDArray[Any]], number: int, meaning: dict[str, Any]) -> Layer:
     """Build a layer of the kind that ``meaning`` names; its arrays are checked later."""
     names = ("weight", "hidden_bias", "visible_bias")
     weight, hidden, visible = (tensors.pop(f"layers.{number}.{name}") for name in names)
-    units, decoder = _units(meaning), more.pop("decoder_weight", None)
+    units, decoder = _units(meaning), tensors.pop(f"layers.{number}.decoder_weight", None)
+    chains = tensors.pop(f"layers.{number}.chains", None)
     if "shape" not in meaning:
-        return DenseLayer(weight, hidden, visible, decoder, **more, **units)
+        return DenseLayer(weight, hidden, visible, decoder, **units, chains=chains)
+    if chains is not None:
+        raise ValueError("a convolution has no chains")
     shape = _shape(meaning["shape"])
-    return ConvolutionalLayer(weight, hidden, visible, shape, decoder, **more, **units)
+    return ConvolutionalLayer(weight, hidden, visible, shape, decoder, **units)
 
 
 def _shape(table: Any) -> ConvolutionShape:

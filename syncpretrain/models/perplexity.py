@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain.errors import DataError
-from syncpretrain.models.layer import Layer, rows_at_once
+from syncpretrain.models.layer import Layer, blocks_through
 from syncpretrain.models.likelihood import (
     POPULATIONS,
     Doubles,
@@ -116,21 +116,15 @@ def perplexity(
     each, place = np.unique(lengths, return_inverse=True)
     if len(words.b) <= MOST_ENUMERATED:
         return _perplexity_of(energies, lengths, enumerated_over_lengths(words, each)[None, place])
-    found = annealed_over_lengths(
-        words,
-        each,
-        chains=chains // POPULATIONS,
-        steps=steps,
-        draws=generator(seed, Purpose.ANNEALING),
-    )
+    draws, chains = generator(seed, Purpose.ANNEALING), chains // POPULATIONS
+    found = annealed_over_lengths(words, each, chains=chains, steps=steps, draws=draws)
     return _perplexity_of(energies, lengths, found[:, place])
 
 
 def _energies_and_lengths(layer: Layer, rows: Any) -> tuple[Doubles, Doubles]:
     """Return the free energy and the number of words of each row that has words."""
-    count, found = rows_at_once([layer]), []
-    for start in range(0, len(rows), count):
-        block = rows[start : start + count]  # dense, even if the rows are sparse
+    found = []
+    for block in blocks_through([layer], rows):  # dense, even if the rows are sparse
         lengths = block.sum(axis=1, dtype=np.float64)
         energies = free_energy(layer, block).astype(np.float64, copy=False)
         found.append(np.stack([energies, lengths])[:, lengths > 0])

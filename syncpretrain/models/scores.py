@@ -15,7 +15,7 @@ from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents, is_missing
-from syncpretrain.models.layer import rows_at_once
+from syncpretrain.models.layer import blocks_through
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.models.stack import Stack
 
@@ -125,8 +125,5 @@ def _by_rows(stack: Stack, X: ArrayLike, score: Callable[..., Any]) -> NDArray[n
     rows = stack.rows_of(X)
     prepared = stack.prepared(rows, missing=True)
     given = {"missing": has_missing(rows if hasattr(rows, "shape") else np.asarray(rows))}
-    count = rows_at_once(stack.layers)
-    starts = range(0, len(prepared), count)
-    return np.concatenate(
-        [score(stack, prepared[start : start + count], **given) for start in starts]
-    )
+    blocks = blocks_through(stack.layers, prepared)
+    return np.concatenate([score(stack, block, **given) for block in blocks])

@@ -247,12 +247,9 @@ class Stack:
         rows = np.asarray(as_examples(self.rows_of(X), "X"))
         below, missing = self.prepared(rows, missing=True), np.isnan(rows)
         divided = self.meaning is not None and self.meaning.divides(rows)
-        how: Any = {
-            "steps": steps,
-            "samples": samples,
-            "draws": generator(seed, Purpose.IMPUTATION),
-        }
-        found = imputed(self.layers, self.units, below, missing, **how)
+        draws = generator(seed, Purpose.IMPUTATION)
+        own = self.layers, self.units, below, missing
+        found = imputed(*own, steps=steps, samples=samples, draws=draws)
         return np.where(missing, self._unscaled(found) * (255.0 if divided else 1.0), rows)
 
     def sample(
@@ -601,11 +598,32 @@ class Stack:
         return "\n".join([f"Stack of {len(self.layers)} layers", *(f"  {row}" for row in rows)])
 
     def _repr_html_(self) -> str:
-        """Return the same lines as a table, for notebooks."""
-        return html_table(f"Stack of {len(self.layers)} layers", self._rows(), self.history)
+        """Return the same lines as a table, for notebooks, with the last known errors."""
+        from html import escape  # for notebooks alone
+
+        rows, history = self._rows(), self.history or ErrorHistory()
+        errors = [_error_text("error", curve.last) for curve in history.layers]
+        errors += [""] * (len(rows) - len(errors))
+        cells = (
+            "".join(f"<td>{escape(cell)}</td>" for cell in (*row, *([error] * any(errors))))
+            for row, error in zip(rows, errors, strict=True)
+        )
+        body = "".join(f"<tr>{row}</tr>" for row in cells)
+        tuned = _error_text("; error after fine-tuning", history.finetune.last)
+        return f"<table><caption>Stack of {len(self.layers)} layers{tuned}</caption>{body}</table>"
 
     def _rows(self) -> list[tuple[str, ...]]:
-        return table_rows(self.layers, self.head, self.info.get("epochs", []))
+        """Return the name, shape, kind of units, and model of each layer, and of the head."""
+        rows: list[tuple[str, ...]] = []
+        epochs = self.info.get("epochs", [])
+        for number, layer in enumerate(self.layers, start=1):
+            trained = f"{epochs[number - 1]} epochs" if number <= len(epochs) else ""
+            units = f"{layer.visible_units} to {layer.hidden_units}"
+            rows.append((f"layer {number}:", str(layer.shape), units, layer.model, trained))
+        if self.head is not None:
+            inputs, outputs = self.head.weight.shape
+            rows.append(("head:", f"{inputs}-{outputs}", self.head.kind, "", ""))
+        return rows
 
 
 def _imported(
@@ -639,40 +657,6 @@ def load(path: str | Path) -> Stack:
         If the file is missing, damaged or of another format. Nothing in it is ever executed.
     """
     return Stack(*read_model(Path(path)))
-
-
-def table_rows(
-    layers: Sequence[Layer], head: Head | None, epochs: Sequence[int]
-) -> list[tuple[str, ...]]:
-    """Return the name, shape, kind of units, and model of each layer, and of the head."""
-    rows: list[tuple[str, ...]] = []
-    for number, layer in enumerate(layers, start=1):
-        trained = f"{epochs[number - 1]} epochs" if number <= len(epochs) else ""
-        units = f"{layer.visible_units} to {layer.hidden_units}"
-        rows.append((f"layer {number}:", str(layer.shape), units, layer.model, trained))
-    if head is not None:
-        inputs, outputs = head.weight.shape
-        rows.append(("head:", f"{inputs}-{outputs}", head.kind, "", ""))
-    return rows
-
-
-def html_table(
-    caption: str, rows: Sequence[Sequence[str]], history: ErrorHistory | None = None
-) -> str:
-    """Return a table with a caption, for notebooks, with the last errors if they are known."""
-    from html import escape  # for notebooks alone
-
-    curves = [] if history is None else history.layers
-    errors = [_error_text("error", curve.last) for curve in curves]
-    if history is not None and history.finetune.last is not None:
-        caption += _error_text("; error after fine-tuning", history.finetune.last)
-    errors += [""] * (len(rows) - len(errors))
-    cells = (
-        "".join(f"<td>{escape(cell)}</td>" for cell in (*row, *([error] if any(errors) else [])))
-        for row, error in zip(rows, errors, strict=True)
-    )
-    body = "".join(f"<tr>{row}</tr>" for row in cells)
-    return f"<table><caption>{caption}</caption>{body}</table>"
 
 
 def _error_text(name: str, error: float | None) -> str:

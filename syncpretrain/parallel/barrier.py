@@ -64,12 +64,8 @@ class Barrier:
         *,
         timeout: float,
     ) -> None:
-        self._counters, self._error_texts, self._rank, self._workers = (
-            counters,
-            error_texts,
-            rank,
-            workers,
-        )
+        self._counters, self._error_texts = counters, error_texts
+        self._rank, self._workers = rank, workers
         self._timeout, self._processes = timeout, ProcessWatch()
         self._arrived, self._process, self._start, self._thread, self._left = (
             FIRST_CELL + row * workers for row in range(WORKER_ROWS)
@@ -284,10 +280,8 @@ def _opened(pid: int) -> int | None:
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except (ProcessLookupError, PermissionError) as error:
+        return isinstance(error, PermissionError)
     return True
 
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +44,11 @@ class StepSharing:
     Parameters
     ----------
     times : Timeouts
+
+    Attributes
+    ----------
+    calls : int
+        Number of times that helpers have been called away.
     """
 
     def __init__(self, times: Timeouts = TIMEOUTS) -> None:
@@ -53,13 +57,8 @@ class StepSharing:
         self._lock = threading.Lock()  # of what follows; never held while working or waiting
         self._step: _Step | None = None
         self._news = 0  # how often there was a new step or a call
-        self._calls = 0
+        self.calls = 0
         self._base = 0  # shards of compiled steps so far
-
-    @property
-    def calls(self) -> int:
-        """Number of times that helpers have been called away."""
-        return self._calls
 
     def run(self, phases: Phases, shards: int) -> None:
         """Run all shards of one phase after another, together with the helpers that come.
@@ -94,34 +93,26 @@ class StepSharing:
                 # The number of the news is read together with the step. Whatever comes after that
                 # has a larger number, for which the wait below does not sleep.
                 with self._lock:
-                    step, news, is_called = self._step, self._news, self._calls != calls
+                    step, news, is_called = self._step, self._news, self.calls != calls
                 if is_called:
                     return True
                 if step is not None:
                     step.work(is_owner=False)
                 spin, linger = self._times.spin, self._times.linger
-                if (
-                    wait_for_counters(self._counters, NEWS, 1, news + 1, ABORTED, spin, linger)
-                    == LATE
-                ):
+                found = wait_for_counters(self._counters, NEWS, 1, news + 1, ABORTED, spin, linger)
+                if found == LATE:
                     return False
 
     def call(self) -> None:
         """Call the helpers away: there is other work for them."""
         with self._lock:
-            self._calls += 1
+            self.calls += 1
             self._announce()
 
     def _announce(self) -> None:
         # Under the lock, so that the numbers are stored in their order.
         self._news += 1
         store_counter(self._counters, NEWS, self._news)
-
-
-class _Step(Protocol):
-    def work(self, *, is_owner: bool) -> None:
-        """Run shards: the owner until all are done, a helper until all are taken."""
-        ...
 
 
 class _CompiledStep:
@@ -131,6 +122,7 @@ class _CompiledStep:
         self._program, self._counters, self._base, self._times = program, counters, base, times
 
     def work(self, *, is_owner: bool) -> None:
+        """Run shards: the owner until all are done, a helper until all are taken."""
         found = self._program.share(
             self._counters,
             base=self._base,
@@ -189,6 +181,9 @@ class _InterpretedStep:
             if is_owner and self._failure is not None:
                 raise self._failure
             return None
+
+
+_Step = _CompiledStep | _InterpretedStep
 
 
 def _stalled(times: Timeouts) -> StalledError:

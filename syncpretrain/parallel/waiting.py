@@ -76,11 +76,8 @@ def wait_for_counters(
         return waited
     _check_counters(counters, first, count)
     _check_counters(counters, broken, 1)
-    awaited, deadline, looks = (
-        counters[first : first + count],
-        time.monotonic() + timeout_seconds,
-        0,
-    )
+    awaited, deadline = counters[first : first + count], time.monotonic() + timeout_seconds
+    looks = 0
     while True:
         # Broken first: after a failure a target may still be reached, and must not count.
         if counters[broken]:
@@ -129,24 +126,16 @@ def arrive_and_wait(
     IndexError, ValueError, KeyboardInterrupt
         As :func:`wait_for_counters`; nothing was stored if there are no such counters.
     """
+    times = spin_seconds, timeout_seconds, stagger_seconds
     if extension is not None:
-        waited: int = extension.arrive_and_wait(
-            counters,
-            rank,
-            first,
-            count,
-            target,
-            broken,
-            spin_seconds,
-            timeout_seconds,
-            stagger_seconds,
-        )
+        own = rank, first, count, target, broken
+        waited: int = extension.arrive_and_wait(counters, *own, *times)
         return waited
     # Checked before anything is stored: an arrival that raises must not count for the others.
     _check_counters(counters, first, count)
     _check_counters(counters, broken, 1)
     store_counter(counters, rank, target)
-    return wait_for_counters(counters, first, count, target, broken, spin_seconds, timeout_seconds)
+    return wait_for_counters(counters, first, count, target, broken, *times)
 
 
 def _check_counters(counters: Cells, first: int, count: int) -> None:

@@ -151,22 +151,14 @@ class WorkerPool:
         the wait: whatever it said, the step is looked at again under the lock.
         """
         seen, rests = 0, True
+        waits = self._times.spin, self._times.linger, rank * self._times.stagger
         with np.errstate(all="ignore"):  # as in the epoch: what overflows is found there
             while not self._closed:
                 if rests:
                     self._doors[rank].acquire()
                     rests = False
                     continue
-                found = wait_for_counters(
-                    self._counters,
-                    BEGUN,
-                    1,
-                    seen + 1,
-                    BROKEN,
-                    self._times.spin,
-                    self._times.linger,
-                    rank * self._times.stagger,
-                )
+                found = wait_for_counters(self._counters, BEGUN, 1, seen + 1, BROKEN, *waits)
                 with self._lock:
                     step = self._step
                     # It sleeps after a step for fewer workers, since the next is likely for as few,
@@ -215,19 +207,10 @@ class WorkerPool:
     def _arrive(self, step: _Step, rank: int, phases: int) -> bool:
         """Wait until every worker has done ``phases`` phases; return False on a failure."""
         times, waited = self._times, 0.0
+        among = ARRIVED + rank, ARRIVED, step.workers, phases, BROKEN, times.spin
         while True:
-            begun = time.monotonic()
-            found = arrive_and_wait(
-                self._counters,
-                ARRIVED + rank,
-                ARRIVED,
-                step.workers,
-                phases,
-                BROKEN,
-                times.spin,
-                min(times.look, times.stall - waited),
-                rank * times.stagger,
-            )
+            begun, longest = time.monotonic(), min(times.look, times.stall - waited)
+            found = arrive_and_wait(self._counters, *among, longest, rank * times.stagger)
             if found != LATE:
                 return found == READY
             waited += min(time.monotonic() - begun, times.look)  # more: it was suspended

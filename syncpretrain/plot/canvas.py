@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from syncpretrain.errors import DataError
+from syncpretrain.errors import DataError, needed
 
 # By Okabe and Ito (2008), without the yellow that is hard to see on white: blue, vermilion,
 # bluish green, orange, reddish purple, sky blue. Markers and styles of lines say the same.
@@ -30,10 +30,8 @@ def check_drawing(what: str = "a curve") -> None:
     DataError
         If Matplotlib is not installed.
     """
-    try:
-        import matplotlib.figure  # noqa: F401 - whether it is there
-    except ImportError:
-        raise DataError(f'{what} needs Matplotlib: pip install "syncpretrain[plot]"') from None
+    text = f'{what} needs Matplotlib: pip install "syncpretrain[plot]"'
+    needed("matplotlib.figure", DataError(text))
 
 
 def colour_of(number: int) -> str:

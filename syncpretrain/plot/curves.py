@@ -74,12 +74,9 @@ def save_speedup_curves(
 def _new_axes(*, size: tuple[float, float]) -> Any:
     """Return the axes of a new figure of ``size`` inches, drawn without a window."""
     check_drawing()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure.add_subplot()
+    return Figure(figsize=size, layout="constrained").add_subplot()
 
 
 def _save_png(axes: Any, path: Path, ticks: Sequence[int], *, dpi: int, **legend: Any) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.errors import DataError, SettingsError, needed
 from syncpretrain.models.stack import Stack
 from syncpretrain.shapes import ConvolutionShape, ImageShape, LayerShape
 from syncpretrain.storage import write_atomically
@@ -146,10 +146,8 @@ def save_png(grid: NDArray[np.float32], path: Path, *, enlarge: int = ENLARGE) -
 
 def png_bytes(grid: NDArray[np.float32], *, enlarge: int = ENLARGE) -> bytes:
     """Return a grid as the bytes of a PNG; see :func:`save_png`."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise DataError('a PNG needs Pillow: pip install "syncpretrain[plot]"') from None
+    text = 'a PNG needs Pillow: pip install "syncpretrain[plot]"'
+    Image = needed("PIL.Image", DataError(text))
     pixels = np.round(np.clip(grid, 0, 1) * 255).astype(np.uint8)
     image = Image.fromarray(pixels.repeat(enlarge, axis=0).repeat(enlarge, axis=1))
     buffer = io.BytesIO()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.dataset import is_labelled
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.models.diagnosis import NEAR_LIMIT
+from syncpretrain.models.diagnosis import idle_units
 from syncpretrain.models.layer import up_through
 from syncpretrain.models.stack import Stack
 from syncpretrain.plot.canvas import (
@@ -196,15 +196,9 @@ def activities_of(stack: Stack, X: Any) -> list[Activity]:
     for number, layer in enumerate(stack.layers, start=1):
         below = up_through([layer], below)
         values = below.reshape(-1, layer.shape.biases[1])
-        kind = kind_of(layer.hidden_units)
-        dead = _count((values < kind.lower + NEAR_LIMIT).all(axis=0), kind.lower)
-        saturated = _count((values > kind.upper - NEAR_LIMIT).all(axis=0), kind.upper)
-        found.append(Activity(number, layer.hidden_units, values, dead, saturated))
+        idle = idle_units(layer.hidden_units, values)
+        found.append(Activity(number, layer.hidden_units, values, *idle))
     return found
-
-
-def _count(idle: Any, limit: float) -> int | None:
-    return int(idle.sum()) if math.isfinite(limit) else None
 
 
 def draw_activity(axes: Any, activity: Activity, *, is_code: bool) -> None:

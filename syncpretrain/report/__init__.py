@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from syncpretrain.errors import DataError
+from syncpretrain.errors import DataError, needed
 from syncpretrain.plot.canvas import check_drawing
 from syncpretrain.report.comparison import compared_reconstructions, comparison_sections
 from syncpretrain.report.configuration import configuration_section
@@ -35,10 +35,7 @@ def check_report() -> None:
         If Matplotlib or Pillow is not installed.
     """
     check_drawing("a report")
-    try:
-        import PIL.Image  # noqa: F401 - whether it is there
-    except ImportError:
-        raise DataError('a report needs Pillow: pip install "syncpretrain[plot]"') from None
+    needed("PIL.Image", DataError('a report needs Pillow: pip install "syncpretrain[plot]"'))
 
 
 def sections_of(

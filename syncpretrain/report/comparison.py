@@ -18,9 +18,9 @@ from syncpretrain.report.examples import DRAWN_EXAMPLES, Shown
 from syncpretrain.report.section import (
     LEAST_SECONDS,
     Section,
+    drawn,
     figure,
     image,
-    not_drawn,
     number,
     paragraph,
     seconds_text,
@@ -116,7 +116,8 @@ def compared_reconstructions(
     shown : Shown or str
         Examples of the first run, or the reason why there are none.
     """
-    return Section("reconstructions", "Reconstructions", _reconstructions(runs, images, shown))
+    body = drawn(lambda: _reconstructions(runs, images, shown))
+    return Section("reconstructions", "Reconstructions", body)
 
 
 def _reconstructions(
@@ -131,14 +132,11 @@ def _reconstructions(
     read = [value_names(stack) for stack in stacks]
     if any(names != read[0] for names in read):
         return paragraph("Not drawn: the two do not read the same values.")
-    try:
-        for stack in stacks:
-            check_decoder(stack)
-        names = [run.name for run in runs]
-        draw = _error_table if images is None else partial(_reconstruction_grid, images=images)
-        return draw(stacks, names, shown)
-    except Exception as error:  # a page that lacks a section is better than none
-        return not_drawn(error)
+    for stack in stacks:
+        check_decoder(stack)
+    names = [run.name for run in runs]
+    draw = _error_table if images is None else partial(_reconstruction_grid, images=images)
+    return draw(stacks, names, shown)
 
 
 def _reconstruction_grid(

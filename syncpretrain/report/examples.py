@@ -34,9 +34,9 @@ from syncpretrain.plot.units import activities_of, draw_activity, draw_codes
 from syncpretrain.report.section import (
     Section,
     draw_svg,
+    drawn,
     figure,
     image,
-    not_drawn,
     paragraph,
     row_of_figures,
     table,
@@ -115,15 +115,7 @@ def example_sections(stack: Stack, images: ImageShape | None, shown: Shown | str
         parts.append(("couplings", "Couplings of positions", partial(_couplings, stack)))
     parts.append(("samples", "Samples", partial(_samples, stack, images, shown)))
     parts.insert(0, ("reconstructions", "Reconstructions", above))
-    return [Section(name, title, _body_or_reason(body)) for name, title, body in parts]
-
-
-def _body_or_reason(body: Callable[[], str]) -> str:
-    """Return a body, or the reason why this stack has none."""
-    try:
-        return body()
-    except Exception as error:  # a page that lacks a section is better than none
-        return not_drawn(error)
+    return [Section(name, title, drawn(body)) for name, title, body in parts]
 
 
 def _reconstructions(stack: Stack, images: ImageShape | None, shown: Shown) -> str:
@@ -181,9 +173,7 @@ def _couplings(stack: Stack) -> str:
 
 
 def _bars(stack: Stack, values: NDArray[Any], label: str, name: str, text: str) -> str:
-    def draw(axes: Any) -> None:
-        draw_bars(axes, value_names(stack), values, label=label)
-
+    draw = partial(draw_bars, names=value_names(stack), values=values, label=label)
     rows = min(len(values), MOST_BARS_SHOWN)
     size = (5.0, 0.8 + BAR_INCHES * rows)
     return figure(draw_svg(draw, name=name, label=text, size=size), text)
@@ -213,10 +203,7 @@ def _units(stack: Stack, shown: Shown) -> str:
 
 def _codes(stack: Stack, shown: Shown) -> str:
     found = stack.encode(shown.rows)
-
-    def draw(axes: Any) -> None:
-        draw_codes(axes, found, shown.labels)
-
+    draw = partial(draw_codes, found=found, labels=shown.labels)
     text = f"The codes of {len(found):,} examples of {shown.name}, by principal components"
     text += "" if shown.labels is None else ", coloured by label"
     svg = draw_svg(draw, name="codes-map", label=text, size=(5.0, 4.3))

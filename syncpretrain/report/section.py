@@ -50,10 +50,13 @@ def paragraph(text: str, *, kind: str = "") -> str:
     return f"<p{_class_attribute(kind)}>{_sentence(text)}</p>"
 
 
-def not_drawn(error: Exception) -> str:
-    """Return a paragraph that says why something is missing on the page."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return paragraph(f"Not drawn: {text.rstrip('.')}.")
+def drawn(body: Callable[[], str]) -> str:
+    """Return the result of ``body``, or the reason why there is none."""
+    try:
+        return body()
+    except Exception as error:  # a page that lacks a part is better than none
+        text = " ".join(str(error).split()) or type(error).__name__
+        return paragraph(f"Not drawn: {text.rstrip('.')}.")
 
 
 def unordered(items: Iterable[str]) -> str:
@@ -183,10 +186,7 @@ def draw_svg(draw: Draw, *, name: str, label: str, size: tuple[float, float] = (
     size : tuple of float
         Width and height in inches.
     """
-    try:
-        return _svg(draw, name, label, size)
-    except Exception as error:  # a page that lacks a drawing is better than none
-        return not_drawn(error)
+    return drawn(lambda: _svg(draw, name, label, size))
 
 
 def _svg(draw: Draw, name: str, label: str, size: tuple[float, float]) -> str:

@@ -15,7 +15,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.reads import (
@@ -28,47 +27,13 @@ from syncpretrain.schedule.reads import (
 )
 
 
-class Pace(Protocol):
-    """A pace: it says which version each epoch reads, and how far layers may run ahead."""
-
-    @property
-    def max_unread(self) -> int | None:
-        """How many versions of a layer may wait unread before it waits for its reader."""
-        ...
-
-    def next_read(self, layer: int, reads: Sequence[int], published: int) -> int | None:
-        """Return the version the next epoch reads (published or not yet), None to sleep."""
-        ...
-
-    def unread(self, layer: int, reads: Sequence[int], published: int) -> list[int]:
-        """Return the published versions of the layer below that the layer will still begin."""
-        ...
-
-    def first_of_round(self, layer: int) -> int:
-        """Return the lowest layer of the round; it begins when all layers below have ended."""
-        ...
-
-    def is_satisfied(self, layer: int, begun: int, done: int) -> bool:
-        """Return whether the run need not go on for this layer; without any, no epoch starts."""
-        ...
-
-    def shorten(self, layer: int, epochs: int) -> None:
-        """Record that the layer has learned enough: ``epochs`` is all that were stipulated.
-
-        It and the layers above may read otherwise from then on.
-        """
-        ...
-
-    def skip(self, layer: int, version: int) -> None:
-        """Record that a version does not wake the layer, which has trained its stipulated epochs.
-
-        It and the layers above may read otherwise from then on.
-        """
-        ...
-
-
 class Fixed:
     """Every read is known beforehand, as in the replay of a recorded run.
+
+    Attributes
+    ----------
+    max_unread : int, optional
+        How many versions of a layer may wait unread before it waits for its reader.
 
     Raises
     ------
@@ -82,12 +47,12 @@ class Fixed:
         self.max_unread = max_unread
 
     def next_read(self, layer: int, reads: Sequence[int], published: int) -> int | None:
-        """Return the planned version."""
+        """Return the version the next epoch reads (published or not yet), None to sleep."""
         plan, begun = self._planned(layer), len(reads)
         return plan[begun] if begun < len(plan) else None
 
     def unread(self, layer: int, reads: Sequence[int], published: int) -> list[int]:
-        """Return the published versions that the plan still names."""
+        """Return the published versions of the layer below that the plan still names."""
         plan, unread = self._planned(layer), list[int]()
         newest_read = reads[-1] if reads else 0
         at = bisect_right(plan, newest_read, len(reads))  # a plan never goes back to an older one
@@ -97,11 +62,11 @@ class Fixed:
         return unread
 
     def first_of_round(self, layer: int) -> int:
-        """Return 0: all layers are of one round."""
+        """Return the lowest layer of the round; it begins when all layers below have ended."""
         return 0
 
     def is_satisfied(self, layer: int, begun: int, done: int) -> bool:
-        """Return whether every planned epoch has begun."""
+        """Return whether every planned epoch has begun; if so of each layer, no epoch starts."""
         return begun == len(self._planned(layer))
 
     def shorten(self, layer: int, epochs: int) -> None:
@@ -233,6 +198,9 @@ class Free:
         self._plans[layer] = skipping(self._plans[layer], version)
 
 
+Pace = Fixed | Free
+
+
 def skipping(plan: LayerPlan, version: int) -> LayerPlan:
     """Return the plan of a layer that this version does not wake."""
     return replace(plan, skipped=plan.skipped | {version})
@@ -305,14 +273,6 @@ def _greedy(plans: Sequence[LayerPlan], options: ScheduleOptions) -> Pace:
     return Planned(plans, greedy_row)
 
 
-def _synchronized(plans: Sequence[LayerPlan], options: ScheduleOptions) -> Pace:
-    return Planned(plans, partial(lockstep_row, drain=options.drain))
-
-
-def _free(plans: Sequence[LayerPlan], options: ScheduleOptions) -> Pace:
-    return Free(plans, drain=options.drain)
-
-
 def _rounds(plans: Sequence[LayerPlan], options: ScheduleOptions) -> Pace:
     size = options.group_size or GROUP_SIZE
     rule = partial(rounds_row, group_size=size, drain=options.drain)
@@ -328,8 +288,8 @@ SCHEDULES = {
         shared_candidate="greedy",
     ),
     "synchronized": ScheduleKind(
-        lockstep=_synchronized,
-        free=_free,
+        lockstep=lambda plans, own: Planned(plans, partial(lockstep_row, drain=own.drain)),
+        free=lambda plans, own: Free(plans, drain=own.drain),
         can_stream=True,
         candidate="pipeline",
         shared_candidate="hybrid",

@@ -152,8 +152,7 @@ def in_shared_range(X: Any, scaling: Scaling) -> Any:
         sparse = X.astype(np.float32)
         sparse.data = np.clip(sparse.data / scaling.scale[0], 0, 1)
         return sparse
-    scaled: Matrix = np.clip(scaling.apply(X.astype(np.float32, copy=False)), 0, 1)
-    return scaled
+    return np.clip(scaling.apply(X.astype(np.float32, copy=False)), 0, 1)
 
 
 def are_bits(X: Any) -> bool:

@@ -55,11 +55,7 @@ def classes_of(y: Any, X: NDArray[Any]) -> Classes:
     ValueError
         If y has another length or holds no classes.
     """
-    if y is None:
-        raise DataError(
-            "y: got None, expected labels; this estimator requires y to be passed, but the target y"
-            " is None"
-        )
+    _check_given(y, "labels")
     values = _one_column(y)
     check_consistent_length(X, values)
     missing, ones = _missing(values), 0
@@ -102,11 +98,7 @@ def numbers_of_rows(y: Any, X: NDArray[Any]) -> Numbers:
     ValueError
         If y has another length or shape, or is infinite.
     """
-    if y is None:
-        raise DataError(
-            "y: got None, expected numbers; this estimator requires y to be passed, but the target"
-            " y is None"
-        )
+    _check_given(y, "numbers")
     if np.asarray(y).dtype.kind in "mM":  # which would become nanoseconds
         raise DataError(f"y: got values of type {np.asarray(y).dtype}, expected numbers")
     values = check_array(
@@ -190,23 +182,27 @@ def mean_and_spread(
     return mean, np.where(spread > 0, spread, 1.0)
 
 
+def _check_given(y: Any, expected: str) -> None:
+    if y is None:
+        raise DataError(
+            f"y: got None, expected {expected}; this estimator requires y to be passed, but the"
+            " target y is None"
+        )
+
+
 def _one_column(y: Any) -> NDArray[Any]:
     """Return labels as an array of one dimension; labels of a table's column keep their type."""
     if str(getattr(y, "dtype", "")) == "boolean":  # pandas' type would become 1.0, 0.0 and NaN
         y = np.asarray(y, dtype=object)
-    if isinstance(y, (list, tuple)) and not all(isinstance(label, str) for label in y):
-        y = _of_cells(y)
+    has_others = isinstance(y, (list, tuple)) and not all(isinstance(label, str) for label in y)
+    if has_others and np.asarray(y).dtype.kind == "U":  # NumPy would make texts of numbers, too
+        y = np.asarray(y, dtype=object)
     values = np.asarray(column_or_1d(y, warn=True))
     if values.dtype.kind not in "biufUSO":  # dates, complex numbers
         raise DataError(f"y: got values of type {values.dtype}, expected labels")
     if values.dtype.kind == "f" and np.isinf(values).any():
         raise DataError("y: holds infinite values, expected labels")
     return values
-
-
-def _of_cells(y: Any) -> Any:
-    """Return a list of texts and numbers as an array of objects: NumPy would make texts of all."""
-    return np.asarray(y, dtype=object) if np.asarray(y).dtype.kind == "U" else y
 
 
 def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:

@@ -99,8 +99,9 @@ class Blocks:
         self.width = self.parts[-1].stop
         self.counts = tuple(part for part in self.parts if part.kind == COUNTS)
         self.groups = tuple(part for part in self.parts if part.kind == SOFTMAX)
-        self.normal = tuple(p for p in self.parts if not p.groups and _noise(p) == "normal")
-        self._simple = [(p.columns, KINDS[p.kind]) for p in self.parts if not p.groups]
+        plain = [part for part in self.parts if not part.groups]
+        self.normal = tuple(part for part in plain if KINDS[part.kind].noise == "normal")
+        self._simple = [(part.columns, KINDS[part.kind]) for part in plain]
         self._grouped = [part for part in self.parts if part.groups]
 
     @property
@@ -320,10 +321,6 @@ def _item(item: str, text: str) -> tuple[str, int, int]:
         )
     groups = int(found[2] or 1) if kind == SOFTMAX else 0
     return kind, groups, int(found[3] or 0)
-
-
-def _noise(part: Block) -> str | None:
-    return KINDS[part.kind].noise
 
 
 @lru_cache(maxsize=64)

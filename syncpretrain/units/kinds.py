@@ -73,11 +73,6 @@ def sample_binary(np: Any, x: Any, noise: Any, out: Any) -> None:
     np.less(noise, x, out=out)
 
 
-def sample_gaussian(np: Any, x: Any, noise: Any, out: Any) -> None:
-    """Draw x + N(0, 1)."""
-    np.add(x, noise, out=out)
-
-
 def sample_rectified(np: Any, x: Any, noise: Any, out: Any, sigmoid: Equation = sigmoid) -> None:
     """Draw max(0, x + N(0, sigmoid(x))) (Nair and Hinton 2010, section 2)."""
     np.copyto(out, x)
@@ -248,7 +243,7 @@ KINDS = {
             mean=unchanged,
             times_derivative=unchanged,
             noise="normal",
-            sample=sample_gaussian,
+            sample=lambda np, x, noise, out: np.add(x, noise, out=out),
             log_sum=lambda np, x, b: 0.5 * (np.square(x) - np.square(b) + math.log(2 * math.pi)),
             energy=lambda np, v, a: 0.5 * np.square(v - a).sum(axis=1),
             bias_of=lambda np, mean: mean,

@@ -16,7 +16,6 @@ from syncpretrain.backends import cublas
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.cupy_backend import CupyBackend
-from syncpretrain.data.order import minibatches
 from syncpretrain.errors import DivergedError, WorkerError
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
@@ -244,14 +243,3 @@ class TestOnADevice:
         learner.to(backend_for("numpy"))
         after = [learner.weight, learner.gradients[0], learner._v]
         assert all(a is b for a, b in zip(before, after, strict=True))
-
-    def test_the_order_is_placed_once_an_epoch(self):
-        given = []
-
-        def move(rows):
-            given.append(rows)
-            return rows
-
-        batches = list(minibatches(10, 4, seed=0, layer=1, epoch=1, device=move))
-        assert [len(rows) for rows in given] == [10]
-        assert all(rows.base is not None for rows in batches), "parts of what was placed"

@@ -131,7 +131,7 @@ def normalized(loss="cross-entropy", **options):
     """Return a network of float64 with normalized hidden layers, and a minibatch for it."""
     kinds = ("relu", "relu", "softmax" if loss == "cross-entropy" else "gaussian")
     *hidden, top = make_chain(kinds)
-    chain = [*(replace(link, normalizes=True) for link in hidden), top]
+    chain = [*(replace(link, is_normalized=True) for link in hidden), top]
     return Network(chain, loss=loss, batch_size=8, **options), make_examples(kinds[-1])
 
 

@@ -9,8 +9,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 from docblocks import ROOT
+from eventschema import LOGGED, event_schema
 
-from syncpretrain.observers.event_log import LOGGED, event_schema
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import settings_from
 

@@ -231,9 +231,9 @@ class TestWindows:
             windows[0].put("w", 2, 0, values)
             windows[0].get("w", 2, 1, out)
             np.testing.assert_array_equal(out, values[1:])
-            assert [own.has_own for own in windows] == [False, False, True]
+            assert [bool(own.owned) for own in windows] == [False, False, True]
             windows[0].close("w")
-        assert not windows[0].has_calls
+        assert not windows[0].asked
 
     def test_additions_of_many_ranks_at_once_are_never_lost(self):
         size, times = 300_000, 20

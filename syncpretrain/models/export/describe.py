@@ -206,5 +206,4 @@ def _function(units: str) -> str:
 
 
 def _plain(array: Array) -> Array:
-    plain: Array = np.ascontiguousarray(array, dtype=np.float32)
-    return plain
+    return np.ascontiguousarray(array, dtype=np.float32)

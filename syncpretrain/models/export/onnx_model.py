@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncpretrain.errors import SettingsError
+from syncpretrain.errors import SettingsError, needed
 from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
 
@@ -165,16 +165,13 @@ def build(network: Network) -> Any:
     SettingsError
         If the package onnx is not installed, or the arrays are too large for one file.
     """
-    try:
-        import onnx
-        import onnx.checker
-        import onnx.helper
-        import onnx.numpy_helper
-    except ImportError:
-        raise SettingsError(
-            "format: got onnx, which needs the package onnx, and that is not installed; install"
-            " syncpretrain[export], or export to npz"
-        ) from None
+    missing = SettingsError(
+        "format: got onnx, which needs the package onnx, and that is not installed; install"
+        " syncpretrain[export], or export to npz"
+    )
+    onnx = needed("onnx", missing)
+    for part in ("checker", "helper", "numpy_helper"):
+        needed(f"onnx.{part}", missing)
     _check_size(network)
     graph = _Graph(onnx)
     inputs, x = _inputs(graph, network)

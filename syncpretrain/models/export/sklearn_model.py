@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.errors import SettingsError
+from syncpretrain.errors import SettingsError, needed
 from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
 
@@ -52,23 +52,21 @@ def build(network: Network) -> Any:
             "format: got sklearn, whose MLP has one function for all hidden units, and those of the"
             f" {network.part} are {' and '.join(sorted(hidden))}; take onnx, torch, keras or npz"
         )
-    try:
-        from sklearn.neural_network import MLPClassifier, MLPRegressor
-    except ImportError:
-        raise SettingsError(
-            "format: got sklearn, which needs the package scikit-learn, and that is not installed;"
-            " install syncpretrain[sklearn], or export to npz"
-        ) from None
+    text = (
+        "format: got sklearn, which needs the package scikit-learn, and that is not installed;"
+        " install syncpretrain[sklearn], or export to npz"
+    )
+    networks = needed("sklearn.neural_network", SettingsError(text))
     widths = tuple(len(layer.bias) for layer in layers[:-1])
     options: dict[str, Any] = {"hidden_layer_sizes": widths, "random_state": 0}
     options["activation"] = _mlp_function(next(iter(hidden), "linear"))
     if network.classes:
         layers, classes = _for_classes(layers, network.classes)
         rows = np.zeros((len(classes), len(layers[0].weight)))
-        model = MLPClassifier(**options).partial_fit(rows, classes, classes=classes)
+        model = networks.MLPClassifier(**options).partial_fit(rows, classes, classes=classes)
     else:
         rows, outputs = np.zeros((2, len(layers[0].weight))), len(layers[-1].bias)
-        model = MLPRegressor(**options)
+        model = networks.MLPRegressor(**options)
         model.partial_fit(rows, np.zeros((2, outputs)) if outputs > 1 else np.zeros(2))
     # A step of training has set the attributes of a fitted model; these are the network's numbers.
     # In float64 a shift that is large compared with the scale loses nothing.
@@ -89,14 +87,11 @@ def contents(path: Path, network: Network) -> dict[Path, bytes]:
         As :func:`build`, or if skops is not installed.
     """
     model = build(network)
-    try:
-        from skops import io
-    except ImportError:
-        raise SettingsError(
-            "format: got sklearn, whose files need the package skops, and that is not installed;"
-            " install it, or take Stack.to_sklearn in Python"
-        ) from None
-    return {path: io.dumps(model)}
+    text = (
+        "format: got sklearn, whose files need the package skops, and that is not installed;"
+        " install it, or take Stack.to_sklearn in Python"
+    )
+    return {path: needed("skops.io", SettingsError(text)).dumps(model)}
 
 
 def _mlp_function(name: str) -> str:

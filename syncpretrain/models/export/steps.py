@@ -115,11 +115,8 @@ class ToImages(Step, frozen=True):
     channels_first: bool
 
 
-class ToRows(Step, frozen=True):
-    """Images to rows, the inverse of :class:`ToImages`."""
-
-    images: ImageShape
-    channels_first: bool
+class ToRows(ToImages, frozen=True):
+    """Images to rows, the inverse of :class:`ToImages`, with the same arguments."""
 
 
 class Convolve(Step, frozen=True):
@@ -134,13 +131,8 @@ class Convolve(Step, frozen=True):
     groups: int
 
 
-class ConvolveBack(Step, frozen=True):
+class ConvolveBack(Convolve, frozen=True):
     """The transpose of :class:`Convolve`, with a bias for each channel; pads are cut off."""
-
-    weight: Array
-    bias: Array
-    pad: int
-    groups: int
 
 
 class MaxPool(Step, frozen=True):

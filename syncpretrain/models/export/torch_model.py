@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from syncpretrain.errors import SettingsError
+from syncpretrain.errors import SettingsError, needed
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
@@ -66,22 +66,14 @@ def build(network: Network) -> Any:
     SettingsError
         If PyTorch is not installed.
     """
-    try:
-        import torch
-    except ImportError:
-        raise SettingsError(
-            "format: got torch, which needs the package torch, and that is not installed; install"
-            " it, or export to npz"
-        ) from None
+    text = "which needs the package torch, and that is not installed; install it, or export to npz"
+    torch = needed("torch", SettingsError(f"format: got torch, {text}"))
     from syncpretrain.models.export import torch_modules
 
     modules = _modules(network)
-    found = torch.nn.Sequential(
-        *(
-            getattr(torch_modules if module.is_own else torch.nn, module.name)(**module.arguments)
-            for module in modules
-        )
-    )
+    homes = (torch.nn, torch_modules)
+    made = (getattr(homes[x.is_own], x.name)(**x.arguments) for x in modules)
+    found = torch.nn.Sequential(*made)
     state = {name: torch.from_numpy(array.copy()) for name, array in _state(modules).items()}
     found.load_state_dict(state)
     return found.eval()

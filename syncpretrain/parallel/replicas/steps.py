@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import add
 from typing import Any, Protocol
 
 import numpy as np
@@ -120,11 +121,7 @@ class LocalSteps:
         with np.errstate(all="ignore"):  # the caller looks at the errors
             for step in range(task.first, task.first + task.count):
                 errors = self.replica.train(task.epoch, step)
-                total = (
-                    list(errors)
-                    if not total
-                    else [a + b for a, b in zip(total, errors, strict=True)]
-                )
+                total = list(map(add, total, errors)) if total else list(errors)
             for array, own in self._parts:
                 np.subtract(array, base[own], out=self.change[own])
         return tuple(map(float, total))

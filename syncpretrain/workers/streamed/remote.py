@@ -66,7 +66,7 @@ class LentThreads(StepSharing):
         with self._changed:
             self._number[0] += 1
             try:
-                return self._changed.wait_for(lambda: self._calls != calls, self._times.sleep)
+                return self._changed.wait_for(lambda: self.calls != calls, self._times.sleep)
             # A thread that is called away may still be counted for one step of the other process:
             # a helper too many for a moment, which costs time, never a bit.
             finally:
@@ -75,7 +75,7 @@ class LentThreads(StepSharing):
     def call(self) -> None:
         """Call the threads away: there is other work for them."""
         with self._changed:
-            self._calls += 1
+            self.calls += 1
             self._changed.notify_all()
 
 
