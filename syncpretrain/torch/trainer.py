@@ -37,6 +37,7 @@ from syncpretrain.torch.block import (
     head_draws,
     in_modes,
     modes_of,
+    named,
     seeded,
 )
 from syncpretrain.torch.data import Given, given_rows, held_out_rows
@@ -46,6 +47,7 @@ from syncpretrain.workers.activations import Split
 from syncpretrain.workers.restarts import Restarts
 
 RUNTIMES, STEPPED = ("serial", "threads", "processes", "mpi", "auto"), ("epoch", "minibatch")
+PRECISIONS = None, torch.bfloat16, torch.float16  # that PyTorch casts to on a CPU
 MEASURED_STEPS = 3  # of which the least time counts
 MEASURED_SECONDS = 0.5  # of one block, at most; one step more may be running by then
 LEAST_GAIN = 1.1  # that a second worker must promise
@@ -189,14 +191,14 @@ class LocalTrainer:
     ) -> None:
         self._modules = blocks_of(model)
         self.model = model if isinstance(model, nn.Sequential) else nn.Sequential(*model)
-        is_type = precision is None or isinstance(precision, torch.dtype)
+        is_norm = clip is None or (hasattr(clip, "__float__") and 0 < clip < math.inf)
         is_sparse = any(getattr(own, "sparse", False) for own in self.model.modules())
         for name, is_wrong, own, expected in (  # what is wrong, the value, and what it should be
             ("runtime", runtime not in RUNTIMES, runtime, " or ".join(RUNTIMES)),
             ("scheduler_every", scheduler_every not in STEPPED, scheduler_every, STEPPED),
-            ("noise", not 0 <= noise < 1, noise, "a share, from 0 to below 1"),
-            ("clip", clip is not None and not 0 < clip < math.inf, clip, "a number above 0"),
-            ("precision", not is_type, precision, "a torch.dtype"),
+            ("noise", not hasattr(noise, "__float__") or not 0 <= noise < 1, noise, "0 to below 1"),
+            ("clip", not is_norm, clip, "a number above 0"),
+            ("precision", precision not in PRECISIONS, precision, "torch.bfloat16"),
             ("optimizer", not callable(optimizer), type(optimizer), "a function of parameters"),
             ("seed", not hasattr(seed, "__index__") or seed < 0, seed, "a whole number, 0 or more"),
         ):
@@ -275,7 +277,7 @@ class LocalTrainer:
         RunInterrupted
             On Ctrl-C or SIGTERM, after the running minibatches.
         """
-        check_whole(batch_size=batch_size)
+        check_whole(batch_size=batch_size, epochs=epochs)
         how: dict[str, Any] = {"batch_size": batch_size, "passes": epochs, "seed": self._seed}
         classes = self._classes if self._loss in LOSSES[:2] else None
         given = given_rows(X, y, weight, classes=classes, **how)
@@ -380,7 +382,8 @@ class LocalTrainer:
         return LocalLoss("cross-entropy" if is_built_in else self._loss)
 
     def _head(self, number: int, below: tuple[int, ...], above: tuple[int, ...]) -> Any:
-        with torch.random.fork_rng(devices=[]):  # the caller's draws stay as they are
+        # The caller's draws stay as they are.
+        with named(f"heads: block {number}"), torch.random.fork_rng(devices=[]):
             torch.set_rng_state(seeded(self._seed, number + (1 << 16)))
             if self._make_head is not None:
                 head = self._make_head(number, below, above)
