@@ -35,7 +35,7 @@ def given_rows(
     Raises DataError if the parts do not belong together, or it is an empty iterable.
     """
     if hasattr(X, "shape"):
-        layout = _layout(X, y, weight, classes)
+        layout = _layout(classes, X, y, weight)
         rows = layout.rows(_host(X), _host(y), _host(weight))
         size = min(batch_size or 64, len(rows))
         return Given(rows, layout, rows[:size], size)
@@ -79,7 +79,7 @@ def held_out_rows(validation: Any, layout: Layout) -> Array:
     return evenly_spaced(own, PROBE_ROWS) if is_whole else own[:PROBE_ROWS]
 
 
-def _layout(x: Any, y: Any, weight: Any, classes: int | None) -> Layout:
+def _layout(classes: int | None, x: Any, y: Any = None, weight: Any = None) -> Layout:
     """Return the layout of arrays or tensors."""
     try:
         x = torch.tensor(np.asarray(_host(x))[0].copy())
@@ -162,5 +162,5 @@ class _Passes:
                 return
             parts = _parts(item)
             if self.layout is None:
-                self.layout = _layout(*[*parts, None, None][:3], self._classes)
+                self.layout = _layout(self._classes, *parts)
             yield self.layout.rows(*map(_host, parts))

@@ -126,7 +126,8 @@ class LocalTrainer:
     scheduler : callable, optional
         Returns a schedule of the rate for an optimizer.
     scheduler_every : str
-        "epoch" or "minibatch": when the schedule is stepped.
+        "epoch" or "minibatch": between two epochs, or after each minibatch,
+        with ``accumulate`` after each step of the optimizer.
     heads : callable, optional
         Returns the head of a block, given its number from 1 and the shapes of an example below and
         above. By default a linear layer, after averages over places where there are many; the last

@@ -276,6 +276,14 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(network, settings, mess
         fitted(network(), X, y, **settings)
 
 
+@pytest.mark.parametrize(("accumulate", "steps"), [(1, 12), (4, 4)])
+def test_a_schedule_by_minibatch_is_stepped_after_each_window(accumulate, steps):
+    schedule = {"scheduler_every": "minibatch", "accumulate": accumulate}
+    schedule["scheduler"] = lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=steps)
+    own = fitted(perceptron(), *rows(60), epochs=2, batch_size=10, **schedule)
+    assert {block.scheduler.last_epoch for block in own._blocks} == {steps}
+
+
 def test_an_optimizer_of_all_parameters_is_refused():
     network = perceptron()
     with pytest.raises(SettingsError, match="optimizer: got parameters that are not of block 1"):
