@@ -193,7 +193,6 @@ class LocalTrainer:
         self._modules = blocks_of(model)
         self.model = model if isinstance(model, nn.Sequential) else nn.Sequential(*model)
         is_norm = clip is None or (hasattr(clip, "__float__") and 0 < clip < math.inf)
-        is_sparse = any(getattr(own, "sparse", False) for own in self.model.modules())
         for name, is_wrong, own, expected in (  # what is wrong, the value, and what it should be
             ("runtime", runtime not in RUNTIMES, runtime, " or ".join(RUNTIMES)),
             ("scheduler_every", scheduler_every not in STEPPED, scheduler_every, STEPPED),
@@ -206,19 +205,14 @@ class LocalTrainer:
             if is_wrong:
                 raise SettingsError(f"{name}: got {own!r}, expected {expected}")
         check_whole(classes=classes, block_threads=block_threads, accumulate=accumulate)
-        if is_sparse and accumulate > 1:
+        if accumulate > 1 and any(getattr(own, "sparse", False) for own in self.model.modules()):
             raise SettingsError(f"accumulate: got {accumulate} with sparse gradients, expected 1")
         self._classes, self._loss, self._seed = classes, loss, seed
         self._optimizer, self._scheduler, self._make_head = optimizer, scheduler, heads
         self._workers, self._runtime, self._threads = workers, runtime, block_threads
-        self._every_block: dict[str, Any] = {
-            "is_per_step": scheduler_every == "minibatch",
-            "threads": block_threads,
-            "clip": clip,
-            "accumulate": accumulate,
-            "precision": precision,
-            "noise": noise,
-        }
+        every: dict[str, Any] = {"accumulate": accumulate, "precision": precision, "noise": noise}
+        every |= {"is_per_step": scheduler_every == "minibatch", "clip": clip}
+        self._every_block = every | {"threads": block_threads}
         self._observers = list(observers)
         self._blocks: list[Block] = []
         self._modes: dict[Any, bool] = {}  # that modules train in
