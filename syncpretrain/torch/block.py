@@ -92,7 +92,7 @@ class Layout:
 
 
 def _columns(name: str, values: Any, rows: int, shape: tuple[int, ...]) -> Array:
-    found = np.asarray(values)
+    found = np.asarray([] if values is None else values)
     if found.shape != (rows, *shape):
         raise DataError(f"{name}: got shape {found.shape}, expected {(rows, *shape)}")
     with np.errstate(over="ignore"):
@@ -299,7 +299,7 @@ def tensor_of(number: int, output: Any) -> Any:
 
 
 @contextmanager
-def _named(what: str) -> Iterator[None]:
+def named(what: str) -> Iterator[None]:
     """Turn an error of a user's modules into a refusal that begins with some words."""
     try:
         yield
@@ -316,7 +316,7 @@ def handed_up(number: int, modules: Any, x: Any) -> tuple[Any, bool]:
     """
     state, before = seeded(0, 0), seeded(0, 0)
     what = f"model: block {number} fails on examples of shape"
-    with _named(f"{what} {tuple(x.shape[1:])}"), drawing(state), torch.no_grad():
+    with named(f"{what} {tuple(x.shape[1:])}"), drawing(state), torch.no_grad():
         output = tensor_of(number, copy.deepcopy(modules)(x.clone()))
     if len(output) != len(x):
         raise SettingsError(
@@ -329,7 +329,7 @@ def head_draws(block: Block, h: Any, rows: tuple[Any, Any, Any]) -> bool:
     """Return whether a copy of a head draws random numbers for the loss of an output."""
     state, what = seeded(0, 0), f"loss: the head or the loss of block {block.number} fails"
     before = state.clone()
-    with _named(what), drawing(state), torch.no_grad():
+    with named(what), drawing(state), torch.no_grad():
         loss = float(block.loss(copy.deepcopy(block.head), h.clone(), *rows))
     if not math.isfinite(loss):
         raise SettingsError(f"loss: block {block.number} has {loss} before training")
@@ -362,15 +362,21 @@ def finish(
     """Give each block its optimizer and its schedule."""
     for block in blocks:
         # A block that trains nothing has an optimizer of a parameter that has no gradient.
-        block.optimizer = optimizer(list(block.parameters()) or [nn.Parameter(torch.zeros(1))])
-        block.scheduler = None if scheduler is None else scheduler(block.optimizer)
+        own = list(block.parameters()) or [nn.Parameter(torch.zeros(1))]
+        with named(f"optimizer: it or the schedule of block {block.number} fails"):
+            block.optimizer = optimizer(own)
+            block.scheduler = None if scheduler is None else scheduler(block.optimizer)
+            found = {id(p) for group in block.optimizer.param_groups for p in group["params"]}
+        if not found <= set(map(id, own)):
+            raise SettingsError(f"optimizer: got parameters that are not of block {block.number}")
         for own, kind in ((block.optimizer, "LBFGS"), (block.scheduler, "ReduceLROnPlateau")):
             if type(own).__name__ == kind:
                 raise SettingsError(f"optimizer: got {kind}, expected one whose step needs nothing")
 
 
 def check_whole(**numbers: Any) -> None:
-    """Refuse settings that are no whole numbers of 1 or more; None is fine."""
+    """Refuse what is no whole number of 1 or more, or nothing where there may be nothing."""
     for name, own in numbers.items():
-        if own is not None and (not isinstance(own, (int, np.integer)) or own < 1):
+        is_wrong = isinstance(own, bool) or not isinstance(own, (int, np.integer)) or own < 1
+        if is_wrong and not (own is None and name in ("classes", "batch_size")):
             raise SettingsError(f"{name}: got {own!r}, expected a whole number, 1 or more")

@@ -35,21 +35,22 @@ def given_rows(
     Raises DataError if the parts do not belong together, or it is an empty iterable.
     """
     if hasattr(X, "shape"):
-        layout = _layout(X, y, weight, classes)
+        layout = _layout(classes, X, y, weight)
         rows = layout.rows(_host(X), _host(y), _host(weight))
         size = min(batch_size or 64, len(rows))
         return Given(rows, layout, rows[:size], size)
     if y is not None or weight is not None:
         raise DataError("y: got it with an iterable, expected tuples of X and y from the iterable")
+    if hasattr(X, "__next__") or not hasattr(X, "__iter__"):  # such as a data set by itself
+        raise DataError(f"X: got {type(X).__name__}, expected arrays or an iterable of minibatches")
     source = _Passes(X, seed, classes)
     first = next(source(1), None)
     if first is None:
         raise DataError("X: got an iterable without a minibatch, expected one or more")
     size = batch_size or getattr(X, "batch_size", None) or len(first)
     # A pass has as many rows as it says; an iterable that says nothing is read once to count them.
-    count = _rows_of(X)
     train = ArrayPasses(
-        Minibatches(source, n_examples=count),
+        Minibatches(source, n_examples=_rows_of(X)),
         source.layout.width,
         bounded=False,
         batch_size=size,
@@ -78,14 +79,18 @@ def held_out_rows(validation: Any, layout: Layout) -> Array:
     return evenly_spaced(own, PROBE_ROWS) if is_whole else own[:PROBE_ROWS]
 
 
-def _layout(x: Any, y: Any, weight: Any, classes: int | None) -> Layout:
+def _layout(classes: int | None, x: Any, y: Any = None, weight: Any = None) -> Layout:
     """Return the layout of arrays or tensors."""
-    x, y = torch.as_tensor(x), None if y is None else torch.as_tensor(y)
+    try:
+        x = torch.tensor(np.asarray(_host(x))[0].copy())
+        y = None if y is None else torch.tensor(np.asarray(_host(y))[0].copy())
+    except (TypeError, ValueError, LookupError, AttributeError) as error:  # of what is no array
+        raise DataError(f"X or y: expected numbers, a row an example ({error})") from error
     dtype = torch.float32 if x.is_floating_point() else x.dtype
     if y is None:
-        return Layout(tuple(x.shape[1:]), dtype, is_weighted=weight is not None)
+        return Layout(tuple(x.shape), dtype, is_weighted=weight is not None)
     y_dtype = torch.float32 if y.is_floating_point() else torch.int64
-    own = tuple(x.shape[1:]), dtype, tuple(y.shape[1:]), y_dtype
+    own = tuple(x.shape), dtype, tuple(y.shape), y_dtype
     return Layout(*own, is_weighted=weight is not None, classes=classes)
 
 
@@ -95,7 +100,10 @@ def _host(values: Any) -> Any:
 
 def _parts(item: Any) -> tuple[Any, ...]:
     """Return X, and maybe y and the weights, of a minibatch."""
-    return tuple(item) if isinstance(item, (tuple, list)) else (item,)
+    parts = tuple(item) if isinstance(item, (tuple, list)) else (item,)
+    if len(parts) > 3:
+        raise DataError(f"X: got {len(parts)} parts of a minibatch, expected X, y and weights")
+    return parts
 
 
 def _rows_of(loader: Any) -> int | None:
@@ -154,6 +162,5 @@ class _Passes:
                 return
             parts = _parts(item)
             if self.layout is None:
-                own: Any = (*parts, None, None)[:3]
-                self.layout = _layout(own[0], own[1], own[2], self._classes)
+                self.layout = _layout(self._classes, *parts)
             yield self.layout.rows(*map(_host, parts))

@@ -37,6 +37,7 @@ from syncpretrain.torch.block import (
     head_draws,
     in_modes,
     modes_of,
+    named,
     seeded,
 )
 from syncpretrain.torch.data import Given, given_rows, held_out_rows
@@ -46,6 +47,7 @@ from syncpretrain.workers.activations import Split
 from syncpretrain.workers.restarts import Restarts
 
 RUNTIMES, STEPPED = ("serial", "threads", "processes", "mpi", "auto"), ("epoch", "minibatch")
+PRECISIONS = None, torch.bfloat16, torch.float16  # that PyTorch casts to on a CPU
 MEASURED_STEPS = 3  # of which the least time counts
 MEASURED_SECONDS = 0.5  # of one block, at most; one step more may be running by then
 LEAST_GAIN = 1.1  # that a second worker must promise
@@ -124,7 +126,8 @@ class LocalTrainer:
     scheduler : callable, optional
         Returns a schedule of the rate for an optimizer.
     scheduler_every : str
-        "epoch" or "minibatch": when the schedule is stepped.
+        "epoch" or "minibatch": between two epochs, or after each minibatch,
+        with ``accumulate`` after each step of the optimizer.
     heads : callable, optional
         Returns the head of a block, given its number from 1 and the shapes of an example below and
         above. By default a linear layer, after averages over places where there are many; the last
@@ -189,30 +192,27 @@ class LocalTrainer:
     ) -> None:
         self._modules = blocks_of(model)
         self.model = model if isinstance(model, nn.Sequential) else nn.Sequential(*model)
-        is_type = precision is None or isinstance(precision, torch.dtype)
+        is_norm = clip is None or (hasattr(clip, "__float__") and 0 < clip < math.inf)
         for name, is_wrong, own, expected in (  # what is wrong, the value, and what it should be
             ("runtime", runtime not in RUNTIMES, runtime, " or ".join(RUNTIMES)),
             ("scheduler_every", scheduler_every not in STEPPED, scheduler_every, STEPPED),
-            ("noise", not 0 <= noise < 1, noise, "a share, from 0 to below 1"),
-            ("clip", clip is not None and not 0 < clip < math.inf, clip, "a number above 0"),
-            ("precision", not is_type, precision, "a torch.dtype"),
+            ("noise", not hasattr(noise, "__float__") or not 0 <= noise < 1, noise, "0 to below 1"),
+            ("clip", not is_norm, clip, "a number above 0"),
+            ("precision", precision not in PRECISIONS, precision, "torch.bfloat16"),
             ("optimizer", not callable(optimizer), type(optimizer), "a function of parameters"),
             ("seed", not hasattr(seed, "__index__") or seed < 0, seed, "a whole number, 0 or more"),
         ):
             if is_wrong:
                 raise SettingsError(f"{name}: got {own!r}, expected {expected}")
         check_whole(classes=classes, block_threads=block_threads, accumulate=accumulate)
+        if accumulate > 1 and any(getattr(own, "sparse", False) for own in self.model.modules()):
+            raise SettingsError(f"accumulate: got {accumulate} with sparse gradients, expected 1")
         self._classes, self._loss, self._seed = classes, loss, seed
         self._optimizer, self._scheduler, self._make_head = optimizer, scheduler, heads
         self._workers, self._runtime, self._threads = workers, runtime, block_threads
-        self._every_block: dict[str, Any] = {
-            "is_per_step": scheduler_every == "minibatch",
-            "threads": block_threads,
-            "clip": clip,
-            "accumulate": accumulate,
-            "precision": precision,
-            "noise": noise,
-        }
+        every: dict[str, Any] = {"accumulate": accumulate, "precision": precision, "noise": noise}
+        every |= {"is_per_step": scheduler_every == "minibatch", "clip": clip}
+        self._every_block = every | {"threads": block_threads}
         self._observers = list(observers)
         self._blocks: list[Block] = []
         self._modes: dict[Any, bool] = {}  # that modules train in
@@ -272,7 +272,7 @@ class LocalTrainer:
         RunInterrupted
             On Ctrl-C or SIGTERM, after the running minibatches.
         """
-        check_whole(batch_size=batch_size)
+        check_whole(batch_size=batch_size, epochs=epochs)
         how: dict[str, Any] = {"batch_size": batch_size, "passes": epochs, "seed": self._seed}
         classes = self._classes if self._loss in LOSSES[:2] else None
         given = given_rows(X, y, weight, classes=classes, **how)
@@ -329,9 +329,6 @@ class LocalTrainer:
                     f"X: got {given.layout}, expected {self._blocks[0].below} as in the first call"
                 )
             return
-        is_sparse = any(getattr(own, "sparse", False) for own in self.model.modules())
-        if is_sparse and (steps := self._every_block["accumulate"]) > 1:
-            raise SettingsError(f"accumulate: got {steps} with sparse gradients, expected 1")
         rows = given.sample[:PROBED_ROWS]
         x, y, weight = given.layout.cut(rows if len(rows) > 1 else np.repeat(rows, 2, axis=0))
         below, blocks = given.layout, list[Block]()
@@ -380,7 +377,8 @@ class LocalTrainer:
         return LocalLoss("cross-entropy" if is_built_in else self._loss)
 
     def _head(self, number: int, below: tuple[int, ...], above: tuple[int, ...]) -> Any:
-        with torch.random.fork_rng(devices=[]):  # the caller's draws stay as they are
+        # The caller's draws stay as they are.
+        with named(f"heads: block {number}"), torch.random.fork_rng(devices=[]):
             torch.set_rng_state(seeded(self._seed, number + (1 << 16)))
             if self._make_head is not None:
                 head = self._make_head(number, below, above)

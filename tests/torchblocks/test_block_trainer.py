@@ -144,6 +144,12 @@ def test_whole_numbers_reach_the_first_block_as_such():
         fitted(perceptron(), np.full((60, 12), 1 << 25), rows(60)[1])
 
 
+def test_arrays_may_be_turned_around():
+    X, y = rows(60)
+    turned, own = (fitted(perceptron(), given, y) for given in (X[:, ::-1], X[:, ::-1].copy()))
+    assert digest(turned.model) == digest(own.model)
+
+
 class Endless(IterableDataset):
     """A data set without a length."""
 
@@ -223,6 +229,15 @@ CASES = [
     (perceptron, {"workers": 0}, "workers: got 0, expected auto"),
     (perceptron, {"runtime": "actors"}, "runtime: got 'actors', expected serial or"),
     (perceptron, {"noise": 1.5}, "noise: got 1.5"),
+    (perceptron, {"noise": "0.2"}, "noise: got '0.2', expected 0 to below 1"),
+    (perceptron, {"clip": "1"}, "clip: got '1', expected a number above 0"),
+    (perceptron, {"accumulate": None}, "accumulate: got None, expected a whole number"),
+    (perceptron, {"block_threads": True}, "block_threads: got True, expected a whole number"),
+    (perceptron, {"epochs": None}, "epochs: got None, expected a whole number"),
+    (perceptron, {"precision": torch.int8}, "precision: got torch.int8, expected torch.bfloat16"),
+    (perceptron, {"scheduler": 3}, "optimizer: it or the schedule of block 1 fails: TypeError"),
+    (perceptron, {"optimizer": lambda p: None}, "block 1 fails: AttributeError: 'NoneType'"),
+    (perceptron, {"heads": lambda: None}, "heads: block 1: TypeError: .* 3 were given"),
     (perceptron, {"seed": -1}, "seed: got -1, expected a whole number"),
     (perceptron, {"optimizer": torch.optim.Adam([torch.zeros(1)])}, "optimizer: got .*Adam'>, exp"),
     (
@@ -237,7 +252,7 @@ CASES = [
     (lambda: nn.Sequential(Stateful(12, 3)), {}, "model: got Stateful with extra state, expected"),
     (lambda: [nn.Linear(12, 3), torch.relu], {}, "model: got builtin.*, expected a module"),
     (perceptron, {"heads": lambda *_: nn.LazyLinear(3)}, "heads: got LazyLinear, expected one"),
-    (perceptron, {"precision": "bf16"}, "precision: got 'bf16', expected a torch.dtype"),
+    (perceptron, {"precision": "bf16"}, "precision: got 'bf16', expected torch.bfloat16"),
     (perceptron, {"optimizer": "adam"}, "optimizer: got <class 'str'>, expected a function"),
     (perceptron, {"optimizer": torch.optim.LBFGS}, "optimizer: got LBFGS"),
     (
@@ -261,12 +276,38 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(network, settings, mess
         fitted(network(), X, y, **settings)
 
 
+@pytest.mark.parametrize(("accumulate", "steps"), [(1, 12), (4, 4)])
+def test_a_schedule_by_minibatch_is_stepped_after_each_window(accumulate, steps):
+    schedule = {"scheduler_every": "minibatch", "accumulate": accumulate}
+    schedule["scheduler"] = lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=steps)
+    own = fitted(perceptron(), *rows(60), epochs=2, batch_size=10, **schedule)
+    assert {block.scheduler.last_epoch for block in own._blocks} == {steps}
+
+
+def test_an_optimizer_of_all_parameters_is_refused():
+    network = perceptron()
+    with pytest.raises(SettingsError, match="optimizer: got parameters that are not of block 1"):
+        fitted(network, *rows(60), optimizer=lambda _: torch.optim.Adam(network.parameters()))
+
+
 def test_data_that_do_not_fit_are_refused():
     X, y = rows(60)
     with pytest.raises(SettingsError, match="y: got nothing with loss predsim"):
         fitted(perceptron(), X)
     with pytest.raises(DataError, match=r"y: got shape \(40,\), expected \(60,\)"):
         fitted(perceptron(), X, y[:40])
+    for own, message in (
+        (iter([(X, y)]), "X: got list_iterator, expected arrays or an iterable of minibatches"),
+        (TensorDataset(torch.from_numpy(X)), "X: got TensorDataset, expected arrays or an"),
+        ([(X, y, y, y)], "X: got 4 parts of a minibatch, expected X, y and weights"),
+        ([{"x": X}], "X or y: expected numbers, a row an example"),
+        ([3], "X or y: expected numbers, a row an example"),
+        (X[:0], "X or y: expected numbers, a row an example"),
+        (X.astype(str), "X or y: expected numbers, a row an example"),
+        (torch.from_numpy(X).bfloat16(), "X or y: .* an example .*BFloat16"),
+    ):
+        with pytest.raises(DataError, match=message):
+            fitted(perceptron(), own, y[:0] if hasattr(own, "shape") else None)
     with pytest.raises(DataError, match="without a minibatch"):
         fitted(perceptron(), [])
     loader = DataLoader(TensorDataset(torch.from_numpy(X)), batch_size=10)
@@ -285,6 +326,7 @@ BROKEN = [
     ({"validation": ()}, "validation: got no examples"),
     ({"validation": (rows(60)[0], rows(60)[1] + 3)}, "validation: y: got 3 to 5"),
     ({"validation": []}, "validation: got no examples"),
+    ({"validation": (rows(60)[0],) * 4}, "validation: X: got 4 parts of a minibatch"),
     ({"X": np.where(np.arange(720) == 15, np.nan, 0).reshape(60, 12)}, "nan .* row 1, column 3"),
     ({"X": np.full((60, 12), 1e300)}, "X: got inf as float32 in row 0, column 0"),
 ]
