@@ -238,15 +238,14 @@ def _check_replicas(settings: PretrainFields) -> None:
     split, model, layers = settings.split, settings.model, range(1, len(settings.layers))
     by_units = [n for n in layers if settings.split_of(n) == "units" and settings.shards_of(n) > 1]
     lacks_filters = split in ("filters", "hybrid") and not settings.architecture
-    refused: dict[str, object] = {
+    by_name = {n: [getattr(settings, n)[layer - 1] for layer in by_units] for n in WHOLE_ONLY}
+    refused = {
         "for layers without convolutions, expected examples or units": lacks_filters,
         f"with model {model}, expected examples; only RBMs are split by units": model != "rbm"
         and (by_units or split == "units"),
         "with sample_visible, expected examples": settings.sample_visible and 1 in by_units,
+        **{f"with {name}, expected examples": any(values) for name, values in by_name.items()},
     }
-    for layer in by_units:
-        own = {f"with {n}, expected examples": getattr(settings, n)[layer - 1] for n in WHOLE_ONLY}
-        refuse(refused | own, prefix=f"split: got {split} ")
     refuse(refused, prefix=f"split: got {split} ")
 
 

@@ -460,7 +460,8 @@ def test_the_products_of_the_run_are_timed(monkeypatch, given, name):
     spied("products", module.products, lambda shape, precision, **more: precision.name)
     spied("steps", module.Steps, lambda learner, X: learner.precision.name)
     spied("transforms", module.transforming, lambda layer, X, run: layer.precision)
-    measure(settings((16, 8, 4), batch_size=20, **given), workers=1, examples=100, seconds=0)
+    measured = Task(settings((16, 8, 4), batch_size=20, **given), 100, 0)
+    measure(measured, workers=1, seconds=0)
     assert timed == {"products": [name] * 2, "steps": [name] * 2, "transforms": [name]}
 
 

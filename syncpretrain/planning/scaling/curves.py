@@ -47,7 +47,7 @@ from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.schedule.stream import BLOCK_MINIBATCHES, RING_MINIBATCHES, StreamPlan
 from syncpretrain.settings import PretrainSettings, settings_from
-from syncpretrain.settings.fields import OF_SCHEDULES
+from syncpretrain.settings.fields import OF_SCHEDULES, refuse
 from syncpretrain.workers.worker import PROBE_ROWS
 
 
@@ -393,21 +393,16 @@ class Options:
             If they are wrong, or do not fit the way.
         """
         is_async = way.schedule == ASYNCHRONOUS
-        if is_async and way.handoff == "minibatch":
-            raise SettingsError(
-                "handoff: got minibatch with schedule async, which trains layer by layer; expected"
-                " epoch"
-            )
-        if is_async and way.replicas != PAYING:
-            raise SettingsError(
-                "replicas: got some with schedule async, where every layer has all devices; leave"
-                " them out"
-            )
-        if is_async and self.split != "examples":
-            raise SettingsError(
-                f"split: got {self.split} with schedule async, whose workers have minibatches of"
-                " their own; expected examples"
-            )
+        refused = {
+            "handoff: got minibatch with schedule async, which trains layer by layer; expected"
+            " epoch": way.handoff == "minibatch",
+            "replicas: got some with schedule async, where every layer has all devices; leave them"
+            " out": way.replicas != PAYING,
+            f"split: got {self.split} with schedule async, whose workers have minibatches of their"
+            " own; expected examples": self.split != "examples",
+        }
+        if is_async:
+            refuse(refused)
         schedule = "greedy" if is_async else way.schedule
         return settings_from(
             self.layers, schedule=schedule, handoff=way.handoff, workers=1, **self.stack

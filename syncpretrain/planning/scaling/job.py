@@ -19,6 +19,7 @@ from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.planning.scaling.work import SPLITS, GroupWork, LayerWork, Network
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.fields import refuse
 from syncpretrain.workers.worker import PROBE_ROWS
 
 PAYING, EVERY = "auto", "all"  # as many devices as make it faster; all, whether they do or not
@@ -145,28 +146,22 @@ class Job:
     push_every: int = 1
 
     def __post_init__(self) -> None:
-        depth = len(self.settings.layers) - 1
-        if len(self.works) != depth:
-            raise SettingsError(
-                f"costs: got those of {len(self.works)} layers, expected {depth}, one a layer"
-            )
-        if self.settings.batch_size > self.examples:
-            raise SettingsError(
-                f"batch_size: got {self.settings.batch_size}, expected at most {self.examples}, the"
-                " examples to train on"
-            )
-        if self.split not in SPLITS:
-            raise SettingsError(f"split: got {self.split!r}, expected {' or '.join(SPLITS)}")
+        depth, batch = len(self.settings.layers) - 1, self.settings.batch_size
         is_word = isinstance(self.replicas, str)
-        if is_word and self.replicas not in (PAYING, EVERY):
-            raise SettingsError(
-                f"replicas: got {self.replicas!r}, expected {PAYING}, {EVERY}, or a number a layer"
-            )
-        if not is_word and (len(self.replicas) != depth or min(map(int, self.replicas)) < 1):
-            raise SettingsError(
-                f"replicas: got {','.join(map(str, self.replicas))}, expected {depth} numbers of at"
-                " least 1, one a layer"
-            )
+        got = repr(self.replicas) if is_word else ",".join(map(str, self.replicas))
+        is_wrong = not is_word and (len(self.replicas) != depth or min(map(int, self.replicas)) < 1)
+        refused = {
+            f"costs: got those of {len(self.works)} layers, expected {depth}, one a layer": (
+                len(self.works) != depth
+            ),
+            f"batch_size: got {batch}, expected at most {self.examples}, the examples to train"
+            " on": batch > self.examples,
+            f"split: got {self.split!r}, expected {' or '.join(SPLITS)}": self.split not in SPLITS,
+            f"replicas: got {got}, expected {PAYING}, {EVERY}, or a number a layer": is_word
+            and self.replicas not in (PAYING, EVERY),
+            f"replicas: got {got}, expected {depth} numbers of at least 1, one a layer": is_wrong,
+        }
+        refuse(refused)
 
     @property
     def rows(self) -> int:
