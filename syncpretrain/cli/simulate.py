@@ -6,7 +6,6 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from syncpretrain.cli.options import (
     number_option,
     out_option,
 )
-from syncpretrain.cli.output import add_numbers, console_on, counted, plain_table, print_text
+from syncpretrain.cli.output import add_numbers, plain_table, printing_on, title_of
 from syncpretrain.cli.setting_options import setting_options
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings import PretrainSettings
@@ -292,14 +291,10 @@ def _print_curves(
     curves: Sequence[Curve], options: Options, stack: PretrainSettings, file: IO[str]
 ) -> None:
     """Print a table of one way to train, or the speed-ups of several."""
-    console = console_on(file)
-
-    say = partial(print_text, console)
-    epochs = ",".join(map(str, sorted(set(stack.epochs))))
-    base = curves[0].base
+    console, say = printing_on(file)
     say(
-        f"{stack.stack_text}, {counted(epochs, 'epoch')} of {options.examples:,} examples,"
-        f" minibatches of {stack.batch_size}: greedy on one device takes {base:.4g} s"
+        f"{title_of(stack, options.examples)}, minibatches of {stack.batch_size}: greedy on one"
+        f" device takes {curves[0].base:.4g} s"
     )
     console.print(_table(curves[0]) if len(curves) == 1 else _speedups(curves))
     if len(curves) > 1:
