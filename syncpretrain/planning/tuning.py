@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from contextlib import closing
 from dataclasses import replace
+from itertools import cycle
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from syncpretrain.planning.asynchronous import (
     predict_stages,
 )
 from syncpretrain.planning.exchange import exchange_of
-from syncpretrain.planning.probes import Probe, Work, beside, measured
+from syncpretrain.planning.probes import Probe, Work, beside, measured, repeated
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings import FinetuneSettings, PretrainSettings, off_ranks
 from syncpretrain.settings.fields import ASYNC_DEFAULTS
@@ -234,17 +235,8 @@ def async_stage(
 
 def _training(replica: TunedReplica, tuning: Finetuning) -> Work:
     """Return the minibatches of a replica as work."""
-    done = 0
-
-    def work(times: int) -> float:
-        nonlocal done
-        started = perf_counter()
-        for _ in range(times):
-            replica.train(1, done % tuning.steps)
-            done += 1
-        return perf_counter() - started
-
-    return work
+    steps = cycle(range(tuning.steps))
+    return repeated(lambda: replica.train(1, next(steps)))
 
 
 def _limited(options: TuningOptions, workers: int) -> TuningOptions:

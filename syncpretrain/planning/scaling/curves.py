@@ -41,7 +41,7 @@ import msgspec
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.planning.scaling.job import PARAMETER_COPIES, PAYING, Job, Placed, Scaled
-from syncpretrain.planning.scaling.work import GroupWork, LayerCosts, Network, works_of
+from syncpretrain.planning.scaling.work import LayerCosts, Network, works_of
 from syncpretrain.planning.simulate import EpochCost, StreamCost, play_stream, simulate
 from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.schedule.kinds import SCHEDULES
@@ -153,7 +153,8 @@ def _streamed(placed: Placed) -> _Played:
             if not job.network.is_free:
                 stages.append((passing, StreamCost({1: seconds}, seconds)))
                 layer_of.append(None)
-        end = work.end + _passes(job, group, min(job.held_out, PROBE_ROWS))
+        validated = min(job.held_out, PROBE_ROWS) / job.settings.batch_size
+        end = work.end + validated * group.forward
         crowd = _crowding(placed, work.crowding, group.devices)
         again = job.settings.passes_up_again(i + 1) and i + 1 < len(groups)
         step = group.step + (group.forward if again else 0.0)
@@ -196,11 +197,6 @@ def _link(placed: Placed, layer: int) -> tuple[float, float]:
     streams = 1 if by_units else min(own, below)
     message = job.network.transfer(BLOCK_MINIBATCHES * size / streams)
     return message / BLOCK_MINIBATCHES, size * (own if by_units else 1)
-
-
-def _passes(job: Job, group: GroupWork, rows: int) -> float:
-    """Return the seconds in which a group computes the hidden means of some rows."""
-    return rows / job.settings.batch_size * group.forward
 
 
 def _crowding(placed: Placed, crowding: float, devices: int) -> float:
