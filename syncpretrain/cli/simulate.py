@@ -196,12 +196,9 @@ def _network(options: dict[str, Any]) -> Network:
                     " one of them out"
                 )
         return Network()
-    bandwidth, latency = (options[name] for name in ("bandwidth", "latency"))
-    return Network(
-        bandwidth_from(BANDWIDTH if bandwidth is None else bandwidth),
-        latency_from(LATENCY if latency is None else latency),
-        options["all_reduce"],
-    )
+    bandwidth = BANDWIDTH if options["bandwidth"] is None else options["bandwidth"]
+    latency = LATENCY if options["latency"] is None else options["latency"]
+    return Network(bandwidth_from(bandwidth), latency_from(latency), options["all_reduce"])
 
 
 def _ways_and_options(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
@@ -215,16 +212,9 @@ def _ways_and_options(options: dict[str, Any]) -> tuple[Mapping[str, Way], Optio
             " --layers 784,1000,500,250,30"
         )
     stack = {name: options[name] for name in STACK_OPTIONS if options[name] is not None}
-    common = Options(
-        layers=options["layers"],
-        stack=stack,
-        network=_network(options),
-        examples=options["examples"],
-        held_out=options["examples"] // TRAIN_PER_HELD_OUT,
-        split=options["split"],
-        servers=options["servers"],
-        push_every=options["push_every"],
-    )
+    own = {name: options[name] for name in ("layers", "examples", "split", "servers", "push_every")}
+    held_out = options["examples"] // TRAIN_PER_HELD_OUT
+    common = Options(**own, stack=stack, network=_network(options), held_out=held_out)
     schedule, handoff, replicas = (options[name] for name in ("schedule", "handoff", "replicas"))
     for name in ("servers", "push_every"):
         if options[name] > 1 and schedule not in (None, ASYNCHRONOUS):
