@@ -181,15 +181,11 @@ def _factor(array: Any) -> tuple[str, int] | None:
     # Along an axis of length 1 NumPy may give any stride, and cuBLAS refuses one that is less than
     # the row is long: there the least that is allowed takes its place.
     (rows, columns), (down, right) = array.shape, array.strides
-    if right == 4 or columns == 1:
-        step = down if rows > 1 else 4 * columns
-        by_rows = step % 4 == 0 and step >= 4 * columns
-        if by_rows:
-            return "as it is", step // 4
-    if down == 4 or rows == 1:
-        step = right if columns > 1 else 4 * rows
-        if step % 4 == 0 and step >= 4 * rows:
-            return "transposed", step // 4
+    by_rows, by_columns = (right, columns, down, rows), (down, rows, right, columns)
+    for how, (near, length, far, count) in zip(TRANSPOSITIONS, (by_rows, by_columns), strict=True):
+        step = far if count > 1 else 4 * length
+        if (near == 4 or length == 1) and step % 4 == 0 and step >= 4 * length:
+            return how, step // 4
     return None
 
 

@@ -47,12 +47,10 @@ def missing(device: int | None = None) -> str | None:
     """
     try:
         cupy = import_cupy()
-    except ModuleNotFoundError as error:
-        if error.name != "cupy":
-            return f"CuPy cannot be imported: {error}; {INSTALL}"
-        return f"CuPy is not installed; {INSTALL}"
     except ImportError as error:
-        return f"CuPy cannot be imported: {error}; {INSTALL}"
+        is_absent = isinstance(error, ModuleNotFoundError) and error.name == "cupy"
+        why = "is not installed" if is_absent else f"cannot be imported: {error}"
+        return f"CuPy {why}; {INSTALL}"
     runtime = cupy.cuda.runtime
     try:
         count = runtime.getDeviceCount()

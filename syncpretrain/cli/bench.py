@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -17,13 +16,12 @@ from syncpretrain.cli.options import (
     json_option,
     number_option,
 )
-from syncpretrain.cli.output import add_numbers, console_on, counted, plain_table, print_text
+from syncpretrain.cli.output import add_numbers, counted, plain_table, printing_on, title_of
 from syncpretrain.errors import SettingsError
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.planning.bench import Bench, Reached
-    from syncpretrain.planning.candidates import Task
     from syncpretrain.settings import PretrainSettings
     from syncpretrain.workers.activations import Split
 
@@ -180,12 +178,11 @@ def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO
     from syncpretrain.planning.peaks import in_words
     from syncpretrain.planning.timings import CORE
 
-    console = console_on(file)
-
-    say = partial(print_text, console)
+    console, say = printing_on(file)
     plan, task = bench.plan, bench.plan.task
     unit = plan.timings.unit
-    say(f"{_title(task)}, {counted(plan.timings.workers, 'worker' if unit == CORE else unit)}")
+    title = title_of(task.settings, task.examples)
+    say(f"{title}, {counted(plan.timings.workers, 'worker' if unit == CORE else unit)}")
     for count, peak in bench.peak.items():
         say(f"large products, {counted(count, unit)}: {in_words(peak)}")
     table = plain_table("\nschedule")
@@ -212,9 +209,3 @@ def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO
             f"to an error of {target:g}: {seconds}; {reached.error:.2f} after"
             f" {counted(reached.epochs, 'epoch')} of fine-tuning"
         )
-
-
-def _title(task: Task) -> str:
-    settings = task.settings
-    epochs = ",".join(map(str, sorted(set(task.settings.epochs))))
-    return f"{settings.stack_text}, {counted(epochs, 'epoch')} of {task.examples:,} examples"

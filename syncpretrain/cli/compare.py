@@ -20,7 +20,7 @@ from syncpretrain.cli.options import (
     out_option,
     quiet_option,
 )
-from syncpretrain.cli.output import add_numbers, console_on, plain_table, print_text
+from syncpretrain.cli.output import add_numbers, console_on, number, plain_table, print_text
 from syncpretrain.cli.setting_options import (
     SectionedCommand,
     complete_by_data,
@@ -230,7 +230,7 @@ def _settings(
 def _print_outcome(outcome: Outcome) -> None:
     """Print one fine-tuned stack's result on stderr."""
     labels = "" if outcome.labels is None else f"  {outcome.labels:,} labels"
-    test = _figure(outcome.test, outcome.labels)
+    test = number(outcome.test, None if outcome.labels is None else " % wrong")
     seconds = (
         f"pretrain {outcome.pretrain_seconds:.1f} s, finetune {outcome.finetune_seconds:.1f} s"
     )
@@ -262,10 +262,10 @@ def _print_comparison(report: dict[str, Any], file: IO[str]) -> None:
     console = console_on(file)
     layers = report["architecture"] or "-".join(map(str, report["layers"]))
     data = report["data"]
-    classes = report["objective"] == "classification"
+    percent = "" if report["objective"] == "classification" else None
     head = f"{layers} on {data['source']}, {report['objective']}, on the test examples:"
     print_text(console, head)
-    wrong = "wrong,\n%" if classes else "\nerror"
+    wrong = "\nerror" if percent is None else "wrong,\n%"
     plain = ("\nspread", "\ngain", "\npasses", "pretrain\ns", "finetune\ns")
     table = plain_table()
     add_numbers(table, "\nlabels")
@@ -279,7 +279,7 @@ def _print_comparison(report: dict[str, Any], file: IO[str]) -> None:
         table.add_row(
             "-" if row["labels"] is None else f"{row['labels']:,}",
             row["start"],
-            *(_number(row[name], classes) for name in ("test", "spread", "gain")),
+            *(number(row[name], percent) for name in ("test", "spread", "gain")),
             f"{row['passes']:.1f}",
             f"{row['pretrain_seconds']:.1f}",
             f"{row['finetune_seconds']:.1f}",
@@ -320,15 +320,3 @@ def _write_unfinished(
         text = f"warning: {out} could not be written: {error.strerror or error}"
     with suppress(OSError):
         click.echo(text, err=True)
-
-
-def _figure(value: float | None, labels: int | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if labels is None else f"{100 * value:.2f} % wrong"
-
-
-def _number(value: float | None, classes: bool) -> str:
-    if value is None:
-        return "-"
-    return f"{100 * value:.2f}" if classes else f"{value:.4g}"

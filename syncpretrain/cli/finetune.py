@@ -112,9 +112,8 @@ def _settings_and_data(
             name: options[name] for name in type(settings.data).__struct_fields__ if name != "name"
         }
         settings = replaced(settings, data={"name": options["data"], **own})
-    untuned = replaced(settings.finetune, objective="none", loss=None)
-    untuned_settings = replaced(settings, finetune=untuned)
-    data = load_data(untuned_settings, columns=columns_in(stack.info), meaning=stack.meaning)
+    untuned = replaced(settings, finetune=replaced(settings.finetune, objective="none", loss=None))
+    data = load_data(untuned, columns=columns_in(stack.info), meaning=stack.meaning)
     objective = wanted or _objective(data)
     old = before.finetune
     kept = {} if old.objective == objective else {"loss": options.get("finetune_loss")}

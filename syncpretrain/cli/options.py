@@ -90,13 +90,11 @@ DATA = (
 )
 
 
-def part_option(command: F) -> F:
-    """Add ``--part``."""
-    return click.option(
-        "--part",
-        type=click.Choice(["train", "validation", "test"]),
-        help="Part of the data; default test, and all rows of a file in their order.",
-    )(command)
+part_option = click.option(
+    "--part",
+    type=click.Choice(["train", "validation", "test"]),
+    help="Part of the data; default test, and all rows of a file in their order.",
+)
 
 
 def data_option(default: str) -> Callable[[F], F]:
@@ -104,13 +102,11 @@ def data_option(default: str) -> Callable[[F], F]:
     return click.option("--data", metavar="NAME|FILE", help=f"{DATA} {default}")
 
 
-def shape_option(command: F) -> F:
-    """Add ``--shape``."""
-    return click.option(
-        "--shape",
-        metavar="[3x]HxW",
-        help="Height and width of an example; default the images of convolutions, or a square.",
-    )(command)
+shape_option = click.option(
+    "--shape",
+    metavar="[3x]HxW",
+    help="Height and width of an example; default the images of convolutions, or a square.",
+)
 
 
 def out_option(metavar: str, text: str, *, required: bool = False) -> Callable[[F], F]:
@@ -145,27 +141,16 @@ def measuring_options(command: F) -> F:
     return examples(seconds(command))
 
 
-def log_option(command: F) -> F:
-    """Add ``--log``."""
-    return click.option(
-        "--log",
-        "loggers",
-        type=click.Choice(list(LOGGERS)),
-        multiple=True,
-        help="Log the run there too; may be repeated.",
-    )(command)
-
-
-def quiet_option(command: F) -> F:
-    """Add ``--quiet``, beside ``--json``."""
-    return click.option("--quiet", is_flag=True, help="Print nothing but errors and --json.")(
-        command
-    )
-
-
-def json_option(command: F) -> F:
-    """Add ``--json``: one object on stdout, and nothing else there."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+log_option = click.option(
+    "--log",
+    "loggers",
+    type=click.Choice(list(LOGGERS)),
+    multiple=True,
+    help="Log the run there too; may be repeated.",
+)
+quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but errors and --json.")
+# One object on stdout, and nothing else there.
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 def check_target(path: Path, *read: Path | str | None, option: str = "out") -> None:

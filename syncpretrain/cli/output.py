@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import IO, TYPE_CHECKING, Any
@@ -9,6 +11,8 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from syncpretrain.settings import PretrainSettings
 
 
 AFTER_FINETUNING = (
@@ -63,11 +67,30 @@ def counted(count: int | str, what: str) -> str:
     return f"{count} {what}{'' if str(count) == '1' else 's'}"
 
 
+def number(value: float | None, percent: str | None = None) -> str:
+    """Return a figure as text; a share in hundredths, where there is a text to stand behind it."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if percent is None else f"{100 * value:.2f}{percent}"
+
+
+def title_of(settings: PretrainSettings, examples: int) -> str:
+    """Return a stack, its epochs and its number of examples as text."""
+    epochs = ",".join(map(str, sorted(set(settings.epochs))))
+    return f"{settings.stack_text}, {counted(epochs, 'epoch')} of {examples:,} examples"
+
+
 def console_on(file: IO[str], *, width: int | None = None) -> Console:
     """Return a console that prints on a file, without colours for numbers."""
     from rich.console import Console
 
     return Console(file=file, highlight=False, width=width)
+
+
+def printing_on(file: IO[str]) -> tuple[Console, Callable[[str], None]]:
+    """Return a console on a file, and the function that prints a text there."""
+    console = console_on(file)
+    return console, partial(print_text, console)
 
 
 def plain_table(*texts: str) -> Table:
@@ -105,11 +128,11 @@ def _diagnosis_table(layers: list[dict[str, Any]]) -> Table:
     estimated = any(row["log_z"] for row in layers)
     add_numbers(table, *names, *(("\nlog Z", "log-\nlikelihood") if estimated else ()))
     for row in layers:
-        cells = [str(row["layer"]), _number(row["free_energy_gap"])]
-        cells += [_number(row["pseudo_likelihood"])]
+        cells = [str(row["layer"]), number(row["free_energy_gap"])]
+        cells += [number(row["pseudo_likelihood"])]
         cells += [_count(row[name]) for name in ("dead_units", "saturated_units")]
         if estimated:
-            cells += [_interval(row["log_z"]), _number(row["log_likelihood"])]
+            cells += [_interval(row["log_z"]), number(row["log_likelihood"])]
         table.add_row(*cells)
     return table
 
@@ -140,7 +163,7 @@ def _print_data(console: Console, report: dict[str, Any]) -> Table:
 
 
 def _errors_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    errors = map(_number, row["reconstruction_error"].values())
+    errors = map(number, row["reconstruction_error"].values())
     shape, _, handed_up = row["shape"].partition(" -> ")
     units = shape.partition(" ")[2] if handed_up else shape  # the row above has the images
     return (str(row["layer"]), units, *errors, _share_of_mean(row))
@@ -172,14 +195,14 @@ def _print_stack(console: Console, report: dict[str, Any]) -> None:
         whole = "whole stack, pretrained"
     errors, means = _present(report["reconstruction_error"]), report["mean_error"]
     if errors:
-        parts = ", ".join(f"{part} {_number(error)}" for part, error in errors.items())
+        parts = ", ".join(f"{part} {number(error)}" for part, error in errors.items())
         print_text(console, f"{whole}: {parts} (squared error)")
         of_mean = (f"{part} {share_text(error, means[part])}" for part, error in errors.items())
         print_text(console, f"of the mean's error: {', '.join(of_mean)}")
 
 
 def _rmse(rmse: float, r2: float | None) -> str:
-    return _number(rmse) if r2 is None else f"{_number(rmse)} (R2 {r2:.3f})"
+    return number(rmse) if r2 is None else f"{number(rmse)} (R2 {r2:.3f})"
 
 
 def _present(figures: dict[str, float | None]) -> dict[str, float]:
@@ -188,7 +211,3 @@ def _present(figures: dict[str, float | None]) -> dict[str, float]:
 
 def _count(value: int | None) -> str:
     return "-" if value is None else str(value)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

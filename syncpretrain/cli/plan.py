@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from syncpretrain.cli.options import TRAIN_PER_HELD_OUT, json_option, measuring_options
-from syncpretrain.cli.output import add_numbers, console_on, counted, plain_table, print_text
+from syncpretrain.cli.output import add_numbers, counted, plain_table, printing_on, title_of
 from syncpretrain.cli.setting_options import (
     FINETUNE,
     OPTIONS,
@@ -23,7 +22,6 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings import Settings
 from syncpretrain.settings.fields import values_of
-from syncpretrain.settings.sections import PretrainSettings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -148,14 +146,10 @@ def _train_command(
     if given == own:
         more = {name: own[name] for name in own if name.startswith(FINETUNE[:-1])} | more
         return f"{found.command} {option_text(more)}".rstrip()
-    plain = granted(found.settings)
-    given |= {n: v for n, v in plain.items() if _differs(pretrain, n, v)}
+    # What all candidates take for granted, where the settings have something else.
+    plain = granted(found.settings).items()
+    given |= {n: usual for n, usual in plain if any(x != usual for x in values_of(pretrain, n))}
     return f"syncpretrain train {option_text(given | found.settings | more)}"
-
-
-def _differs(pretrain: PretrainSettings, name: str, value: Any) -> bool:
-    """Return whether a setting has another value than all candidates take for granted."""
-    return any(x != value for x in values_of(pretrain, name))
 
 
 def print_plan(plan: Plan, tuned: TuningPlan | None, line: str, file: IO[str]) -> None:
@@ -163,15 +157,10 @@ def print_plan(plan: Plan, tuned: TuningPlan | None, line: str, file: IO[str]) -
     from syncpretrain.planning.choice import LEARNS
     from syncpretrain.planning.timings import CORE
 
-    console = console_on(file)
-
-    say = partial(print_text, console)
+    console, say = printing_on(file)
     task, workers, unit = plan.task.settings, plan.timings.workers, plan.timings.unit
-    epochs = ",".join(map(str, sorted(set(task.epochs))))
-    say(
-        f"{task.stack_text}, {counted(epochs, 'epoch')} of {plan.task.examples:,} examples,"
-        f" {counted(workers, 'worker' if unit == CORE else unit)}"
-    )
+    title = title_of(task, plan.task.examples)
+    say(f"{title}, {counted(workers, 'worker' if unit == CORE else unit)}")
     console.print(_table(plan))
     say(
         f"the bound is {plan.floor_seconds:.1f} s: the steps' matrix products alone, as one {unit}"

@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -65,6 +65,7 @@ SHARED = {
     "completion": "installation",
 }
 FAILED, REFUSED, STALLED, SIGNAL = 1, 2, 75, 128
+KEY = "syncpretrain.arguments"  # of the program
 
 
 class Program(click.Group):
@@ -113,7 +114,7 @@ class Program(click.Group):
             ctx.exit(follow(args))
         if not args:
             return super().parse_args(ctx, args)  # shows the help
-        keep_arguments(ctx, args)
+        ctx.meta[KEY] = tuple(args)  # for command_line
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -131,7 +132,8 @@ class Program(click.Group):
             with _warnings_in_lines():
                 return super().invoke(ctx)
         except RunInterrupted as stopped:
-            return _end(ctx, _sentence(str(stopped)), SIGNAL + stopped.signum)
+            text = str(stopped)
+            return _end(ctx, text[:1].upper() + text[1:], SIGNAL + stopped.signum)
         except KeyboardInterrupt:
             return _end(ctx, "Stopped", SIGNAL + signal.SIGINT)
         except BrokenPipeError:
@@ -197,10 +199,6 @@ def _end(ctx: click.Context, message: str, status: int) -> None:
     ctx.exit(status)
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def _usage(error: click.UsageError, ctx: click.Context) -> str:
     """Return a usage error of click as one sentence."""
     if isinstance(error, click.BadParameter) and error.param and error.message:
@@ -252,14 +250,6 @@ def main(debug: bool) -> None:
 
     RUN is the folder that train writes, or a model.safetensors.
     """
-
-
-KEY = "syncpretrain.arguments"
-
-
-def keep_arguments(ctx: click.Context, arguments: Sequence[str]) -> None:
-    """Keep the arguments of the program for :func:`command_line`."""
-    ctx.meta[KEY] = tuple(arguments)
 
 
 def command_line() -> str:

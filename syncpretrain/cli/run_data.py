@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data import DATASETS, check_whole, load_dataset, located
-from syncpretrain.data.columns import Columns, columns_in, takes_categories
+from syncpretrain.data.columns import columns_in, takes_categories
 from syncpretrain.data.dataset import Dataset, Rows, from_rows, record_in, record_of
 from syncpretrain.data.examples import scale_examples
 from syncpretrain.data.own_data import is_mapped_file
@@ -145,10 +145,10 @@ def _loaded(settings: DataSettings, stack: Stack, run: Path | None = None) -> Da
     dataset = load_dataset(
         settings.name,
         **({} if before is None else table_options(before)),
-        columns=_columns(stack),
+        columns=columns_in(stack.info),
         encode=takes_categories(stack.units[0]),
         validation=settings.validation,
-        bounded=_is_bounded(stack),
+        bounded=is_bounded(stack.units[0], stack.scaling),
         mapped=mapped,
         known=known,
         images=stack.layers[0].shape.images,
@@ -191,26 +191,17 @@ def _rows(name: str, stack: Stack) -> Rows:
     """Return all examples of a file, read by the columns that the stack was trained on."""
     if not expanded(name).exists():
         load_dataset(name)  # refuses the name, and lists the data sets
-    encode, columns = takes_categories(stack.units[0]), _columns(stack)
+    units = stack.units[0]
     wanted = Wanted(
-        _is_bounded(stack),
-        encode=encode,
-        columns=columns,
+        is_bounded(units, stack.scaling),
+        encode=takes_categories(units),
+        columns=columns_in(stack.info),
         images=stack.layers[0].shape.images,
         meaning=stack.meaning,
     )
     rows = read_rows(name, wanted)
     _check_width(name, rows.X.shape[1], stack.widths[0])
     return rows
-
-
-def _columns(stack: Stack) -> Columns | None:
-    """Return the columns that the stack was trained on, if it was a table."""
-    return columns_in(stack.info)
-
-
-def _is_bounded(stack: Stack) -> bool:
-    return is_bounded(stack.units[0], stack.scaling)
 
 
 def _check_width(name: str, got: int, expected: int) -> None:

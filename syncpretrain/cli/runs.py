@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from syncpretrain.cli.options import json_option
-from syncpretrain.cli.output import console_on, counted, plain_table, print_run, print_text
+from syncpretrain.cli.output import console_on, counted, number, plain_table, print_run, print_text
 from syncpretrain.errors import SettingsError
 from syncpretrain.runs.folder import CONFIG_NAME, METRICS_NAME
 
@@ -145,9 +145,8 @@ def rm_command(ctx: click.Context, runs: tuple[str, ...], yes: bool) -> None:
             raise SettingsError(
                 f"run: {folder} is at work in {found.reason}; wait for it, or stop it first"
             )
-        click.echo(
-            f"{folder}: {_state_text(found)}, {found.layers or '-'}, {_size(_bytes(folder))}"
-        )
+        size = _size(sum(path.lstat().st_size for path in folder.rglob("*")))
+        click.echo(f"{folder}: {_state_text(found)}, {found.layers or '-'}, {size}")
     if not yes:
         click.confirm(f"remove {counted(len(folders), 'run')} and all files in them?", abort=True)
     for folder in folders:
@@ -207,6 +206,7 @@ def _print_table(runs: list[ShelvedRun], folder: Path, file: IO[str]) -> None:
 
 def _cells(run: ShelvedRun) -> dict[str, str]:
     """Return the cells of a run by the names of their columns."""
+    percent = " %" if run.objective == "classification" else None
     return {
         "when": run.when.replace("T", " ")[: len("2026-01-02 03:04")],
         "run": _in_one_line(run.name),
@@ -214,8 +214,8 @@ def _cells(run: ShelvedRun) -> dict[str, str]:
         "schedule": run.schedule,
         "data": _in_one_line(Path(run.data).name),
         "state": run.state,
-        "valid.": _error(run, run.validation),
-        "test": _error(run, run.test),
+        "valid.": number(run.validation, percent),
+        "test": number(run.test, percent),
         "seconds": "-" if run.seconds is None else f"{run.seconds:.0f}",
     }
 
@@ -229,16 +229,6 @@ def _state_text(run: ShelvedRun) -> str:
     if not run.reason:
         return run.state
     return f"{run.state} ({run.reason})" if run.state == "running" else f"{run.state}: {run.reason}"
-
-
-def _error(run: ShelvedRun, value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{100 * value:.2f} %" if run.objective == "classification" else f"{value:.4g}"
-
-
-def _bytes(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*"))
 
 
 def _size(count: int) -> str:

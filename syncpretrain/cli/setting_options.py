@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
@@ -84,6 +84,7 @@ OPTIONS = dict(_options())
 # Replicas are a layer's workers, or have minibatches of their own: a number for one schedule says
 # nothing about the other.
 OF_OTHER_WORKERS = {*PLANNED, "workers", "exchange", *OF_SCHEDULES} - {"schedule", "handoff"}
+OF_HANDOFF = OF_SCHEDULES - {"schedule", "group_size", "handoff"}  # which the other one lacks
 HEADINGS = ("Comparison", *SECTIONS)  # of the help
 HEADING_OF = {name: option.setting.section for name, option in OPTIONS.items()}
 HEADING_OF |= dict.fromkeys(("starts", "seeds"), HEADINGS[0])
@@ -146,13 +147,11 @@ def source_options(command: F) -> F:
     )(command)
 
 
-def hidden_option(command: F) -> F:
-    """Add ``--hidden``."""
-    return click.option(
-        "--hidden",
-        metavar="N[,N...]",
-        help="In place of --layers: the units of each layer, above the values that the data have.",
-    )(command)
+hidden_option = click.option(
+    "--hidden",
+    metavar="N[,N...]",
+    help="In place of --layers: the units of each layer, above the values that the data have.",
+)
 
 
 def settings_from_options(
@@ -344,10 +343,9 @@ def _drop_planned(pretrain: dict[str, Any], options: dict[str, Any]) -> None:
             raise SettingsError(
                 f"{name}: cannot be combined with --schedule auto, which chooses it"
             )
-        pretrain.pop(name, None)
+    _drop(pretrain, (*PLANNED, "schedule"))
     if not str(pretrain.get("backend")).startswith("cupy"):
         pretrain["backend"] = "numpy"  # the plan times its cores
-    pretrain.pop("schedule")
 
 
 def _check_finetuning(settings: Settings, options: dict[str, Any]) -> None:
@@ -381,9 +379,9 @@ def _drop_replaced(
     elif options.get("schedule") == AUTO and pretrain["schedule"] == ASYNC:
         _drop_schedule(pretrain, "synchronized")  # auto chooses among such
     if options.get("handoff") not in (None, pretrain.get("handoff")):
-        _drop_handoff(pretrain)
+        _drop(pretrain, OF_HANDOFF)
     if options.get("finetune_schedule") not in (None, finetune.get("schedule")):
-        _drop_tuning_schedule(finetune)
+        _drop(finetune, ("runtime", "replicas", "split", "shards", *ASYNC_DEFAULTS))
 
 
 def _drop_costs(pretrain: dict[str, Any]) -> None:
@@ -399,29 +397,16 @@ def _drop_schedule(pretrain: dict[str, Any], name: str) -> None:
     """Drop settings of a file that another schedule does not have."""
     kind = schedule_kind(name)
     if ASYNC in (name, pretrain["schedule"]) and name != pretrain["schedule"]:
-        for other in (*OF_OTHER_WORKERS, *ASYNC_DEFAULTS):
-            pretrain.pop(other, None)
-    if not kind.has_groups:
-        pretrain.pop("group_size", None)
-    if kind.free is None:
-        pretrain.pop("pace", None)
-    if not kind.has_refreshes:
-        pretrain.pop("refresh_when", None)
+        _drop(pretrain, (*OF_OTHER_WORKERS, *ASYNC_DEFAULTS))
+    has = {"group_size": kind.has_groups, "pace": kind.free, "refresh_when": kind.has_refreshes}
+    _drop(pretrain, [own for own in has if not has[own]])
     if not kind.can_stream and pretrain["handoff"] == "minibatch":
-        pretrain.pop("handoff")
-        _drop_handoff(pretrain)
+        _drop(pretrain, ("handoff", *OF_HANDOFF))
 
 
-def _drop_tuning_schedule(finetune: dict[str, Any]) -> None:
-    """Drop settings of a file's schedule of fine-tuning."""
-    for name in ("runtime", "replicas", "split", "shards", *ASYNC_DEFAULTS):
-        finetune.pop(name, None)
-
-
-def _drop_handoff(pretrain: dict[str, Any]) -> None:
-    """Drop settings of a file's hand-over that the other hand-over does not have."""
-    for name in OF_SCHEDULES - {"schedule", "group_size", "handoff"}:
-        pretrain.pop(name, None)
+def _drop(settings: dict[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        settings.pop(name, None)
 
 
 def _drop_layers(pretrain: dict[str, Any], layers: str) -> None:

@@ -6,7 +6,6 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from syncpretrain.cli.options import (
     number_option,
     out_option,
 )
-from syncpretrain.cli.output import add_numbers, console_on, counted, plain_table, print_text
+from syncpretrain.cli.output import add_numbers, plain_table, printing_on, title_of
 from syncpretrain.cli.setting_options import setting_options
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings import PretrainSettings
@@ -197,12 +196,9 @@ def _network(options: dict[str, Any]) -> Network:
                     " one of them out"
                 )
         return Network()
-    bandwidth, latency = (options[name] for name in ("bandwidth", "latency"))
-    return Network(
-        bandwidth_from(BANDWIDTH if bandwidth is None else bandwidth),
-        latency_from(LATENCY if latency is None else latency),
-        options["all_reduce"],
-    )
+    bandwidth = BANDWIDTH if options["bandwidth"] is None else options["bandwidth"]
+    latency = LATENCY if options["latency"] is None else options["latency"]
+    return Network(bandwidth_from(bandwidth), latency_from(latency), options["all_reduce"])
 
 
 def _ways_and_options(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
@@ -216,16 +212,9 @@ def _ways_and_options(options: dict[str, Any]) -> tuple[Mapping[str, Way], Optio
             " --layers 784,1000,500,250,30"
         )
     stack = {name: options[name] for name in STACK_OPTIONS if options[name] is not None}
-    common = Options(
-        layers=options["layers"],
-        stack=stack,
-        network=_network(options),
-        examples=options["examples"],
-        held_out=options["examples"] // TRAIN_PER_HELD_OUT,
-        split=options["split"],
-        servers=options["servers"],
-        push_every=options["push_every"],
-    )
+    own = {name: options[name] for name in ("layers", "examples", "split", "servers", "push_every")}
+    held_out = options["examples"] // TRAIN_PER_HELD_OUT
+    common = Options(**own, stack=stack, network=_network(options), held_out=held_out)
     schedule, handoff, replicas = (options[name] for name in ("schedule", "handoff", "replicas"))
     for name in ("servers", "push_every"):
         if options[name] > 1 and schedule not in (None, ASYNCHRONOUS):
@@ -292,14 +281,10 @@ def _print_curves(
     curves: Sequence[Curve], options: Options, stack: PretrainSettings, file: IO[str]
 ) -> None:
     """Print a table of one way to train, or the speed-ups of several."""
-    console = console_on(file)
-
-    say = partial(print_text, console)
-    epochs = ",".join(map(str, sorted(set(stack.epochs))))
-    base = curves[0].base
+    console, say = printing_on(file)
     say(
-        f"{stack.stack_text}, {counted(epochs, 'epoch')} of {options.examples:,} examples,"
-        f" minibatches of {stack.batch_size}: greedy on one device takes {base:.4g} s"
+        f"{title_of(stack, options.examples)}, minibatches of {stack.batch_size}: greedy on one"
+        f" device takes {curves[0].base:.4g} s"
     )
     console.print(_table(curves[0]) if len(curves) == 1 else _speedups(curves))
     if len(curves) > 1:

@@ -199,16 +199,8 @@ def _train(
     for observer in observers:
         for message in messages:
             observer(Notice(monotonic(), message))
-    return train_run(
-        run.settings,
-        out=run.out,
-        observers=observers,
-        replay=run.replay,
-        data=run.data,
-        given=run.given,
-        loggers=loggers,
-        command=command,
-    )
+    own = {name: getattr(run, name) for name in ("out", "replay", "data", "given")}
+    return train_run(run.settings, observers=observers, loggers=loggers, command=command, **own)
 
 
 def _with_schedule(run: _NewRun) -> tuple[_NewRun, list[str]]:

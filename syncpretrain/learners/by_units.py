@@ -74,8 +74,8 @@ class ByUnits(LearnerStep):
     def operations(self, n: int) -> list[list[list[Operation]]]:
         """Return the phases of a step on minibatches of n examples, by shard."""
         shards = range(len(self.own))
-        phases = [[self._draw(n, 0, s) for s in shards], [self._down(n, s) for s in shards]]
-        for k in range(1, self.learner.settings.cd_steps):
+        phases = []
+        for k in range(self.learner.settings.cd_steps):
             phases += [[self._draw(n, k, s) for s in shards], [self._down(n, s) for s in shards]]
         phases += [[self._up(n, s) for s in shards], [self._move(n, s) for s in shards]]
         return phases

@@ -56,25 +56,27 @@ class ConvolutionalRBM(BaseRBM):
 
     Without ``pad`` a corner pixel is reconstructed by one weight of each filter, which grows until
     it does; padding by half a filter or more avoids that where images do not end in black.
+
+    ``maps`` is the shape without pooling, with a hidden unit at each position of a filter.
     """
 
     def __init__(self, layer: int, shape: ConvolutionShape, settings: LayerSettings) -> None:
         shape = self._shape = shape.in_precision(settings.precision)
-        self._maps = shape.unpooled
+        self.maps = shape.unpooled
         first = first_layer(layer, shape, settings, self.model, spread=INITIAL_SPREAD)
         start = kind_of(settings.hidden_units).bias_of
         if settings.sparsity_cost and start is not None:
             first.hidden_bias.fill(start(np, settings.sparsity_target))
-        super().__init__(layer, first, settings, self._maps)
+        super().__init__(layer, first, settings, self.maps)
 
     def _allocate(self, rows: int) -> None:
         super()._allocate(rows)
         empty, zeros = self.backend.empty, self.backend.zeros
-        self._scratch = empty(scratch_size(self._maps))
+        self._scratch = empty(scratch_size(self.maps))
         self._places = empty(0)  # nothing is pooled in training
         self._no_bias = zeros(self._shape.filters)
         self._code = empty((rows, self._shape.hidden))
-        self._ones = empty(rows * self._maps.positions)
+        self._ones = empty(rows * self.maps.positions)
         self._ones.fill(1)
 
     def hidden_means(self, n: int) -> Array | None:
@@ -99,11 +101,11 @@ class ConvolutionalRBM(BaseRBM):
 
     def _up(self, v: Array, *, out: Array) -> Array:
         none, scratch = self._places, self._scratch
-        convolve(v, self._filters, self._no_bias, out, none, scratch, self._maps, "gaussian")
+        convolve(v, self._filters, self._no_bias, out, none, scratch, self.maps, "gaussian")
         return out
 
     def _down(self, h: Array, *, out: Array) -> Array:
-        convolve_back(h, self._places, self._filters, out, self._scratch, self._maps)
+        convolve_back(h, self._places, self._filters, out, self._scratch, self.maps)
         return out
 
     def _visible_biases(self) -> Array:
@@ -113,7 +115,7 @@ class ConvolutionalRBM(BaseRBM):
         return biases
 
     def _fill(self, v: Array, h: Array, n: int, examples: float) -> None:
-        shape, (dW, da, db) = self._maps, self.gradients
+        shape, (dW, da, db) = self.maps, self.gradients
         positions, pixels = shape.positions, shape.height * shape.width
         v *= np.float32(1 / (examples * positions))
         np.multiply(v[n:], -1, out=v[n:])
@@ -139,11 +141,6 @@ class ConvolutionalRBM(BaseRBM):
             db += np.float32(cost) * (np.float32(self._target) * share - active)
         db /= np.float32(units)
         return db
-
-    @property
-    def maps(self) -> ConvolutionShape:
-        """The shape without pooling, with a hidden unit at each position of a filter."""
-        return self._maps
 
 
 class ProbabilisticRBM(ConvolutionalRBM):

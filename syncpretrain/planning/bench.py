@@ -12,10 +12,11 @@ import numpy as np
 
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import RunInterrupted
-from syncpretrain.events import Event, FinetuneEpochFinished, RunFinished
+from syncpretrain.events import Event, FinetuneEpochFinished
 from syncpretrain.finetuning import finetune
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.stack import Stack
+from syncpretrain.observers.history import History
 from syncpretrain.planning.candidates import Candidate, Task, settings_with
 from syncpretrain.planning.choice import Plan, limited, plan_for
 from syncpretrain.planning.gpu import device_peak
@@ -129,15 +130,9 @@ def run_candidate(
     candidate: Candidate, settings: PretrainSettings, data: Split
 ) -> tuple[float, Stack]:
     """Pretrain a stack by one of the candidates; return the seconds of training, and the stack."""
-    seconds: list[float] = []
-
-    def record(event: Event) -> None:
-        if isinstance(event, RunFinished):
-            seconds.append(event.seconds)
-
-    settings = settings_with(settings, candidate.options)
-    stack = driver_for(settings, data.train, data.validation, observers=[record]).run()
-    return seconds[0], stack
+    settings, history = settings_with(settings, candidate.options), History()
+    stack = driver_for(settings, data.train, data.validation, observers=[history]).run()
+    return history.pretrain_seconds, stack
 
 
 def random_rows(rows: int, width: int) -> Array:

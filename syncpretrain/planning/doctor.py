@@ -289,17 +289,13 @@ def _without_cupy(driver: int | None) -> Finding:
     return Finding("gpu", "warning", found, f"Install syncpretrain[{extra}].", facts)
 
 
+# By topic; float32 before the checks behind it, which leave threads of BLAS that spin.
 CHECKS: dict[str, Callable[[], Finding]] = {
-    "versions": _versions,
-    "platform": _platform,
-    "cores": _cores,
-    "blas": _blas,
-    "kernels": _kernels,
-    "float32": _float32,  # before the others, which leave threads of BLAS that spin
-    "products": _products,
-    "speed": _speed,
-    "precision": _precision,
-    "gpu": _gpu,
+    check.__name__.removeprefix("_"): check
+    for check in (
+        *(_versions, _platform, _cores, _blas, _kernels, _float32),
+        *(_products, _speed, _precision, _gpu),
+    )
 }
 
 

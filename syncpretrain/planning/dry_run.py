@@ -162,9 +162,8 @@ def _pretraining(
     """Return the seconds of pretraining, or why they are not predicted."""
     if settings.schedule == UNTRAINED:
         return 0.0, ""
-    reason = _not_predicted(settings)
-    if reason:
-        return None, reason
+    if settings.runtime == "mpi":
+        return None, "the runtime mpi; see syncpretrain simulate"
     task = Task(settings, len(data.train), len(data.validation))
     if is_on_gpus(task):
         task = replace(task, settings=msgspec.structs.replace(settings, workers=None))
@@ -184,13 +183,6 @@ def _pretraining(
         return simulated(task, settings, timings).seconds, ""
     except KeyError:
         return None, f"replicas {settings.replicas}, which plan does not measure"
-
-
-def _not_predicted(settings: PretrainSettings) -> str:
-    """Return what of the settings is not predicted, or nothing."""
-    if settings.runtime == "mpi":
-        return "the runtime mpi; see syncpretrain simulate"
-    return ""
 
 
 def _finetuning(tuning: Finetuning, stack: Stack) -> float | None:

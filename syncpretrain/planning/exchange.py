@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from time import perf_counter
 
 import numpy as np
 
-from syncpretrain.events import Event, RunFinished
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.observers.history import History
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import LocalSteps, Task
-from syncpretrain.planning.probes import Steps
+from syncpretrain.planning.probes import Steps, repeated
 from syncpretrain.planning.timings import Exchange
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.streamed import StreamedPretraining
@@ -38,16 +37,11 @@ def handover_seconds() -> float:
         WIDTHS, handoff="minibatch", delay=0.0, epochs=1, batch_size=1, workers=1, backend="numpy"
     ).pretrain
     X = np.random.default_rng(0).random((MINIBATCHES, WIDTHS[0]), dtype=np.float32)
-    streamed: list[float] = []
-
-    def record(event: Event) -> None:
-        if isinstance(event, RunFinished):
-            streamed.append(event.seconds)
-
     steps = [Steps(learner, X).work() for learner in build_learners(settings)]
-    bare = []
+    streamed, bare = [], []
     for _ in range(TIMES):
-        StreamedPretraining(settings, X, observers=[record]).run()
+        StreamedPretraining(settings, X, observers=[history := History()]).run()
+        streamed.append(history.pretrain_seconds)
         with blas_limit(1):
             bare.append(sum(work(MINIBATCHES) for work in steps))
     return max(0.0, median(streamed) - median(bare)) / (MINIBATCHES * len(steps))
@@ -100,14 +94,8 @@ def exchange_of(size: int, settings: AsyncFields) -> Exchange:
 
 def _seconds(work: Callable[[], object]) -> float:
     """Return the median of the seconds of some calls; the first one touches the memory."""
-    first = _timed(work)
-    times: list[float] = []
+    timed = repeated(work)
+    first, times = timed(1), list[float]()
     while len(times) < EXCHANGE_ROUNDS and first + sum(times) < EXCHANGE_SECONDS:
-        times.append(_timed(work))
+        times.append(timed(1))
     return median(times or [first])
-
-
-def _timed(work: Callable[[], object]) -> float:
-    began = perf_counter()
-    work()
-    return perf_counter() - began

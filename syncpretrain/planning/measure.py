@@ -8,7 +8,8 @@ tried on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -24,8 +25,6 @@ from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.kernels.precision import precision_of
 from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.by_examples import ByExamples
-from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.steps import Step
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
@@ -102,29 +101,31 @@ def measure(
     check_measuring(settings, workers=workers)
     started, most = perf_counter(), max(MOST_SECONDS, seconds)
     threads = min(workers, blas_threads(settings.blas_threads))
-    plain = msgspec.structs.replace(
-        settings,
-        replicas=(1,) * len(settings.replicas),
-        shards=(0,) * len(settings.shards),
-        split="examples",
-    )
-    pool = WorkerPool(workers, "syncpretrain-plan")
-    try:
+    plain = _unshared(settings)
+    with closing(WorkerPool(workers, "syncpretrain-plan")) as pool:
         bench = _Bench(plain, pool, workers, threads, min(task.held_out, PROBE_ROWS), parts)
         kinds = bench.layers(task.examples, most)
         once = list({id(probes): probes for probes in kinds}.values())
-        needed = [probe for own in once for probe in own.needed()]
-        others = [probe for own in once for probe in own.others()]
-        left = most - (perf_counter() - started)
-        is_tried = all(own.sample.is_tried for own in once)
-        measured([*needed, *others], seconds=seconds, most=left if is_tried else 0.0)
-    finally:
-        pool.close()
+        _time(once, seconds, most - (perf_counter() - started))
     layers = tuple(own.timings(bench.crowd, threads) for own in kinds)
     if not all(layer.has_blas for layer in layers):
         threads = 1  # what BLAS takes with more was not measured
     notes = notes_on(once, most)
     return Timings(layers, workers, threads, perf_counter() - started, notes=notes)
+
+
+def _unshared(settings: PretrainSettings) -> PretrainSettings:
+    """Return settings in which no layer shares its minibatches."""
+    one, none = (1,) * len(settings.replicas), (0,) * len(settings.shards)
+    return msgspec.structs.replace(settings, replicas=one, shards=none, split="examples")
+
+
+def _time(layers: Sequence[LayerProbes], seconds: float, most: float) -> None:
+    """Time the probes of layers, first what no prediction can do without."""
+    needed = [probe for own in layers for probe in own.needed()]
+    others = [probe for own in layers for probe in own.others()]
+    is_tried = all(own.sample.is_tried for own in layers)
+    measured([*needed, *others], seconds=seconds, most=most if is_tried else 0.0)
 
 
 def check_measuring(settings: PretrainSettings, *, workers: int) -> None:
@@ -210,25 +211,20 @@ class _Bench:
         if sample.is_part:
             held_out = held_out[: PASSES * rows]
         validation = validating(steps.learner, held_out)
+        shape, precision = settings.shapes[i], precision_of(settings.precision, self._products(i))
+        own: dict[str, Any] = {"cd_steps": settings.cd_steps[i], "precision": precision}
         probes = LayerProbes(
             sample=sample,
             step=Probe(steps.work(rows=rows)),
-            products=Probe(
-                products(
-                    settings.shapes[i],
-                    batch_size=rows,
-                    cd_steps=settings.cd_steps[i],
-                    precision=precision_of(settings.precision, self._products(i)),
-                )
-            ),
+            products=Probe(products(shape, batch_size=rows, **own)),
             validation=Probe(validation),
             busy=self._busy(i),
             held_out=len(held_out) / self._held_out if self._held_out else 1.0,
             parts={n: Probe(steps.work(rows=min(n, rows))) for n in self._parts},
         )
-        for split, cut in self._cuts(i).items():
+        for split in ("examples", "filters" if isinstance(shape, ConvolutionShape) else "units"):
             for shards in sizes(self._workers):
-                sharded = cut(shards)
+                sharded = self._cut(i, split, shards)
                 if sharded is not None:
                     probes.sharded[split, shards] = {
                         workers: Probe(steps.work(sharded, self._run(workers), rows), cores=workers)
@@ -257,25 +253,15 @@ class _Bench:
             return None
         return Probe(beside(works[i], others, self._pool), cores=len(others) + 1)
 
-    def _cuts(self, i: int) -> dict[str, Callable[[int], Step | None]]:
-        """Return how a layer's step is cut into shards, as far as it can be."""
+    def _cut(self, i: int, split: str, shards: int) -> Step | None:
+        """Return a layer's step in shards; None if it cannot be cut so."""
         learner, rows = self._steps[i].learner, self._samples[i].rows
-
-        def by_examples(shards: int) -> Step | None:
-            return ByExamples(learner, shards) if shards <= rows else None
-
-        def by_units(shards: int) -> Step | None:
-            if not is_plain(learner):
-                return None
-            return ByUnits(learner, shards) if shards <= min(learner.weight.shape) else None
-
-        def by_filters(shards: int) -> Step | None:
-            is_permitted = self._has_shards(i, split="filters", shards=shards)
-            return step_for(learner, shards, "filters") if is_permitted else None
-
-        if isinstance(self._settings.shapes[i], ConvolutionShape):
-            return {"examples": by_examples, "filters": by_filters}
-        return {"examples": by_examples, "units": by_units}
+        permitted = {
+            "examples": shards <= rows,
+            "units": is_plain(learner) and shards <= min(learner.weight.shape),
+            "filters": self._has_shards(i, split=split, shards=shards),
+        }
+        return step_for(learner, shards, split) if permitted[split] else None
 
     def _has_shards(self, i: int, *, split: str, shards: int) -> bool:
         """Return whether the settings permit that a layer's minibatches are cut so."""
@@ -393,12 +379,8 @@ class BareProducts:
     """
 
     def __init__(self, learner: Learner, shape: LayerShape, cd_steps: int) -> None:
-        rows, visible, hidden = (
-            learner.batch_size * shape.positions,
-            shape.fan_in,
-            shape.biases[1],
-        )
-        new = partial(drawn, learner.backend)
+        rows, (_, hidden) = learner.batch_size * shape.positions, shape.biases
+        visible, new = shape.fan_in, partial(drawn, learner.backend)
         self._multiply, self._cd_steps, self._rows = learner.precision.multiply, cd_steps, rows
         with learner.stream:
             self._v, self._h = new((2 * rows, visible)), new((2 * rows, hidden))
@@ -461,20 +443,11 @@ def measure_devices(task: Task, *, seconds: float) -> Timings:
     """
     settings = task.settings
     started, depth = perf_counter(), len(settings.layers) - 1
-    plain = msgspec.structs.replace(
-        settings, replicas=(1,) * depth, shards=(0,) * depth, split="examples"
-    )
-    bench = _DeviceBench(plain, task.examples, min(task.held_out, PROBE_ROWS))
-    pool = WorkerPool(depth, "syncpretrain-plan")
-    try:
+    bench = _DeviceBench(_unshared(settings), task.examples, min(task.held_out, PROBE_ROWS))
+    most = max(MOST_SECONDS, seconds)
+    with closing(WorkerPool(depth, "syncpretrain-plan")) as pool:
         layers = [bench.probes(i, pool) for i in range(depth)]
-        needed = [probe for own in layers for probe in own.needed()]
-        others = [probe for own in layers for probe in own.others()]
-        most = max(MOST_SECONDS, seconds)
-        left = most - (perf_counter() - started)
-        measured([*needed, *others], seconds=seconds, most=left)
-    finally:
-        pool.close()
+        _time(layers, seconds, most - (perf_counter() - started))
     found = tuple(own.timings(1.0, 1) for own in layers)
     notes = notes_on(layers, most)
     return Timings(found, bench.gpus, 1, perf_counter() - started, notes=notes, unit=GPU)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
-from time import perf_counter
+from timeit import repeat
 
 import numpy as np
 
@@ -42,7 +43,6 @@ def core_peaks(threads: int, side: int) -> dict[str, float]:
     draw = np.random.default_rng(0).random
     a, b, out = (draw((side, side), dtype=np.float32) for _ in range(3))
     operations = 2 * side**3
-    pool = WorkerPool(threads, "syncpretrain-peaks")
 
     def own(part: int) -> None:
         rows = slice(side * part // threads, side * (part + 1) // threads)
@@ -54,14 +54,12 @@ def core_peaks(threads: int, side: int) -> dict[str, float]:
 
     done = [0] * threads
     peaks: dict[str, float] = {}
-    in_parts = partial(pool.run, shards=threads, workers=threads)
-    try:
+    with closing(WorkerPool(threads, "syncpretrain-peaks")) as pool:
+        in_parts = partial(pool.run, shards=threads, workers=threads)
         if native.available():
             seconds = _least_seconds(partial(in_parts, [registers]))
             peaks |= {"registers": sum(done) / seconds} if sum(done) else {}
             peaks["own"] = operations / _least_seconds(partial(in_parts, [own]))
-    finally:
-        pool.close()
     with blas_limit(threads):  # at the end, for its threads spin for a while
         peaks["blas"] = operations / _least_seconds(partial(multiply, a, b, out=out))
     return peaks
@@ -75,9 +73,4 @@ def in_words(peaks: dict[str, float]) -> str:
 
 
 def _least_seconds(work: Callable[[], object]) -> float:
-    least = np.inf
-    for _ in range(TRIES + 1):
-        started = perf_counter()
-        work()
-        least = min(least, perf_counter() - started)
-    return float(least)
+    return min(repeat(work, number=1, repeat=TRIES + 1))

@@ -125,6 +125,18 @@ LOWERED_AT_ONCE = 1 << 18  # numbers, 1 MB: what a core's cache holds
 BLAS_SPIN_SECONDS = 0.05  # how long the threads of BLAS may spin for more work before they sleep
 
 
+def repeated(once: Callable[[], object]) -> Work:
+    """Return as work what a call does."""
+
+    def work(times: int) -> float:
+        started = perf_counter()
+        for _ in range(times):
+            once()
+        return perf_counter() - started
+
+    return work
+
+
 class Probe:
     """Work to be timed repeatedly, on a number of cores and of BLAS threads."""
 
@@ -223,14 +235,9 @@ class Steps:
         """Return the steps as work, in shards if they have any, on minibatches or on fewer rows."""
         train_step = (sharded or self._whole).train_step
         count = self.learner.batch_size if rows is None else rows
-
-        def work(times: int) -> float:
-            started = perf_counter()
-            for _ in range(times):
-                train_step(self.X, self._rows(count), epoch=1, step=self._step, run=run)
-            return perf_counter() - started
-
-        return work
+        return repeated(
+            lambda: train_step(self.X, self._rows(count), epoch=1, step=self._step, run=run)
+        )
 
     def _rows(self, count: int) -> NDArray[np.intp]:
         batch = self.learner.batch_size
@@ -270,13 +277,7 @@ def transforming(layer: Layer, X: Array, run: PhaseRunner = in_turn) -> Work:
         np.empty((len(X), width), dtype=np.float32), np.empty((0, width), dtype=np.float32)
     )
 
-    def work(times: int) -> float:
-        started = perf_counter()
-        for _ in range(times):
-            transform([layer], source, target, lambda: False, run)
-        return perf_counter() - started
-
-    return work
+    return repeated(lambda: transform([layer], source, target, lambda: False, run))
 
 
 def validating(learner: Learner, held_out: Any) -> Work:
@@ -315,17 +316,15 @@ def products(shape: LayerShape, *, batch_size: int, cd_steps: int, precision: Pr
     h0, h1 = h[:n], h[n:]
     multiply = precision.multiply
 
-    def work(times: int) -> float:
-        started = perf_counter()
-        for _ in range(times):
-            multiply(v0, W, out=h0)
-            for _k in range(cd_steps):
-                multiply(states, W.T, out=v1)
-                multiply(v1, W, out=h1)
-            multiply(v.T, h, out=dW)
-        return parts * (perf_counter() - started)
+    def step() -> None:
+        multiply(v0, W, out=h0)
+        for _ in range(cd_steps):
+            multiply(states, W.T, out=v1)
+            multiply(v1, W, out=h1)
+        multiply(v.T, h, out=dW)
 
-    return work
+    work = repeated(step)
+    return lambda times: parts * work(times)
 
 
 PASSES = 5  # as long as a step: what stands in for a pass that there was no time to measure

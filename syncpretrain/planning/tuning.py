@@ -8,7 +8,9 @@ server; what follows for a number of replicas is in ``planning/asynchronous.py``
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from dataclasses import replace
+from itertools import cycle
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -31,7 +33,7 @@ from syncpretrain.planning.asynchronous import (
     predict_stages,
 )
 from syncpretrain.planning.exchange import exchange_of
-from syncpretrain.planning.probes import Probe, Work, beside, measured
+from syncpretrain.planning.probes import Probe, Work, beside, measured, repeated
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings import FinetuneSettings, PretrainSettings, off_ranks
 from syncpretrain.settings.fields import ASYNC_DEFAULTS
@@ -79,16 +81,12 @@ class TuningPlan(NamedTuple):
     @property
     def sentences(self) -> list[str]:
         """All of it in sentences."""
-        own = self.options
-        found = []
+        named = f"fine-tuning for {self.options.objective}"
         if self.synchronous is None:
-            found.append(f"fine-tuning for {own.objective} is not predicted: {self.reason}")
+            found = [f"{named} is not predicted: {self.reason}"]
         else:
             shared = "one worker" if self.replicas == 1 else f"{self.replicas} workers"
-            found.append(
-                f"fine-tuning for {own.objective}: {self.synchronous:.1f} s an epoch, {shared}"
-                f"{self.note}"
-            )
+            found = [f"{named}: {self.synchronous:.1f} s an epoch, {shared}{self.note}"]
         if self.asynchronous is not None:
             rows = self.asynchronous.by_replicas
             found.append(f"asynchronous fine-tuning, an epoch by the number of replicas: {rows}")
@@ -143,12 +141,12 @@ def plan_tuning(
     plain = {"schedule": "synchronous", "runtime": "threads", **ASYNC_DEFAULTS}
     is_async = options.schedule == ASYNC
     shared = _with(options, replicas=None, **plain) if is_async else off_ranks(options)
+    rows, reason = _timed_rows(pretrain, options, workers), ""
     if options.optimizer not in STEPPING:
         reason = f"steps by {options.optimizer} differ in length"
-        return TuningPlan(options, None, options.replicas or 1, None, reason)
-    rows = _timed_rows(pretrain, options, workers)
-    if rows == 0:
+    elif rows == 0:
         reason = "a minibatch of a few examples takes too long to be timed"
+    if reason:
         return TuningPlan(options, None, options.replicas or 1, None, reason)
     B, steps = options.batch_size, steps_per_epoch(examples, options.batch_size)
     stack = untrained_stack(
@@ -220,21 +218,16 @@ def async_stage(
     options = tuning.options
     replicas = [tuning.replica(stack) for _ in range(workers)]
     works = [_training(replica, tuning) for replica in replicas]
-    alone, contention = Probe(works[0]), 1.0
-    pool = WorkerPool(workers, "syncpretrain-plan")
-    try:
-        probes = [alone]
+    probes = [alone := Probe(works[0])]
+    with closing(WorkerPool(workers, "syncpretrain-plan")) as pool:
         if workers > 1:
             probes.append(Probe(beside(works[0], works[1:], pool), cores=workers))
         measured(probes, seconds=seconds)
-        contention = max(1.0, probes[-1].relative_to(alone))
-    finally:
-        pool.close()
     exchange = exchange_of(sum(array.size for array in replicas[0].parameters), options)
     return AsyncStage(
         tasks=math.ceil(steps / options.push_every),
         computing=options.push_every * alone.seconds,
-        contention=contention,
+        contention=max(1.0, probes[-1].relative_to(alone)),
         local=exchange.local,
         server=exchange_seconds(options, exchange),
     )
@@ -242,17 +235,8 @@ def async_stage(
 
 def _training(replica: TunedReplica, tuning: Finetuning) -> Work:
     """Return the minibatches of a replica as work."""
-    done = 0
-
-    def work(times: int) -> float:
-        nonlocal done
-        started = perf_counter()
-        for _ in range(times):
-            replica.train(1, done % tuning.steps)
-            done += 1
-        return perf_counter() - started
-
-    return work
+    steps = cycle(range(tuning.steps))
+    return repeated(lambda: replica.train(1, next(steps)))
 
 
 def _limited(options: TuningOptions, workers: int) -> TuningOptions:

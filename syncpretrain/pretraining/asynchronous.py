@@ -167,10 +167,9 @@ class Stage:
 
     def update(self) -> None:
         """Give the learners the parameters of the server."""
-        at = 0
-        for array in self._arrays:
-            np.copyto(array, self._flat[at : at + array.size].reshape(array.shape))
-            at += array.size
+        ends = np.cumsum([array.size for array in self._arrays])[:-1]
+        for array, own in zip(self._arrays, np.split(self._flat, ends), strict=True):
+            np.copyto(array, own.reshape(array.shape))
 
     def state(self) -> dict[str, Array]:
         """Return by name a copy of all that the replicas remember."""
@@ -354,18 +353,8 @@ class AsyncPretraining(Driver):
 
     def _emit_end(self, layer: int, epoch: int, error: float, held_out: float | None) -> None:
         now = time.monotonic()
-        self.emit(
-            EpochFinished(
-                time=now,
-                layer=layer,
-                epoch=epoch,
-                reads=self._reads(layer),
-                started=self._began[layer],
-                transform_seconds=0.0,
-                train_error=error,
-                validation_error=held_out,
-            )
-        )
+        own = layer, epoch, self._reads(layer), self._began[layer], 0.0  # makes no input meanwhile
+        self.emit(EpochFinished(now, *own, error, held_out))
         if epoch == self.settings.epochs[layer - 1]:
             self.emit(LayerFinished(now, layer))
 

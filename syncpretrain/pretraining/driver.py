@@ -49,7 +49,13 @@ from syncpretrain.pretraining.build import (
     placement_text,
     rank_shares,
 )
-from syncpretrain.pretraining.runtimes import RUNTIMES, EpochsRun, versions_for, workers_of
+from syncpretrain.pretraining.runtimes import (
+    RUNTIMES,
+    EpochsRun,
+    Runtime,
+    versions_for,
+    workers_of,
+)
 from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, UNTRAINED
 from syncpretrain.schedule.reads import Reads
@@ -57,7 +63,7 @@ from syncpretrain.schedule.schedule import Command, Past, Release, Train
 from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.activations import Split
-from syncpretrain.workers.epochs import Failed, Finished, Message, Runtime
+from syncpretrain.workers.epochs import Failed, Finished, Message
 from syncpretrain.workers.shared_memory import check_runtime
 from syncpretrain.workers.state import LayerState, PretrainState
 
@@ -322,19 +328,11 @@ class Pretraining(Driver):
     def _record(self, message: Finished) -> None:
         command = message.command
         self._seconds[command.layer - 1] += message.ended - message.started
-        self.emit(
-            EpochFinished(
-                time=message.ended,
-                layer=command.layer,
-                epoch=command.epoch,
-                reads=command.reads,
-                started=message.started,
-                transform_seconds=message.trained_from - message.started,
-                train_error=message.train_error,
-                validation_error=message.validation_error,
-                drift=message.drifts.get(command.epoch - 1),
-            )
-        )
+        own = command.layer, command.epoch, command.reads, message.started
+        transform_seconds = message.trained_from - message.started
+        errors = message.train_error, message.validation_error
+        drift = message.drifts.get(command.epoch - 1)
+        self.emit(EpochFinished(message.ended, *own, transform_seconds, *errors, drift))
 
     def _runtime(self, request: StopRequest) -> Runtime:
         # With the serial runtime this thread trains, and the driver cannot look at the clock.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Union
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.parallel.blas import usable_cores
@@ -14,11 +15,16 @@ from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.memory import pretraining_bytes, shard_bytes
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.activations import Split
-from syncpretrain.workers.epochs import Runtime
+from syncpretrain.workers.epochs import LinkedEpochs
 from syncpretrain.workers.ranks.placement import RankShares
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.versions import Versions
 from syncpretrain.workers.worker import LayerWorker, WorkerFactory
+
+if TYPE_CHECKING:
+    from syncpretrain.workers.threads import SerialRuntime
+
+Runtime = Union[LinkedEpochs, "SerialRuntime"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +77,8 @@ def _threads(run: EpochsRun) -> Runtime:
 def _processes(run: EpochsRun) -> Runtime:
     from syncpretrain.workers.processes import ProcessesRuntime
 
-    factories = list(run.worker_factories)
-    return ProcessesRuntime(factories, run.versions, run.blas_threads, run.times, run.restarts)
+    own = run.worker_factories, run.versions, run.blas_threads
+    return ProcessesRuntime(*own, run.times, run.restarts)
 
 
 def _mpi(run: EpochsRun) -> Runtime:
@@ -80,9 +86,8 @@ def _mpi(run: EpochsRun) -> Runtime:
     from syncpretrain.workers.ranks.epochs import ChainVersions, RanksRuntime
 
     assert isinstance(run.versions, ChainVersions)
-    factories = list(run.worker_factories)
-    own = member()
-    return RanksRuntime(factories, run.versions, run.blas_threads, own, run.times, run.shares)
+    own = run.worker_factories, run.versions, run.blas_threads
+    return RanksRuntime(*own, member(), run.times, run.shares)
 
 
 RUNTIMES: dict[str, Callable[[EpochsRun], Runtime]] = {

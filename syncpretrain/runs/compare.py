@@ -34,7 +34,7 @@ from syncpretrain.pretraining.training import Driver
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings, Settings, replaced
 from syncpretrain.settings.checks import ALWAYS
-from syncpretrain.settings.fields import HANDOFF_DEFAULTS
+from syncpretrain.settings.fields import HANDOFF_DEFAULTS, refuse
 from syncpretrain.units.kinds import kind_of
 
 RANDOM = "random"  # the start without pretraining
@@ -321,21 +321,21 @@ def _check(
     for name, values in (("starts", starts), ("labels", labels)):
         if len(set(values)) < len(values):
             raise SettingsError(f"{name}: got one of them twice, expected each once")
-    if not len(data.test):
-        raise SettingsError(
-            f"data: {data.name} has no test examples to compare by; give test=0.2, say"
-        )
-    if settings.finetune.patience is not None:
-        raise SettingsError(
-            "finetune_patience: got a number, expected none; all starts are trained alike"
-        )
-    if objective != "classification":
-        return
-    if data.train_labels is None or data.test_labels is None:
-        raise SettingsError(f"data: {data.name} has no labels to classify by")
-    if not is_labelled(data.test_labels).any():
-        raise SettingsError(f"data: {data.name} has no labelled test examples to compare by")
-    for count in labels:
+    classifies, labelled = objective == "classification", data.test_labels
+    refused = {
+        f"data: {data.name} has no test examples to compare by; give test=0.2, say": not len(
+            data.test
+        ),
+        "finetune_patience: got a number, expected none; all starts are trained alike": (
+            settings.finetune.patience is not None
+        ),
+        f"data: {data.name} has no labels to classify by": classifies
+        and (data.train_labels is None or labelled is None),
+        f"data: {data.name} has no labelled test examples to compare by": classifies
+        and not (labelled is not None and is_labelled(labelled).any()),
+    }
+    refuse(refused)
+    for count in labels if classifies else ():
         if count is not None:
             data.with_labels(count)  # refuses more labels than there are
 

@@ -121,15 +121,10 @@ def table_options(settings: Settings) -> dict[str, Any]:
         raise SettingsError(
             f"task: got {data.task} with fine-tuning for {objective}; leave one of the two out"
         )
-    return {
-        "target": data.target,
-        "drop": data.drop or (),
-        "weights": data.weights,
-        "task": data.task or (objective if objective in tasks else None),
-        "test": data.test,
-        "unlabelled": data.unlabelled,
-        "examples": data.examples,
-    }
+    names = ("target", "weights", "test", "unlabelled", "examples")
+    own = {name: getattr(data, name) for name in names}
+    task = data.task or (objective if objective in tasks else None)
+    return own | {"drop": data.drop or (), "task": task}
 
 
 def resolve(settings: Settings, data: Dataset | None = None) -> Settings:

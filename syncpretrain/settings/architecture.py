@@ -101,7 +101,8 @@ def architecture_of(layers: Any) -> tuple[Any, str]:
     """
     if isinstance(layers, str):
         return _parsed(layers)
-    if isinstance(layers, (list, tuple)) and any(map(_is_text, layers)):
+    texts = (str, ImageShape, Conv, Pool)
+    if isinstance(layers, (list, tuple)) and any(isinstance(part, texts) for part in layers):
         return _parsed(",".join(map(str, layers)))
     return layers, ""
 
@@ -420,10 +421,6 @@ def _units(part: str) -> int:
 
 def _listed(numbers: Iterable[int]) -> str:
     return ",".join(map(str, numbers))
-
-
-def _is_text(item: Any) -> bool:
-    return isinstance(item, (str, ImageShape, Conv, Pool))
 
 
 def _parsed(text: str) -> tuple[tuple[int, ...], str]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, schedule_kind
@@ -66,19 +66,16 @@ def check_pretraining(settings: PretrainFields) -> None:
 
 def check_schedule(settings: PretrainFields) -> None:
     """Raise SettingsError if the schedule does not have the pace or the groups asked for."""
-    kind = schedule_kind(settings.schedule)
-    if settings.pace == "free" and kind.free is None:
-        raise SettingsError(
-            f"pace: got free with schedule {settings.schedule}, where layers wait for the finished"
-            " layer below; use pace lockstep, or schedule"
-            f" {_names(name for name, other in SCHEDULES.items() if other.free is not None)}"
-        )
-    if settings.group_size is not None and not kind.has_groups:
-        raise SettingsError(
-            f"group_size: got {settings.group_size} with schedule {settings.schedule}, expected"
-            f" none; only {_names(name for name, other in SCHEDULES.items() if other.has_groups)}"
-            " train groups of layers"
-        )
+    kind, name = schedule_kind(settings.schedule), settings.schedule
+    free = _names(name for name, other in SCHEDULES.items() if other.free is not None)
+    grouped = _names(name for name, other in SCHEDULES.items() if other.has_groups)
+    refused = {
+        f"pace: got free with schedule {name}, where layers wait for the finished layer below; use"
+        f" pace lockstep, or schedule {free}": settings.pace == "free" and kind.free is None,
+        f"group_size: got {settings.group_size} with schedule {name}, expected none; only {grouped}"
+        " train groups of layers": settings.group_size is not None and not kind.has_groups,
+    }
+    refuse(refused)
 
 
 def check_layers(layers: tuple[int, ...]) -> None:
@@ -143,13 +140,15 @@ def _check_model(settings: PretrainFields) -> None:
         values = [value for value in getattr(settings, name) if value != PER_LAYER[name]]
         if values and not is_used:
             raise SettingsError(f"{name}: got {values[0]} with model {model}, which ignores it")
-    if model == "rbm" and (settings.loss is not None or not settings.tied):
-        name = "tied" if settings.loss is None else "loss"
-        raise SettingsError(
-            f"{name}: got a value with model rbm, expected none; only autoencoders choose"
-        )
-    if settings.sample_visible and model != "rbm":
-        raise SettingsError(f"sample_visible: got it with model {model}, which ignores it")
+    name = "tied" if settings.loss is None else "loss"
+    chosen = settings.loss is not None or not settings.tied
+    refused = {
+        f"{name}: got a value with model rbm, expected none; only autoencoders choose": chosen
+        and model == "rbm",
+        f"sample_visible: got it with model {model}, which ignores it": settings.sample_visible
+        and model != "rbm",
+    }
+    refuse(refused)
     for layer, draws in enumerate(settings.sample_input, start=1):
         units = settings.visible_units_of(layer)
         if draws and layer > 1 and not kind_of(units).is_binary:  # other data are states
@@ -173,25 +172,19 @@ def _check_model(settings: PretrainFields) -> None:
 def _check_chains(settings: PretrainFields) -> None:
     """Refuse chains of their own where there are none to keep, or no way to deal them out."""
     for i, chains in enumerate(settings.chains):
-        if not chains and settings.chain_start[i] != "noise":
-            raise SettingsError(
-                f"chain_start: got {settings.chain_start[i]} without chains, expected none; take"
-                " chains 500, say"
-            )
-        if chains and not settings.persistent[i]:
-            raise SettingsError(
-                f"chains: got {chains} without persistent, which keeps them; take persistent"
-            )
-        if chains and settings.hidden_dropout[i]:
-            raise SettingsError(
-                f"chains: got {chains} with hidden_dropout, which leaves units out by the row,"
-                " expected 0"
-            )
-        if 0 < chains < settings.shards_of(i + 1):
-            raise SettingsError(
-                f"chains: got {chains} for {settings.shards_of(i + 1)} shards of layer {i + 1},"
-                " expected one a shard or more"
-            )
+        start, shards = settings.chain_start[i], settings.shards_of(i + 1)
+        refused = {
+            f"chain_start: got {start} without chains, expected none; take chains 500, say": not (
+                chains or start == "noise"
+            ),
+            f"chains: got {chains} without persistent, which keeps them; take persistent": chains
+            and not settings.persistent[i],
+            f"chains: got {chains} with hidden_dropout, which leaves units out by the row, expected"
+            " 0": chains and settings.hidden_dropout[i],
+            f"chains: got {chains} for {shards} shards of layer {i + 1}, expected one a shard or"
+            " more": 0 < chains < shards,
+        }
+        refuse(refused)
 
 
 def check_weights(settings: PretrainFields) -> None:
@@ -242,26 +235,18 @@ def _check_replicas(settings: PretrainFields) -> None:
                 f"shards: got {shards} for layer {layer}, expected at most {most}, the {split}"
                 " there are"
             )
-    if settings.split in ("filters", "hybrid") and not settings.architecture:
-        raise SettingsError(
-            f"split: got {settings.split} for layers without convolutions, expected examples or"
-            " units"
-        )
-    layers = range(1, len(settings.layers))
+    split, model, layers = settings.split, settings.model, range(1, len(settings.layers))
     by_units = [n for n in layers if settings.split_of(n) == "units" and settings.shards_of(n) > 1]
-    if settings.model != "rbm" and (by_units or settings.split == "units"):
-        raise SettingsError(
-            f"split: got {settings.split} with model {settings.model}, expected examples; only RBMs"
-            " are split by units"
-        )
-    for layer in by_units:
-        if layer == 1 and settings.sample_visible:
-            raise SettingsError(
-                f"split: got {settings.split} with sample_visible, expected examples"
-            )
-        for name in WHOLE_ONLY:
-            if getattr(settings, name)[layer - 1]:
-                raise SettingsError(f"split: got {settings.split} with {name}, expected examples")
+    lacks_filters = split in ("filters", "hybrid") and not settings.architecture
+    by_name = {n: [getattr(settings, n)[layer - 1] for layer in by_units] for n in WHOLE_ONLY}
+    refused = {
+        "for layers without convolutions, expected examples or units": lacks_filters,
+        f"with model {model}, expected examples; only RBMs are split by units": model != "rbm"
+        and (by_units or split == "units"),
+        "with sample_visible, expected examples": settings.sample_visible and 1 in by_units,
+        **{f"with {name}, expected examples": any(values) for name, values in by_name.items()},
+    }
+    refuse(refused, prefix=f"split: got {split} ")
 
 
 def _check_early_stopping(settings: PretrainFields) -> None:
@@ -293,16 +278,13 @@ def _depends_on_timing(settings: PretrainFields) -> bool:
 def _check_handoff(settings: PretrainFields) -> None:
     """Refuse settings that a streamed run lacks, and settings that only a streamed run has."""
     if settings.handoff == "epoch":
-        if settings.shuffle != "rows":
-            raise SettingsError(
-                f"shuffle: got {settings.shuffle} with handoff epoch, expected rows; take handoff"
-                " minibatch"
-            )
-        if settings.delay:
-            raise SettingsError(
-                f"delay: got {settings.delay:g} with handoff epoch, expected none; take handoff"
-                " minibatch"
-            )
+        refused = {
+            f"shuffle: got {settings.shuffle} with handoff epoch, expected rows; take handoff"
+            " minibatch": settings.shuffle != "rows",
+            f"delay: got {settings.delay:g} with handoff epoch, expected none; take handoff"
+            " minibatch": settings.delay,
+        }
+        refuse(refused)
         return
     usual = {
         "schedule": (_names([*(n for n in SCHEDULES if SCHEDULES[n].can_stream), ASYNC]), None),
@@ -400,96 +382,20 @@ def _check_exchange(settings: PretrainFields) -> None:
     """Refuse windows without ranks, or with a delay compensation: windows only add changes."""
     if settings.exchange == MESSAGES:
         return
-    if settings.schedule != ASYNC or settings.runtime != "mpi":
-        name = "schedule" if settings.schedule != ASYNC else "runtime"
-        raise SettingsError(
-            f"exchange: got {settings.exchange} with {name} {getattr(settings, name)}, expected"
-            f" {MESSAGES}; windows are memory of ranks that replicas share: take schedule {ASYNC}"
-            " and runtime mpi"
-        )
-    if settings.delay_compensation:
-        raise SettingsError(
-            f"exchange: got {settings.exchange} with delay_compensation"
-            f" {settings.delay_compensation:g}, expected {MESSAGES}; MPI only adds to a window, and"
-            " a compensation needs the parameters at that moment"
-        )
+    name = "schedule" if settings.schedule != ASYNC else "runtime"
+    lacks_ranks = settings.schedule != ASYNC or settings.runtime != "mpi"
+    refused = {
+        f"{name} {getattr(settings, name)}, expected {MESSAGES}; windows are memory of ranks that"
+        f" replicas share: take schedule {ASYNC} and runtime mpi": lacks_ranks,
+        f"delay_compensation {settings.delay_compensation:g}, expected {MESSAGES}; MPI only adds"
+        " to a window, and a compensation needs the parameters at that moment": (
+            settings.delay_compensation
+        ),
+    }
+    refuse(refused, prefix=f"exchange: got {settings.exchange} with ")
 
 
 OF_ENERGIES = ("free-energy-gap", "pseudo-likelihood")
-
-
-class Refusal(NamedTuple):
-    """A setting, its value if a layer cannot have it (else None), and the expected value."""
-
-    setting: str
-    value: Callable[[PretrainFields, int], Any]  # called with the layer's number, from 0
-    instead: str
-
-
-REFUSALS = (
-    Refusal(
-        "layers",
-        lambda s, i: layer_text(s.shapes[i]) if _excludes(s, i) and s.model != "rbm" else None,
-        "pooling by max or mean; only RBMs pool by probabilities",
-    ),
-    Refusal(
-        "hidden_units",
-        lambda s, i: s.hidden_units[i] if _excludes(s, i) and not _is_binary(s, i) else None,
-        "bernoulli with pooling by probabilities; or pool by max or mean",
-    ),
-    Refusal(
-        "hidden_dropout",
-        lambda s, i: s.hidden_dropout[i] if _excludes(s, i) and s.hidden_dropout[i] else None,
-        "0 with pooling by probabilities; or pool by max or mean",
-    ),
-    Refusal(
-        "split",
-        lambda s, i: s.split if s.split == "units" and s.shards_of(i + 1) > 1 else None,
-        "filters, or examples; only dense layers are split by units",
-    ),
-    Refusal(
-        "split",
-        lambda s, i: s.split if _excludes(s, i) and _is_by_filters(s, i) else None,
-        "examples with pooling by probabilities; or pool by max or mean",
-    ),
-    Refusal(
-        "persistent",
-        lambda s, i: "it" if s.persistent[i] and _is_by_filters(s, i) else None,
-        "split examples with it; chains are not split by filters",
-    ),
-    Refusal("chains", lambda s, i: s.chains[i] or None, "0; only dense layers keep them apart"),
-    Refusal(
-        "centred",
-        lambda s, i: "it" if s.centred[i] else None,
-        "the plain gradient; only dense layers have a centred one",
-    ),
-    Refusal(
-        "hidden_dropout",
-        lambda s, i: s.hidden_dropout[i] if _is_by_filters(s, i) and s.hidden_dropout[i] else None,
-        "split examples with it; what is left out is not split by filters",
-    ),
-    Refusal(
-        "sample_visible",
-        lambda s, i: "it" if s.sample_visible and not i and _is_by_filters(s, i) else None,
-        "split examples with it; filters reconstruct by means",
-    ),
-    Refusal(
-        "sample_input",
-        lambda s, i: "it" if s.sample_input[i] and _is_by_filters(s, i) else None,
-        "split examples with it; filters take the input as it is",
-    ),
-    Refusal(
-        "contraction",
-        lambda s, i: s.contraction[i] or None,
-        "0; the penalty is known for dense layers alone. Take model denoising, or one value a"
-        " layer",
-    ),
-    Refusal(
-        "early_stopping",
-        lambda s, i: s.early_stopping if s.early_stopping in OF_ENERGIES else None,
-        "none; convolutions have no free energy here. Autoencoders stop by validation-error",
-    ),
-)
 
 
 def check_convolutions(settings: PretrainFields) -> None:
@@ -501,28 +407,48 @@ def check_convolutions(settings: PretrainFields) -> None:
         Naming the setting and the layer.
     """
     for i, shape in enumerate(settings.shapes):
-        if not isinstance(shape, ConvolutionShape):
-            continue
-        for setting, value, instead in REFUSALS:
-            found = value(settings, i)
-            if found is not None:
-                raise SettingsError(
-                    f"{setting}: got {found} for layer {i + 1}, a convolution, expected {instead}"
-                )
+        if isinstance(shape, ConvolutionShape):
+            _check_convolution(settings, i, shape)
 
 
-def _excludes(settings: PretrainFields, i: int) -> bool:
-    """Return whether the units of a block exclude each other."""
-    shape = settings.shapes[i]
-    return isinstance(shape, ConvolutionShape) and shape.pooling == "prob"
-
-
-def _is_by_filters(settings: PretrainFields, i: int) -> bool:
-    return settings.split_of(i + 1) == "filters" and settings.shards_of(i + 1) > 1
-
-
-def _is_binary(settings: PretrainFields, i: int) -> bool:
-    return kind_of(settings.hidden_units[i]).is_binary
+def _check_convolution(s: PretrainFields, i: int, shape: ConvolutionShape) -> None:
+    """Refuse settings that the layer ``i``, counted from 0, cannot have."""
+    excludes = shape.pooling == "prob"  # the units of a block exclude each other
+    is_cut = s.shards_of(i + 1) > 1
+    by_filters = is_cut and s.split_of(i + 1) == "filters"
+    units, dropout = s.hidden_units[i], s.hidden_dropout[i]
+    expected = f"for layer {i + 1}, a convolution, expected"
+    pool = "with pooling by probabilities; or pool by max or mean"
+    whole = f"{expected} split examples with it;"
+    refused = {
+        f"layers: got {layer_text(shape)} {expected} pooling by max or mean; only RBMs pool by"
+        " probabilities": excludes and s.model != "rbm",
+        f"hidden_units: got {units} {expected} bernoulli {pool}": excludes
+        and not kind_of(units).is_binary,
+        f"hidden_dropout: got {dropout} {expected} 0 {pool}": excludes and dropout,
+        f"split: got {s.split} {expected} filters, or examples; only dense layers are split by"
+        " units": is_cut and s.split == "units",
+        f"split: got {s.split} {expected} examples {pool}": excludes and by_filters,
+        f"persistent: got it {whole} chains are not split by filters": by_filters
+        and s.persistent[i],
+        f"chains: got {s.chains[i]} {expected} 0; only dense layers keep them apart": s.chains[i],
+        f"centred: got it {expected} the plain gradient; only dense layers have a centred one": (
+            s.centred[i]
+        ),
+        f"hidden_dropout: got {dropout} {whole} what is left out is not split by filters": (
+            by_filters and dropout
+        ),
+        f"sample_visible: got it {whole} filters reconstruct by means": by_filters
+        and s.sample_visible
+        and not i,
+        f"sample_input: got it {whole} filters take the input as it is": by_filters
+        and s.sample_input[i],
+        f"contraction: got {s.contraction[i]} {expected} 0; the penalty is known for dense layers"
+        " alone. Take model denoising, or one value a layer": s.contraction[i],
+        f"early_stopping: got {s.early_stopping} {expected} none; convolutions have no free energy"
+        " here. Autoencoders stop by validation-error": s.early_stopping in OF_ENERGIES,
+    }
+    refuse(refused)
 
 
 def kept_units(text: Any, layers: Any) -> Any:
@@ -583,15 +509,15 @@ def check_sparse(settings: Any) -> None:
     ------
     SettingsError
     """
-    lacks = None
-    if settings.architecture:
-        lacks = "with convolutions, whose input is images; pass X.toarray()"
-    elif settings.split == "units" and settings.shards_of(1) > 1:
-        lacks = "with split units, which has no form for it; take split examples"
-    elif settings.backend.startswith("cupy"):
-        lacks = "with a GPU, which has no form for it; take backend numpy, or pass X.toarray()"
-    if lacks:
-        raise SettingsError(f"X: got a sparse matrix {lacks}")
+    by_units = settings.split == "units" and settings.shards_of(1) > 1
+    refused = {
+        "with convolutions, whose input is images; pass X.toarray()": settings.architecture,
+        "with split units, which has no form for it; take split examples": by_units,
+        "with a GPU, which has no form for it; take backend numpy, or pass X.toarray()": (
+            settings.backend.startswith("cupy")
+        ),
+    }
+    refuse(refused, prefix="X: got a sparse matrix ")
 
 
 def why_not_in_blocks(settings: Any) -> str | None:
@@ -672,19 +598,16 @@ def check_drift(settings: PretrainFields) -> None:
         Naming the setting.
     """
     waking = [text for text in settings.refresh_when if parsed_waking(text) is not None]
-    if waking and not schedule_kind(settings.schedule).has_refreshes:
-        raise SettingsError(
-            f"refresh_when: got {waking[0]} with schedule {settings.schedule}, where no newer"
-            " version wakes a layer; take always, or schedule synchronized"
-        )
+    got, kind = f"refresh_when: got {waking[0] if waking else ALWAYS}", settings.schedule
     above = zip(settings.refresh_when[1:], settings.refresh_epochs[1:], strict=True)
-    if waking and not any(epochs and text in waking for text, epochs in above):
-        raise SettingsError(
-            f"refresh_when: got {waking[0]}, but there is no layer above the first whose"
-            " refresh_epochs it could save; take always, or refresh_epochs of at least 1"
-        )
-    if any(settings.settle) and _depends_on_timing(settings):
-        raise SettingsError(
-            "settle: got a number, or epochs auto, with finish first-layer in lockstep, where what"
-            " follows would depend on timing; take finish drain, or pace free"
-        )
+    saves = any(epochs and text in waking for text, epochs in above)
+    refused = {
+        f"{got} with schedule {kind}, where no newer version wakes a layer; take always, or"
+        " schedule synchronized": waking and not schedule_kind(kind).has_refreshes,
+        f"{got}, but there is no layer above the first whose refresh_epochs it could save; take"
+        " always, or refresh_epochs of at least 1": waking and not saves,
+        "settle: got a number, or epochs auto, with finish first-layer in lockstep, where what"
+        " follows would depend on timing; take finish drain, or pace free": any(settings.settle)
+        and _depends_on_timing(settings),
+    }
+    refuse(refused)

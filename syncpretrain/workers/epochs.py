@@ -16,9 +16,8 @@ import faulthandler
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import Closing, Timeouts
@@ -97,39 +96,10 @@ class Failed:
 Message = Finished | Failed
 
 
-class Runtime(AbstractContextManager[Any], Protocol):
-    """Runs epochs on one worker per layer.
+class LinkedEpochs(Closing):
+    """A runtime, which runs epochs on one worker a layer, of workers in a place.
 
     Entered, it starts the workers; left, it stops, wakes and joins them, and leaves none behind.
-    """
-
-    def submit(self, command: Train) -> None:
-        """Send an epoch to the worker of its layer; return at once."""
-        ...
-
-    def set_workers(self, layer: int, workers: int) -> None:
-        """Set the number of workers of a layer, from the next step on."""
-        ...
-
-    def fraction(self, layer: int) -> float:
-        """Return the finished share of a layer's running epoch, in [0, 1]."""
-        ...
-
-    def stop(self) -> None:
-        """Ask every worker to leave after its minibatch; each one still sends its message."""
-        ...
-
-    def dump_stacks(self) -> None:
-        """Write the stacks of every worker on stderr, after a stall."""
-        ...
-
-    def wait(self, timeout: float) -> Message | None:
-        """Return the next message of any worker; None if none comes in ``timeout`` seconds."""
-        ...
-
-
-class LinkedEpochs(Closing):
-    """A :class:`Runtime` of workers in a place.
 
     Parameters
     ----------
@@ -153,9 +123,9 @@ class LinkedEpochs(Closing):
     def _jobs(self) -> Sequence[Job]:
         """Return the job of each layer."""
 
-    @abstractmethod
     def _order(self, command: Train) -> Any:
-        """Return the order that trains an epoch."""
+        """Return the order that trains an epoch: the command, if the worker needs no more."""
+        return command
 
     def _record(self, message: Message) -> None:
         """Record from a message which activations and versions a worker now has."""

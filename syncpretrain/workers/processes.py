@@ -300,8 +300,8 @@ class Processes(Place):
     def _start(self, number: int) -> None:
         """Start a process; it waits for its job."""
         assert self._memory is not None
-        kept, job = self._replacement.descriptors(number), self._jobs[number - 1]
-        shared = (self._memory.descriptor, *job.descriptors, *kept)
+        kept, job = self._replacement.kept(number), self._jobs[number - 1]
+        shared = (self._memory.descriptor, *job.descriptors, *(kept.descriptors if kept else ()))
         self._links[number] = ProcessLink(number, shared, self._blas_threads, self._times)
 
     def _send_job(self, number: int) -> None:
@@ -332,12 +332,8 @@ class Start:
         (numbers,) = self.numbers.map(write=True)
         count = len(numbers) // 2
         progress, workers = (numbers[i : i + 1] for i in (self.number, count + self.number))
-        stop = partial(_is_set, numbers)
-        return Context(self.number, progress, workers, stop, self.times, self.kept)
-
-
-def _is_set(numbers: Any) -> bool:
-    return bool(numbers[0])
+        own = self.number, progress, workers
+        return Context(*own, lambda: bool(numbers[0]), self.times, self.kept)
 
 
 def main(descriptor: int) -> None:

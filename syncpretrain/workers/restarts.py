@@ -270,11 +270,6 @@ class Replacement:
         """Return the kept states of a layer, counted from 1; None if no states are kept."""
         return self._kept[layer - 1] if self._kept else None
 
-    def descriptors(self, layer: int) -> tuple[int, ...]:
-        """Return the descriptors of a layer's kept states, for its process."""
-        kept = self.kept(layer)
-        return () if kept is None else kept.descriptors
-
     def takes(self, layer: int, death: BaseException) -> bool:
         """Use a restart for a layer after the death of its process; return False if none is left.
 

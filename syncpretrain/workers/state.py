@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, get_type_hints
 
 import msgspec
 import numpy as np
@@ -164,12 +164,9 @@ class FinetuneState:
 State = PretrainState | StreamState | AsyncState
 
 
-class Saver(Protocol):
-    """Function that writes the state of a training when a checkpoint is due."""
-
-    def __call__(self, state: Callable[[], Any], *, done: Any, final: bool) -> None:
-        """Call ``state()`` if a checkpoint is due, after ``done`` epochs; at a stop it is final."""
-        ...
+# Writes the state of a training: ``save(state, done=..., final=...)`` calls
+# ``state()`` if a checkpoint is due after ``done`` epochs; at a stop it is final.
+Saver = Callable[..., None]
 
 
 @contextmanager

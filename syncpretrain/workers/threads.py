@@ -196,9 +196,6 @@ class ThreadsRuntime(LinkedEpochs):
     def _jobs(self) -> list[_Present]:
         return [_Present(worker, self._stop) for worker in self._workers]
 
-    def _order(self, command: Train) -> Train:
-        return command
-
     def _close(self) -> list[str]:
         helpers = (name for worker in self._workers for name in worker.close())
         return [*super()._close(), *helpers]

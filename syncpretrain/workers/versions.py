@@ -64,6 +64,8 @@ class Versions:
     ----------
     data : Split
         The parameter, on the host.
+    inputs : Split
+        The data, on the device that trains the first layer.
     allocate : callable, optional
         Takes the number of a layer and of an array; returns the array. None lets this object
         allocate the arrays.
@@ -82,7 +84,7 @@ class Versions:
         # The backend of each layer's reader, from the data's reader up; no layer reads the top.
         self._readers = [backend.for_layer(layer + 1) for layer in range(len(hidden) + 1)]
         with (stream := self._readers[0].stream()):
-            self._inputs = Split(*(self._readers[0].examples(x, beside) for x in data))
+            self.inputs = Split(*(self._readers[0].examples(x, beside) for x in data))
             stream.synchronize()
         self._chunk_rows = chunk_rows(backend, (data.train.shape[1], *hidden))
         self.allocate: Arrays | None = None
@@ -96,11 +98,6 @@ class Versions:
         self._free: list[list[int]] = [[] for _ in range(len(hidden) + 1)]
         self._allocated = [0] * (len(hidden) + 1)
         self._own: dict[tuple[int, int], Split] = {}  # arrays by layer and number
-
-    @property
-    def inputs(self) -> Split:
-        """The data, on the device that trains the first layer."""
-        return self._inputs
 
     def publish(self, layer: int, version: int, snapshot: Layer) -> None:
         """Make a version of a layer readable."""
@@ -156,7 +153,7 @@ class Versions:
 
     def close(self) -> None:
         """Free the data and the activations on the devices that trained the layers."""
-        self._inputs = self.data
+        self.inputs = self.data
         self._own.clear()
         self._readers[0].free_unused()
 
@@ -179,7 +176,7 @@ class Versions:
         reader, rows = self._readers[layer], self._chunk_rows
         with (stream := reader.stream()):
             target = self._array(layer, self._take_buffer(layer, held))
-            transform(snapshots, self._inputs, target, lambda: False, in_turn, reader, rows)
+            transform(snapshots, self.inputs, target, lambda: False, in_turn, reader, rows)
             stream.synchronize()
         held.computed = True
 
@@ -233,7 +230,7 @@ class Versions:
 
     def _array(self, layer: int, number: int) -> Split:
         if layer == 0:
-            return self._inputs
+            return self.inputs
         if self.allocate is not None:
             return self.allocate(layer, number)
         with self._lock:

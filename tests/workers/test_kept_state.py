@@ -140,5 +140,4 @@ def test_without_restarts_there_is_no_memory():
     replacement = Replacement(Restarts())
     replacement.open(3)
     assert replacement.kept(1) is None
-    assert replacement.descriptors(1) == ()
     assert not replacement.takes(1, OSError())

@@ -41,13 +41,13 @@ import msgspec
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.planning.scaling.job import PARAMETER_COPIES, PAYING, Job, Placed, Scaled
-from syncpretrain.planning.scaling.work import GroupWork, LayerCosts, Network, works_of
+from syncpretrain.planning.scaling.work import LayerCosts, Network, works_of
 from syncpretrain.planning.simulate import EpochCost, StreamCost, play_stream, simulate
 from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.schedule.stream import BLOCK_MINIBATCHES, RING_MINIBATCHES, StreamPlan
 from syncpretrain.settings import PretrainSettings, settings_from
-from syncpretrain.settings.fields import OF_SCHEDULES
+from syncpretrain.settings.fields import OF_SCHEDULES, refuse
 from syncpretrain.workers.worker import PROBE_ROWS
 
 
@@ -153,7 +153,8 @@ def _streamed(placed: Placed) -> _Played:
             if not job.network.is_free:
                 stages.append((passing, StreamCost({1: seconds}, seconds)))
                 layer_of.append(None)
-        end = work.end + _passes(job, group, min(job.held_out, PROBE_ROWS))
+        validated = min(job.held_out, PROBE_ROWS) / job.settings.batch_size
+        end = work.end + validated * group.forward
         crowd = _crowding(placed, work.crowding, group.devices)
         again = job.settings.passes_up_again(i + 1) and i + 1 < len(groups)
         step = group.step + (group.forward if again else 0.0)
@@ -196,11 +197,6 @@ def _link(placed: Placed, layer: int) -> tuple[float, float]:
     streams = 1 if by_units else min(own, below)
     message = job.network.transfer(BLOCK_MINIBATCHES * size / streams)
     return message / BLOCK_MINIBATCHES, size * (own if by_units else 1)
-
-
-def _passes(job: Job, group: GroupWork, rows: int) -> float:
-    """Return the seconds in which a group computes the hidden means of some rows."""
-    return rows / job.settings.batch_size * group.forward
 
 
 def _crowding(placed: Placed, crowding: float, devices: int) -> float:
@@ -393,21 +389,16 @@ class Options:
             If they are wrong, or do not fit the way.
         """
         is_async = way.schedule == ASYNCHRONOUS
-        if is_async and way.handoff == "minibatch":
-            raise SettingsError(
-                "handoff: got minibatch with schedule async, which trains layer by layer; expected"
-                " epoch"
-            )
-        if is_async and way.replicas != PAYING:
-            raise SettingsError(
-                "replicas: got some with schedule async, where every layer has all devices; leave"
-                " them out"
-            )
-        if is_async and self.split != "examples":
-            raise SettingsError(
-                f"split: got {self.split} with schedule async, whose workers have minibatches of"
-                " their own; expected examples"
-            )
+        refused = {
+            "handoff: got minibatch with schedule async, which trains layer by layer; expected"
+            " epoch": way.handoff == "minibatch",
+            "replicas: got some with schedule async, where every layer has all devices; leave them"
+            " out": way.replicas != PAYING,
+            f"split: got {self.split} with schedule async, whose workers have minibatches of their"
+            " own; expected examples": self.split != "examples",
+        }
+        if is_async:
+            refuse(refused)
         schedule = "greedy" if is_async else way.schedule
         return settings_from(
             self.layers, schedule=schedule, handoff=way.handoff, workers=1, **self.stack

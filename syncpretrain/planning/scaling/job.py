@@ -19,6 +19,7 @@ from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.planning.scaling.work import SPLITS, GroupWork, LayerWork, Network
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.fields import refuse
 from syncpretrain.workers.worker import PROBE_ROWS
 
 PAYING, EVERY = "auto", "all"  # as many devices as make it faster; all, whether they do or not
@@ -145,28 +146,22 @@ class Job:
     push_every: int = 1
 
     def __post_init__(self) -> None:
-        depth = len(self.settings.layers) - 1
-        if len(self.works) != depth:
-            raise SettingsError(
-                f"costs: got those of {len(self.works)} layers, expected {depth}, one a layer"
-            )
-        if self.settings.batch_size > self.examples:
-            raise SettingsError(
-                f"batch_size: got {self.settings.batch_size}, expected at most {self.examples}, the"
-                " examples to train on"
-            )
-        if self.split not in SPLITS:
-            raise SettingsError(f"split: got {self.split!r}, expected {' or '.join(SPLITS)}")
+        depth, batch = len(self.settings.layers) - 1, self.settings.batch_size
         is_word = isinstance(self.replicas, str)
-        if is_word and self.replicas not in (PAYING, EVERY):
-            raise SettingsError(
-                f"replicas: got {self.replicas!r}, expected {PAYING}, {EVERY}, or a number a layer"
-            )
-        if not is_word and (len(self.replicas) != depth or min(map(int, self.replicas)) < 1):
-            raise SettingsError(
-                f"replicas: got {','.join(map(str, self.replicas))}, expected {depth} numbers of at"
-                " least 1, one a layer"
-            )
+        got = repr(self.replicas) if is_word else ",".join(map(str, self.replicas))
+        is_wrong = not is_word and (len(self.replicas) != depth or min(map(int, self.replicas)) < 1)
+        refused = {
+            f"costs: got those of {len(self.works)} layers, expected {depth}, one a layer": (
+                len(self.works) != depth
+            ),
+            f"batch_size: got {batch}, expected at most {self.examples}, the examples to train"
+            " on": batch > self.examples,
+            f"split: got {self.split!r}, expected {' or '.join(SPLITS)}": self.split not in SPLITS,
+            f"replicas: got {got}, expected {PAYING}, {EVERY}, or a number a layer": is_word
+            and self.replicas not in (PAYING, EVERY),
+            f"replicas: got {got}, expected {depth} numbers of at least 1, one a layer": is_wrong,
+        }
+        refuse(refused)
 
     @property
     def rows(self) -> int:
@@ -291,6 +286,7 @@ class Scaled:
     staleness: float | None = None
 
 
+NUMBER = r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)"
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 SECOND_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 BITS_A_BYTE = 8
@@ -306,12 +302,12 @@ def bandwidth_from(text: str) -> float:
     SettingsError
         If the text is no bandwidth, or less than 1 bit a second.
     """
-    found = re.fullmatch(r"([0-9.]+(?:e[+-]?\d+)?)\s*([kMGT]?)(b|B)(?:/s|ps)", text.strip())
+    found = re.fullmatch(rf"{NUMBER}\s*([kMGT]?)(b|B)(?:/s|ps)", text.strip())
     if text.strip() == "inf":
         return math.inf
-    number = _finite(found[1]) if found else None
+    number = float(found[1]) if found else math.inf
     bits = BITS_A_BYTE if found is not None and found[3] == "B" else 1
-    if found is None or not number or number * PREFIXES[found[2]] * bits < 1:
+    if found is None or math.isinf(number) or number * PREFIXES[found[2]] * bits < 1:
         raise SettingsError(
             f"bandwidth: got {text!r}, expected bits or bytes a second, such as 10Gb/s or 1.2GB/s,"
             " or inf; at least 1b/s"
@@ -327,22 +323,14 @@ def latency_from(text: str) -> float:
     SettingsError
         If the text is no time.
     """
-    found = re.fullmatch(r"([0-9.]+(?:e[+-]?\d+)?)\s*(s|ms|us|ns)", text.strip())
-    number = _finite(found[1]) if found else None
-    if found is None or number is None or number * SECOND_UNITS[found[2]] > MOST_LATENCY:
+    found = re.fullmatch(rf"{NUMBER}\s*(s|ms|us|ns)", text.strip())
+    number = float(found[1]) if found else math.inf
+    if found is None or number * SECOND_UNITS[found[2]] > MOST_LATENCY:
         raise SettingsError(
             f"latency: got {text!r}, expected a time such as 20us, 1.5ms or 0s, of at most"
             f" {MOST_LATENCY:g}s"
         )
     return number * SECOND_UNITS[found[2]]
-
-
-def _finite(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def devices_from(text: str) -> tuple[int, ...]:

@@ -85,12 +85,17 @@ class Inlet:
     passes : Passes
     times : Timeouts
         Only ``tick`` and ``stall`` are used; ``stall`` limits the wait for a minibatch.
+
+    Attributes
+    ----------
+    newest : int
+        Number of the newest minibatch that has come.
     """
 
     def __init__(self, rings: Rings, passes: Passes, times: Timeouts) -> None:
         self._rings, self._passes, self._times = rings, passes, times
         self._changed = threading.Condition()  # guards the newest number
-        self._newest = 0
+        self.newest = 0
 
     def put(self, source: int, handed: HandedUp) -> None:
         """Put a minibatch into the ring."""
@@ -99,13 +104,8 @@ class Inlet:
             self._rings.validation.put(handed.number // self._passes.steps, handed.validation)
         # The data first, then the number: a layer that sees the number finds the minibatch whole.
         with self._changed:
-            self._newest = handed.number
+            self.newest = handed.number
             self._changed.notify_all()
-
-    @property
-    def newest(self) -> int:
-        """Number of the newest minibatch that has come."""
-        return self._newest
 
     def wait_for(self, number: int, stop: Callable[[], bool]) -> None:
         """Wait for a minibatch.
@@ -119,7 +119,7 @@ class Inlet:
         """
         deadline = time.monotonic() + self._times.stall
         with self._changed:
-            while self._newest < number:
+            while self.newest < number:
                 self._changed.wait(self._times.tick)
                 if stop():
                     raise Stopped
