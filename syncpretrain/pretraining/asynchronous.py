@@ -353,8 +353,18 @@ class AsyncPretraining(Driver):
 
     def _emit_end(self, layer: int, epoch: int, error: float, held_out: float | None) -> None:
         now = time.monotonic()
-        own = layer, epoch, self._reads(layer), self._began[layer], 0.0  # makes no input meanwhile
-        self.emit(EpochFinished(now, *own, error, held_out))
+        self.emit(
+            EpochFinished(
+                time=now,
+                layer=layer,
+                epoch=epoch,
+                reads=self._reads(layer),
+                started=self._began[layer],
+                transform_seconds=0.0,
+                train_error=error,
+                validation_error=held_out,
+            )
+        )
         if epoch == self.settings.epochs[layer - 1]:
             self.emit(LayerFinished(now, layer))
 

@@ -328,11 +328,19 @@ class Pretraining(Driver):
     def _record(self, message: Finished) -> None:
         command = message.command
         self._seconds[command.layer - 1] += message.ended - message.started
-        own = command.layer, command.epoch, command.reads, message.started
-        transform_seconds = message.trained_from - message.started
-        errors = message.train_error, message.validation_error
-        drift = message.drifts.get(command.epoch - 1)
-        self.emit(EpochFinished(message.ended, *own, transform_seconds, *errors, drift))
+        self.emit(
+            EpochFinished(
+                time=message.ended,
+                layer=command.layer,
+                epoch=command.epoch,
+                reads=command.reads,
+                started=message.started,
+                transform_seconds=message.trained_from - message.started,
+                train_error=message.train_error,
+                validation_error=message.validation_error,
+                drift=message.drifts.get(command.epoch - 1),
+            )
+        )
 
     def _runtime(self, request: StopRequest) -> Runtime:
         # With the serial runtime this thread trains, and the driver cannot look at the clock.

@@ -469,9 +469,18 @@ class StreamedPretraining(Driver):
         self._begin(item.layer, item.epoch, item.started)
         for warning in item.warnings:
             self.notify(f"warning: {warning}")
-        # It reads version 0, and makes no input before it trains.
-        own = item.layer, item.epoch, 0, item.started, 0.0
-        self.emit(EpochFinished(item.ended, *own, item.train_error, item.validation_error))
+        self.emit(
+            EpochFinished(
+                time=item.ended,
+                layer=item.layer,
+                epoch=item.epoch,
+                reads=0,
+                started=item.started,
+                transform_seconds=0.0,
+                train_error=item.train_error,
+                validation_error=item.validation_error,
+            )
+        )
         self._hand_out(item.layer, item.marks)
         self._ended[item.layer] = item.epoch
         if item.is_last:
