@@ -184,6 +184,8 @@ def _exists(name: str | os.PathLike[str]) -> bool:
     """Return whether there may be such a file; an unreadable one is for the reader to report."""
     try:
         expanded(name).stat()
-    except (OSError, ValueError) as error:
-        return not isinstance(error, (FileNotFoundError, NotADirectoryError, ValueError))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError:
+        return True
     return True

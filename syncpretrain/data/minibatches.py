@@ -136,8 +136,10 @@ def is_iterable_of_arrays(X: Any) -> bool:
 def _takes_a_number(source: Any) -> bool:
     try:
         inspect.signature(source).bind(1)
-    except (TypeError, ValueError) as error:
-        return isinstance(error, ValueError)  # its signature is unknown
+    except TypeError:
+        return False
+    except ValueError:  # its signature is unknown
+        return True
     return True
 
 
