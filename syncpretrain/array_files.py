@@ -158,7 +158,7 @@ def read_record(path: Path, kind: type[R], error_type: type[SyncpretrainError]) 
     Raises
     ------
     SyncpretrainError
-        Of the given type, if the file cannot be read.
+        If the file cannot be read; the type is the given one.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)

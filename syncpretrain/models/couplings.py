@@ -3,7 +3,7 @@
 One unit of a softmax group is on. So a constant may be added to all weights of a group to a hidden
 unit, and taken from the bias of that unit, and no probability changes: this is a gauge. In the
 zero-sum gauge the weights of a group to each hidden unit, and the biases of the group, add up to 0;
-of all gauges it has the smallest squares. A group whose values are missing is left out of the input
+of all gauges it has the smallest squares. A group with missing values is left out of the input
 of the hidden units; in the zero-sum gauge it counts as the mean of its choices.
 
 The hidden units couple the positions i and j by the matrix W_i W_j^T, summed over the hidden units,

@@ -251,7 +251,7 @@ def check_numbers(**given: object) -> None:
 
 
 def check_finite(layers: Sequence[Layer]) -> None:
-    """Refuse layers whose states would be no samples.
+    """Refuse layers with states that would be no samples.
 
     Raises
     ------

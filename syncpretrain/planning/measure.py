@@ -81,8 +81,8 @@ def measure(
     Parameters
     ----------
     task : Task
-        Settings of the stack, of which schedule, replicas and shards do not count, and numbers of
-        rows; more than a few thousand rows change nothing.
+        Settings of the stack, without a look at schedule, replicas and shards, and numbers of rows;
+        more than a few thousand rows change nothing.
     workers : int
         Largest number of workers, of all layers together.
     seconds : float

@@ -135,8 +135,8 @@ class LocalTrainer:
     clip : float, optional
         The largest norm of the gradient of a block with its head.
     accumulate : int
-        Minibatches of which the mean gradient is taken for a step of the optimizer; an epoch ends
-        with a step.
+        Minibatches that give a step of the optimizer their mean gradient; an epoch ends with a
+        step.
     precision : torch.dtype, optional
         The type of automatic mixed precision, such as ``torch.bfloat16``.
     noise : float

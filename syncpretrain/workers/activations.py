@@ -1,4 +1,4 @@
-"""Rows of a layer's input, and the activations of a version from those of the version below."""
+"""Rows of a layer's input, and the activations of a version from the activations below."""
 
 from __future__ import annotations
 
