@@ -53,7 +53,7 @@ def test_it_trains_like_the_products_of_the_blas(what, stack):
     )
     for one, other in zip(own.layers, blas.layers, strict=True):
         np.testing.assert_allclose(one.weight, other.weight, atol=1e-4)
-    assert own.parameters_sha256 != blas.parameters_sha256
+    # The bits may be equal: on some CPUs the BLAS adds so few terms in the same order.
 
 
 @pytest.mark.parametrize("optimizer", ["cg", "lbfgs"])

@@ -252,7 +252,10 @@ def assert_says_the_same(resumed: Path, whole: Path) -> None:
 
 
 def of_rank_two(seed: int) -> np.ndarray:
-    """Return bits on which a rate of 3 lets the error of the first layer grow."""
+    """Return bits on which a rate of 3 lets the error of the first layer grow.
+
+    Most seeds give bits on which training is chaotic, and ends elsewhere with another BLAS.
+    """
     rng = np.random.default_rng(seed)
     return (rng.integers(0, 2, (400, 2)) @ rng.integers(0, 2, (2, 16)) > 0).astype(np.float32)
 
@@ -261,18 +264,18 @@ GROWING = {"epochs": 8, "batch_size": 10, "learning_rate": 3.0}
 
 
 @pytest.mark.parametrize(
-    ("seed", "own"),
+    "own",
     [
-        (12, {}),
-        (12, {"schedule": "greedy"}),
-        (12, {"handoff": "minibatch"}),
-        (2, {"schedule": "async", "replicas": 2, "runtime": "serial"}),
+        {},
+        {"schedule": "greedy"},
+        {"handoff": "minibatch"},
+        {"schedule": "async", "replicas": 2, "runtime": "serial"},
     ],
     ids=["lockstep", "greedy", "streamed", "async"],
 )
-def test_the_verdict_on_a_run_is_that_of_one_that_never_died(tmp_path, seed, own):
+def test_the_verdict_on_a_run_is_that_of_one_that_never_died(tmp_path, own):
     none = {"objective": "none"}
-    wanted = settings_on(tmp_path, of_rank_two(seed), (16, 8), finetune=none, **GROWING, **own)
+    wanted = settings_on(tmp_path, of_rank_two(32), (16, 8), finetune=none, **GROWING, **own)
     whole = train_run(wanted, out=tmp_path / "whole")
     assert "its error grew" in whole["verdict"][0]
     for kind, n in ((EpochFinished, 2), (EpochFinished, 4), (EpochFinished, 8), (RunFinished, 1)):
@@ -342,9 +345,9 @@ def test_the_verdict_on_a_call_is_that_of_one_that_was_not_stopped(tmp_path, n):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(RunInterrupted):
-        pretrain(of_rank_two(4), observers=[interrupt], **call)
-    with pytest.warns(PoorResultWarning, match=r"error grew from 1\.2\d* to 2\.0"):
-        stack = pretrain(of_rank_two(4), **call)
+        pretrain(of_rank_two(42), observers=[interrupt], **call)
+    with pytest.warns(PoorResultWarning, match=r"error grew from 1\.7\d* to 2\.0"):
+        stack = pretrain(of_rank_two(42), **call)
     assert len(stack.history.layers[0].train) == 8
 
 
