@@ -89,22 +89,24 @@ TARGETED static int OF_WIDTH(pack)(Factor f, Py_ssize_t depth, Py_ssize_t column
 
 /* --------------------------------------------------------------------------------- multiplying */
 
-/* Multiply n rows by some vectors of a part. If there is a `fresh` factor, which has rows with numbers side by side,
- * pack it on the way, and return its sizes. */
+/* Multiply n rows by some vectors of a part: the `listed` places alone, or all of them. If there is a `fresh`
+ * factor, which has rows with numbers side by side, pack it on the way, and return its sizes.
+ *
+ * Without a list no address needs a multiplication, which on some CPUs takes the place of a multiply-add. */
 TARGETED INLINED Bits OF_WIDTH(add_tile)(const Strip *s, float *part, Sums sums, const Factor *fresh, const int n,
-                                         const int vectors)
+                                         const int vectors, const int listed)
 {
     Lane sum[STRIP][VECTORS], zero = OF(setzero_ps)(), none = (Lane)OF(set1_epi32)(NO_NUMBER);
     Bits sizes = {0};
     const float *at[STRIP];
-    Py_ssize_t right = s->right, step = s->step;
+    Py_ssize_t right = s->right, step = s->step, count = s->end - s->places;
     EACH_ROW_OF_TILE
     {
         at[t] = s->data + t * s->down;
         EACH_VECTOR sum[t][v] = sums.begins ? zero : LOAD(sums.data + t * sums.stride + v * WIDTH);
     }
-    for (const uint16_t *place = s->places, *end = s->end; place < end; place++) {
-        Py_ssize_t k = *place, number = k * right;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_ssize_t k = listed ? s->places[i] : i, number = k * right;
         const float *from = fresh ? fresh->data + k * fresh->down : part + k * PART;
         Lane b[VECTORS];
         __builtin_prefetch(s->ahead + k * step, 0, 2);
@@ -144,8 +146,10 @@ TARGETED static void OF_WIDTH(add_strip)(const Strip *s, float *part, Sums sums)
             memcpy(whole + t * PART, given.data + t * given.stride, size);
     }
 #define CASE(n, vectors)                                                                                 \
-    case 8 * n + vectors: OF_WIDTH(add_tile)(s, part, sums, NULL, n, vectors); break;
-    switch (8 * s->rows + vectors) {
+    case 8 * n + vectors: OF_WIDTH(add_tile)(s, part, sums, NULL, n, vectors, 0); break;                 \
+    case 8 * n + vectors + 64: OF_WIDTH(add_tile)(s, part, sums, NULL, n, vectors, 1); break;
+    int listed = s->places < s->end && s->end[-1] != s->end - s->places - 1;
+    switch (64 * listed + 8 * s->rows + vectors) {
         CASE(1, 1) CASE(2, 1) CASE(3, 1) CASE(4, 1) CASE(5, 1) CASE(6, 1)
         CASE(1, 2) CASE(2, 2) CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2)
 #if VECTORS > 2
@@ -162,9 +166,9 @@ TARGETED static void OF_WIDTH(add_strip)(const Strip *s, float *part, Sums sums)
 TARGETED static int OF_WIDTH(pack_and_add)(Factor f, Py_ssize_t depth, const Strip *s, float *part, Sums sums)
 {
     if (f.right == 1 && sums.columns == PART && s->rows == 6)
-        return OF_WIDTH(are_finite)(OF_WIDTH(add_tile)(s, part, sums, &f, 6, VECTORS));
+        return OF_WIDTH(are_finite)(OF_WIDTH(add_tile)(s, part, sums, &f, 6, VECTORS, 0));
     if (f.right == 1 && sums.columns == PART && s->rows == 5)
-        return OF_WIDTH(are_finite)(OF_WIDTH(add_tile)(s, part, sums, &f, 5, VECTORS));
+        return OF_WIDTH(are_finite)(OF_WIDTH(add_tile)(s, part, sums, &f, 5, VECTORS, 0));
     int is_finite = OF_WIDTH(pack)(f, depth, sums.columns, part);
     OF_WIDTH(add_strip)(s, part, sums);
     return is_finite;
