@@ -46,9 +46,9 @@ typedef struct {
     int width; /* of the vectors */
     Py_ssize_t part;
     /* Add to rows of sums the products of a strip with a part, of up to `part` columns. */
-    void (*add)(const Strip *strip, float *part, Sums sums);
+    void (*add)(const Strip *strip, float *part, const Sums *sums);
     /* The same with all places of a part that is packed before, or on the way; return whether it is finite. */
-    int (*pack_and_add)(Factor f, Py_ssize_t depth, const Strip *strip, float *part, Sums sums);
+    int (*pack_and_add)(Factor f, Py_ssize_t depth, const Strip *strip, float *part, const Sums *sums);
     void (*multiply_add)(Py_ssize_t rounds); /* as many sums as a tile has; NULL where none is in registers */
 } Float32Form;
 
@@ -75,13 +75,14 @@ VECTORIZED static void finish_sums(float *sums, Py_ssize_t n)
     APART for (Py_ssize_t j = 0; j < n; j++) sums[j] = sums[j] == sums[j] ? sums[j] + 0.0f : none;
 }
 
-static void add_strip_portable(const Strip *s, float *part, Sums sums)
+static void add_strip_portable(const Strip *s, float *part, const Sums *sums)
 {
-    for (Py_ssize_t t = 0; t < s->rows; t++, sums.data += sums.stride) {
-        if (sums.begins) memset(sums.data, 0, (size_t)sums.columns * sizeof *sums.data);
+    for (Py_ssize_t t = 0; t < s->rows; t++) {
+        float *to = sums->data + t * sums->stride;
+        if (sums->begins) memset(to, 0, (size_t)sums->columns * sizeof *to);
         for (const uint16_t *k = s->places; k < s->end; k++)
-            add_multiple(s->data[t * s->down + *k * s->right], part + *k * GROUP, sums.data, sums.columns);
-        if (sums.ends) finish_sums(sums.data, sums.columns);
+            add_multiple(s->data[t * s->down + *k * s->right], part + *k * GROUP, to, sums->columns);
+        if (sums->ends) finish_sums(to, sums->columns);
     }
 }
 
@@ -104,9 +105,10 @@ static int pack_numbers(Factor f, Ends e, Py_ssize_t given, Py_ssize_t part, flo
     return most < 0xff000000;
 }
 
-static int pack_and_add_portable(Factor f, Py_ssize_t depth, const Strip *s, float *part, Sums sums)
+static int pack_and_add_portable(Factor f, Py_ssize_t depth, const Strip *s, float *part,
+                                 const Sums *sums)
 {
-    int is_finite = pack_numbers(f, (Ends){0, depth, 0, sums.columns}, sums.columns, GROUP, part);
+    int is_finite = pack_numbers(f, (Ends){0, depth, 0, sums->columns}, sums->columns, GROUP, part);
     add_strip_portable(s, part, sums);
     return is_finite;
 }
@@ -300,9 +302,9 @@ static void add_group(const Float32Form *form, Py_ssize_t rows, Py_ssize_t depth
             strip.step = g->right.down;
         }
         if (s == 0)
-            is_finite = form->pack_and_add(g->right, depth, &strip, room->group, sums);
+            is_finite = form->pack_and_add(g->right, depth, &strip, room->group, &sums);
         else
-            form->add(&strip, room->group, sums);
+            form->add(&strip, room->group, &sums);
     }
 }
 

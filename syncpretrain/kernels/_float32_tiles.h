@@ -93,8 +93,8 @@ TARGETED static int OF_WIDTH(pack)(Factor f, Py_ssize_t depth, Py_ssize_t column
  * factor, which has rows with numbers side by side, pack it on the way, and return its sizes.
  *
  * Without a list no address needs a multiplication, which on some CPUs takes the place of a multiply-add. */
-TARGETED INLINED Bits OF_WIDTH(add_tile)(const Strip *s, float *part, Sums sums, const Factor *fresh, const int n,
-                                         const int vectors, const int listed)
+TARGETED INLINED Bits OF_WIDTH(add_tile)(const Strip *s, float *part, const Sums *sums, const Factor *fresh,
+                                         const int n, const int vectors, const int listed)
 {
     Lane sum[STRIP][VECTORS], zero = OF(setzero_ps)(), none = (Lane)OF(set1_epi32)(NO_NUMBER);
     Bits sizes = {0};
@@ -103,7 +103,7 @@ TARGETED INLINED Bits OF_WIDTH(add_tile)(const Strip *s, float *part, Sums sums,
     EACH_ROW_OF_TILE
     {
         at[t] = s->data + t * s->down;
-        EACH_VECTOR sum[t][v] = sums.begins ? zero : LOAD(sums.data + t * sums.stride + v * WIDTH);
+        EACH_VECTOR sum[t][v] = sums->begins ? zero : LOAD(sums->data + t * sums->stride + v * WIDTH);
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         Py_ssize_t k = listed ? s->places[i] : i, number = k * right;
@@ -127,23 +127,24 @@ TARGETED INLINED Bits OF_WIDTH(add_tile)(const Strip *s, float *part, Sums sums,
         EACH_VECTOR
         {
             Lane x = sum[t][v];
-            if (sums.ends) x = NUMBERS(OF(add_ps)(x, zero), none);
-            STORE(sums.data + t * sums.stride + v * WIDTH, x);
+            if (sums->ends) x = NUMBERS(OF(add_ps)(x, zero), none);
+            STORE(sums->data + t * sums->stride + v * WIDTH, x);
         }
     }
     return sizes;
 }
 
-TARGETED static void OF_WIDTH(add_strip)(const Strip *s, float *part, Sums sums)
+TARGETED static void OF_WIDTH(add_strip)(const Strip *s, float *part, const Sums *sums)
 {
     float whole[STRIP * PART];
-    Sums given = sums;
-    Py_ssize_t vectors = (sums.columns + WIDTH - 1) / WIDTH;
-    size_t size = (size_t)sums.columns * sizeof *whole;
-    if (sums.columns < vectors * WIDTH) {
-        sums = (Sums){whole, PART, sums.columns, sums.begins, sums.ends};
-        for (Py_ssize_t t = 0; t < s->rows && !sums.begins; t++)
-            memcpy(whole + t * PART, given.data + t * given.stride, size);
+    Sums own = {whole, PART, sums->columns, sums->begins, sums->ends};
+    const Sums *given = sums;
+    Py_ssize_t vectors = (sums->columns + WIDTH - 1) / WIDTH;
+    size_t size = (size_t)sums->columns * sizeof *whole;
+    if (sums->columns < vectors * WIDTH) {
+        sums = &own;
+        for (Py_ssize_t t = 0; t < s->rows && !sums->begins; t++)
+            memcpy(whole + t * PART, given->data + t * given->stride, size);
     }
 #define CASE(n, vectors)                                                                                 \
     case 8 * n + vectors: OF_WIDTH(add_tile)(s, part, sums, NULL, n, vectors, 0); break;                 \
@@ -158,18 +159,19 @@ TARGETED static void OF_WIDTH(add_strip)(const Strip *s, float *part, Sums sums)
 #endif
     }
 #undef CASE
-    for (Py_ssize_t t = 0; t < s->rows && sums.data == whole; t++)
-        memcpy(given.data + t * given.stride, whole + t * PART, size);
+    for (Py_ssize_t t = 0; t < s->rows && sums == &own; t++)
+        memcpy(given->data + t * given->stride, whole + t * PART, size);
 }
 
 /* Packing on the way saves a pass over the numbers of full tiles; the rows of others are packed first. */
-TARGETED static int OF_WIDTH(pack_and_add)(Factor f, Py_ssize_t depth, const Strip *s, float *part, Sums sums)
+TARGETED static int OF_WIDTH(pack_and_add)(Factor f, Py_ssize_t depth, const Strip *s, float *part,
+                                          const Sums *sums)
 {
-    if (f.right == 1 && sums.columns == PART && s->rows == 6)
+    if (f.right == 1 && sums->columns == PART && s->rows == 6)
         return OF_WIDTH(are_finite)(OF_WIDTH(add_tile)(s, part, sums, &f, 6, VECTORS, 0));
-    if (f.right == 1 && sums.columns == PART && s->rows == 5)
+    if (f.right == 1 && sums->columns == PART && s->rows == 5)
         return OF_WIDTH(are_finite)(OF_WIDTH(add_tile)(s, part, sums, &f, 5, VECTORS, 0));
-    int is_finite = OF_WIDTH(pack)(f, depth, sums.columns, part);
+    int is_finite = OF_WIDTH(pack)(f, depth, sums->columns, part);
     OF_WIDTH(add_strip)(s, part, sums);
     return is_finite;
 }
