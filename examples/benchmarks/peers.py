@@ -77,6 +77,14 @@ PRETRAINING: dict[str, dict[str, Any]] = {
     "streamed, 1 worker": {"handoff": "minibatch", "workers": 1},
     "streamed": {"handoff": "minibatch"},
     "streamed, shared by units": {"handoff": "minibatch", "split": "units", "replicas": FIRST},
+    "streamed, 1 worker, own products": {"handoff": "minibatch", "workers": 1, "products": "own"},
+    "streamed, own products": {"handoff": "minibatch", "products": "own"},
+    "streamed, shared by units, own products": {
+        "handoff": "minibatch",
+        "split": "units",
+        "replicas": FIRST,
+        "products": "own",
+    },
     "streamed, 1 worker, bfloat16": {"handoff": "minibatch", "workers": 1, "precision": ROUNDED},
     "streamed, bfloat16": {"handoff": "minibatch", "precision": ROUNDED},
     "streamed, shared by units, bfloat16": {
@@ -93,6 +101,7 @@ RBM: dict[str, dict[str, Any]] = {
 # The same of fine-tuning, and arguments of finetune.
 FINETUNING: dict[str, dict[str, Any]] = {
     "all cores": {},
+    "all cores, own products": {"products": "own"},
     "all cores, bfloat16": {"precision": ROUNDED},
 }
 
