@@ -9,8 +9,10 @@ over examples.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from syncpretrain.errors import SettingsError
 
 __all__ = [
     "DriftJudged",
@@ -26,6 +28,7 @@ __all__ = [
     "RunFinished",
     "RunStarted",
     "RunStopped",
+    "all_observers",
 ]
 
 
@@ -175,3 +178,20 @@ class FinetuneEpochFinished(Event):
 
 
 Observer = Callable[[Event], None]
+
+
+def all_observers(observers: Iterable[Observer], *own: Observer) -> list[Observer]:
+    """Return the observers that a caller gave, and others.
+
+    Raises
+    ------
+    SettingsError
+        If an observer cannot be called, or there is no list of them.
+    """
+    if not isinstance(observers, Iterable):
+        raise SettingsError(f"observers: got {observers!r}, expected a list of functions")
+    given = list(observers)
+    for observer in given:
+        if not callable(observer):
+            raise SettingsError(f"observers: got {observer!r}, expected functions of an event")
+    return [*given, *own]

@@ -20,7 +20,7 @@ from syncpretrain.data.labels import (
     rows_without,
 )
 from syncpretrain.errors import PoorResultWarning
-from syncpretrain.events import Notice, Observer
+from syncpretrain.events import Notice, Observer, all_observers
 from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tuning_options
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.tasks import Form, Part
@@ -140,7 +140,7 @@ def finetune(
         for doubt in doubts if warn else ():
             warnings.warn(doubt, PoorResultWarning, stacklevel=3)
         with observing(verbose) as printing:
-            watching = [*observers, *printing]
+            watching = all_observers(observers, *printing)
             for told in (*_notices(tuning), *(f"warning: {doubt}" for doubt in doubts)):
                 for observer in watching:
                     observer(Notice(time.monotonic(), told))

@@ -31,7 +31,7 @@ from syncpretrain.errors import (
     SettingsError,
     WorkerError,
 )
-from syncpretrain.events import Notice, Observer
+from syncpretrain.events import Notice, Observer, all_observers
 from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.stack import Stack
@@ -160,7 +160,7 @@ def pretrain(
         wanted, chosen = settled(_layers(layers, hidden, look), look, given)
         check_blas_threads(wanted.schedule, wanted.blas_threads)
         with observing(verbose) as printing:
-            watching = [*observers, *printing]
+            watching = all_observers(observers, *printing)
             rows, held_out, meaning = _prepared(look, taken.validation, wanted.visible_units)
             own: Any = {"observers": watching, "replay": replay, "weights": weights}
             driver = driver_for(wanted, rows, held_out, **own)
@@ -372,6 +372,8 @@ class SavedCall:
         weights: Any = None,
     ) -> None:
         self._file = state_file_of(settings)
+        if not isinstance(folder, (str, PathLike)):
+            raise SettingsError(f"resume: got {folder!r}, expected the path of a folder")
         self.path = Path(folder) / STATE_NAME
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ from syncpretrain.errors import (
     StalledError,
     WorkerError,
 )
-from syncpretrain.events import Event, Notice, Observer, RunStopped
+from syncpretrain.events import Event, Notice, Observer, RunStopped, all_observers
 from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.model_file import MODEL_NAME
@@ -295,7 +295,7 @@ class Run:
             self.identity = msgspec.structs.replace(self.identity, start=start.parameters_sha256)
         self.loaded = time.monotonic()
         self.history = History()
-        self.observers: list[Observer] = [self.history, *observers]
+        self.observers: list[Observer] = [self.history, *all_observers(observers)]
         self.notices: list[str] = []
         self.loggers: tuple[str, ...] = ()
         self.command: str | None = None  # the command that began the run, if one did

@@ -374,9 +374,26 @@ def finish(
                 raise SettingsError(f"optimizer: got {kind}, expected one whose step needs nothing")
 
 
+def is_count(own: Any) -> bool:
+    """Return whether this is a whole number of 1 or more."""
+    return not isinstance(own, bool) and isinstance(own, (int, np.integer)) and bool(own >= 1)
+
+
 def check_whole(**numbers: Any) -> None:
     """Refuse what is no whole number of 1 or more, or nothing where there may be nothing."""
     for name, own in numbers.items():
-        is_wrong = isinstance(own, bool) or not isinstance(own, (int, np.integer)) or own < 1
-        if is_wrong and not (own is None and name in ("classes", "batch_size")):
+        if not is_count(own) and not (own is None and name in ("classes", "batch_size")):
             raise SettingsError(f"{name}: got {own!r}, expected a whole number, 1 or more")
+
+
+def check_schedule(block: Block, epochs: int) -> None:
+    """Refuse a schedule of a fixed length, such as ``OneCycleLR``, that is too short."""
+    most = getattr(block.scheduler, "total_steps", None)
+    if most is None:
+        return
+    each = -(-block.steps // block.accumulate) if block.is_per_step else 1
+    steps = block.scheduler.last_epoch + epochs * each
+    if steps > most:
+        raise SettingsError(
+            f"scheduler: got total_steps {most} in block {block.number}, expected {steps} or more"
+        )

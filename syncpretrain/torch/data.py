@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,6 +64,9 @@ def held_out_rows(validation: Any, layout: Layout) -> Array:
     if validation is None:
         return np.empty((0, layout.width), np.float32)
     is_whole = isinstance(validation, (tuple, list)) or hasattr(validation, "shape")
+    if not is_whole and not isinstance(validation, Iterable):
+        got = type(validation).__name__
+        raise DataError(f"validation: got {got}, expected (X, y) or an iterable of minibatches")
     rows, count = [np.empty((0, layout.width), np.float32)], 0
     try:
         for item in [validation] if is_whole and len(validation) else validation:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.events import Notice, Observer
+from syncpretrain.events import Notice, Observer, all_observers
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import ModuleLayer
@@ -31,11 +31,13 @@ from syncpretrain.torch.block import (
     blocks_of,
     check_apart,
     check_kinds,
+    check_schedule,
     check_whole,
     finish,
     handed_up,
     head_draws,
     in_modes,
+    is_count,
     modes_of,
     named,
     seeded,
@@ -201,6 +203,7 @@ class LocalTrainer:
             ("precision", precision not in PRECISIONS, precision, "torch.bfloat16"),
             ("optimizer", not callable(optimizer), type(optimizer), "a function of parameters"),
             ("seed", not hasattr(seed, "__index__") or seed < 0, seed, "a whole number, 0 or more"),
+            ("workers", workers != "auto" and not is_count(workers), workers, "auto, or 1 or more"),
         ):
             if is_wrong:
                 raise SettingsError(f"{name}: got {own!r}, expected {expected}")
@@ -209,11 +212,12 @@ class LocalTrainer:
             raise SettingsError(f"accumulate: got {accumulate} with sparse gradients, expected 1")
         self._classes, self._loss, self._seed = classes, loss, seed
         self._optimizer, self._scheduler, self._make_head = optimizer, scheduler, heads
-        self._workers, self._runtime, self._threads = workers, runtime, block_threads
+        self._workers: Any = workers
+        self._runtime, self._threads = runtime, block_threads
         every: dict[str, Any] = {"accumulate": accumulate, "precision": precision, "noise": noise}
         every |= {"is_per_step": scheduler_every == "minibatch", "clip": clip}
         self._every_block = every | {"threads": block_threads}
-        self._observers = list(observers)
+        self._observers = all_observers(observers)
         self._blocks: list[Block] = []
         self._modes: dict[Any, bool] = {}  # that modules train in
         self.history = ErrorHistory()
@@ -273,6 +277,8 @@ class LocalTrainer:
             On Ctrl-C or SIGTERM, after the running minibatches.
         """
         check_whole(batch_size=batch_size, epochs=epochs)
+        if max_restarts != 0 and not is_count(max_restarts):
+            raise SettingsError(f"max_restarts: got {max_restarts!r}, expected 0 or more")
         how: dict[str, Any] = {"batch_size": batch_size, "passes": epochs, "seed": self._seed}
         classes = self._classes if self._loss in LOSSES[:2] else None
         given = given_rows(X, y, weight, classes=classes, **how)
@@ -287,6 +293,7 @@ class LocalTrainer:
                 self._check_last(given)
                 for block in self._blocks:
                     block.steps = -(-len(given.train) // given.batch_size)
+                    check_schedule(block, epochs)
                 work = partial(self._trained, given, held_out, epochs, resume, max_restarts)
                 if self._runtime == "mpi":
                     from syncpretrain.pretraining.on_ranks import on_every_rank
@@ -421,8 +428,6 @@ class LocalTrainer:
                 f"{workers} worker{'s' if workers > 1 else ''} for {len(costs)} blocks, measured at"
                 f" {times} ms a minibatch; at best {ideal[0] / ideal[workers - 1]:.2f} times one"
             )
-        if not isinstance(workers, int) or workers < 1:
-            raise SettingsError(f"workers: got {workers!r}, expected auto, or 1 or more")
         runtime = self._runtime
         if runtime == "auto":
             runtime = "threads" if workers > 1 else "serial"

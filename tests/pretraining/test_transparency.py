@@ -56,6 +56,19 @@ def test_a_replay_that_cannot_be_is_refused(train, replay, message):
         train(replay=replay)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"observers": None}, "observers: got None, expected a list of functions"),
+        ({"observers": [print, "log"]}, "observers: got 'log', expected functions of an event"),
+        ({"resume": 3}, "resume: got 3, expected the path of a folder"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(train, wrong, message):
+    with pytest.raises(SettingsError, match=message):
+        train(**wrong)
+
+
 def test_validation_data_changes_no_parameter(train, bits):
     errors = []
 

@@ -266,6 +266,8 @@ CASES = [
     (perceptron, {"batch_size": 0}, "batch_size: got 0, expected a whole number"),
     (perceptron, {"batch_size": 59}, "the last minibatch has one example; .* more than 1 value"),
     (perceptron, {"scheduler_every": "week"}, "scheduler_every: got 'week'"),
+    (perceptron, {"workers": True}, "workers: got True, expected auto, or 1 or more"),
+    (perceptron, {"observers": [print, 3]}, "observers: got 3, expected functions of an event"),
 ]
 
 
@@ -282,6 +284,32 @@ def test_a_schedule_by_minibatch_is_stepped_after_each_window(accumulate, steps)
     schedule["scheduler"] = lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=steps)
     own = fitted(perceptron(), *rows(60), epochs=2, batch_size=10, **schedule)
     assert {block.scheduler.last_epoch for block in own._blocks} == {steps}
+
+
+@pytest.mark.parametrize(("every", "steps"), [("minibatch", 18), ("epoch", 3)])
+def test_a_schedule_that_ends_too_early_is_refused_before_training(every, steps):
+    def one_cycle(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps - 1)
+
+    network, short = perceptron(), {"scheduler": one_cycle, "scheduler_every": every}
+    before = digest(network)
+    with pytest.raises(SettingsError, match=f"got total_steps {steps - 1} .* expected {steps}"):
+        fitted(network, *rows(60), epochs=3, batch_size=10, **short)
+    assert digest(network) == before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"max_restarts": -1}, "max_restarts: got -1, expected 0 or more"),
+        ({"max_restarts": "a"}, "max_restarts: got 'a', expected 0 or more"),
+        ({"resume": 3}, "resume: got 3, expected the path of a folder"),
+    ],
+)
+def test_a_wrong_argument_of_fit_is_refused(wrong, message):
+    own = LocalTrainer(perceptron(), classes=3, runtime="serial", workers=1)
+    with pytest.raises(SettingsError, match=message):
+        own.fit(*rows(60), **wrong)
 
 
 def test_an_optimizer_of_all_parameters_is_refused():
@@ -326,6 +354,7 @@ BROKEN = [
     ({"validation": ()}, "validation: got no examples"),
     ({"validation": (rows(60)[0], rows(60)[1] + 3)}, "validation: y: got 3 to 5"),
     ({"validation": []}, "validation: got no examples"),
+    ({"validation": 3}, r"validation: got int, expected \(X, y\) or an iterable of minibatches"),
     ({"validation": (rows(60)[0],) * 4}, "validation: X: got 4 parts of a minibatch"),
     ({"X": np.where(np.arange(720) == 15, np.nan, 0).reshape(60, 12)}, "nan .* row 1, column 3"),
     ({"X": np.full((60, 12), 1e300)}, "X: got inf as float32 in row 0, column 0"),
