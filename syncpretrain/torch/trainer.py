@@ -6,9 +6,10 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -418,36 +419,64 @@ class LocalTrainer:
         if workers == "auto" and self._runtime in ("serial", "mpi"):
             workers = 1 if self._runtime == "serial" else len(self._blocks)
         if workers == "auto":
-            costs = self._costs(given)
-            ideal = [max(max(costs), sum(costs) / n) for n in range(1, most + 1)]
-            best = min(range(most), key=lambda i: (ideal[i] > min(ideal) * 1.03, i))
-            pays = ideal[0] > LEAST_GAIN * ideal[best]
-            workers = best + 1 if pays else 1
+            costs = [least_seconds([[probe]]) for probe in self._probes(given)]
+            ideal = [sum(costs) / max(max(costs), sum(costs) / n) for n in range(1, most + 1)]
+            best = min(range(most), key=lambda i: (ideal[i] < max(ideal) / 1.03, i))
+            gain, how = ideal[best], "at best"
+            if best and self._runtime != "processes":
+                # Blocks of small operations wait for the interpreter, which has one lock.
+                copies = [self._probes(given) for _ in range(best + 1)]
+                together = (best + 1) * sum(costs) / least_seconds(copies)
+                if together < gain:
+                    gain, how = together, f"{best + 1} threads"
+            workers = best + 1 if gain > LEAST_GAIN else 1
             times = ", ".join(f"{1000 * cost:.3g}" for cost in costs)
             message = (
                 f"{workers} worker{'s' if workers > 1 else ''} for {len(costs)} blocks, measured at"
-                f" {times} ms a minibatch; at best {ideal[0] / ideal[workers - 1]:.2f} times one"
+                f" {times} ms a minibatch; {how} {gain:.2f} times one"
             )
         runtime = self._runtime
         if runtime == "auto":
             runtime = "threads" if workers > 1 else "serial"
         return workers, runtime, message
 
-    def _costs(self, given: Given) -> list[float]:
-        """Return the least time of a step of each block, in seconds."""
-        rows, costs = given.sample, []
+    def _probes(self, given: Given) -> list[Probe]:
+        """Return a copy of each block, which has trained on a minibatch, with its minibatch."""
+        rows, probes = given.sample, list[Probe]()
         for block in self._blocks:
-            own = copy.deepcopy(block)
             settings = self._settings(given, 1, 1, "serial").of_layer(block.number)
-            learner, numbers = ModuleLearner(block.number, own, settings), np.arange(len(rows))
-            least, began = math.inf, time.perf_counter()
-            for step in range(MEASURED_STEPS):
-                started = time.perf_counter()
-                learner.gradient(rows, numbers, epoch=1, step=step)
-                learner.update(epoch=1)
-                least = min(least, time.perf_counter() - started)
-                if time.perf_counter() - began > MEASURED_SECONDS:
-                    break
-            costs.append(least)
-            rows = learner.up(rows)
-        return costs
+            probe = Probe(ModuleLearner(block.number, copy.deepcopy(block), settings), rows)
+            probe.train()
+            probes.append(probe)
+            rows = probe.learner.up(rows)
+        return probes
+
+
+class Probe(NamedTuple):
+    """A block that trains on one minibatch, to measure its time."""
+
+    learner: ModuleLearner
+    rows: Any
+
+    def train(self) -> None:
+        """Train the block on its minibatch once."""
+        self.learner.gradient(self.rows, np.arange(len(self.rows)), epoch=1, step=0)
+        self.learner.update(epoch=1)
+
+
+def least_seconds(copies: Sequence[Sequence[Probe]]) -> float:
+    """Return the least seconds in which each thread, one a copy, trains its blocks once."""
+
+    def train(probes: Sequence[Probe]) -> None:
+        for probe in probes:
+            probe.train()
+
+    least, began = math.inf, time.perf_counter()
+    with ThreadPoolExecutor(len(copies)) as threads:
+        for _ in range(MEASURED_STEPS):
+            started = time.perf_counter()
+            list(threads.map(train, copies))
+            least = min(least, time.perf_counter() - started)
+            if time.perf_counter() - began > MEASURED_SECONDS:
+                break
+    return least

@@ -174,10 +174,21 @@ def test_auto_measures_and_says_what_it_chose(monkeypatch):
             messages.append(event.message)
 
     monkeypatch.setattr(trainer, "usable_cores", lambda: 2)
-    for costs, workers in (([4.0, 1.0, 1.0, 1.0], 2), ([9.0, 0.1, 0.1, 0.1], 1)):
-        monkeypatch.setattr(LocalTrainer, "_costs", lambda self, given, own=costs: own)
+    for costs, together, workers, gain in (
+        ([4.0, 1.0, 1.0, 1.0], 7.0, 2, "at best 1.75"),
+        ([4.0, 1.0, 1.0, 1.0], 10.0, 2, "2 threads 1.40"),
+        ([4.0, 1.0, 1.0, 1.0], 13.5, 1, "2 threads 1.04"),  # the threads wait for each other
+        ([9.0, 0.1, 0.1, 0.1], 9.3, 1, "at best 1.03"),
+    ):
+
+        def seconds(copies, costs=costs, together=together):
+            return costs[copies[0][0].learner.layer - 1] if len(copies) == 1 else together
+
+        monkeypatch.setattr(trainer, "least_seconds", seconds)
         LocalTrainer(perceptron(), classes=3, observers=[tell]).fit(X, y)
-        assert messages.pop().startswith(f"{workers} worker")
+        found = messages.pop()
+        assert found.startswith(f"{workers} worker")
+        assert found.endswith(f"; {gain} times one")
     monkeypatch.undo()
     LocalTrainer(perceptron(), classes=3, observers=[tell]).fit(X, y)
     assert " for 4 blocks, measured at " in messages.pop()
