@@ -391,8 +391,8 @@ def check_schedule(block: Block, epochs: int) -> None:
     most = getattr(block.scheduler, "total_steps", None)
     if most is None:
         return
-    each = -(-block.steps // block.accumulate) if block.is_per_step else 1
-    steps = block.scheduler.last_epoch + epochs * each
+    windows = -(-block.steps // block.accumulate)
+    steps = block.scheduler.last_epoch + (epochs * windows if block.is_per_step else epochs - 1)
     if steps > most:
         raise SettingsError(
             f"scheduler: got total_steps {most} in block {block.number}, expected {steps} or more"
