@@ -166,7 +166,7 @@ def sklearn_trained(X: Array, size: Size) -> Stack:
 
 def ours_finetuned(X: Array, size: Size, *, how: dict[str, Any]) -> Stack:
     options: dict[str, Any] = {"epochs": size.epochs, "batch_size": BATCH, "learning_rate": RATE}
-    return finetune(random_start(size.layers), X, **{**options, **how})
+    return finetune(random_start(size.layers), X, warn=False, **{**options, **how})
 
 
 def pytorch_finetuned(X: Array, size: Size, *, by_hand: bool = False, **how: Any) -> Stack:
