@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 from time import perf_counter
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from syncpretrain.backends.base import Backend, StepBlock, TrainStep
+from syncpretrain.backends.base import StepBlock, TrainStep
 from syncpretrain.data.order import shuffled
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
@@ -26,17 +24,17 @@ from syncpretrain.kernels.precision import precision_of
 from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.steps import Step
-from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.planning.candidates import Task
-from syncpretrain.planning.gpu import drawn, unreadable_pairs
+from syncpretrain.planning.gpu import unreadable_pairs
 from syncpretrain.planning.probes import (
     MOST_NUMBERS,
     MOST_SECONDS,
     PASSES,
     PROBES,
     PROBES_OF_SIZE,
+    BareProducts,
     LayerProbes,
     Probe,
     Sample,
@@ -60,14 +58,8 @@ from syncpretrain.pretraining.build import (
 )
 from syncpretrain.pretraining.memory import chain_bytes, check_device_memory, check_memory
 from syncpretrain.settings import PretrainSettings
-from syncpretrain.shapes import ConvolutionShape, LayerShape
-from syncpretrain.workers.activations import (
-    CHUNK_ROWS,
-    CHUNKS_AT_ONCE,
-    Split,
-    chunk_rows,
-    transform,
-)
+from syncpretrain.shapes import ConvolutionShape
+from syncpretrain.workers.activations import CHUNK_ROWS, CHUNKS_AT_ONCE, chunk_rows
 from syncpretrain.workers.worker import PROBE_ROWS
 
 WIDE_NUMBERS = 40_000_000  # of the rows of a wide layer
@@ -249,9 +241,7 @@ class _Bench:
             for steps, sample in zip(self._steps, self._samples, strict=True)
         ]
         others = [works[(i + k) % depth] for k in range(1, min(self._workers, depth))]
-        if not others:
-            return None
-        return Probe(beside(works[i], others, self._pool), cores=len(others) + 1)
+        return beside(works[i], others, self._pool)
 
     def _cut(self, i: int, split: str, shards: int) -> Step | None:
         """Return a layer's step in shards; None if it cannot be cut so."""
@@ -366,65 +356,6 @@ def steps_on_device(learner: Learner, train_step: TrainStep, X: Any) -> Work:
     return work
 
 
-class BareProducts:
-    """The matrix products of a step of contrastive divergence: 2 k + 3 passes over the weights.
-
-    Parameters
-    ----------
-    learner : Learner
-        On a GPU.
-    shape : LayerShape
-        Shape of the layer; the rows of a convolution's products are the positions.
-    cd_steps : int
-    """
-
-    def __init__(self, learner: Learner, shape: LayerShape, cd_steps: int) -> None:
-        rows, (_, hidden) = learner.batch_size * shape.positions, shape.biases
-        visible, new = shape.fan_in, partial(drawn, learner.backend)
-        self._multiply, self._cd_steps, self._rows = learner.precision.multiply, cd_steps, rows
-        with learner.stream:
-            self._v, self._h = new((2 * rows, visible)), new((2 * rows, hidden))
-            self._states, self._weights = new((rows, hidden)), new((visible, hidden))
-            self._gradient = new((visible, hidden))
-            self._error = learner.backend.zeros((), np.float64)
-            learner.stream.synchronize()
-
-    def train_step(self, X: Any, rows: NDArray[np.intp], *, epoch: int, step: int) -> Any:
-        """Queue the products; the rows do not count."""
-        n, multiply = self._rows, self._multiply
-        multiply(self._v[:n], self._weights, out=self._h[:n])
-        for _ in range(self._cd_steps):
-            multiply(self._states, self._weights.T, out=self._v[n:])
-            multiply(self._v[n:], self._weights, out=self._h[n:])
-        multiply(self._v.T, self._h, out=self._gradient)
-        return self._error
-
-
-def transforming_on_device(
-    below: Learner, layer: Layer, X: Any, reader: Backend, rows: int
-) -> Work:
-    """Return, as work, the making of a layer's activations of X on their reader's device.
-
-    ``rows`` is the number of rows of a chunk.
-    """
-    stream, width = reader.stream(), layer.shape.hidden
-    with stream:
-        target = Split(reader.empty((len(X), width)), reader.empty((0, width)))
-    with below.stream:
-        source = Split(X, below.backend.empty((0, X.shape[1])))
-        below.stream.synchronize()
-
-    def work(times: int) -> float:
-        with stream:
-            started = perf_counter()
-            for _ in range(times):
-                transform([layer], source, target, lambda: False, reader=reader, rows=rows)
-            stream.synchronize()
-            return perf_counter() - started
-
-    return work
-
-
 def measure_devices(task: Task, *, seconds: float) -> Timings:
     """Time every layer on its GPU, by itself, beside the others, and shared by several GPUs.
 
@@ -480,9 +411,12 @@ class _DeviceBench:
         """Return what is timed of a layer."""
         settings, learner, X = self._settings, self._learners[i], self._rows[i]
         batch = settings.batch_size
-        bare = BareProducts(learner, settings.shapes[i], settings.cd_steps[i])
+        shape, cd_steps = settings.shapes[i], settings.cd_steps[i]
+        places = batch * shape.positions
         with learner.stream:
+            bare = BareProducts(learner.backend, learner.precision, shape, places, cd_steps)
             held_out = X[: self._held_out]
+            learner.stream.synchronize()
         probes = LayerProbes(
             sample=Sample(batch, batch),
             step=Probe(self._steps[i]),
@@ -500,8 +434,9 @@ class _DeviceBench:
                 layer = below.snapshot()
                 below.stream.synchronize()
             probes.rows = len(some)
-            work = transforming_on_device(below, layer, some, learner.backend, rows)
-            probes.transform[1] = Probe(work)
+            probes.transform[1] = Probe(
+                transforming(layer, some, reader=learner.backend, rows=rows)
+            )
         return probes
 
     def _learner(self, i: int) -> Learner:
@@ -515,7 +450,4 @@ class _DeviceBench:
 
     def _busy(self, i: int, pool: WorkerPool) -> Probe | None:
         """Return a layer's step while all others train; None if there are none."""
-        others = self._steps[:i] + self._steps[i + 1 :]
-        if not others:
-            return None
-        return Probe(beside(self._steps[i], others, pool), cores=len(others) + 1)
+        return beside(self._steps[i], self._steps[:i] + self._steps[i + 1 :], pool)
