@@ -62,7 +62,9 @@ from syncpretrain.runs.folder import (
     check_path_text,
     make_folder,
     make_new_folder,
+    not_a_run,
     owned,
+    unwritten,
     write_refusal,
 )
 from syncpretrain.runs.identity import RunIdentity, check_resumable, identity_of, read_identity
@@ -262,14 +264,10 @@ def _check_unfinished(folder: Path) -> None:
     except OSError as error:
         raise SettingsError(f"resume: cannot read {folder}: {error.strerror}") from None
     if CONFIG_NAME not in there:
-        raise SettingsError(
-            f"resume: got {folder}, expected the folder of a run, with {CONFIG_NAME} in it"
-        )
+        raise SettingsError(not_a_run("resume", folder, CONFIG_NAME))
     if not there & {IDENTITY_NAME, EVENTS_NAME}:
-        raise SettingsError(
-            f"resume: got {folder}, expected the folder of a run, with {IDENTITY_NAME} in it; for"
-            f" its settings alone take --config {quote(str(folder / CONFIG_NAME))}"
-        )
+        alone = f"for its settings alone take --config {quote(str(folder / CONFIG_NAME))}"
+        raise SettingsError(f"{not_a_run('resume', folder, IDENTITY_NAME)}; {alone}")
     if METRICS_NAME in there:
         raise SettingsError(f"resume: the run in {folder} is finished; nothing is left to do")
 
@@ -422,8 +420,7 @@ class Run:
         try:
             self.as_saved(stack).save(out / MODEL_NAME)
         except OSError as error:
-            reason = error.strerror or error
-            self.report(f"warning: {out / MODEL_NAME} could not be written: {reason}")
+            self.report(f"warning: {unwritten(out / MODEL_NAME, error)}")
 
     def pretrain(self, saved: Checkpoints, resuming: bool) -> Stack:
         """Pretrain, from the newest checkpoint if one is there; again if a worker fails."""
@@ -518,8 +515,7 @@ class Run:
             try:
                 write_trace(self.history.events, files.folder / TRACE_NAME)
             except OSError as error:
-                reason = error.strerror or error
-                self.report(f"warning: {files.folder / TRACE_NAME} could not be written: {reason}")
+                self.report(f"warning: {unwritten(files.folder / TRACE_NAME, error)}")
 
 
 def _reason(error: BaseException) -> str:

@@ -17,9 +17,8 @@ from syncpretrain.observers.event_log import CLOCK_FIELDS
 from syncpretrain.runs.folder import EVENTS_NAME
 
 TUNING_ROW = 0  # the layer of an epoch of fine-tuning
-CLOCK_ERROR = (
-    0.002  # share of a run: an epoch may seem to begin before the message that lets it begin
-)
+# Share of a run: an epoch may seem to begin before the message that lets it begin.
+CLOCK_ERROR = 0.002
 
 
 class EpochSpan(NamedTuple):
