@@ -52,17 +52,10 @@ COMMANDS = {
 # Modules of several commands, each a function with the command's name; the other commands have a
 # module of their own name with the function ``command``.
 SHARED = {
-    "predict": "rows",
-    "score": "rows",
-    "encode": "rows",
-    "reconstruct": "pictures",
-    "filters": "pictures",
-    "sample": "pictures",
-    "evaluate": "results",
-    "report": "results",
-    "presets": "installation",
-    "doctor": "installation",
-    "completion": "installation",
+    **dict.fromkeys(("predict", "score", "encode"), "rows"),
+    **dict.fromkeys(("reconstruct", "filters", "sample"), "pictures"),
+    **dict.fromkeys(("evaluate", "report"), "results"),
+    **dict.fromkeys(("presets", "doctor", "completion"), "installation"),
 }
 FAILED, REFUSED, STALLED, SIGNAL = 1, 2, 75, 128
 KEY = "syncpretrain.arguments"  # of the program

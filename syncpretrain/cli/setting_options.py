@@ -123,28 +123,24 @@ def setting_options(
         return name in listed or OPTIONS[name].section in listed
 
     names = [name for name in OPTIONS if among(name, only) and not among(name, without)]
-    return _decorator([_option(name) for name in names])
+    return lambda command: reduce(lambda done, name: _option(name)(done), names[::-1], command)
 
 
 def source_options(command: F) -> F:
     """Add ``--preset`` and ``--config``."""
-    config = click.Path(path_type=Path)
-    return _decorator(
-        [
-            click.option(
-                "--preset",
-                metavar="NAME",
-                help="Take the settings of a preset, listed by 'syncpretrain presets'; options"
-                " given here win.",
-            ),
-            click.option(
-                "--config",
-                metavar="FILE.toml",
-                type=config,
-                help="Take the settings of a run folder's config.toml; options given here win.",
-            ),
-        ]
-    )(command)
+    preset = click.option(
+        "--preset",
+        metavar="NAME",
+        help="Take the settings of a preset, listed by 'syncpretrain presets'; options given here"
+        " win.",
+    )
+    config = click.option(
+        "--config",
+        metavar="FILE.toml",
+        type=click.Path(path_type=Path),
+        help="Take the settings of a run folder's config.toml; options given here win.",
+    )
+    return preset(config(command))
 
 
 hidden_option = click.option(
@@ -291,11 +287,6 @@ def complete_by_data(
     if hidden is not None:
         options["layers"] = f"{data.width},{hidden}"
     return data
-
-
-def _decorator(options: list[Callable[[F], F]]) -> Callable[[F], F]:
-    """Return a decorator that adds options in this order."""
-    return lambda command: reduce(lambda done, option: option(done), reversed(options), command)
 
 
 def _option(name: str) -> Callable[[F], F]:
