@@ -220,11 +220,8 @@ def layer_text(shape: LayerShape) -> str:
     """Return the text of a layer, such as ``conv:20x5,pool:2`` or ``500``."""
     if isinstance(shape, DenseShape):
         return str(shape.hidden)
-    pad = f":{shape.pad}" if shape.pad else ""
-    kind = "" if shape.pooling == "max" else f":{shape.pooling}"
-    pool = f",pool:{shape.pool}{kind}" if shape.pool > 1 else ""
-    groups = f"/{shape.groups}" if shape.groups > 1 else ""
-    return f"conv:{shape.filters}x{shape.size}{pad}{groups}{pool}"
+    conv = Conv(shape.filters, shape.size, shape.pad, shape.groups)
+    return f"{conv},{Pool(shape.pool, shape.pooling)}" if shape.pool > 1 else str(conv)
 
 
 def read_architecture(text: str) -> tuple[int, tuple[LayerShape, ...]]:
