@@ -16,14 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.array_formats import (
-    GZIP_MAGIC,
-    is_idx,
-    npy_claim,
-    read_idx,
-    read_npz,
-    reason_of,
-)
+from syncpretrain.data import array_formats
 from syncpretrain.data.blocks import as_bits
 from syncpretrain.data.columns import Columns, Target, columns_of
 from syncpretrain.data.csv_table import read_csv_table
@@ -139,7 +132,7 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
         return _of_table(read_parquet(path), wanted)
     _refuse_columns(path, wanted)
     if suffix == ".npz":
-        found = read_npz(path)
+        found = array_formats.read_npz(path)
         labels = array_labels(found.labels, len(found.X), str(path), wanted)
         rows = _checked(Rows(found.X, labels[0], labels[2], labels[1]), path, wanted)
         if found.X_test is None:
@@ -149,8 +142,8 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
         return rows._replace(test=_checked(Rows(found.X_test, y_test[0], y_test[2]), path, own))
     if suffix == ".npy":
         X = map_npy(path)
-    elif is_idx(head) or head[:2] == GZIP_MAGIC or _named_idx(path):
-        X = read_idx(path)
+    elif array_formats.is_idx(head) or head[:2] == array_formats.GZIP_MAGIC or _named_idx(path):
+        X = array_formats.read_idx(path)
     else:
         raise DataError(f"{path}: got a file of an unknown format, expected {FORMATS}")
     return _checked(Rows(X), path, wanted)
@@ -421,7 +414,7 @@ def check_file(path: Path) -> bytes:
     except (OSError, ValueError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path}: cannot be read: {reason_of(error)}") from error
+        raise DataError(f"{path}: cannot be read: {array_formats.reason_of(error)}") from error
 
 
 def _named_idx(path: Path) -> bool:
@@ -440,9 +433,9 @@ def map_npy(path: Path) -> NDArray[Any]:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            shape = npy_claim(file, size, str(path))
+            shape = array_formats.npy_claim(file, size, str(path))
         if 0 in shape:
             return np.empty(shape, dtype=np.float32)  # nothing to map
         return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
     except (OSError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read: {reason_of(error)}") from error
+        raise DataError(f"{path}: cannot be read: {array_formats.reason_of(error)}") from error

@@ -27,14 +27,8 @@ from syncpretrain.planning.exchange import exchanges, handover_seconds
 from syncpretrain.planning.measure import is_on_gpus, measure, timings_of
 from syncpretrain.planning.timings import CORE
 from syncpretrain.planning.tuning import async_stage, minibatch_seconds
+from syncpretrain.pretraining import memory
 from syncpretrain.pretraining.driver import Pretraining, placement_of
-from syncpretrain.pretraining.memory import (
-    held_rows,
-    other_bytes,
-    pretraining_bytes,
-    room_bytes,
-    shard_bytes,
-)
 from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.pretraining.streamed import StreamedPretraining
 from syncpretrain.pretraining.training import Driver
@@ -202,9 +196,11 @@ def _bytes(settings: PretrainSettings, data: Dataset) -> int:
     steps, held_out = steps_per_epoch(len(data.train), settings.batch_size), data.validation
     if settings.handoff == "minibatch":
         backend = backend_for(settings.backend)
-        rows = held_rows(settings, backend, steps=steps, held_out=min(len(held_out), PROBE_ROWS))
-    own = pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
-    return own + other_bytes(settings, steps)
+        rows = memory.held_rows(
+            settings, backend, steps=steps, held_out=min(len(held_out), PROBE_ROWS)
+        )
+    own = memory.pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
+    return own + memory.other_bytes(settings, steps)
 
 
 def _device_memory(driver: Driver, data: Dataset) -> DeviceMemory | None:
@@ -216,8 +212,8 @@ def _device_memory(driver: Driver, data: Dataset) -> DeviceMemory | None:
     own, on_host = sum(map(bytes_of, inputs)), isinstance(inputs.train, HostRows)
     if on_host and settings.handoff == "minibatch":
         steps = steps_per_epoch(len(data.train), settings.batch_size)
-        own += room_bytes(settings, backend_for(settings.backend), steps)
-    return DeviceMemory(_bytes(settings, data) + shard_bytes(settings), own, free, on_host)
+        own += memory.room_bytes(settings, backend_for(settings.backend), steps)
+    return DeviceMemory(_bytes(settings, data) + memory.shard_bytes(settings), own, free, on_host)
 
 
 def _size(X: Any) -> int:

@@ -15,15 +15,8 @@ import msgspec
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC
+from syncpretrain.settings import checks
 from syncpretrain.settings.architecture import architecture_of, check_architecture, in_columns
-from syncpretrain.settings.checks import (
-    check_layers,
-    check_per_layer,
-    check_pretraining,
-    check_schedule,
-    kept_units,
-    settled_epochs,
-)
 from syncpretrain.settings.convert import checked, plain
 from syncpretrain.settings.devices import check_tuning_backend
 from syncpretrain.settings.fields import (
@@ -56,15 +49,15 @@ class PretrainSettings(PretrainFields, frozen=True, kw_only=True):
     """Pretraining: the fields of :class:`syncpretrain.settings.fields.PretrainFields`, checked."""
 
     def __post_init__(self) -> None:
-        check_layers(self.layers)
+        checks.check_layers(self.layers)
         check_architecture(self.layers, self.architecture)
         for name in PER_LAYER:
-            check_per_layer(name, getattr(self, name), len(self.layers) - 1)
+            checks.check_per_layer(name, getattr(self, name), len(self.layers) - 1)
         check_finite(self)
         for momentum in self.momentum:
             MomentumSchedule(momentum)
-        check_pretraining(self)
-        check_schedule(self)
+        checks.check_pretraining(self)
+        checks.check_schedule(self)
         if self.seed >= 2**63:
             raise SettingsError(f"seed: got {self.seed}, expected a number below 2**63")
 
@@ -335,7 +328,7 @@ def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, An
     if architecture:
         pretrain["architecture"] = _agreed(architecture, pretrain)
     if "visible_units" in pretrain:
-        pretrain["visible_units"] = kept_units(pretrain["visible_units"], layers)
+        pretrain["visible_units"] = checks.kept_units(pretrain["visible_units"], layers)
     depth = max(len(layers) - 1, 1) if hasattr(layers, "__len__") else 1
     defaults = PER_LAYER | MODEL_DEFAULTS.get(str(pretrain.get("model")), {})
     defaults |= HANDOFF_DEFAULTS.get(str(pretrain.get("handoff")), {})
@@ -345,7 +338,7 @@ def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, An
         for name, value in ((name, pretrain.get(name, usual)) for name, usual in defaults.items())
     }
     settle = filled["settle"] if "settle" in pretrain else None
-    filled |= settled_epochs(filled["epochs"], settle, filled["refresh_when"])
+    filled |= checks.settled_epochs(filled["epochs"], settle, filled["refresh_when"])
     filled["momentum"] = [str(value) for value in filled["momentum"]]
     if "learning_rate" not in pretrain:
         visible = pretrain.get("visible_units", "bernoulli")
