@@ -92,32 +92,59 @@ def _silenced_by_failure(observer: Observer) -> Observer:
 
 @dataclass(slots=True)
 class _Row:
-    """State of one live line; ``done`` may pass ``epochs``, the stipulated ones, by refreshing."""
+    """A layer, or the fine-tuning: its work, and its live line.
+
+    ``done`` counts finished epochs, and may pass ``epochs``, the stipulated ones, by refreshing.
+    """
 
     name: str
     epochs: int
-    state: str = "waiting"
+    weights: int = 0
     done: int = 0
+    before: int = 0  # epochs of an earlier run that this one resumes
+    state: str = "waiting"
     fraction: float = 0.0  # of the running epoch
     error: float | None = None
     began: float = 0.0
-    done_before: int = 0  # epochs of an earlier run that this one resumes
+    epoch_began: float | None = None  # None if no epoch is running
+    busy: float = 0.0  # seconds of the finished epochs
     last: str = ""  # last cell, where no time is shown
     source: str = ""  # of the running epoch: the data, or a version
     minibatches: float = 0  # of an epoch, in a streamed run
 
     def start(self, epoch: int, now: float, source: str = "") -> None:
         if self.state == "waiting":
-            self.began, self.done_before = now, epoch - 1
-        self.source = source
+            self.began, self.before = now, epoch - 1
+        self.source, self.epoch_began = source, now
         self.state, self.done, self.fraction, self.last = "training", epoch - 1, 0.0, ""
 
-    def finish(self, epoch: int, error: float) -> None:
+    def finish(self, epoch: int, error: float, seconds: float) -> None:
         self.state, self.done, self.fraction, self.error = "sleeping", epoch, 0.0, error
+        self.busy, self.epoch_began = self.busy + seconds, None
+
+    def end(self) -> None:
+        self.state, self.fraction, self.last, self.epoch_began = "done", 0.0, "", None
 
     @property
     def completed(self) -> float:
         return min(self.done + self.fraction, self.epochs)
+
+    @property
+    def trained(self) -> float:
+        """Epochs of this run so far."""
+        return self.done - self.before + self.fraction
+
+    @property
+    def left(self) -> float:
+        """Stipulated epochs that are still to come."""
+        return 0.0 if self.state == "done" else self.epochs - self.completed
+
+    def epoch_seconds(self, now: float) -> float | None:
+        """Return the seconds of an epoch, sleep excluded; None before enough of an epoch."""
+        if self.trained < ENOUGH_TO_ESTIMATE:
+            return None
+        running = 0.0 if self.epoch_began is None or not self.fraction else now - self.epoch_began
+        return (self.busy + running) / self.trained
 
     @property
     def doing(self) -> str:
@@ -130,11 +157,10 @@ class _Row:
 
     def seconds_left(self, now: float) -> float | None:
         """Return the seconds of the remaining epochs at the pace so far, sleep included."""
-        progress = self.completed - self.done_before
+        progress = self.completed - self.before
         if self.state == "waiting" or progress < ENOUGH_TO_ESTIMATE:
             return None
-        left = (self.epochs - self.completed) / progress * (now - self.began)
-        return left if left > 0 else None
+        return self.left / progress * (now - self.began) or None
 
     def cells(self, now: float) -> tuple[Text, Text, Text, ProgressBar, Text, Text]:
         left = self.seconds_left(now)
@@ -194,35 +220,20 @@ class _Live:
         if self._forecast is not None:
             self._forecast(event)
         match event:
-            case RunStarted(layers=layers, epochs=epochs):
-                self._forecast = Forecast(event) if len(epochs) > 1 else None
-                streams = event.handoff == "minibatch" and event.batch_size > 0
-                self._rows = {
-                    n: _Row(f"layer {n}  {layers[n - 1]}-{layers[n]}", total, done=event.done(n))
-                    for n, total in enumerate(epochs, start=1)
-                }
-                for row in self._rows.values() if streams else ():
-                    row.minibatches = event.examples / event.batch_size
-            case EpochStarted(layer=layer, epoch=epoch, reads=reads):
-                source = "the data" if layer == 1 else f"version {reads}"
-                self._rows[layer].start(epoch, event.time, source)
-            case Progress(layer=layer, fraction=fraction):
-                self._rows[layer].fraction = fraction
-            case EpochFinished(layer=layer, epoch=epoch, train_error=error):
-                self._rows[layer].finish(epoch, error)
-            case DriftJudged(layer=layer, drift=drift):
-                self._rows[layer].last = f"drift {drift:.2g}"
-            case LayerFinished(layer=layer):
-                self._rows[layer].state, self._rows[layer].last = "done", ""
+            case RunStarted():
+                self._forecast = Forecast(event)
+                self._rows = dict(self._forecast.rows)
             case RunFinished():
                 self._forecast = None
                 for row in self._rows.values():
                     row.state = "done"
+            case Progress(layer=0, fraction=fraction):
+                self._rows[0].fraction = fraction
             case FinetuneStarted(epochs=total):
                 self._rows[0] = _Row("fine-tuning", total)
                 self._rows[0].start(1, event.time)
             case FinetuneEpochFinished(epoch=epoch, epochs=total, train_error=error):
-                self._rows[0].finish(epoch, error)
+                self._rows[0].finish(epoch, error, event.seconds)
                 self._rows[0].state = "training" if epoch < total else "done"
 
     def _draw(self) -> None:
@@ -245,13 +256,13 @@ class _Live:
             table.add_row(*row.cells(self._now))
         if shown.stop < len(rows):
             table.add_row(Text(f"{len(rows) - shown.stop} more", style=STYLES["waiting"]))
-        if self._forecast is not None and not self._stopped:
+        if self._forecast is not None and len(rows) > 1 and not self._stopped:
             table.add_row(*_summary(self._forecast))
         return table
 
     def _in_sight(self, rows: Sequence[_Row]) -> range:
         """Return the range of rows to draw; each row takes time to draw."""
-        room = self._console.height - (1 if self._forecast is None else 2)
+        room = self._console.height - (2 if self._forecast is not None and len(rows) > 1 else 1)
         if self._stopped or len(rows) <= room:
             return range(len(rows))
         room = max(1, room - 2)  # a line above and a line below summarize the other rows
@@ -355,40 +366,8 @@ def _error_text(value: float) -> str:
     return f"{value:.2f}" if value >= 1 else f"{value:.4f}"
 
 
-@dataclass(slots=True)
-class _Layer:
-    """Work of one layer: its weights, its stipulated epochs, and its finished epochs.
-
-    ``before`` counts epochs that were finished before this run was resumed; ``busy`` is the seconds
-    of epochs that this run finished.
-    """
-
-    weights: int
-    epochs: int
-    before: int
-    done: int
-    busy: float = 0.0
-    began: float | None = None
-    fraction: float = 0.0
-
-    def trained(self) -> float:
-        """Return the epochs of this run so far."""
-        return self.done - self.before + self.fraction
-
-    def left(self) -> float:
-        """Return the stipulated epochs that are still to come."""
-        return max(0.0, self.epochs - self.done - self.fraction)
-
-    def epoch_seconds(self, now: float) -> float | None:
-        """Return the seconds of an epoch, sleep excluded; None before enough of an epoch."""
-        if self.trained() < ENOUGH_TO_ESTIMATE:
-            return None
-        running = 0.0 if self.began is None or not self.fraction else now - self.began
-        return (self.busy + running) / self.trained()
-
-
 class Forecast:
-    """Observer that predicts the end of pretraining.
+    """Observer that keeps a row for each layer, and predicts the end of pretraining.
 
     A layer that has not trained yet is assumed to be as fast as the others, by its weights.
     Pretraining ends no sooner than its slowest layer, and no sooner than all slots together can do
@@ -405,40 +384,42 @@ class Forecast:
         alone = kind is not None and kind.one_at_a_time
         self._slots = 1 if alone else max(1, min(start.workers, len(start.epochs)))
         self._examples, self._started, self._now = start.examples, start.time, start.time
-        self._layers = {
-            n: _Layer(start.layers[n - 1] * start.layers[n], epochs, start.done(n), start.done(n))
-            for n, epochs in enumerate(start.epochs, start=1)
-        }
+        streams = start.handoff == "minibatch" and start.batch_size > 0
+        minibatches = start.examples / start.batch_size if streams else 0
+        self.rows: dict[int, _Row] = {}
+        for n, epochs in enumerate(start.epochs, start=1):
+            below, above = start.layers[n - 1 : n + 1]
+            own = below * above, start.done(n), start.done(n)
+            self.rows[n] = _Row(f"layer {n}  {below}-{above}", epochs, *own)
+            self.rows[n].minibatches = minibatches
 
     def __call__(self, event: Event) -> None:
         """Take note of an event."""
         self._now = max(self._now, event.time)
         match event:
-            case EpochStarted(layer=layer):
-                own = self._layers[layer]
-                own.began, own.fraction = event.time, 0.0
-            case Progress(layer=layer, fraction=fraction) if layer in self._layers:
-                self._layers[layer].fraction = fraction
-            case EpochFinished(layer=layer, epoch=epoch):
-                own = self._layers[layer]
-                own.done, own.fraction, own.began = epoch, 0.0, None
-                own.busy += event.time - event.started
+            case EpochStarted(layer=layer, epoch=epoch, reads=reads):
+                source = "the data" if layer == 1 else f"version {reads}"
+                self.rows[layer].start(epoch, event.time, source)
+            case Progress(layer=layer, fraction=fraction):
+                self.rows[layer].fraction = fraction
+            case EpochFinished(layer=layer, epoch=epoch, train_error=error):
+                self.rows[layer].finish(epoch, error, event.time - event.started)
+            case DriftJudged(layer=layer, drift=drift):
+                self.rows[layer].last = f"drift {drift:.2g}"
             case LayerFinished(layer=layer):
-                own = self._layers[layer]
-                own.epochs, own.fraction, own.began = own.done, 0.0, None
+                self.rows[layer].end()
 
     @property
     def share(self) -> float:
         """Share of the work that is done; each epoch counts by its layer's weights."""
-        layers = self._layers.values()
-        left = sum(layer.weights * layer.left() for layer in layers)
-        done = sum(layer.weights * (layer.done + layer.fraction) for layer in layers)
+        left = sum(row.weights * row.left for row in self.rows.values())
+        done = sum(row.weights * (row.done + row.fraction) for row in self.rows.values())
         return done / (done + left) if done + left else 1.0
 
     @property
     def rate(self) -> float | None:
         """Examples that all layers together train on in a second; None before there are any."""
-        trained = sum(layer.trained() for layer in self._layers.values())
+        trained = sum(row.trained for row in self.rows.values())
         elapsed = self._now - self._started
         return self._examples * trained / elapsed if trained > 0 and elapsed > 0 else None
 
@@ -450,11 +431,12 @@ class Forecast:
     @property
     def seconds_left(self) -> float | None:
         """Seconds to the end; None before any layer's speed is known."""
-        layers = self._layers.values()
-        known = {id(x): s for x in layers if (s := x.epoch_seconds(self._now)) is not None}
-        weights = sum(layer.weights for layer in layers if id(layer) in known)
+        known = {
+            n: s for n, x in self.rows.items() if (s := x.epoch_seconds(self._now)) is not None
+        }
+        weights = sum(self.rows[n].weights for n in known)
         if not weights:
             return None
         per_weight = sum(known.values()) / weights
-        rest = [x.left() * known.get(id(x), per_weight * x.weights) for x in layers]
+        rest = [x.left * known.get(n, per_weight * x.weights) for n, x in self.rows.items()]
         return max(max(rest), sum(rest) / self._slots)
