@@ -137,6 +137,9 @@ def _check_model(settings: fields.PretrainFields) -> None:
         and model == "rbm",
         f"sample_visible: got it with model {model}, which ignores it": settings.sample_visible
         and model != "rbm",
+        f"loss: got cross-entropy with {visible.name} visible units, expected squared;"
+        " cross-entropy needs values in [0, 1]": settings.loss == "cross-entropy"
+        and visible.loss != "cross-entropy",
     }
     fields.refuse(refused)
     for layer, draws in enumerate(settings.sample_input, start=1):
@@ -146,11 +149,6 @@ def _check_model(settings: fields.PretrainFields) -> None:
                 f"sample_input: got it for layer {layer} with {units} visible units, expected"
                 " bernoulli above layer 1"
             )
-    if settings.loss == "cross-entropy" and visible.loss != "cross-entropy":
-        raise SettingsError(
-            f"loss: got cross-entropy with {visible.name} visible units, expected squared;"
-            " cross-entropy needs values in [0, 1]"
-        )
     for cost, units in zip(settings.sparsity_cost, settings.hidden_units, strict=True):
         if cost and kind_of(units).lower != 0:
             raise SettingsError(
