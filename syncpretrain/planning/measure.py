@@ -26,36 +26,11 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
 from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.planning import probes
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.gpu import unreadable_pairs
-from syncpretrain.planning.probes import (
-    MOST_NUMBERS,
-    MOST_SECONDS,
-    PASSES,
-    PROBES,
-    PROBES_OF_SIZE,
-    BareProducts,
-    LayerProbes,
-    Probe,
-    Sample,
-    Steps,
-    Work,
-    beside,
-    measured,
-    notes_on,
-    products,
-    sampled,
-    transforming,
-    validating,
-)
 from syncpretrain.planning.timings import GPU, Timings, sizes
-from syncpretrain.pretraining.build import (
-    backend_of_layers,
-    build_learner,
-    build_learners,
-    is_plain,
-    step_for,
-)
+from syncpretrain.pretraining import build
 from syncpretrain.pretraining.memory import chain_bytes, check_device_memory, check_memory
 from syncpretrain.settings import PretrainSettings
 from syncpretrain.shapes import ConvolutionShape
@@ -91,18 +66,18 @@ def measure(
     """
     settings = task.settings
     check_measuring(settings, workers=workers)
-    started, most = perf_counter(), max(MOST_SECONDS, seconds)
+    started, most = perf_counter(), max(probes.MOST_SECONDS, seconds)
     threads = min(workers, blas_threads(settings.blas_threads))
     plain = _unshared(settings)
     with closing(WorkerPool(workers, "syncpretrain-plan")) as pool:
         bench = _Bench(plain, pool, workers, threads, min(task.held_out, PROBE_ROWS), parts)
         kinds = bench.layers(task.examples, most)
-        once = list({id(probes): probes for probes in kinds}.values())
+        once = list({id(own): own for own in kinds}.values())
         _time(once, seconds, most - (perf_counter() - started))
     layers = tuple(own.timings(bench.crowd, threads) for own in kinds)
     if not all(layer.has_blas for layer in layers):
         threads = 1  # what BLAS takes with more was not measured
-    notes = notes_on(once, most)
+    notes = probes.notes_on(once, most)
     return Timings(layers, workers, threads, perf_counter() - started, notes=notes)
 
 
@@ -112,12 +87,12 @@ def _unshared(settings: PretrainSettings) -> PretrainSettings:
     return msgspec.structs.replace(settings, replicas=one, shards=none, split="examples")
 
 
-def _time(layers: Sequence[LayerProbes], seconds: float, most: float) -> None:
+def _time(layers: Sequence[probes.LayerProbes], seconds: float, most: float) -> None:
     """Time the probes of layers, first what no prediction can do without."""
     needed = [probe for own in layers for probe in own.needed()]
     others = [probe for own in layers for probe in own.others()]
     is_tried = all(own.sample.is_tried for own in layers)
-    measured([*needed, *others], seconds=seconds, most=most if is_tried else 0.0)
+    probes.measured([*needed, *others], seconds=seconds, most=most if is_tried else 0.0)
 
 
 def check_measuring(settings: PretrainSettings, *, workers: int) -> None:
@@ -128,7 +103,7 @@ def check_measuring(settings: PretrainSettings, *, workers: int) -> None:
     SettingsError
     """
     shapes, batch = settings.shapes, settings.batch_size
-    rows = [_rows(batch, shape.visible, MOST_NUMBERS) for shape in shapes]
+    rows = [_rows(batch, shape.visible, probes.MOST_NUMBERS) for shape in shapes]
     read = sum(n * shape.visible for n, shape in zip(rows, shapes, strict=True))
     made = sum(n * shape.hidden for n, shape in zip(rows, shapes[:-1], strict=False))
     shards = sum(sizes(workers)) * sum(shape.weights + sum(shape.biases) for shape in shapes)
@@ -151,13 +126,13 @@ class _Bench:
     ) -> None:
         self._settings, self._pool, self._parts = settings, pool, parts
         self._workers, self._threads, self._held_out = workers, threads, held_out
-        self._steps: list[Steps] = []
-        self._samples: list[Sample] = []
+        self._steps: list[probes.Steps] = []
+        self._samples: list[probes.Sample] = []
         others = min(workers, len(settings.layers) - 1) - 1
         # A layer's step is slowed by what else is at work; a line through one count gives others.
         self.crowd = (workers - 1) / others if others else 0.0
 
-    def layers(self, examples: int, seconds: float) -> list[LayerProbes]:
+    def layers(self, examples: int, seconds: float) -> list[probes.LayerProbes]:
         """Return the probes of each layer; layers that are alike share theirs.
 
         A round of all probes takes about ``seconds``.
@@ -165,12 +140,12 @@ class _Bench:
         draw = np.random.default_rng(0).random
         batch = self._settings.batch_size
         for learner, width in zip(
-            build_learners(self._settings), self._settings.layers[:-1], strict=True
+            build.build_learners(self._settings), self._settings.layers[:-1], strict=True
         ):
             rows = _rows(batch, width, examples)
-            self._steps.append(Steps(learner, draw((rows, width), dtype=np.float32)))
+            self._steps.append(probes.Steps(learner, draw((rows, width), dtype=np.float32)))
         kinds = [self._kind(i) for i in range(len(self._steps))]
-        count = PROBES + PROBES_OF_SIZE * len(sizes(self._workers))
+        count = probes.PROBES + probes.PROBES_OF_SIZE * len(sizes(self._workers))
         each = seconds / (count * len(set(kinds)))
         firsts = [kinds.index(kind) for kind in kinds]  # of each layer the first one like it
         samples = {i: self._sample(i, each) for i in dict.fromkeys(firsts)}
@@ -178,10 +153,10 @@ class _Bench:
         found = {i: self._probes(i) for i in dict.fromkeys(firsts)}
         return [found[i] for i in firsts]
 
-    def _sample(self, i: int, seconds: float) -> Sample:
+    def _sample(self, i: int, seconds: float) -> probes.Sample:
         s = self._settings
         with blas_limit(1), np.errstate(all="ignore"):
-            return sampled(
+            return probes.sampled(
                 lambda rows: self._steps[i].work(rows=rows)(1),
                 batch_size=s.batch_size,
                 operations=2 * s.shapes[i].products * (2 * s.cd_steps[i] + 3),
@@ -197,43 +172,45 @@ class _Bench:
         below = s.shapes[max(0, i - 1) : i + 1]
         return (i > 0, below, s.visible_units_of(i + 1), *(x[i] for x in (*options, *more)))
 
-    def _probes(self, i: int) -> LayerProbes:
+    def _probes(self, i: int) -> probes.LayerProbes:
         steps, settings, sample = self._steps[i], self._settings, self._samples[i]
         rows, held_out = sample.rows, steps.X[: self._held_out]
         if sample.is_part:
-            held_out = held_out[: PASSES * rows]
-        validation = validating(steps.learner, held_out)
+            held_out = held_out[: probes.PASSES * rows]
+        validation = probes.validating(steps.learner, held_out)
         shape, precision = settings.shapes[i], precision_of(settings.precision, self._products(i))
         own: dict[str, Any] = {"cd_steps": settings.cd_steps[i], "precision": precision}
-        probes = LayerProbes(
+        found = probes.LayerProbes(
             sample=sample,
-            step=Probe(steps.work(rows=rows)),
-            products=Probe(products(shape, batch_size=rows, **own)),
-            validation=Probe(validation),
+            step=probes.Probe(steps.work(rows=rows)),
+            products=probes.Probe(probes.products(shape, batch_size=rows, **own)),
+            validation=probes.Probe(validation),
             busy=self._busy(i),
             held_out=len(held_out) / self._held_out if self._held_out else 1.0,
-            parts={n: Probe(steps.work(rows=min(n, rows))) for n in self._parts},
+            parts={n: probes.Probe(steps.work(rows=min(n, rows))) for n in self._parts},
         )
         for split in ("examples", "filters" if isinstance(shape, ConvolutionShape) else "units"):
             for shards in sizes(self._workers):
                 sharded = self._cut(i, split, shards)
                 if sharded is not None:
-                    probes.sharded[split, shards] = {
-                        workers: Probe(steps.work(sharded, self._run(workers), rows), cores=workers)
+                    found.sharded[split, shards] = {
+                        workers: probes.Probe(
+                            steps.work(sharded, self._run(workers), rows), cores=workers
+                        )
                         for workers in {1, max(1, shards // 2), shards}
                     }
         if self._threads > 1:
-            probes.blas["step"] = Probe(steps.work(rows=rows), blas_threads=self._threads)
-            probes.blas["validation"] = Probe(validation, blas_threads=self._threads)
+            found.blas["step"] = probes.Probe(steps.work(rows=rows), blas_threads=self._threads)
+            found.blas["validation"] = probes.Probe(validation, blas_threads=self._threads)
         if i:
-            self._add_transform(probes, i - 1)
-        return probes
+            self._add_transform(found, i - 1)
+        return found
 
     def _products(self, i: int) -> str:
         is_dense = not isinstance(self._settings.shapes[i], ConvolutionShape)
         return self._settings.products if is_dense else "blas"  # convolutions have no own ones
 
-    def _busy(self, i: int) -> Probe | None:
+    def _busy(self, i: int) -> probes.Probe | None:
         """Return the layer's step while others train; None if there are none."""
         depth = len(self._steps)
         works = [
@@ -241,17 +218,17 @@ class _Bench:
             for steps, sample in zip(self._steps, self._samples, strict=True)
         ]
         others = [works[(i + k) % depth] for k in range(1, min(self._workers, depth))]
-        return beside(works[i], others, self._pool)
+        return probes.beside(works[i], others, self._pool)
 
     def _cut(self, i: int, split: str, shards: int) -> Step | None:
         """Return a layer's step in shards; None if it cannot be cut so."""
         learner, rows = self._steps[i].learner, self._samples[i].rows
         permitted = {
             "examples": shards <= rows,
-            "units": is_plain(learner) and shards <= min(learner.weight.shape),
+            "units": build.is_plain(learner) and shards <= min(learner.weight.shape),
             "filters": self._has_shards(i, split=split, shards=shards),
         }
-        return step_for(learner, shards, split) if permitted[split] else None
+        return build.step_for(learner, shards, split) if permitted[split] else None
 
     def _has_shards(self, i: int, *, split: str, shards: int) -> bool:
         """Return whether the settings permit that a layer's minibatches are cut so."""
@@ -269,25 +246,27 @@ class _Bench:
 
         return run
 
-    def _add_transform(self, probes: LayerProbes, below: int) -> None:
+    def _add_transform(self, found: probes.LayerProbes, below: int) -> None:
         rows = self._steps[below].X[: CHUNK_ROWS * min(CHUNKS_AT_ONCE, max(2, self._workers))]
         if self._samples[below].is_part:
-            rows = rows[: PASSES * self._samples[below].rows]
-        probes.rows = len(rows)
+            rows = rows[: probes.PASSES * self._samples[below].rows]
+        found.rows = len(rows)
         layer = self._steps[below].learner.snapshot()
 
-        def work(workers: int) -> Work:
-            return transforming(layer, rows, self._run(workers))
+        def work(workers: int) -> probes.Work:
+            return probes.transforming(layer, rows, self._run(workers))
 
         for workers in (1, *sizes(self._workers)):
-            probes.transform[workers] = Probe(work(workers), cores=workers)
+            found.transform[workers] = probes.Probe(work(workers), cores=workers)
         if self._threads > 1:
-            probes.blas["transform"] = Probe(work(1), blas_threads=self._threads)
+            found.blas["transform"] = probes.Probe(work(1), blas_threads=self._threads)
 
 
 def _rows(batch_size: int, width: int, examples: int) -> int:
     """Return how many random rows a layer is timed on; of wide ones fewer than a minibatch has."""
-    usual = max(batch_size, min(examples, max(MOST_NUMBERS // width, CHUNK_ROWS * CHUNKS_AT_ONCE)))
+    usual = max(
+        batch_size, min(examples, max(probes.MOST_NUMBERS // width, CHUNK_ROWS * CHUNKS_AT_ONCE))
+    )
     return min(usual, max(1, WIDE_NUMBERS // width))
 
 
@@ -329,7 +308,7 @@ def timings_of(task: Task, *, workers: int | None, seconds: float) -> Timings:
     return measure(task, workers=workers or usable_cores(), seconds=seconds)
 
 
-def steps_on_device(learner: Learner, train_step: TrainStep, X: Any) -> Work:
+def steps_on_device(learner: Learner, train_step: TrainStep, X: Any) -> probes.Work:
     """Return steps on rows of X as work, done in whole blocks of steps.
 
     The first block is launched step by step, the second is recorded.
@@ -375,12 +354,12 @@ def measure_devices(task: Task, *, seconds: float) -> Timings:
     settings = task.settings
     started, depth = perf_counter(), len(settings.layers) - 1
     bench = _DeviceBench(_unshared(settings), task.examples, min(task.held_out, PROBE_ROWS))
-    most = max(MOST_SECONDS, seconds)
+    most = max(probes.MOST_SECONDS, seconds)
     with closing(WorkerPool(depth, "syncpretrain-plan")) as pool:
-        layers = [bench.probes(i, pool) for i in range(depth)]
+        layers = [bench.layer(i, pool) for i in range(depth)]
         _time(layers, seconds, most - (perf_counter() - started))
     found = tuple(own.timings(1.0, 1) for own in layers)
-    notes = notes_on(layers, most)
+    notes = probes.notes_on(layers, most)
     return Timings(found, bench.gpus, 1, perf_counter() - started, notes=notes, unit=GPU)
 
 
@@ -388,12 +367,12 @@ class _DeviceBench:
     """The stack's learners on their GPUs, and rows for each."""
 
     def __init__(self, settings: PretrainSettings, examples: int, held_out: int) -> None:
-        self._settings, self._backend = settings, backend_of_layers(settings)
+        self._settings, self._backend = settings, build.backend_of_layers(settings)
         self.gpus = len(self._backend.devices())
         self._can_share = not unreadable_pairs(self._backend.xp)
         draw, batch = np.random.default_rng(0).random, settings.batch_size
         widths = settings.layers[:-1]
-        counts = [max(batch, min(examples, MOST_NUMBERS // width)) for width in widths]
+        counts = [max(batch, min(examples, probes.MOST_NUMBERS // width)) for width in widths]
         free = self._backend.free_bytes() or 0
         drawn = [draw((n, width), dtype="f4") for n, width in zip(counts, widths, strict=True)]
         own: dict[str, Any] = {"batch_size": batch, "others": chain_bytes(settings)}
@@ -407,47 +386,47 @@ class _DeviceBench:
         self._held_out = held_out
         self._steps = [self._step(i, 1) for i in range(len(widths))]
 
-    def probes(self, i: int, pool: WorkerPool) -> LayerProbes:
+    def layer(self, i: int, pool: WorkerPool) -> probes.LayerProbes:
         """Return what is timed of a layer."""
         settings, learner, X = self._settings, self._learners[i], self._rows[i]
         batch = settings.batch_size
         shape, cd_steps = settings.shapes[i], settings.cd_steps[i]
         places = batch * shape.positions
         with learner.stream:
-            bare = BareProducts(learner.backend, learner.precision, shape, places, cd_steps)
+            bare = probes.BareProducts(learner.backend, learner.precision, shape, places, cd_steps)
             held_out = X[: self._held_out]
             learner.stream.synchronize()
-        probes = LayerProbes(
-            sample=Sample(batch, batch),
-            step=Probe(self._steps[i]),
-            products=Probe(steps_on_device(self._learner(i), bare.train_step, X)),
-            validation=Probe(validating(learner, held_out)),
+        found = probes.LayerProbes(
+            sample=probes.Sample(batch, batch),
+            step=probes.Probe(self._steps[i]),
+            products=probes.Probe(steps_on_device(self._learner(i), bare.train_step, X)),
+            validation=probes.Probe(probes.validating(learner, held_out)),
             busy=self._busy(i, pool),
         )
         for gpus in sizes(self.gpus) if self._can_share else ():
             if gpus <= batch:
-                probes.sharded["examples", gpus] = {1: Probe(self._step(i, gpus))}
+                found.sharded["examples", gpus] = {1: probes.Probe(self._step(i, gpus))}
         if i:
             below, rows = self._learners[i - 1], chunk_rows(self._backend, settings.layers)
             with below.stream:
                 some = self._rows[i - 1][: rows * CHUNKS_AT_ONCE]
                 layer = below.snapshot()
                 below.stream.synchronize()
-            probes.rows = len(some)
-            probes.transform[1] = Probe(
-                transforming(layer, some, reader=learner.backend, rows=rows)
+            found.rows = len(some)
+            found.transform[1] = probes.Probe(
+                probes.transforming(layer, some, reader=learner.backend, rows=rows)
             )
-        return probes
+        return found
 
     def _learner(self, i: int) -> Learner:
-        return build_learner(self._settings, i + 1, self._backend)
+        return build.build_learner(self._settings, i + 1, self._backend)
 
-    def _step(self, i: int, gpus: int) -> Work:
+    def _step(self, i: int, gpus: int) -> probes.Work:
         """Return a layer's steps, whole or in shards on several GPUs."""
         learner = self._learners[i] if gpus == 1 else self._learner(i)
-        step = step_for(learner, gpus, "examples", gpus)
+        step = build.step_for(learner, gpus, "examples", gpus)
         return steps_on_device(learner, step.train_step, self._rows[i])
 
-    def _busy(self, i: int, pool: WorkerPool) -> Probe | None:
+    def _busy(self, i: int, pool: WorkerPool) -> probes.Probe | None:
         """Return a layer's step while all others train; None if there are none."""
-        return beside(self._steps[i], self._steps[:i] + self._steps[i + 1 :], pool)
+        return probes.beside(self._steps[i], self._steps[:i] + self._steps[i + 1 :], pool)
