@@ -121,16 +121,12 @@ def dry_run(
     driver: Driver,
     tuning: Finetuning | None,
     data_seconds: float,
-    *,
-    measure_seconds: float | None = None,
 ) -> DryRun:
     """Predict the seconds and the memory of a run, given its driver and its fine-tuning.
 
-    ``data_seconds`` are the seconds that loading the data took; the layers are measured for about
-    ``measure_seconds``, by default 3.
+    ``data_seconds`` are the seconds that loading the data took.
     """
-    wanted = MEASURED_SECONDS if measure_seconds is None else measure_seconds
-    seconds, reason = _pretraining(driver.settings, data, wanted)
+    seconds, reason = _pretraining(driver.settings, data)
     tuned: float | None = 0.0
     if tuning is not None:
         tuned = _finetuning(tuning, driver.stack())
@@ -150,9 +146,7 @@ def dry_run(
     )
 
 
-def _pretraining(
-    settings: PretrainSettings, data: Dataset, measure_seconds: float
-) -> tuple[float | None, str]:
+def _pretraining(settings: PretrainSettings, data: Dataset) -> tuple[float | None, str]:
     """Return the seconds of pretraining, or why they are not predicted."""
     if settings.schedule == UNTRAINED:
         return 0.0, ""
@@ -162,12 +156,12 @@ def _pretraining(
     if is_on_gpus(task):
         task = replace(task, settings=msgspec.structs.replace(settings, workers=None))
         try:
-            timings = timings_of(task, workers=None, seconds=measure_seconds)
+            timings = timings_of(task, workers=None, seconds=MEASURED_SECONDS)
         except SettingsError as error:  # the data are there already, and the rest has no room
             return None, f"the layers cannot be timed beside the data: {error}"
     else:
         workers = settings.workers or usable_cores()
-        timings = measure(task, workers=workers, seconds=measure_seconds)
+        timings = measure(task, workers=workers, seconds=MEASURED_SECONDS)
     if settings.schedule == ASYNC:
         return async_seconds(task, replace(timings, exchanges=exchanges(settings))), ""
     settings = msgspec.structs.replace(settings, workers=workers_of(settings))
