@@ -14,20 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from syncpretrain.events import (
-    DriftJudged,
-    EpochFinished,
-    EpochStarted,
-    Event,
-    FinetuneEpochFinished,
-    FinetuneStarted,
-    LayerFinished,
-    Notice,
-    Observer,
-    Progress,
-    RunFinished,
-    RunStarted,
-)
+from syncpretrain import events
 from syncpretrain.schedule.kinds import SCHEDULES
 
 REFRESH_SECONDS = 0.12
@@ -40,7 +27,7 @@ STYLES = {"waiting": "dim", "training": "green", "sleeping": "yellow", "done": "
 @contextmanager
 def progress_observer(
     console: Console, *, live: bool, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Observer]:
+) -> Iterator[events.Observer]:
     """Show a run's progress on the console as long as the context lasts.
 
     Parameters
@@ -72,14 +59,14 @@ def progress_observer(
             observer.stop()
 
 
-def _silenced_by_failure(observer: Observer) -> Observer:
+def _silenced_by_failure(observer: events.Observer) -> events.Observer:
     """Return an observer that falls silent if progress cannot be printed: full disk, lost terminal.
 
     A pipe without a reader ends the run: rich turns that into SystemExit.
     """
     is_silent = False
 
-    def observe(event: Event) -> None:
+    def observe(event: events.Event) -> None:
         nonlocal is_silent
         try:
             if not is_silent:
@@ -195,18 +182,18 @@ class _Live:
             redirect_stderr=sys.stderr.isatty(),
         )
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         self._now = max(self._now, event.time)
         self._update(event)
         match event:
-            case Notice(message=message):
+            case events.Notice(message=message):
                 _print_line(self._console, message)
-            case RunStarted() | FinetuneStarted():
+            case events.RunStarted() | events.FinetuneStarted():
                 self._live.start()
                 self._draw()
-            case LayerFinished() | RunFinished():
+            case events.LayerFinished() | events.RunFinished():
                 self._draw()
-            case EpochFinished():
+            case events.EpochFinished():
                 pass  # the next epoch mostly follows at once: drawing now would flash "sleeping"
             case _ if self._clock() - self._drawn >= REFRESH_SECONDS:
                 self._draw()
@@ -216,23 +203,23 @@ class _Live:
         self._stopped = True
         self._live.stop()
 
-    def _update(self, event: Event) -> None:
+    def _update(self, event: events.Event) -> None:
         if self._forecast is not None:
             self._forecast(event)
         match event:
-            case RunStarted():
+            case events.RunStarted():
                 self._forecast = Forecast(event)
                 self._rows = dict(self._forecast.rows)
-            case RunFinished():
+            case events.RunFinished():
                 self._forecast = None
                 for row in self._rows.values():
                     row.state = "done"
-            case Progress(layer=0, fraction=fraction):
+            case events.Progress(layer=0, fraction=fraction):
                 self._rows[0].fraction = fraction
-            case FinetuneStarted(epochs=total):
+            case events.FinetuneStarted(epochs=total):
                 self._rows[0] = _Row("fine-tuning", total)
                 self._rows[0].start(1, event.time)
-            case FinetuneEpochFinished(epoch=epoch, epochs=total, train_error=error):
+            case events.FinetuneEpochFinished(epoch=epoch, epochs=total, train_error=error):
                 self._rows[0].finish(epoch, error, event.seconds)
                 self._rows[0].state = "training" if epoch < total else "done"
 
@@ -304,17 +291,17 @@ class PlainProgress:
     def __init__(self, console: Console, *, thinned: bool = False) -> None:
         self._console = console
         self._thinned = thinned
-        self._start: RunStarted | None = None
+        self._start: events.RunStarted | None = None
         self._done: dict[int, int] = {}  # epochs of the layers that trained some
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Print the line of an event, if it has one."""
         match event:
-            case RunStarted():
+            case events.RunStarted():
                 self._start, self._done = event, {}
-            case Notice(message=message):
+            case events.Notice(message=message):
                 _print_line(self._console, message)
-            case EpochFinished() if self._start is not None:
+            case events.EpochFinished() if self._start is not None:
                 self._done[event.layer] = event.epoch
                 if not self._keeps(event.epoch, self._start.epochs[event.layer - 1]):
                     return
@@ -322,15 +309,15 @@ class PlainProgress:
                 source = "" if self._start.handoff == "minibatch" else f"  on version {event.reads}"
                 label = f"layer {event.layer}  {count}{source}"
                 self._epoch(label, event, event.time - event.started)
-            case DriftJudged(layer=layer):
+            case events.DriftJudged(layer=layer):
                 _print_line(self._console, f"layer {layer}  {event}")
-            case LayerFinished(layer=layer):
+            case events.LayerFinished(layer=layer):
                 before = self._start.done(layer) if self._start is not None else 0
                 done = self._done.get(layer, before)
                 end = "was complete, after" if layer not in self._done else "done after"
                 plural = "" if done == 1 else "s"
                 _print_line(self._console, f"layer {layer}  {end} {done} epoch{plural}")
-            case FinetuneEpochFinished() if self._keeps(event.epoch, event.epochs):
+            case events.FinetuneEpochFinished() if self._keeps(event.epoch, event.epochs):
                 label = f"fine-tuning  {_count_text(event.epoch, event.epochs)}"
                 self._epoch(label, event, event.seconds)
 
@@ -339,12 +326,12 @@ class PlainProgress:
         return epoch in (1, epochs) or epoch % step == 0
 
     def _epoch(
-        self, label: str, event: EpochFinished | FinetuneEpochFinished, seconds: float
+        self, label: str, event: events.EpochFinished | events.FinetuneEpochFinished, seconds: float
     ) -> None:
         parts = [label, f"error {_error_text(event.train_error)}"]
         if event.validation_error is not None:
             parts.append(f"validation {_error_text(event.validation_error)}")
-        if isinstance(event, EpochFinished) and event.drift is not None:
+        if isinstance(event, events.EpochFinished) and event.drift is not None:
             parts.append(f"change {event.drift:.3g}")
         _print_line(self._console, "  ".join([*parts, f"{seconds:.1f} s"]))
 
@@ -379,7 +366,7 @@ class Forecast:
     start : RunStarted
     """
 
-    def __init__(self, start: RunStarted) -> None:
+    def __init__(self, start: events.RunStarted) -> None:
         kind = SCHEDULES.get(start.schedule)
         alone = kind is not None and kind.one_at_a_time
         self._slots = 1 if alone else max(1, min(start.workers, len(start.epochs)))
@@ -393,20 +380,20 @@ class Forecast:
             self.rows[n] = _Row(f"layer {n}  {below}-{above}", epochs, *own)
             self.rows[n].minibatches = minibatches
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Take note of an event."""
         self._now = max(self._now, event.time)
         match event:
-            case EpochStarted(layer=layer, epoch=epoch, reads=reads):
+            case events.EpochStarted(layer=layer, epoch=epoch, reads=reads):
                 source = "the data" if layer == 1 else f"version {reads}"
                 self.rows[layer].start(epoch, event.time, source)
-            case Progress(layer=layer, fraction=fraction):
+            case events.Progress(layer=layer, fraction=fraction):
                 self.rows[layer].fraction = fraction
-            case EpochFinished(layer=layer, epoch=epoch, train_error=error):
+            case events.EpochFinished(layer=layer, epoch=epoch, train_error=error):
                 self.rows[layer].finish(epoch, error, event.time - event.started)
-            case DriftJudged(layer=layer, drift=drift):
+            case events.DriftJudged(layer=layer, drift=drift):
                 self.rows[layer].last = f"drift {drift:.2g}"
-            case LayerFinished(layer=layer):
+            case events.LayerFinished(layer=layer):
                 self.rows[layer].end()
 
     @property

@@ -47,6 +47,7 @@ from syncpretrain.parallel.signals import interrupted_by_sigterm
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.training import Driver
+from syncpretrain.runs import prepare
 from syncpretrain.runs.card import card_of
 from syncpretrain.runs.checkpoints import Checkpoints, checkpointed_identity, has_pretrained
 from syncpretrain.runs.folder import (
@@ -69,14 +70,6 @@ from syncpretrain.runs.folder import (
 )
 from syncpretrain.runs.identity import RunIdentity, check_resumable, identity_of, read_identity
 from syncpretrain.runs.metrics import measure, report_of
-from syncpretrain.runs.prepare import (
-    check_finetuning,
-    idle_gpu_notice,
-    load_data,
-    resolve,
-    settings_for_data,
-    with_absolute_path,
-)
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import Settings, moved_elsewhere, read_settings, write_settings
 from syncpretrain.settings.by_data import Given
@@ -138,7 +131,7 @@ def train_run(
     with owned(out, run.report):
         try:
             write_record(out / IDENTITY_NAME, run.identity)
-            write_settings(with_absolute_path(settings), out / CONFIG_NAME)
+            write_settings(prepare.with_absolute_path(settings), out / CONFIG_NAME)
             if run.data.columns is not None:
                 write_record(out / COLUMNS_NAME, run.data.columns)
         except OSError as error:
@@ -160,11 +153,11 @@ def prepared_run(
     start: Stack | None = None,
 ) -> Run:
     """Return a run that is checked and ready to start, without a folder; see :func:`train_run`."""
-    resolve(settings)  # before the data are read: refuses a device that is missing
-    data = load_data(settings, given=given) if data is None else data
-    settings, notice = settings_for_data(settings, given, data)
-    notices = filter(None, (notice, idle_gpu_notice(settings, data)))
-    settings = resolve(settings, data)
+    prepare.resolve(settings)  # before the data are read: refuses a device that is missing
+    data = prepare.load_data(settings, given=given) if data is None else data
+    settings, notice = prepare.settings_for_data(settings, given, data)
+    notices = filter(None, (notice, prepare.idle_gpu_notice(settings, data)))
+    settings = prepare.resolve(settings, data)
     run = Run(settings, data, observers, started, replay, start)
     run.notices += notices
     return run
@@ -206,7 +199,7 @@ def resume_run(
     check_loggers(own := tuple(loggers))
     settings = read_settings(folder / CONFIG_NAME)
     before = "numpy" if settings.pretrain.backend == "auto" else settings.pretrain.backend
-    settings = resolve(moved_elsewhere(settings, **{"backend": before, **elsewhere}))
+    settings = prepare.resolve(moved_elsewhere(settings, **{"backend": before, **elsewhere}))
     notices: list[str] = []
     with owned(folder, notices.append):
         _check_unfinished(folder)  # its former owner may have ended it just now
@@ -241,7 +234,7 @@ def _load_data_again(settings: Settings, folder: Path, was: RunIdentity | None) 
     """Return the data of a run; an error about other or missing data says where to correct them."""
     try:
         known, meaning = (None, None) if was is None else (was.file, was.meaning)
-        data = load_data(settings, known, read_columns(folder / COLUMNS_NAME), meaning)
+        data = prepare.load_data(settings, known, read_columns(folder / COLUMNS_NAME), meaning)
     except DataError as error:
         raise DataError(
             f"resume: the data of the run cannot be loaded: {error}. If it was moved, correct name"
@@ -297,7 +290,7 @@ class Run:
         self.notices: list[str] = []
         self.loggers: tuple[str, ...] = ()
         self.command: str | None = None  # the command that began the run, if one did
-        self.tuning = check_finetuning(settings, data)
+        self.tuning = prepare.check_finetuning(settings, data)
         self.restarts = Restarts(settings.run.max_restarts, self.report)
         self.unsaved: Stack | None = None  # the result of pretraining, until it is saved
         self.pretraining = self.new_pretraining()
