@@ -33,6 +33,7 @@ from syncpretrain.planning.timings import GPU, Timings, sizes
 from syncpretrain.pretraining import build
 from syncpretrain.pretraining.memory import chain_bytes, check_device_memory, check_memory
 from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.fields import refuse
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.workers.activations import CHUNK_ROWS, CHUNKS_AT_ONCE, chunk_rows
 from syncpretrain.workers.worker import PROBE_ROWS
@@ -292,18 +293,15 @@ def timings_of(task: Task, *, workers: int | None, seconds: float) -> Timings:
         If a minibatch has more examples than there are, or the stack cannot be measured.
     """
     settings = task.settings
-    if settings.batch_size > task.examples:
-        raise SettingsError(
-            f"batch_size: got {settings.batch_size}, expected at most {task.examples}, the"
-            " examples to train on"
-        )
     workers = workers or settings.workers
+    refused = {
+        f"batch_size: got {settings.batch_size}, expected at most {task.examples}, the examples to"
+        " train on": settings.batch_size > task.examples,
+        f"workers: got {workers} with backend {settings.backend}, expected none: the GPUs that the"
+        " backend names are timed": is_on_gpus(task) and workers is not None,
+    }
+    refuse(refused)
     if is_on_gpus(task):
-        if workers is not None:
-            raise SettingsError(
-                f"workers: got {workers} with backend {settings.backend}, expected none: the GPUs"
-                " that the backend names are timed"
-            )
         return measure_devices(task, seconds=seconds)
     return measure(task, workers=workers or usable_cores(), seconds=seconds)
 
