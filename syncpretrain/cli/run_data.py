@@ -121,9 +121,8 @@ def _folder(run: Path) -> Path:
 def _stays_in_file(run: Path, name: str) -> bool:
     """Return whether the run read its data from the file while it trained."""
     settings = _settings(run)
-    return (
-        settings is not None and settings.pretrain.handoff == "minibatch" and is_mapped_file(name)
-    )
+    streams = settings is not None and settings.pretrain.handoff == "minibatch"
+    return streams and is_mapped_file(name)
 
 
 def _data_name(run: Path, data: str | None, settings: DataSettings | None) -> str:
