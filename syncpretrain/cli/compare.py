@@ -32,7 +32,13 @@ from syncpretrain.cli.setting_options import (
 )
 from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
-from syncpretrain.runs.folder import CONFIG_NAME, check_folder, make_folder, make_new_folder
+from syncpretrain.runs.folder import (
+    CONFIG_NAME,
+    check_folder,
+    make_folder,
+    make_new_folder,
+    unwritten,
+)
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import Settings, replaced, write_settings
 from syncpretrain.settings.by_data import Given
@@ -317,6 +323,6 @@ def _write_unfinished(
         _write_comparison(settings, _report(settings, data, outcomes, out), outcomes, out)
         text = f"{len(outcomes)} results so far are in {out / TABLE_NAME}"
     except OSError as error:
-        text = f"warning: {out} could not be written: {error.strerror or error}"
+        text = f"warning: {unwritten(out, error)}"
     with suppress(OSError):
         click.echo(text, err=True)

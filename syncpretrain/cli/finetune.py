@@ -22,7 +22,7 @@ from syncpretrain.cli.setting_options import (
 from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
 from syncpretrain.observers import observing
-from syncpretrain.runs.folder import CONFIG_NAME, check_folder
+from syncpretrain.runs.folder import CONFIG_NAME, check_folder, not_a_run
 from syncpretrain.settings import PretrainSettings, Settings, off_ranks, read_settings, replaced
 from syncpretrain.settings.by_data import Given
 
@@ -97,9 +97,7 @@ def _settings_and_data(
 
     config = (run if run.is_dir() else run.parent) / CONFIG_NAME
     if not config.is_file():
-        raise SettingsError(
-            f"run: got {run}, expected the folder of a run, with {CONFIG_NAME} in it"
-        )
+        raise SettingsError(not_a_run("run", run, CONFIG_NAME))
     before = read_settings(config)
     wanted = options["finetune"]
     if wanted == "none":

@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import (
-    RUN,
-    at_least,
-    check_target,
-    data_option,
-    number_option,
-    out_option,
-    part_option,
-    shape_option,
-)
+from syncpretrain.cli import options
 from syncpretrain.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -34,11 +25,11 @@ def _beside(run: Path, name: str) -> Path:
 
 
 @click.command("filters")
-@click.argument("run", type=RUN)
-@number_option("--layer", 1, "Counted from 1.", metavar="L")
-@number_option("--count", 100, "Filters or hidden units, the first ones.")
-@shape_option
-@out_option("FILE.png", "Default filters.png in the folder of the run.")
+@click.argument("run", type=options.RUN)
+@options.number_option("--layer", 1, "Counted from 1.", metavar="L")
+@options.number_option("--count", 100, "Filters or hidden units, the first ones.")
+@options.shape_option
+@options.out_option("FILE.png", "Default filters.png in the folder of the run.")
 def filters(run: Path, layer: int, count: int, shape: str | None, out: Path | None) -> None:
     """Draw the weights of a layer as images, as a PNG: the filters of a convolution.
 
@@ -57,7 +48,7 @@ def filters(run: Path, layer: int, count: int, shape: str | None, out: Path | No
 
     target = out or _beside(run, "filters.png")
     stack = load(run)
-    check_target(target, run)
+    options.check_target(target, run)
     lowest = stack.layers[0].shape
     pixels = layer == 1 and isinstance(lowest, DenseShape)
     images = image_shape(lowest, shape) if pixels else None
@@ -69,13 +60,13 @@ def filters(run: Path, layer: int, count: int, shape: str | None, out: Path | No
 
 
 @click.command("reconstruct")
-@click.argument("run", type=RUN)
-@data_option("Default what the run was trained on.")
-@part_option
-@number_option("--count", 20, "Examples, drawn at random.")
-@shape_option
-@number_option("--seed", 0, "Another one draws other examples.", least=0)
-@out_option("FILE.png", "Default reconstructions.png in the folder of the run.")
+@click.argument("run", type=options.RUN)
+@options.data_option("Default what the run was trained on.")
+@options.part_option
+@options.number_option("--count", 20, "Examples, drawn at random.")
+@options.shape_option
+@options.number_option("--seed", 0, "Another one draws other examples.", least=0)
+@options.out_option("FILE.png", "Default reconstructions.png in the folder of the run.")
 def reconstruct(
     run: Path,
     data: str | None,
@@ -105,7 +96,7 @@ def reconstruct(
             f"{run}: was fine-tuned as a classifier and has no decoder; reconstruct a run without"
             " --finetune classification"
         )
-    check_target(target, run, data)
+    options.check_target(target, run, data)
     images = image_shape(stack.layers[0].shape, shape)
     examples = examples_of(run, data, part, stack=stack)
     X, stack = examples.rows, stack.for_prepared_rows()
@@ -117,8 +108,8 @@ def reconstruct(
 
 
 @click.command("sample")
-@click.argument("run", type=RUN)
-@click.option("--level", type=at_least(1), metavar="L", help=LEVEL_HELP)
+@click.argument("run", type=options.RUN)
+@click.option("--level", type=options.at_least(1), metavar="L", help=LEVEL_HELP)
 @click.option(
     "--method", type=click.Choice(["gibbs", "stacked"]), default="gibbs", help=METHOD_HELP
 )
@@ -128,19 +119,19 @@ def reconstruct(
     default="noise",
     help="Where the chains start; chains: of training, with --chains. Default noise.",
 )
-@data_option("For --start data, and for the mixing; default what the run was trained on.")
-@part_option
-@number_option("--count", 20, "Chains.")
-@number_option("--steps", 1000, "Steps of each chain.")
-@shape_option
-@number_option("--seed", 0, least=0)
+@options.data_option("For --start data, and for the mixing; default what the run was trained on.")
+@options.part_option
+@options.number_option("--count", 20, "Chains.")
+@options.number_option("--steps", 1000, "Steps of each chain.")
+@options.shape_option
+@options.number_option("--seed", 0, least=0)
 @click.option(
     "--save",
     type=click.Path(path_type=Path),
     metavar="FILE.npy",
     help="Write the samples, too; no picture is drawn if they are no images.",
 )
-@out_option("FILE.png", "Default samples.png in the folder of the run.")
+@options.out_option("FILE.png", "Default samples.png in the folder of the run.")
 def sample(
     run: Path,
     level: int | None,
@@ -176,9 +167,9 @@ def sample(
 
     target = out or _beside(run, "samples.png")
     stack = load(run)
-    check_target(target, run, data)
+    options.check_target(target, run, data)
     if save is not None:
-        check_target(save, run, data, option="save")
+        options.check_target(save, run, data, option="save")
     if level is None and (start == "chains" or method == "stacked"):
         level = 1
     images = _images_of(stack, shape, level=level, save=save, out=out)

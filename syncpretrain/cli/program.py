@@ -17,15 +17,8 @@ from typing import Any
 
 import click
 
+from syncpretrain import errors
 from syncpretrain.cli.ranks import check_command, follow, is_follower, leading
-from syncpretrain.errors import (
-    NovelValueWarning,
-    RunInterrupted,
-    SaveError,
-    StalledError,
-    SyncpretrainError,
-    WorkerError,
-)
 
 COMMANDS = {
     "train": "Pretrain a stack of layers in parallel, and fine-tune it.",
@@ -52,17 +45,10 @@ COMMANDS = {
 # Modules of several commands, each a function with the command's name; the other commands have a
 # module of their own name with the function ``command``.
 SHARED = {
-    "predict": "rows",
-    "score": "rows",
-    "encode": "rows",
-    "reconstruct": "pictures",
-    "filters": "pictures",
-    "sample": "pictures",
-    "evaluate": "results",
-    "report": "results",
-    "presets": "installation",
-    "doctor": "installation",
-    "completion": "installation",
+    **dict.fromkeys(("predict", "score", "encode"), "rows"),
+    **dict.fromkeys(("reconstruct", "filters", "sample"), "pictures"),
+    **dict.fromkeys(("evaluate", "report"), "results"),
+    **dict.fromkeys(("presets", "doctor", "completion"), "installation"),
 }
 FAILED, REFUSED, STALLED, SIGNAL = 1, 2, 75, 128
 KEY = "syncpretrain.arguments"  # of the program
@@ -131,7 +117,7 @@ class Program(click.Group):
         try:
             with _warnings_in_lines():
                 return super().invoke(ctx)
-        except RunInterrupted as stopped:
+        except errors.RunInterrupted as stopped:
             text = str(stopped)
             return _end(ctx, text[:1].upper() + text[1:], SIGNAL + stopped.signum)
         except KeyboardInterrupt:
@@ -140,7 +126,7 @@ class Program(click.Group):
             raise  # click ends quietly when the reader of a pipe is gone
         except click.UsageError as error:
             return _end(ctx, f"Error: {_usage(error, ctx)}", REFUSED)
-        except SyncpretrainError as error:
+        except errors.SyncpretrainError as error:
             return _end(ctx, f"Error: {self._in_option_names(str(error), ctx)}", _status(error))
         except OSError as error:
             file = f"{error.filename}: " if error.filename else ""
@@ -173,14 +159,14 @@ def _warnings_in_lines() -> Iterator[None]:
         return context is not None and bool(context.params.get("quiet"))
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **others: Any) -> None:
-        if not issubclass(category, NovelValueWarning):
+        if not issubclass(category, errors.NovelValueWarning):
             shown(message, category, *where, **others)
         elif not quiet() and str(message) not in told:
             told.add(str(message))
             click.echo(f"warning: {message}", err=True)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("always", NovelValueWarning)
+        warnings.simplefilter("always", errors.NovelValueWarning)
         shown, warnings.showwarning = warnings.showwarning, show
         yield
 
@@ -231,9 +217,9 @@ def _nearest(name: str, known: list[str]) -> str:
 
 def _status(error: Exception) -> int:
 
-    if isinstance(error, StalledError):
+    if isinstance(error, errors.StalledError):
         return STALLED
-    return FAILED if isinstance(error, (WorkerError, SaveError)) else REFUSED
+    return FAILED if isinstance(error, (errors.WorkerError, errors.SaveError)) else REFUSED
 
 
 @click.command(cls=Program)

@@ -121,9 +121,8 @@ def _folder(run: Path) -> Path:
 def _stays_in_file(run: Path, name: str) -> bool:
     """Return whether the run read its data from the file while it trained."""
     settings = _settings(run)
-    return (
-        settings is not None and settings.pretrain.handoff == "minibatch" and is_mapped_file(name)
-    )
+    streams = settings is not None and settings.pretrain.handoff == "minibatch"
+    return streams and is_mapped_file(name)
 
 
 def _data_name(run: Path, data: str | None, settings: DataSettings | None) -> str:
@@ -145,14 +144,10 @@ def _loaded(settings: DataSettings, stack: Stack, run: Path | None = None) -> Da
     dataset = load_dataset(
         settings.name,
         **({} if before is None else table_options(before)),
-        columns=columns_in(stack.info),
-        encode=takes_categories(stack.units[0]),
+        **_read_by(stack),
         validation=settings.validation,
-        bounded=is_bounded(stack.units[0], stack.scaling),
         mapped=mapped,
         known=known,
-        images=stack.layers[0].shape.images,
-        meaning=stack.meaning,
     )
     _print_notices(dataset.notices)
     _check_width(settings.name, dataset.width, stack.widths[0])
@@ -191,17 +186,20 @@ def _rows(name: str, stack: Stack) -> Rows:
     """Return all examples of a file, read by the columns that the stack was trained on."""
     if not expanded(name).exists():
         load_dataset(name)  # refuses the name, and lists the data sets
-    units = stack.units[0]
-    wanted = Wanted(
-        is_bounded(units, stack.scaling),
-        encode=takes_categories(units),
-        columns=columns_in(stack.info),
-        images=stack.layers[0].shape.images,
-        meaning=stack.meaning,
-    )
-    rows = read_rows(name, wanted)
+    rows = read_rows(name, Wanted(**_read_by(stack)))
     _check_width(name, rows.X.shape[1], stack.widths[0])
     return rows
+
+
+def _read_by(stack: Stack) -> dict[str, Any]:
+    """Return the options by which files are read as the stack's training data was."""
+    return {
+        "bounded": is_bounded(stack.units[0], stack.scaling),
+        "encode": takes_categories(stack.units[0]),
+        "columns": columns_in(stack.info),
+        "images": stack.layers[0].shape.images,
+        "meaning": stack.meaning,
+    }
 
 
 def _check_width(name: str, got: int, expected: int) -> None:

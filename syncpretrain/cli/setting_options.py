@@ -19,6 +19,7 @@ from syncpretrain.settings import (
     PretrainSettings,
     RunSettings,
     Settings,
+    fields,
     names_in,
     preset_path,
     read_settings,
@@ -27,17 +28,6 @@ from syncpretrain.settings import (
 from syncpretrain.settings.architecture import MAX_UNITS, architecture_of
 from syncpretrain.settings.by_data import Given
 from syncpretrain.settings.checks import check_blas_threads
-from syncpretrain.settings.fields import (
-    ASYNC_DEFAULTS,
-    ASYNCHRONOUS,
-    MODEL_DEFAULTS,
-    OF_SCHEDULES,
-    PER_LAYER,
-    SECTIONS,
-    Setting,
-    settings_of,
-    usual_costs,
-)
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
@@ -64,16 +54,16 @@ class Option(NamedTuple):
 
     section: str
     field: str
-    setting: Setting
+    setting: fields.Setting
 
 
 def _options() -> Iterator[tuple[str, Option]]:
     for section, struct in STRUCTS.items():
-        for field, setting in settings_of(struct).items():
+        for field, setting in fields.settings_of(struct).items():
             usual = FINETUNE + field if section == "finetune" else field
-            if section == "finetune" and field in ASYNC_DEFAULTS:  # the help has little room
+            if section == "finetune" and field in fields.ASYNC_DEFAULTS:  # the help has little room
                 text = f"As --{field.replace('_', '-')}." if setting.default else ""
-                setting = setting(section=ASYNCHRONOUS.section, text=text)
+                setting = setting(section=fields.ASYNCHRONOUS.section, text=text)
             yield RENAMED.get((section, field), usual), Option(section, field, setting)
             if field == "layers":
                 text = "Columns of convolutions, joined in the middle."
@@ -83,9 +73,10 @@ def _options() -> Iterator[tuple[str, Option]]:
 OPTIONS = dict(_options())
 # Replicas are a layer's workers, or have minibatches of their own: a number for one schedule says
 # nothing about the other.
-OF_OTHER_WORKERS = {*PLANNED, "workers", "exchange", *OF_SCHEDULES} - {"schedule", "handoff"}
-OF_HANDOFF = OF_SCHEDULES - {"schedule", "group_size", "handoff"}  # which the other one lacks
-HEADINGS = ("Comparison", *SECTIONS)  # of the help
+OF_OTHER_WORKERS = {*PLANNED, "workers", "exchange", *fields.OF_SCHEDULES} - {"schedule", "handoff"}
+# Those that the other one lacks.
+OF_HANDOFF = fields.OF_SCHEDULES - {"schedule", "group_size", "handoff"}
+HEADINGS = ("Comparison", *fields.SECTIONS)  # of the help
 HEADING_OF = {name: option.setting.section for name, option in OPTIONS.items()}
 HEADING_OF |= dict.fromkeys(("starts", "seeds"), HEADINGS[0])
 HEADING_OF |= dict.fromkeys(("hidden", "preset", "config", "print_config", "dry_run"), HEADINGS[1])
@@ -123,28 +114,24 @@ def setting_options(
         return name in listed or OPTIONS[name].section in listed
 
     names = [name for name in OPTIONS if among(name, only) and not among(name, without)]
-    return _decorator([_option(name) for name in names])
+    return lambda command: reduce(lambda done, name: _option(name)(done), names[::-1], command)
 
 
 def source_options(command: F) -> F:
     """Add ``--preset`` and ``--config``."""
-    config = click.Path(path_type=Path)
-    return _decorator(
-        [
-            click.option(
-                "--preset",
-                metavar="NAME",
-                help="Take the settings of a preset, listed by 'syncpretrain presets'; options"
-                " given here win.",
-            ),
-            click.option(
-                "--config",
-                metavar="FILE.toml",
-                type=config,
-                help="Take the settings of a run folder's config.toml; options given here win.",
-            ),
-        ]
-    )(command)
+    preset = click.option(
+        "--preset",
+        metavar="NAME",
+        help="Take the settings of a preset, listed by 'syncpretrain presets'; options given here"
+        " win.",
+    )
+    config = click.option(
+        "--config",
+        metavar="FILE.toml",
+        type=click.Path(path_type=Path),
+        help="Take the settings of a run folder's config.toml; options given here win.",
+    )
+    return preset(config(command))
 
 
 hidden_option = click.option(
@@ -293,11 +280,6 @@ def complete_by_data(
     return data
 
 
-def _decorator(options: list[Callable[[F], F]]) -> Callable[[F], F]:
-    """Return a decorator that adds options in this order."""
-    return lambda command: reduce(lambda done, option: option(done), reversed(options), command)
-
-
 def _option(name: str) -> Callable[[F], F]:
     """Return the option of a setting."""
     setting = OPTIONS[name].setting
@@ -309,7 +291,7 @@ def _option(name: str) -> Callable[[F], F]:
     return click.option(flag, type=parser, metavar=metavar, help=_with_default(text, setting))
 
 
-def _parser_and_metavar(name: str, setting: Setting) -> tuple[Any, str | None]:
+def _parser_and_metavar(name: str, setting: fields.Setting) -> tuple[Any, str | None]:
     """Return the type and the metavar of an option."""
     is_list, kind, metavar = setting.each is not None, setting.kind, setting.metavar
     if name in PARSERS:
@@ -327,7 +309,7 @@ def _parser_and_metavar(name: str, setting: Setting) -> tuple[Any, str | None]:
     return floats if kind is float else integers, f"{metavar}[,{metavar}...]"
 
 
-def _with_default(text: str, setting: Setting) -> str:
+def _with_default(text: str, setting: fields.Setting) -> str:
     """Append the default to a text that names none."""
     default = setting.default
     if default in (None, msgspec.NODEFAULT) or "default" in text.lower():
@@ -381,13 +363,13 @@ def _drop_replaced(
     if options.get("handoff") not in (None, pretrain.get("handoff")):
         _drop(pretrain, OF_HANDOFF)
     if options.get("finetune_schedule") not in (None, finetune.get("schedule")):
-        _drop(finetune, ("runtime", "replicas", "split", "shards", *ASYNC_DEFAULTS))
+        _drop(finetune, ("runtime", "replicas", "split", "shards", *fields.ASYNC_DEFAULTS))
 
 
 def _drop_costs(pretrain: dict[str, Any]) -> None:
     """Drop the sparsity costs of a file if they are the defaults for its layers."""
     architecture, depth = pretrain.get("architecture"), len(pretrain["layers"]) - 1
-    if list(pretrain["sparsity_cost"]) == usual_costs(
+    if list(pretrain["sparsity_cost"]) == fields.usual_costs(
         architecture, pretrain["hidden_units"], depth
     ):
         pretrain.pop("sparsity_cost")
@@ -397,7 +379,7 @@ def _drop_schedule(pretrain: dict[str, Any], name: str) -> None:
     """Drop settings of a file that another schedule does not have."""
     kind = schedule_kind(name)
     if ASYNC in (name, pretrain["schedule"]) and name != pretrain["schedule"]:
-        _drop(pretrain, (*OF_OTHER_WORKERS, *ASYNC_DEFAULTS))
+        _drop(pretrain, (*OF_OTHER_WORKERS, *fields.ASYNC_DEFAULTS))
     has = {"group_size": kind.has_groups, "pace": kind.free, "refresh_when": kind.has_refreshes}
     _drop(pretrain, [own for own in has if not has[own]])
     if not kind.can_stream and pretrain["handoff"] == "minibatch":
@@ -417,15 +399,15 @@ def _drop_layers(pretrain: dict[str, Any], layers: str) -> None:
     pretrain.pop("architecture", None)
     if len(architecture_of(layers)[0]) == len(pretrain["layers"]):
         return
-    for name in PER_LAYER.keys() & pretrain.keys():
+    for name in fields.PER_LAYER.keys() & pretrain.keys():
         if len(set(pretrain[name])) == 1:
             pretrain[name] = pretrain[name][0]
 
 
 def _drop_model(pretrain: dict[str, Any]) -> None:
     """Drop settings that the file's model ignores, so that another model takes its own defaults."""
-    for name in {name for defaults in MODEL_DEFAULTS.values() for name in defaults}:
-        if all(value == PER_LAYER[name] for value in pretrain[name]):
+    for name in {name for defaults in fields.MODEL_DEFAULTS.values() for name in defaults}:
+        if all(value == fields.PER_LAYER[name] for value in pretrain[name]):
             del pretrain[name]
 
 

@@ -30,7 +30,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.observers import observing
 from syncpretrain.observers.event_log import read_reads
-from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, check_folder
+from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, check_folder, not_a_run
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import ELSEWHERE, Settings, read_settings
 from syncpretrain.settings.by_data import Given
@@ -280,10 +280,7 @@ def _check_resume(options: dict[str, Any]) -> None:
 def _check_replay(replay: Path, config: str | Path | None, options: dict[str, Any]) -> None:
 
     if not all((replay / name).is_file() for name in (CONFIG_NAME, EVENTS_NAME)):
-        raise SettingsError(
-            f"replay: got {replay}, expected the folder of a run, with {CONFIG_NAME} and"
-            f" {EVENTS_NAME} in it"
-        )
+        raise SettingsError(not_a_run("replay", replay, CONFIG_NAME, EVENTS_NAME))
     for name in RECORDED:
         if options.get(name) is not None or (name == "config" and config is not None):
             raise SettingsError(

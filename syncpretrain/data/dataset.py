@@ -80,9 +80,8 @@ class Dataset:
     notices: tuple[str, ...] = ()
     columns: Columns | None = None
     meaning: Meaning | None = None
-    full_sha256: str | None = field(
-        default=None, repr=False
-    )  # hash with the labels that were left out, or hash of a mapped file
+    # Hash with the labels that were left out, or hash of a mapped file.
+    full_sha256: str | None = field(default=None, repr=False)
     train_weights: NDArray[np.float64] | None = None
     stamp: Any = field(default=None, repr=False)  # a FileStamp, of a mapped file
 

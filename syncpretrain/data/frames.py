@@ -143,10 +143,8 @@ def read_parquet(path: Path) -> Table:
     DataError
         If the package pyarrow is missing, or the file cannot be read.
     """
-    text = (
-        "a Parquet file needs the package pyarrow, which is not installed; install it, or save the"
-    )
-    parquet = needed("pyarrow.parquet", DataError(f"{path}: {text} table as .csv"))
+    text = "a Parquet file needs the package pyarrow, which is not installed; install it, or"
+    parquet = needed("pyarrow.parquet", DataError(f"{path}: {text} save the table as .csv"))
     try:
         with parquet.ParquetFile(path) as file:
             names = list(file.schema_arrow.names)

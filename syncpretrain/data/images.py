@@ -88,10 +88,8 @@ def read_image_folder(path: Path) -> Folder:
     DataError
         If the package Pillow is missing, an image cannot be read, or is of another size.
     """
-    text = (
-        "a folder of images needs the package pillow, which is not installed; install it, or save"
-    )
-    needed("PIL.Image", DataError(f"{path}: {text} the images as an array in .npy"))
+    text = "a folder of images needs the package pillow, which is not installed; install it, or"
+    needed("PIL.Image", DataError(f"{path}: {text} save the images as an array in .npy"))
     files = _images(path)
     shape, deep, said = _survey(path, files)
     check_memory(path, (4 if deep else 1) * len(files) * int(np.prod(shape)))

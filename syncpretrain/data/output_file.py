@@ -29,10 +29,8 @@ def check_output(path: Path) -> None:
     if suffix not in (".csv", ".npy", ".npz", ".parquet"):
         raise SettingsError(f"out: got {path}, expected a file that ends in {OUTPUT_FORMATS}")
     if suffix == ".parquet":
-        text = (
-            "which needs the package pyarrow, and that is not installed; install it, or take .csv"
-        )
-        needed("pyarrow", SettingsError(f"out: got {path}, {text}"))
+        text = "which needs the package pyarrow, and that is not installed; install it, or"
+        needed("pyarrow", SettingsError(f"out: got {path}, {text} take .csv"))
 
 
 def write_output(

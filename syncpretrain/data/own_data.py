@@ -18,20 +18,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.data import readers
 from syncpretrain.data.dataset import UNLABELLED, Dataset, Rows, hold_out
 from syncpretrain.data.examples import as_examples, checked_rows, scale_examples, watched_rows
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.images import check_image_shape
 from syncpretrain.data.meaning import ALL_ONES, Meaning, check_precision
-from syncpretrain.data.readers import (
-    Wanted,
-    check_file,
-    colours_last,
-    divided,
-    load_file,
-    map_npy,
-    read_rows,
-)
 from syncpretrain.data.sparse_rows import SparseRows, joined
 from syncpretrain.errors import DataError
 from syncpretrain.shapes import ImageShape
@@ -61,7 +53,7 @@ def share_of(test: str | float | os.PathLike[str] | None) -> float | None:
 
 def load_own(
     path: str | os.PathLike[str],
-    wanted: Wanted,
+    wanted: readers.Wanted,
     *,
     validation: float | None = None,
     seed: int = 0,
@@ -90,11 +82,11 @@ def load_own(
         If a file cannot be read, or does not fit the others.
     """
     share = share_of(test)
-    rows = read_rows(path, wanted)
+    rows = readers.read_rows(path, wanted)
     notices = list(rows.notices)
     known: dict[str, Any] = {"columns": rows.columns, "meaning": rows.meaning}
     again = wanted._replace(**known, target=None, drop=(), weights=None)
-    apart = None if test is None or share is not None else read_rows(os.fspath(test), again)  # type: ignore[arg-type]
+    apart = None if test is None or share is not None else readers.read_rows(os.fspath(test), again)  # type: ignore[arg-type]
     if rows.test is not None:
         if test is not None:
             raise DataError(
@@ -106,11 +98,11 @@ def load_own(
         _check_width("test", test or path, apart, rows, path)
     count = len(rows.X)
     if unlabelled is not None:
-        others = read_rows(unlabelled, again)
+        others = readers.read_rows(unlabelled, again)
         notices += others.notices
         rows = _joined(rows, others, path, unlabelled)
     rows = rows._replace(notices=tuple(dict.fromkeys(notices)))
-    data = divided(path, rows, validation=validation, test=share, seed=seed)
+    data = readers.divided(path, rows, validation=validation, test=share, seed=seed)
     if unlabelled is not None:
         more = f"{len(rows.X) - count:,} without labels of {unlabelled}"
         data = replace(data, source=f"the {count:,} examples of {path}, {more}")
@@ -203,20 +195,21 @@ def load_mapped(
         As :func:`syncpretrain.data.readers.load_file`.
     """
     path = expanded(path)
-    check_file(path)
+    readers.check_file(path)
     stamp = _stamp_of(path)
-    X = map_npy(path)
+    how: dict[str, Any] = {"validation": validation, "seed": seed, "bounded": bounded}
+    X = readers.map_npy(path)
     check_image_shape(X.shape[1:], images, str(path))
-    notices = [*colours_last(X.shape, path)]
+    notices = [*readers.colours_last(X.shape, path)]
     if X.size and not X.flags.c_contiguous:
-        return _in_memory(path, validation=validation, seed=seed, bounded=bounded)
+        return _in_memory(path, **how)
     X = as_examples(X.reshape(len(X), -1) if X.ndim > 2 and X.size else X, str(path))
     rows, n = rows_in_file(X), len(X)
     if rows is None:
-        return _in_memory(path, validation=validation, seed=seed, bounded=bounded)
+        return _in_memory(path, **how)
     own = Meaning.of(rows, bounded=bounded)
     if meaning is not None and own.values != meaning.values:
-        return load_file(path, validation=validation, seed=seed, bounded=bounded, meaning=meaning)
+        return readers.load_file(path, **how, meaning=meaning)
     if not bounded:
         check_precision(rows, str(path))
     kept, held = hold_out(np.arange(n), None, validation=validation, default=n // 10, seed=seed)
@@ -272,6 +265,6 @@ def _stamp_of(path: Path) -> FileStamp | None:
 
 def _in_memory(path: Path, **options: Any) -> Dataset:
     """Read a file in Fortran order, and add a notice."""
-    data = load_file(path, **options)
+    data = readers.load_file(path, **options)
     message = f"{path}: is in Fortran order, and was read into memory; save it again with"
     return replace(data, notices=(*data.notices, f"{message} numpy.ascontiguousarray"))

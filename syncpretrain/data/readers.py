@@ -16,14 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.array_formats import (
-    GZIP_MAGIC,
-    is_idx,
-    npy_claim,
-    read_idx,
-    read_npz,
-    reason_of,
-)
+from syncpretrain.data import array_formats
 from syncpretrain.data.blocks import as_bits
 from syncpretrain.data.columns import Columns, Target, columns_of
 from syncpretrain.data.csv_table import read_csv_table
@@ -139,18 +132,17 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
         return _of_table(read_parquet(path), wanted)
     _refuse_columns(path, wanted)
     if suffix == ".npz":
-        found = read_npz(path)
-        labels = array_labels(found.labels, len(found.X), str(path), wanted)
-        rows = _checked(Rows(found.X, labels[0], labels[2], labels[1]), path, wanted)
+        found = array_formats.read_npz(path)
+        rows = _checked(_labelled(found.X, found.labels, str(path), wanted), path, wanted)
         if found.X_test is None:
             return rows
         own = wanted._replace(columns=rows.columns, meaning=rows.meaning)
-        y_test = array_labels(found.test_labels, len(found.X_test), f"{path}: the test part", own)
-        return rows._replace(test=_checked(Rows(found.X_test, y_test[0], y_test[2]), path, own))
+        test = _labelled(found.X_test, found.test_labels, f"{path}: the test part", own)
+        return rows._replace(test=_checked(test, path, own))
     if suffix == ".npy":
         X = map_npy(path)
-    elif is_idx(head) or head[:2] == GZIP_MAGIC or _named_idx(path):
-        X = read_idx(path)
+    elif array_formats.is_idx(head) or head[:2] == array_formats.GZIP_MAGIC or _named_idx(path):
+        X = array_formats.read_idx(path)
     else:
         raise DataError(f"{path}: got a file of an unknown format, expected {FORMATS}")
     return _checked(Rows(X), path, wanted)
@@ -177,8 +169,9 @@ def _of_folder(path: Path, wanted: Wanted) -> Rows:
                 f"{path}: got a folder {name!r}, a name that is no text; rename it, for it is that"
                 " of a class"
             ) from None
-    labels, columns, more = array_labels(names, len(X), str(path), wanted, target="class")
-    return _checked(Rows(X, labels, (*notices, *more), columns, meaning=own), path, wanted)
+    rows = _labelled(X, names, str(path), wanted, target="class")
+    said = (*notices, *rows.notices)
+    return _checked(rows._replace(notices=said, meaning=own), path, wanted)
 
 
 def _of_table(table: Table, wanted: Wanted) -> Rows:
@@ -264,10 +257,10 @@ def _check_last(table: Table) -> None:
         )
 
 
-def array_labels(
-    labels: NDArray[Any] | None, n: int, name: str, wanted: Wanted, *, target: str = "y"
-) -> tuple[NDArray[Any] | None, Columns | None, tuple[str, ...]]:
-    """Return the labels of n examples, the columns that name their classes, and notices.
+def _labelled(
+    X: NDArray[Any], labels: NDArray[Any] | None, name: str, wanted: Wanted, *, target: str = "y"
+) -> Rows:
+    """Return examples with their labels, the columns that name their classes, and notices.
 
     ``target`` is the name of the target if the labels are texts that no earlier run knows.
 
@@ -276,9 +269,9 @@ def array_labels(
     DataError
         If there is not one label for each example, or the labels do not suit the task.
     """
-    known = wanted.columns
+    n, known = len(X), wanted.columns
     if labels is None:
-        return None, known, ()
+        return Rows(X, columns=known)
     if labels.size != n or max(labels.shape, default=0) != n:
         raise DataError(
             f"{name}: got labels of shape {labels.shape} for {n} examples, expected one an example"
@@ -291,10 +284,10 @@ def array_labels(
         aim = aim or target_of(table, target, wanted.task)
         columns = known or Columns((), False, aim)
         found: NDArray[Any] = labels_in(texts, aim, name)
-        return found, columns, label_notices(found, texts, f"{name}: labels")
+        return Rows(X, found, label_notices(found, texts, f"{name}: labels"), columns)
     is_regression = wanted.task == "regression"
     found = single_numbers(labels, name) if is_regression else whole_labels(labels, name)
-    return found, known, label_notices(found, labels, f"{name}: labels")
+    return Rows(X, found, label_notices(found, labels, f"{name}: labels"), known)
 
 
 def _checked(rows: Rows, path: Path, wanted: Wanted) -> Rows:
@@ -421,7 +414,7 @@ def check_file(path: Path) -> bytes:
     except (OSError, ValueError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path}: cannot be read: {reason_of(error)}") from error
+        raise DataError(f"{path}: cannot be read: {array_formats.reason_of(error)}") from error
 
 
 def _named_idx(path: Path) -> bool:
@@ -440,9 +433,9 @@ def map_npy(path: Path) -> NDArray[Any]:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            shape = npy_claim(file, size, str(path))
+            shape = array_formats.npy_claim(file, size, str(path))
         if 0 in shape:
             return np.empty(shape, dtype=np.float32)  # nothing to map
         return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
     except (OSError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read: {reason_of(error)}") from error
+        raise DataError(f"{path}: cannot be read: {array_formats.reason_of(error)}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ SPARSE_NAMES = {"data", "indices", "indptr", "shape", "format"}  # as SciPy's sa
 MATRIX_EXPECTED = "expected a sparse matrix of numbers, such as scipy.sparse makes"
 
 
+@dataclass(eq=False, repr=False)
 class SparseRows(StoredRows):
     """Rows stored without their zeros; they stand for dense float32 rows.
 
@@ -32,21 +34,16 @@ class SparseRows(StoredRows):
         Last step for each array of rows, such as a standardization.
     """
 
-    def __init__(
-        self,
-        data: NDArray[np.float32],
-        indices: NDArray[Any],
-        indptr: NDArray[Any],
-        width: int,
-        prepare: Prepare | None = None,
-    ) -> None:
-        self.data, self.indices, self.indptr = data, indices, indptr
-        self._width, self.prepare = width, prepare
+    data: NDArray[np.float32]
+    indices: NDArray[Any]
+    indptr: NDArray[Any]
+    width: int
+    prepare: Prepare | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         """The number of rows, and of values in each."""
-        return len(self.indptr) - 1, self._width
+        return len(self.indptr) - 1, self.width
 
     @property
     def csr(self) -> tuple[NDArray[np.float32], NDArray[Any], NDArray[Any]]:
@@ -101,7 +98,7 @@ class SparseRows(StoredRows):
         """Return some rows as a dense array, in ``out`` if it is given."""
         owners, places, _ = self._places(indices)
         if out is None:
-            out = np.empty((len(indices), self._width), dtype=np.float32)
+            out = np.empty((len(indices), self.width), dtype=np.float32)
         out.fill(0)
         out[owners, self.indices[places]] = self.data[places]
         if self.prepare is not None:
@@ -125,18 +122,16 @@ class SparseRows(StoredRows):
             return self.subset(np.arange(start, stop, step))
         stop = max(start, stop)
         ends = self.indptr[start : stop + 1]
-        own = slice(int(ends[0]), int(ends[-1]))
-        return self._with(self.data[own], self.indices[own], ends - ends[0])
+        return self._kept(slice(int(ends[0]), int(ends[-1])), ends - ends[0])
 
     def subset(self, rows: NDArray[Any]) -> SparseRows:
         """Return a copy of some rows, still sparse."""
         _, places, counts = self._places(np.asarray(rows))
-        indptr = np.concatenate([[0], np.cumsum(counts)])
-        return self._with(self.data[places], self.indices[places], indptr)
+        return self._kept(places, np.concatenate([[0], np.cumsum(counts)]))
 
     def prepared_by(self, prepare: Prepare) -> SparseRows:
         """Return the same rows, passed through ``prepare`` at every reading."""
-        return SparseRows(*self.csr, self._width, prepare)
+        return replace(self, prepare=prepare)
 
     def toarray(self) -> NDArray[np.float32]:
         """Return all rows as a dense array, filled some at a time."""
@@ -145,10 +140,8 @@ class SparseRows(StoredRows):
             out[chunk] = self[chunk]
         return out
 
-    def _with(
-        self, data: NDArray[np.float32], indices: NDArray[Any], indptr: NDArray[Any]
-    ) -> SparseRows:
-        return SparseRows(data, indices, indptr, self._width, self.prepare)
+    def _kept(self, places: slice | NDArray[Any], indptr: NDArray[Any]) -> SparseRows:
+        return replace(self, data=self.data[places], indices=self.indices[places], indptr=indptr)
 
     def _places(self, rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return the row and the place of each value of some rows, and each row's count."""

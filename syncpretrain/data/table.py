@@ -20,9 +20,8 @@ LISTED = 8  # names in a message
 FEW_VALUES = 20  # texts of a category: shown in a message, or permitted however few the rows
 # 1,5 and 1,234; 1,234.5 and 1,234,567; 1.234,5
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+,\d+|\d{1,3}(,\d{3})+(\.\d+)?|\d{1,3}(\.\d{3})+,\d+)")
-BLANKS = re.compile(
-    r"[+-]?\d{1,3}([ \u00a0\u2009\u202f'\u2019]\d{3})+([.,]\d+)?"
-)  # 1 000 and 1'234.5
+# 1 000 and 1'234.5
+BLANKS = re.compile(r"[+-]?\d{1,3}([ \u00a0\u2009\u202f'\u2019]\d{3})+([.,]\d+)?")
 CURRENCY = "$€£¥₹₩₽₺₪"
 WITH_UNIT = re.compile(  # -1.5 kg, 45%, $1,200, <5 m/s; neither room 12 nor 10-20
     rf"[+-]?(?P<before>[~<>≤≥≈±]?\s?(?:[A-Z]{{0,2}}[{CURRENCY}]|USD|EUR|GBP|CHF|JPY|CNY)?)\s?"

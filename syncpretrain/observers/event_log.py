@@ -70,7 +70,7 @@ class EventLog:
             return
         if self._origin is None:
             self._origin = event.time
-        line = msgspec.json.encode(_as_dict(event, self._origin), enc_hook=float)
+        line = msgspec.json.encode(as_dict(event, self._origin), enc_hook=float)
         self._waiting.append(line + b"\n")
         self._write()
 
@@ -233,7 +233,8 @@ def _check_version(layer: int, version: int, reads: list[list[int]]) -> None:
         raise ValueError(f"layer {layer} reads version {version}, which was not there")
 
 
-def _as_dict(event: Event, origin: float) -> dict[str, Any]:
+def as_dict(event: Event, origin: float) -> dict[str, Any]:
+    """Return an event as it is written: its kind, and its fields on a clock that begins at 0."""
     values = {field.name: getattr(event, field.name) for field in fields(event)}
     for name in CLOCK_FIELDS:
         if name in values:

@@ -14,20 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from syncpretrain.events import (
-    DriftJudged,
-    EpochFinished,
-    EpochStarted,
-    Event,
-    FinetuneEpochFinished,
-    FinetuneStarted,
-    LayerFinished,
-    Notice,
-    Observer,
-    Progress,
-    RunFinished,
-    RunStarted,
-)
+from syncpretrain import events
 from syncpretrain.schedule.kinds import SCHEDULES
 
 REFRESH_SECONDS = 0.12
@@ -40,7 +27,7 @@ STYLES = {"waiting": "dim", "training": "green", "sleeping": "yellow", "done": "
 @contextmanager
 def progress_observer(
     console: Console, *, live: bool, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Observer]:
+) -> Iterator[events.Observer]:
     """Show a run's progress on the console as long as the context lasts.
 
     Parameters
@@ -72,14 +59,14 @@ def progress_observer(
             observer.stop()
 
 
-def _silenced_by_failure(observer: Observer) -> Observer:
+def _silenced_by_failure(observer: events.Observer) -> events.Observer:
     """Return an observer that falls silent if progress cannot be printed: full disk, lost terminal.
 
     A pipe without a reader ends the run: rich turns that into SystemExit.
     """
     is_silent = False
 
-    def observe(event: Event) -> None:
+    def observe(event: events.Event) -> None:
         nonlocal is_silent
         try:
             if not is_silent:
@@ -92,32 +79,59 @@ def _silenced_by_failure(observer: Observer) -> Observer:
 
 @dataclass(slots=True)
 class _Row:
-    """State of one live line; ``done`` may pass ``epochs``, the stipulated ones, by refreshing."""
+    """A layer, or the fine-tuning: its work, and its live line.
+
+    ``done`` counts finished epochs, and may pass ``epochs``, the stipulated ones, by refreshing.
+    """
 
     name: str
     epochs: int
-    state: str = "waiting"
+    weights: int = 0
     done: int = 0
+    before: int = 0  # epochs of an earlier run that this one resumes
+    state: str = "waiting"
     fraction: float = 0.0  # of the running epoch
     error: float | None = None
     began: float = 0.0
-    done_before: int = 0  # epochs of an earlier run that this one resumes
+    epoch_began: float | None = None  # None if no epoch is running
+    busy: float = 0.0  # seconds of the finished epochs
     last: str = ""  # last cell, where no time is shown
     source: str = ""  # of the running epoch: the data, or a version
     minibatches: float = 0  # of an epoch, in a streamed run
 
     def start(self, epoch: int, now: float, source: str = "") -> None:
         if self.state == "waiting":
-            self.began, self.done_before = now, epoch - 1
-        self.source = source
+            self.began, self.before = now, epoch - 1
+        self.source, self.epoch_began = source, now
         self.state, self.done, self.fraction, self.last = "training", epoch - 1, 0.0, ""
 
-    def finish(self, epoch: int, error: float) -> None:
+    def finish(self, epoch: int, error: float, seconds: float) -> None:
         self.state, self.done, self.fraction, self.error = "sleeping", epoch, 0.0, error
+        self.busy, self.epoch_began = self.busy + seconds, None
+
+    def end(self) -> None:
+        self.state, self.fraction, self.last, self.epoch_began = "done", 0.0, "", None
 
     @property
     def completed(self) -> float:
         return min(self.done + self.fraction, self.epochs)
+
+    @property
+    def trained(self) -> float:
+        """Epochs of this run so far."""
+        return self.done - self.before + self.fraction
+
+    @property
+    def left(self) -> float:
+        """Stipulated epochs that are still to come."""
+        return 0.0 if self.state == "done" else self.epochs - self.completed
+
+    def epoch_seconds(self, now: float) -> float | None:
+        """Return the seconds of an epoch, sleep excluded; None before enough of an epoch."""
+        if self.trained < ENOUGH_TO_ESTIMATE:
+            return None
+        running = 0.0 if self.epoch_began is None or not self.fraction else now - self.epoch_began
+        return (self.busy + running) / self.trained
 
     @property
     def doing(self) -> str:
@@ -130,11 +144,10 @@ class _Row:
 
     def seconds_left(self, now: float) -> float | None:
         """Return the seconds of the remaining epochs at the pace so far, sleep included."""
-        progress = self.completed - self.done_before
+        progress = self.completed - self.before
         if self.state == "waiting" or progress < ENOUGH_TO_ESTIMATE:
             return None
-        left = (self.epochs - self.completed) / progress * (now - self.began)
-        return left if left > 0 else None
+        return self.left / progress * (now - self.began) or None
 
     def cells(self, now: float) -> tuple[Text, Text, Text, ProgressBar, Text, Text]:
         left = self.seconds_left(now)
@@ -169,18 +182,18 @@ class _Live:
             redirect_stderr=sys.stderr.isatty(),
         )
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         self._now = max(self._now, event.time)
         self._update(event)
         match event:
-            case Notice(message=message):
+            case events.Notice(message=message):
                 _print_line(self._console, message)
-            case RunStarted() | FinetuneStarted():
+            case events.RunStarted() | events.FinetuneStarted():
                 self._live.start()
                 self._draw()
-            case LayerFinished() | RunFinished():
+            case events.LayerFinished() | events.RunFinished():
                 self._draw()
-            case EpochFinished():
+            case events.EpochFinished():
                 pass  # the next epoch mostly follows at once: drawing now would flash "sleeping"
             case _ if self._clock() - self._drawn >= REFRESH_SECONDS:
                 self._draw()
@@ -190,39 +203,24 @@ class _Live:
         self._stopped = True
         self._live.stop()
 
-    def _update(self, event: Event) -> None:
+    def _update(self, event: events.Event) -> None:
         if self._forecast is not None:
             self._forecast(event)
         match event:
-            case RunStarted(layers=layers, epochs=epochs):
-                self._forecast = Forecast(event) if len(epochs) > 1 else None
-                streams = event.handoff == "minibatch" and event.batch_size > 0
-                self._rows = {
-                    n: _Row(f"layer {n}  {layers[n - 1]}-{layers[n]}", total, done=event.done(n))
-                    for n, total in enumerate(epochs, start=1)
-                }
-                for row in self._rows.values() if streams else ():
-                    row.minibatches = event.examples / event.batch_size
-            case EpochStarted(layer=layer, epoch=epoch, reads=reads):
-                source = "the data" if layer == 1 else f"version {reads}"
-                self._rows[layer].start(epoch, event.time, source)
-            case Progress(layer=layer, fraction=fraction):
-                self._rows[layer].fraction = fraction
-            case EpochFinished(layer=layer, epoch=epoch, train_error=error):
-                self._rows[layer].finish(epoch, error)
-            case DriftJudged(layer=layer, drift=drift):
-                self._rows[layer].last = f"drift {drift:.2g}"
-            case LayerFinished(layer=layer):
-                self._rows[layer].state, self._rows[layer].last = "done", ""
-            case RunFinished():
+            case events.RunStarted():
+                self._forecast = Forecast(event)
+                self._rows = dict(self._forecast.rows)
+            case events.RunFinished():
                 self._forecast = None
                 for row in self._rows.values():
                     row.state = "done"
-            case FinetuneStarted(epochs=total):
+            case events.Progress(layer=0, fraction=fraction):
+                self._rows[0].fraction = fraction
+            case events.FinetuneStarted(epochs=total):
                 self._rows[0] = _Row("fine-tuning", total)
                 self._rows[0].start(1, event.time)
-            case FinetuneEpochFinished(epoch=epoch, epochs=total, train_error=error):
-                self._rows[0].finish(epoch, error)
+            case events.FinetuneEpochFinished(epoch=epoch, epochs=total, train_error=error):
+                self._rows[0].finish(epoch, error, event.seconds)
                 self._rows[0].state = "training" if epoch < total else "done"
 
     def _draw(self) -> None:
@@ -245,13 +243,13 @@ class _Live:
             table.add_row(*row.cells(self._now))
         if shown.stop < len(rows):
             table.add_row(Text(f"{len(rows) - shown.stop} more", style=STYLES["waiting"]))
-        if self._forecast is not None and not self._stopped:
+        if self._forecast is not None and len(rows) > 1 and not self._stopped:
             table.add_row(*_summary(self._forecast))
         return table
 
     def _in_sight(self, rows: Sequence[_Row]) -> range:
         """Return the range of rows to draw; each row takes time to draw."""
-        room = self._console.height - (1 if self._forecast is None else 2)
+        room = self._console.height - (2 if self._forecast is not None and len(rows) > 1 else 1)
         if self._stopped or len(rows) <= room:
             return range(len(rows))
         room = max(1, room - 2)  # a line above and a line below summarize the other rows
@@ -293,17 +291,17 @@ class PlainProgress:
     def __init__(self, console: Console, *, thinned: bool = False) -> None:
         self._console = console
         self._thinned = thinned
-        self._start: RunStarted | None = None
+        self._start: events.RunStarted | None = None
         self._done: dict[int, int] = {}  # epochs of the layers that trained some
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Print the line of an event, if it has one."""
         match event:
-            case RunStarted():
+            case events.RunStarted():
                 self._start, self._done = event, {}
-            case Notice(message=message):
+            case events.Notice(message=message):
                 _print_line(self._console, message)
-            case EpochFinished() if self._start is not None:
+            case events.EpochFinished() if self._start is not None:
                 self._done[event.layer] = event.epoch
                 if not self._keeps(event.epoch, self._start.epochs[event.layer - 1]):
                     return
@@ -311,15 +309,15 @@ class PlainProgress:
                 source = "" if self._start.handoff == "minibatch" else f"  on version {event.reads}"
                 label = f"layer {event.layer}  {count}{source}"
                 self._epoch(label, event, event.time - event.started)
-            case DriftJudged(layer=layer):
+            case events.DriftJudged(layer=layer):
                 _print_line(self._console, f"layer {layer}  {event}")
-            case LayerFinished(layer=layer):
+            case events.LayerFinished(layer=layer):
                 before = self._start.done(layer) if self._start is not None else 0
                 done = self._done.get(layer, before)
                 end = "was complete, after" if layer not in self._done else "done after"
                 plural = "" if done == 1 else "s"
                 _print_line(self._console, f"layer {layer}  {end} {done} epoch{plural}")
-            case FinetuneEpochFinished() if self._keeps(event.epoch, event.epochs):
+            case events.FinetuneEpochFinished() if self._keeps(event.epoch, event.epochs):
                 label = f"fine-tuning  {_count_text(event.epoch, event.epochs)}"
                 self._epoch(label, event, event.seconds)
 
@@ -328,12 +326,12 @@ class PlainProgress:
         return epoch in (1, epochs) or epoch % step == 0
 
     def _epoch(
-        self, label: str, event: EpochFinished | FinetuneEpochFinished, seconds: float
+        self, label: str, event: events.EpochFinished | events.FinetuneEpochFinished, seconds: float
     ) -> None:
         parts = [label, f"error {_error_text(event.train_error)}"]
         if event.validation_error is not None:
             parts.append(f"validation {_error_text(event.validation_error)}")
-        if isinstance(event, EpochFinished) and event.drift is not None:
+        if isinstance(event, events.EpochFinished) and event.drift is not None:
             parts.append(f"change {event.drift:.3g}")
         _print_line(self._console, "  ".join([*parts, f"{seconds:.1f} s"]))
 
@@ -355,40 +353,8 @@ def _error_text(value: float) -> str:
     return f"{value:.2f}" if value >= 1 else f"{value:.4f}"
 
 
-@dataclass(slots=True)
-class _Layer:
-    """Work of one layer: its weights, its stipulated epochs, and its finished epochs.
-
-    ``before`` counts epochs that were finished before this run was resumed; ``busy`` is the seconds
-    of epochs that this run finished.
-    """
-
-    weights: int
-    epochs: int
-    before: int
-    done: int
-    busy: float = 0.0
-    began: float | None = None
-    fraction: float = 0.0
-
-    def trained(self) -> float:
-        """Return the epochs of this run so far."""
-        return self.done - self.before + self.fraction
-
-    def left(self) -> float:
-        """Return the stipulated epochs that are still to come."""
-        return max(0.0, self.epochs - self.done - self.fraction)
-
-    def epoch_seconds(self, now: float) -> float | None:
-        """Return the seconds of an epoch, sleep excluded; None before enough of an epoch."""
-        if self.trained() < ENOUGH_TO_ESTIMATE:
-            return None
-        running = 0.0 if self.began is None or not self.fraction else now - self.began
-        return (self.busy + running) / self.trained()
-
-
 class Forecast:
-    """Observer that predicts the end of pretraining.
+    """Observer that keeps a row for each layer, and predicts the end of pretraining.
 
     A layer that has not trained yet is assumed to be as fast as the others, by its weights.
     Pretraining ends no sooner than its slowest layer, and no sooner than all slots together can do
@@ -400,45 +366,47 @@ class Forecast:
     start : RunStarted
     """
 
-    def __init__(self, start: RunStarted) -> None:
+    def __init__(self, start: events.RunStarted) -> None:
         kind = SCHEDULES.get(start.schedule)
         alone = kind is not None and kind.one_at_a_time
         self._slots = 1 if alone else max(1, min(start.workers, len(start.epochs)))
         self._examples, self._started, self._now = start.examples, start.time, start.time
-        self._layers = {
-            n: _Layer(start.layers[n - 1] * start.layers[n], epochs, start.done(n), start.done(n))
-            for n, epochs in enumerate(start.epochs, start=1)
-        }
+        streams = start.handoff == "minibatch" and start.batch_size > 0
+        minibatches = start.examples / start.batch_size if streams else 0
+        self.rows: dict[int, _Row] = {}
+        for n, epochs in enumerate(start.epochs, start=1):
+            below, above = start.layers[n - 1 : n + 1]
+            own = below * above, start.done(n), start.done(n)
+            self.rows[n] = _Row(f"layer {n}  {below}-{above}", epochs, *own)
+            self.rows[n].minibatches = minibatches
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Take note of an event."""
         self._now = max(self._now, event.time)
         match event:
-            case EpochStarted(layer=layer):
-                own = self._layers[layer]
-                own.began, own.fraction = event.time, 0.0
-            case Progress(layer=layer, fraction=fraction) if layer in self._layers:
-                self._layers[layer].fraction = fraction
-            case EpochFinished(layer=layer, epoch=epoch):
-                own = self._layers[layer]
-                own.done, own.fraction, own.began = epoch, 0.0, None
-                own.busy += event.time - event.started
-            case LayerFinished(layer=layer):
-                own = self._layers[layer]
-                own.epochs, own.fraction, own.began = own.done, 0.0, None
+            case events.EpochStarted(layer=layer, epoch=epoch, reads=reads):
+                source = "the data" if layer == 1 else f"version {reads}"
+                self.rows[layer].start(epoch, event.time, source)
+            case events.Progress(layer=layer, fraction=fraction):
+                self.rows[layer].fraction = fraction
+            case events.EpochFinished(layer=layer, epoch=epoch, train_error=error):
+                self.rows[layer].finish(epoch, error, event.time - event.started)
+            case events.DriftJudged(layer=layer, drift=drift):
+                self.rows[layer].last = f"drift {drift:.2g}"
+            case events.LayerFinished(layer=layer):
+                self.rows[layer].end()
 
     @property
     def share(self) -> float:
         """Share of the work that is done; each epoch counts by its layer's weights."""
-        layers = self._layers.values()
-        left = sum(layer.weights * layer.left() for layer in layers)
-        done = sum(layer.weights * (layer.done + layer.fraction) for layer in layers)
+        left = sum(row.weights * row.left for row in self.rows.values())
+        done = sum(row.weights * (row.done + row.fraction) for row in self.rows.values())
         return done / (done + left) if done + left else 1.0
 
     @property
     def rate(self) -> float | None:
         """Examples that all layers together train on in a second; None before there are any."""
-        trained = sum(layer.trained() for layer in self._layers.values())
+        trained = sum(row.trained for row in self.rows.values())
         elapsed = self._now - self._started
         return self._examples * trained / elapsed if trained > 0 and elapsed > 0 else None
 
@@ -450,11 +418,12 @@ class Forecast:
     @property
     def seconds_left(self) -> float | None:
         """Seconds to the end; None before any layer's speed is known."""
-        layers = self._layers.values()
-        known = {id(x): s for x in layers if (s := x.epoch_seconds(self._now)) is not None}
-        weights = sum(layer.weights for layer in layers if id(layer) in known)
+        known = {
+            n: s for n, x in self.rows.items() if (s := x.epoch_seconds(self._now)) is not None
+        }
+        weights = sum(self.rows[n].weights for n in known)
         if not weights:
             return None
         per_weight = sum(known.values()) / weights
-        rest = [x.left() * known.get(id(x), per_weight * x.weights) for x in layers]
+        rest = [x.left * known.get(n, per_weight * x.weights) for n, x in self.rows.items()]
         return max(max(rest), sum(rest) / self._slots)

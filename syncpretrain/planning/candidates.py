@@ -71,9 +71,10 @@ def candidates(task: Task, timings: Timings) -> list[Candidate]:
     """
     found, seen = [], set()
     for name, options in _named_candidates(task, timings):
-        settings = _with(task.settings, options)
-        if settings is None:
-            continue
+        try:
+            settings = settings_with(task.settings, options)
+        except SettingsError:
+            continue  # they do not permit it
         if "split" in options:
             settings = _with_replicas(task, settings, timings)
             if max(settings.replicas) == 1:
@@ -161,14 +162,6 @@ def settings_with(settings: PretrainSettings, options: Mapping[str, Any]) -> Pre
     return msgspec.structs.replace(
         settings, **{"group_size": None, **ASYNC_DEFAULTS, **plain, **options}
     )
-
-
-def _with(settings: PretrainSettings, options: Mapping[str, Any]) -> PretrainSettings | None:
-    """Return the settings of a candidate, or None where they do not permit it."""
-    try:
-        return settings_with(settings, options)
-    except SettingsError:
-        return None
 
 
 def _cuts(settings: PretrainSettings) -> tuple[object, ...]:

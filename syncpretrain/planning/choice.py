@@ -233,7 +233,8 @@ def plan_for(
     SettingsError
         If a minibatch has more examples than there are.
     """
-    precision = resolve_precision(task.settings.precision, _backend_of(task))
+    backend = task.settings.backend if is_on_gpus(task) else "numpy"  # the cores
+    precision = resolve_precision(task.settings.precision, backend)
     task = replace(task, settings=msgspec.structs.replace(task.settings, precision=precision))
     kept = task.settings, task.examples, task.held_out, workers
     place = place_of_timings(*kept) if remembers else None
@@ -249,11 +250,6 @@ def plan_for(
     found = candidates(task, timings)
     choice = simplest(eligible(task, found))
     return Plan(task, tuple(found), choice, floor_seconds(task, timings), timings)
-
-
-def _backend_of(task: Task) -> str:
-    """Return the backend that a plan is for: the GPUs that the settings name, or the cores."""
-    return task.settings.backend if is_on_gpus(task) else "numpy"
 
 
 def eligible(task: Task, candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -27,14 +27,8 @@ from syncpretrain.planning.exchange import exchanges, handover_seconds
 from syncpretrain.planning.measure import is_on_gpus, measure, timings_of
 from syncpretrain.planning.timings import CORE
 from syncpretrain.planning.tuning import async_stage, minibatch_seconds
+from syncpretrain.pretraining import memory
 from syncpretrain.pretraining.driver import Pretraining, placement_of
-from syncpretrain.pretraining.memory import (
-    held_rows,
-    other_bytes,
-    pretraining_bytes,
-    room_bytes,
-    shard_bytes,
-)
 from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.pretraining.streamed import StreamedPretraining
 from syncpretrain.pretraining.training import Driver
@@ -127,16 +121,12 @@ def dry_run(
     driver: Driver,
     tuning: Finetuning | None,
     data_seconds: float,
-    *,
-    measure_seconds: float | None = None,
 ) -> DryRun:
     """Predict the seconds and the memory of a run, given its driver and its fine-tuning.
 
-    ``data_seconds`` are the seconds that loading the data took; the layers are measured for about
-    ``measure_seconds``, by default 3.
+    ``data_seconds`` are the seconds that loading the data took.
     """
-    wanted = MEASURED_SECONDS if measure_seconds is None else measure_seconds
-    seconds, reason = _pretraining(driver.settings, data, wanted)
+    seconds, reason = _pretraining(driver.settings, data)
     tuned: float | None = 0.0
     if tuning is not None:
         tuned = _finetuning(tuning, driver.stack())
@@ -156,9 +146,7 @@ def dry_run(
     )
 
 
-def _pretraining(
-    settings: PretrainSettings, data: Dataset, measure_seconds: float
-) -> tuple[float | None, str]:
+def _pretraining(settings: PretrainSettings, data: Dataset) -> tuple[float | None, str]:
     """Return the seconds of pretraining, or why they are not predicted."""
     if settings.schedule == UNTRAINED:
         return 0.0, ""
@@ -168,12 +156,12 @@ def _pretraining(
     if is_on_gpus(task):
         task = replace(task, settings=msgspec.structs.replace(settings, workers=None))
         try:
-            timings = timings_of(task, workers=None, seconds=measure_seconds)
+            timings = timings_of(task, workers=None, seconds=MEASURED_SECONDS)
         except SettingsError as error:  # the data are there already, and the rest has no room
             return None, f"the layers cannot be timed beside the data: {error}"
     else:
         workers = settings.workers or usable_cores()
-        timings = measure(task, workers=workers, seconds=measure_seconds)
+        timings = measure(task, workers=workers, seconds=MEASURED_SECONDS)
     if settings.schedule == ASYNC:
         return async_seconds(task, replace(timings, exchanges=exchanges(settings))), ""
     settings = msgspec.structs.replace(settings, workers=workers_of(settings))
@@ -202,9 +190,11 @@ def _bytes(settings: PretrainSettings, data: Dataset) -> int:
     steps, held_out = steps_per_epoch(len(data.train), settings.batch_size), data.validation
     if settings.handoff == "minibatch":
         backend = backend_for(settings.backend)
-        rows = held_rows(settings, backend, steps=steps, held_out=min(len(held_out), PROBE_ROWS))
-    own = pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
-    return own + other_bytes(settings, steps)
+        rows = memory.held_rows(
+            settings, backend, steps=steps, held_out=min(len(held_out), PROBE_ROWS)
+        )
+    own = memory.pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
+    return own + memory.other_bytes(settings, steps)
 
 
 def _device_memory(driver: Driver, data: Dataset) -> DeviceMemory | None:
@@ -216,8 +206,8 @@ def _device_memory(driver: Driver, data: Dataset) -> DeviceMemory | None:
     own, on_host = sum(map(bytes_of, inputs)), isinstance(inputs.train, HostRows)
     if on_host and settings.handoff == "minibatch":
         steps = steps_per_epoch(len(data.train), settings.batch_size)
-        own += room_bytes(settings, backend_for(settings.backend), steps)
-    return DeviceMemory(_bytes(settings, data) + shard_bytes(settings), own, free, on_host)
+        own += memory.room_bytes(settings, backend_for(settings.backend), steps)
+    return DeviceMemory(_bytes(settings, data) + memory.shard_bytes(settings), own, free, on_host)
 
 
 def _size(X: Any) -> int:

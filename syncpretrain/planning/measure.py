@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 from time import perf_counter
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from syncpretrain.backends.base import Backend, StepBlock, TrainStep
+from syncpretrain.backends.base import StepBlock, TrainStep
 from syncpretrain.data.order import shuffled
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
@@ -26,48 +24,18 @@ from syncpretrain.kernels.precision import precision_of
 from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.steps import Step
-from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
 from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.planning import probes
 from syncpretrain.planning.candidates import Task
-from syncpretrain.planning.gpu import drawn, unreadable_pairs
-from syncpretrain.planning.probes import (
-    MOST_NUMBERS,
-    MOST_SECONDS,
-    PASSES,
-    PROBES,
-    PROBES_OF_SIZE,
-    LayerProbes,
-    Probe,
-    Sample,
-    Steps,
-    Work,
-    beside,
-    measured,
-    notes_on,
-    products,
-    sampled,
-    transforming,
-    validating,
-)
+from syncpretrain.planning.gpu import unreadable_pairs
 from syncpretrain.planning.timings import GPU, Timings, sizes
-from syncpretrain.pretraining.build import (
-    backend_of_layers,
-    build_learner,
-    build_learners,
-    is_plain,
-    step_for,
-)
+from syncpretrain.pretraining import build
 from syncpretrain.pretraining.memory import chain_bytes, check_device_memory, check_memory
 from syncpretrain.settings import PretrainSettings
-from syncpretrain.shapes import ConvolutionShape, LayerShape
-from syncpretrain.workers.activations import (
-    CHUNK_ROWS,
-    CHUNKS_AT_ONCE,
-    Split,
-    chunk_rows,
-    transform,
-)
+from syncpretrain.settings.fields import refuse
+from syncpretrain.shapes import ConvolutionShape
+from syncpretrain.workers.activations import CHUNK_ROWS, CHUNKS_AT_ONCE, chunk_rows
 from syncpretrain.workers.worker import PROBE_ROWS
 
 WIDE_NUMBERS = 40_000_000  # of the rows of a wide layer
@@ -99,18 +67,18 @@ def measure(
     """
     settings = task.settings
     check_measuring(settings, workers=workers)
-    started, most = perf_counter(), max(MOST_SECONDS, seconds)
+    started, most = perf_counter(), max(probes.MOST_SECONDS, seconds)
     threads = min(workers, blas_threads(settings.blas_threads))
     plain = _unshared(settings)
     with closing(WorkerPool(workers, "syncpretrain-plan")) as pool:
         bench = _Bench(plain, pool, workers, threads, min(task.held_out, PROBE_ROWS), parts)
         kinds = bench.layers(task.examples, most)
-        once = list({id(probes): probes for probes in kinds}.values())
+        once = list({id(own): own for own in kinds}.values())
         _time(once, seconds, most - (perf_counter() - started))
     layers = tuple(own.timings(bench.crowd, threads) for own in kinds)
     if not all(layer.has_blas for layer in layers):
         threads = 1  # what BLAS takes with more was not measured
-    notes = notes_on(once, most)
+    notes = probes.notes_on(once, most)
     return Timings(layers, workers, threads, perf_counter() - started, notes=notes)
 
 
@@ -120,12 +88,12 @@ def _unshared(settings: PretrainSettings) -> PretrainSettings:
     return msgspec.structs.replace(settings, replicas=one, shards=none, split="examples")
 
 
-def _time(layers: Sequence[LayerProbes], seconds: float, most: float) -> None:
+def _time(layers: Sequence[probes.LayerProbes], seconds: float, most: float) -> None:
     """Time the probes of layers, first what no prediction can do without."""
     needed = [probe for own in layers for probe in own.needed()]
     others = [probe for own in layers for probe in own.others()]
     is_tried = all(own.sample.is_tried for own in layers)
-    measured([*needed, *others], seconds=seconds, most=most if is_tried else 0.0)
+    probes.measured([*needed, *others], seconds=seconds, most=most if is_tried else 0.0)
 
 
 def check_measuring(settings: PretrainSettings, *, workers: int) -> None:
@@ -136,7 +104,7 @@ def check_measuring(settings: PretrainSettings, *, workers: int) -> None:
     SettingsError
     """
     shapes, batch = settings.shapes, settings.batch_size
-    rows = [_rows(batch, shape.visible, MOST_NUMBERS) for shape in shapes]
+    rows = [_rows(batch, shape.visible, probes.MOST_NUMBERS) for shape in shapes]
     read = sum(n * shape.visible for n, shape in zip(rows, shapes, strict=True))
     made = sum(n * shape.hidden for n, shape in zip(rows, shapes[:-1], strict=False))
     shards = sum(sizes(workers)) * sum(shape.weights + sum(shape.biases) for shape in shapes)
@@ -159,13 +127,13 @@ class _Bench:
     ) -> None:
         self._settings, self._pool, self._parts = settings, pool, parts
         self._workers, self._threads, self._held_out = workers, threads, held_out
-        self._steps: list[Steps] = []
-        self._samples: list[Sample] = []
+        self._steps: list[probes.Steps] = []
+        self._samples: list[probes.Sample] = []
         others = min(workers, len(settings.layers) - 1) - 1
         # A layer's step is slowed by what else is at work; a line through one count gives others.
         self.crowd = (workers - 1) / others if others else 0.0
 
-    def layers(self, examples: int, seconds: float) -> list[LayerProbes]:
+    def layers(self, examples: int, seconds: float) -> list[probes.LayerProbes]:
         """Return the probes of each layer; layers that are alike share theirs.
 
         A round of all probes takes about ``seconds``.
@@ -173,12 +141,12 @@ class _Bench:
         draw = np.random.default_rng(0).random
         batch = self._settings.batch_size
         for learner, width in zip(
-            build_learners(self._settings), self._settings.layers[:-1], strict=True
+            build.build_learners(self._settings), self._settings.layers[:-1], strict=True
         ):
             rows = _rows(batch, width, examples)
-            self._steps.append(Steps(learner, draw((rows, width), dtype=np.float32)))
+            self._steps.append(probes.Steps(learner, draw((rows, width), dtype=np.float32)))
         kinds = [self._kind(i) for i in range(len(self._steps))]
-        count = PROBES + PROBES_OF_SIZE * len(sizes(self._workers))
+        count = probes.PROBES + probes.PROBES_OF_SIZE * len(sizes(self._workers))
         each = seconds / (count * len(set(kinds)))
         firsts = [kinds.index(kind) for kind in kinds]  # of each layer the first one like it
         samples = {i: self._sample(i, each) for i in dict.fromkeys(firsts)}
@@ -186,10 +154,10 @@ class _Bench:
         found = {i: self._probes(i) for i in dict.fromkeys(firsts)}
         return [found[i] for i in firsts]
 
-    def _sample(self, i: int, seconds: float) -> Sample:
+    def _sample(self, i: int, seconds: float) -> probes.Sample:
         s = self._settings
         with blas_limit(1), np.errstate(all="ignore"):
-            return sampled(
+            return probes.sampled(
                 lambda rows: self._steps[i].work(rows=rows)(1),
                 batch_size=s.batch_size,
                 operations=2 * s.shapes[i].products * (2 * s.cd_steps[i] + 3),
@@ -205,43 +173,45 @@ class _Bench:
         below = s.shapes[max(0, i - 1) : i + 1]
         return (i > 0, below, s.visible_units_of(i + 1), *(x[i] for x in (*options, *more)))
 
-    def _probes(self, i: int) -> LayerProbes:
+    def _probes(self, i: int) -> probes.LayerProbes:
         steps, settings, sample = self._steps[i], self._settings, self._samples[i]
         rows, held_out = sample.rows, steps.X[: self._held_out]
         if sample.is_part:
-            held_out = held_out[: PASSES * rows]
-        validation = validating(steps.learner, held_out)
+            held_out = held_out[: probes.PASSES * rows]
+        validation = probes.validating(steps.learner, held_out)
         shape, precision = settings.shapes[i], precision_of(settings.precision, self._products(i))
         own: dict[str, Any] = {"cd_steps": settings.cd_steps[i], "precision": precision}
-        probes = LayerProbes(
+        found = probes.LayerProbes(
             sample=sample,
-            step=Probe(steps.work(rows=rows)),
-            products=Probe(products(shape, batch_size=rows, **own)),
-            validation=Probe(validation),
+            step=probes.Probe(steps.work(rows=rows)),
+            products=probes.Probe(probes.products(shape, batch_size=rows, **own)),
+            validation=probes.Probe(validation),
             busy=self._busy(i),
             held_out=len(held_out) / self._held_out if self._held_out else 1.0,
-            parts={n: Probe(steps.work(rows=min(n, rows))) for n in self._parts},
+            parts={n: probes.Probe(steps.work(rows=min(n, rows))) for n in self._parts},
         )
         for split in ("examples", "filters" if isinstance(shape, ConvolutionShape) else "units"):
             for shards in sizes(self._workers):
                 sharded = self._cut(i, split, shards)
                 if sharded is not None:
-                    probes.sharded[split, shards] = {
-                        workers: Probe(steps.work(sharded, self._run(workers), rows), cores=workers)
+                    found.sharded[split, shards] = {
+                        workers: probes.Probe(
+                            steps.work(sharded, self._run(workers), rows), cores=workers
+                        )
                         for workers in {1, max(1, shards // 2), shards}
                     }
         if self._threads > 1:
-            probes.blas["step"] = Probe(steps.work(rows=rows), blas_threads=self._threads)
-            probes.blas["validation"] = Probe(validation, blas_threads=self._threads)
+            found.blas["step"] = probes.Probe(steps.work(rows=rows), blas_threads=self._threads)
+            found.blas["validation"] = probes.Probe(validation, blas_threads=self._threads)
         if i:
-            self._add_transform(probes, i - 1)
-        return probes
+            self._add_transform(found, i - 1)
+        return found
 
     def _products(self, i: int) -> str:
         is_dense = not isinstance(self._settings.shapes[i], ConvolutionShape)
         return self._settings.products if is_dense else "blas"  # convolutions have no own ones
 
-    def _busy(self, i: int) -> Probe | None:
+    def _busy(self, i: int) -> probes.Probe | None:
         """Return the layer's step while others train; None if there are none."""
         depth = len(self._steps)
         works = [
@@ -249,19 +219,17 @@ class _Bench:
             for steps, sample in zip(self._steps, self._samples, strict=True)
         ]
         others = [works[(i + k) % depth] for k in range(1, min(self._workers, depth))]
-        if not others:
-            return None
-        return Probe(beside(works[i], others, self._pool), cores=len(others) + 1)
+        return probes.beside(works[i], others, self._pool)
 
     def _cut(self, i: int, split: str, shards: int) -> Step | None:
         """Return a layer's step in shards; None if it cannot be cut so."""
         learner, rows = self._steps[i].learner, self._samples[i].rows
         permitted = {
             "examples": shards <= rows,
-            "units": is_plain(learner) and shards <= min(learner.weight.shape),
+            "units": build.is_plain(learner) and shards <= min(learner.weight.shape),
             "filters": self._has_shards(i, split=split, shards=shards),
         }
-        return step_for(learner, shards, split) if permitted[split] else None
+        return build.step_for(learner, shards, split) if permitted[split] else None
 
     def _has_shards(self, i: int, *, split: str, shards: int) -> bool:
         """Return whether the settings permit that a layer's minibatches are cut so."""
@@ -279,25 +247,27 @@ class _Bench:
 
         return run
 
-    def _add_transform(self, probes: LayerProbes, below: int) -> None:
+    def _add_transform(self, found: probes.LayerProbes, below: int) -> None:
         rows = self._steps[below].X[: CHUNK_ROWS * min(CHUNKS_AT_ONCE, max(2, self._workers))]
         if self._samples[below].is_part:
-            rows = rows[: PASSES * self._samples[below].rows]
-        probes.rows = len(rows)
+            rows = rows[: probes.PASSES * self._samples[below].rows]
+        found.rows = len(rows)
         layer = self._steps[below].learner.snapshot()
 
-        def work(workers: int) -> Work:
-            return transforming(layer, rows, self._run(workers))
+        def work(workers: int) -> probes.Work:
+            return probes.transforming(layer, rows, self._run(workers))
 
         for workers in (1, *sizes(self._workers)):
-            probes.transform[workers] = Probe(work(workers), cores=workers)
+            found.transform[workers] = probes.Probe(work(workers), cores=workers)
         if self._threads > 1:
-            probes.blas["transform"] = Probe(work(1), blas_threads=self._threads)
+            found.blas["transform"] = probes.Probe(work(1), blas_threads=self._threads)
 
 
 def _rows(batch_size: int, width: int, examples: int) -> int:
     """Return how many random rows a layer is timed on; of wide ones fewer than a minibatch has."""
-    usual = max(batch_size, min(examples, max(MOST_NUMBERS // width, CHUNK_ROWS * CHUNKS_AT_ONCE)))
+    usual = max(
+        batch_size, min(examples, max(probes.MOST_NUMBERS // width, CHUNK_ROWS * CHUNKS_AT_ONCE))
+    )
     return min(usual, max(1, WIDE_NUMBERS // width))
 
 
@@ -323,23 +293,20 @@ def timings_of(task: Task, *, workers: int | None, seconds: float) -> Timings:
         If a minibatch has more examples than there are, or the stack cannot be measured.
     """
     settings = task.settings
-    if settings.batch_size > task.examples:
-        raise SettingsError(
-            f"batch_size: got {settings.batch_size}, expected at most {task.examples}, the"
-            " examples to train on"
-        )
     workers = workers or settings.workers
+    refused = {
+        f"batch_size: got {settings.batch_size}, expected at most {task.examples}, the examples to"
+        " train on": settings.batch_size > task.examples,
+        f"workers: got {workers} with backend {settings.backend}, expected none: the GPUs that the"
+        " backend names are timed": is_on_gpus(task) and workers is not None,
+    }
+    refuse(refused)
     if is_on_gpus(task):
-        if workers is not None:
-            raise SettingsError(
-                f"workers: got {workers} with backend {settings.backend}, expected none: the GPUs"
-                " that the backend names are timed"
-            )
         return measure_devices(task, seconds=seconds)
     return measure(task, workers=workers or usable_cores(), seconds=seconds)
 
 
-def steps_on_device(learner: Learner, train_step: TrainStep, X: Any) -> Work:
+def steps_on_device(learner: Learner, train_step: TrainStep, X: Any) -> probes.Work:
     """Return steps on rows of X as work, done in whole blocks of steps.
 
     The first block is launched step by step, the second is recorded.
@@ -366,65 +333,6 @@ def steps_on_device(learner: Learner, train_step: TrainStep, X: Any) -> Work:
     return work
 
 
-class BareProducts:
-    """The matrix products of a step of contrastive divergence: 2 k + 3 passes over the weights.
-
-    Parameters
-    ----------
-    learner : Learner
-        On a GPU.
-    shape : LayerShape
-        Shape of the layer; the rows of a convolution's products are the positions.
-    cd_steps : int
-    """
-
-    def __init__(self, learner: Learner, shape: LayerShape, cd_steps: int) -> None:
-        rows, (_, hidden) = learner.batch_size * shape.positions, shape.biases
-        visible, new = shape.fan_in, partial(drawn, learner.backend)
-        self._multiply, self._cd_steps, self._rows = learner.precision.multiply, cd_steps, rows
-        with learner.stream:
-            self._v, self._h = new((2 * rows, visible)), new((2 * rows, hidden))
-            self._states, self._weights = new((rows, hidden)), new((visible, hidden))
-            self._gradient = new((visible, hidden))
-            self._error = learner.backend.zeros((), np.float64)
-            learner.stream.synchronize()
-
-    def train_step(self, X: Any, rows: NDArray[np.intp], *, epoch: int, step: int) -> Any:
-        """Queue the products; the rows do not count."""
-        n, multiply = self._rows, self._multiply
-        multiply(self._v[:n], self._weights, out=self._h[:n])
-        for _ in range(self._cd_steps):
-            multiply(self._states, self._weights.T, out=self._v[n:])
-            multiply(self._v[n:], self._weights, out=self._h[n:])
-        multiply(self._v.T, self._h, out=self._gradient)
-        return self._error
-
-
-def transforming_on_device(
-    below: Learner, layer: Layer, X: Any, reader: Backend, rows: int
-) -> Work:
-    """Return, as work, the making of a layer's activations of X on their reader's device.
-
-    ``rows`` is the number of rows of a chunk.
-    """
-    stream, width = reader.stream(), layer.shape.hidden
-    with stream:
-        target = Split(reader.empty((len(X), width)), reader.empty((0, width)))
-    with below.stream:
-        source = Split(X, below.backend.empty((0, X.shape[1])))
-        below.stream.synchronize()
-
-    def work(times: int) -> float:
-        with stream:
-            started = perf_counter()
-            for _ in range(times):
-                transform([layer], source, target, lambda: False, reader=reader, rows=rows)
-            stream.synchronize()
-            return perf_counter() - started
-
-    return work
-
-
 def measure_devices(task: Task, *, seconds: float) -> Timings:
     """Time every layer on its GPU, by itself, beside the others, and shared by several GPUs.
 
@@ -444,12 +352,12 @@ def measure_devices(task: Task, *, seconds: float) -> Timings:
     settings = task.settings
     started, depth = perf_counter(), len(settings.layers) - 1
     bench = _DeviceBench(_unshared(settings), task.examples, min(task.held_out, PROBE_ROWS))
-    most = max(MOST_SECONDS, seconds)
+    most = max(probes.MOST_SECONDS, seconds)
     with closing(WorkerPool(depth, "syncpretrain-plan")) as pool:
-        layers = [bench.probes(i, pool) for i in range(depth)]
+        layers = [bench.layer(i, pool) for i in range(depth)]
         _time(layers, seconds, most - (perf_counter() - started))
     found = tuple(own.timings(1.0, 1) for own in layers)
-    notes = notes_on(layers, most)
+    notes = probes.notes_on(layers, most)
     return Timings(found, bench.gpus, 1, perf_counter() - started, notes=notes, unit=GPU)
 
 
@@ -457,12 +365,12 @@ class _DeviceBench:
     """The stack's learners on their GPUs, and rows for each."""
 
     def __init__(self, settings: PretrainSettings, examples: int, held_out: int) -> None:
-        self._settings, self._backend = settings, backend_of_layers(settings)
+        self._settings, self._backend = settings, build.backend_of_layers(settings)
         self.gpus = len(self._backend.devices())
         self._can_share = not unreadable_pairs(self._backend.xp)
         draw, batch = np.random.default_rng(0).random, settings.batch_size
         widths = settings.layers[:-1]
-        counts = [max(batch, min(examples, MOST_NUMBERS // width)) for width in widths]
+        counts = [max(batch, min(examples, probes.MOST_NUMBERS // width)) for width in widths]
         free = self._backend.free_bytes() or 0
         drawn = [draw((n, width), dtype="f4") for n, width in zip(counts, widths, strict=True)]
         own: dict[str, Any] = {"batch_size": batch, "others": chain_bytes(settings)}
@@ -476,46 +384,47 @@ class _DeviceBench:
         self._held_out = held_out
         self._steps = [self._step(i, 1) for i in range(len(widths))]
 
-    def probes(self, i: int, pool: WorkerPool) -> LayerProbes:
+    def layer(self, i: int, pool: WorkerPool) -> probes.LayerProbes:
         """Return what is timed of a layer."""
         settings, learner, X = self._settings, self._learners[i], self._rows[i]
         batch = settings.batch_size
-        bare = BareProducts(learner, settings.shapes[i], settings.cd_steps[i])
+        shape, cd_steps = settings.shapes[i], settings.cd_steps[i]
+        places = batch * shape.positions
         with learner.stream:
+            bare = probes.BareProducts(learner.backend, learner.precision, shape, places, cd_steps)
             held_out = X[: self._held_out]
-        probes = LayerProbes(
-            sample=Sample(batch, batch),
-            step=Probe(self._steps[i]),
-            products=Probe(steps_on_device(self._learner(i), bare.train_step, X)),
-            validation=Probe(validating(learner, held_out)),
+            learner.stream.synchronize()
+        found = probes.LayerProbes(
+            sample=probes.Sample(batch, batch),
+            step=probes.Probe(self._steps[i]),
+            products=probes.Probe(steps_on_device(self._learner(i), bare.train_step, X)),
+            validation=probes.Probe(probes.validating(learner, held_out)),
             busy=self._busy(i, pool),
         )
         for gpus in sizes(self.gpus) if self._can_share else ():
             if gpus <= batch:
-                probes.sharded["examples", gpus] = {1: Probe(self._step(i, gpus))}
+                found.sharded["examples", gpus] = {1: probes.Probe(self._step(i, gpus))}
         if i:
             below, rows = self._learners[i - 1], chunk_rows(self._backend, settings.layers)
             with below.stream:
                 some = self._rows[i - 1][: rows * CHUNKS_AT_ONCE]
                 layer = below.snapshot()
                 below.stream.synchronize()
-            probes.rows = len(some)
-            work = transforming_on_device(below, layer, some, learner.backend, rows)
-            probes.transform[1] = Probe(work)
-        return probes
+            found.rows = len(some)
+            found.transform[1] = probes.Probe(
+                probes.transforming(layer, some, reader=learner.backend, rows=rows)
+            )
+        return found
 
     def _learner(self, i: int) -> Learner:
-        return build_learner(self._settings, i + 1, self._backend)
+        return build.build_learner(self._settings, i + 1, self._backend)
 
-    def _step(self, i: int, gpus: int) -> Work:
+    def _step(self, i: int, gpus: int) -> probes.Work:
         """Return a layer's steps, whole or in shards on several GPUs."""
         learner = self._learners[i] if gpus == 1 else self._learner(i)
-        step = step_for(learner, gpus, "examples", gpus)
+        step = build.step_for(learner, gpus, "examples", gpus)
         return steps_on_device(learner, step.train_step, self._rows[i])
 
-    def _busy(self, i: int, pool: WorkerPool) -> Probe | None:
+    def _busy(self, i: int, pool: WorkerPool) -> probes.Probe | None:
         """Return a layer's step while all others train; None if there are none."""
-        others = self._steps[:i] + self._steps[i + 1 :]
-        if not others:
-            return None
-        return Probe(beside(self._steps[i], others, pool), cores=len(others) + 1)
+        return probes.beside(self._steps[i], self._steps[:i] + self._steps[i + 1 :], pool)

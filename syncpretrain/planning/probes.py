@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from time import perf_counter, sleep
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.backends.base import Backend, Stream
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.precision import Precision
 from syncpretrain.kernels.program import PhaseRunner, in_turn
@@ -20,10 +22,11 @@ from syncpretrain.learners.steps import Step
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.worker_pool import WorkerPool
+from syncpretrain.planning.gpu import drawn
 from syncpretrain.planning.timings import LayerTimings, no_faster_than_linear
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.shapes import LayerShape
-from syncpretrain.workers.activations import Split, transform
+from syncpretrain.workers.activations import CHUNK_ROWS, Split, transform
 
 MOST_NUMBERS = 4_000_000  # of a layer's rows: more than caches hold, and soon drawn
 MOST_SECONDS = 18.0  # of measuring a stack
@@ -125,14 +128,17 @@ LOWERED_AT_ONCE = 1 << 18  # numbers, 1 MB: what a core's cache holds
 BLAS_SPIN_SECONDS = 0.05  # how long the threads of BLAS may spin for more work before they sleep
 
 
-def repeated(once: Callable[[], object]) -> Work:
-    """Return as work what a call does."""
+def repeated(once: Callable[[], object], stream: Stream | None = None) -> Work:
+    """Return as work what a call does, on the host or on the stream of a device."""
+    queue = stream or Stream()
 
     def work(times: int) -> float:
-        started = perf_counter()
-        for _ in range(times):
-            once()
-        return perf_counter() - started
+        with queue:
+            started = perf_counter()
+            for _ in range(times):
+                once()
+            queue.synchronize()
+            return perf_counter() - started
 
     return work
 
@@ -246,8 +252,12 @@ class Steps:
         return self._order[start : start + count]
 
 
-def beside(own: Work, others: Sequence[Work], pool: WorkerPool) -> Work:
-    """Return work as it is while other workers are busy with theirs; its own seconds count."""
+def beside(own: Work, others: Sequence[Work], pool: WorkerPool) -> Probe | None:
+    """Return work while other workers are busy with theirs; its own seconds count.
+
+    Return None if there are no others.
+    """
+    workers = len(others) + 1
 
     def work(times: int) -> float:
         seconds = [0.0]  # until it is done
@@ -261,70 +271,88 @@ def beside(own: Work, others: Sequence[Work], pool: WorkerPool) -> Work:
             while not seconds[0]:
                 others[shard - 1](1)
 
-        workers = len(others) + 1
         pool.run([phase], workers, workers)
         return seconds[0]
 
-    return work
+    return Probe(work, cores=workers) if others else None
 
 
-def transforming(layer: Layer, X: Array, run: PhaseRunner = in_turn) -> Work:
-    """Return the making of a layer's activations of X."""
-    none = np.empty((0, X.shape[1]), dtype=np.float32)
-    width = layer.shape.hidden
-    source = Split(X, none)
-    target = Split(
-        np.empty((len(X), width), dtype=np.float32), np.empty((0, width), dtype=np.float32)
-    )
+def transforming(
+    layer: Layer,
+    X: Any,
+    run: PhaseRunner = in_turn,
+    *,
+    reader: Backend | None = None,
+    rows: int = CHUNK_ROWS,
+) -> Work:
+    """Return the making of a layer's activations of X, on the device of their ``reader`` if given.
 
-    return repeated(lambda: transform([layer], source, target, lambda: False, run))
+    ``rows`` is the number of rows of a chunk.
+    """
+    backend = reader or Backend()
+    stream, width = backend.stream(), layer.shape.hidden
+    with stream:
+        target = Split(backend.empty((len(X), width)), backend.empty((0, width)))
+    own = [layer], Split(X, X[:0]), target, lambda: False, run
+    return repeated(lambda: transform(*own, reader=reader, rows=rows), stream)
 
 
 def validating(learner: Learner, held_out: Any) -> Work:
     """Return what a worker does at the end of an epoch, on the host or on a device."""
 
-    def work(times: int) -> float:
-        with learner.stream:
-            started = perf_counter()
-            for _ in range(times):
-                learner.largest_weight()
-                learner.snapshot()
-                if len(held_out):
-                    learner.validation_error(held_out)
-            learner.stream.synchronize()
-            return perf_counter() - started
+    def validate() -> None:
+        learner.largest_weight()
+        learner.snapshot()
+        if len(held_out):
+            learner.validation_error(held_out)
 
-    return work
+    return repeated(validate, learner.stream)
+
+
+class BareProducts:
+    """The matrix products of a step of contrastive divergence: 2 k + 3 passes over the weights.
+
+    An autoencoder's step has as many products as k = 1.
+
+    Parameters
+    ----------
+    backend : Backend
+        Of the factors; they are random, for zeros would be faster.
+    precision : Precision
+    shape : LayerShape
+        Shape of the layer; the rows of a convolution's products are the positions.
+    rows, cd_steps : int
+    """
+
+    def __init__(
+        self, backend: Backend, precision: Precision, shape: LayerShape, rows: int, cd_steps: int
+    ) -> None:
+        visible, hidden, new = shape.fan_in, shape.biases[1], partial(drawn, backend)
+        self._multiply, self._cd_steps, self._rows = precision.multiply, cd_steps, rows
+        self._v, self._h = new((2 * rows, visible)), new((2 * rows, hidden))
+        self._states, self._weights = new((rows, hidden)), new((visible, hidden))
+        self._gradient = new((visible, hidden))
+        self._error = backend.zeros((), np.float64)
+
+    def train_step(self, X: Any, rows: Any, *, epoch: int, step: int) -> Any:
+        """Work the products; the rows do not count."""
+        n, multiply = self._rows, self._multiply
+        multiply(self._v[:n], self._weights, out=self._h[:n])
+        for _ in range(self._cd_steps):
+            multiply(self._states, self._weights.T, out=self._v[n:])
+            multiply(self._v[n:], self._weights, out=self._h[n:])
+        multiply(self._v.T, self._h, out=self._gradient)
+        return self._error
 
 
 def products(shape: LayerShape, *, batch_size: int, cd_steps: int, precision: Precision) -> Work:
-    """Return the bare matrix products of contrastive divergence: 2 k + 3 passes over the weights.
-
-    An autoencoder's step has as many products as k = 1. A convolution's products have a row for
-    each position, and take some rows at a time.
-    """
-    draw = np.random.default_rng(0).random
-    visible, hidden, n = shape.fan_in, shape.biases[1], batch_size * shape.positions
+    """Return the bare products of a minibatch on the host; of a convolution some rows at a time."""
+    whole = rows = batch_size * shape.positions
     if shape.positions > 1:
-        n = min(n, max(1, LOWERED_AT_ONCE // visible))
-    parts = batch_size * shape.positions / n
-    W = draw((visible, hidden), dtype=np.float32)
-    v = draw((2 * n, visible), dtype=np.float32)
-    h = draw((2 * n, hidden), dtype=np.float32)
-    states, dW = h[:n].copy(), np.empty_like(W)
-    v0, v1 = v[:n], v[n:]
-    h0, h1 = h[:n], h[n:]
-    multiply = precision.multiply
-
-    def step() -> None:
-        multiply(v0, W, out=h0)
-        for _ in range(cd_steps):
-            multiply(states, W.T, out=v1)
-            multiply(v1, W, out=h1)
-        multiply(v.T, h, out=dW)
-
-    work = repeated(step)
-    return lambda times: parts * work(times)
+        rows = min(rows, max(1, LOWERED_AT_ONCE // shape.fan_in))
+    bare = BareProducts(Backend(), precision, shape, rows, cd_steps)
+    work = repeated(lambda: bare.train_step(None, None, epoch=1, step=0))
+    return lambda times: whole / rows * work(times)
 
 
 PASSES = 5  # as long as a step: what stands in for a pass that there was no time to measure

@@ -218,16 +218,15 @@ def async_stage(
     options = tuning.options
     replicas = [tuning.replica(stack) for _ in range(workers)]
     works = [_training(replica, tuning) for replica in replicas]
-    probes = [alone := Probe(works[0])]
+    alone = Probe(works[0])
     with closing(WorkerPool(workers, "syncpretrain-plan")) as pool:
-        if workers > 1:
-            probes.append(Probe(beside(works[0], works[1:], pool), cores=workers))
-        measured(probes, seconds=seconds)
+        busy = beside(works[0], works[1:], pool)
+        measured([alone, busy] if busy else [alone], seconds=seconds)
     exchange = exchange_of(sum(array.size for array in replicas[0].parameters), options)
     return AsyncStage(
         tasks=math.ceil(steps / options.push_every),
         computing=options.push_every * alone.seconds,
-        contention=max(1.0, probes[-1].relative_to(alone)),
+        contention=max(1.0, busy.relative_to(alone)) if busy else 1.0,
         local=exchange.local,
         server=exchange_seconds(options, exchange),
     )

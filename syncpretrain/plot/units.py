@@ -14,14 +14,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.diagnosis import idle_units
 from syncpretrain.models.layer import up_through
 from syncpretrain.models.stack import Stack
-from syncpretrain.plot.canvas import (
-    COLOURS_OF_SERIES,
-    MARKERS,
-    add_legend,
-    colour_of,
-    new_axes,
-    new_panels,
-)
+from syncpretrain.plot import canvas
 from syncpretrain.units.kinds import kind_of
 
 MOST_CLASSES = 10  # in a legend; the others share one entry
@@ -81,7 +74,7 @@ def codes(stack: Stack, X: Any, y: Any = None, *, axes: Any = None) -> Any:
         labels = labels.reshape(np.shape(y))
     if labels is not None and labels.shape != (len(found),):
         raise DataError(f"y: got shape {labels.shape}, expected ({len(found)},), one an example")
-    axes = new_axes(axes, size=(5.6, 4.6))
+    axes = canvas.new_axes(axes, size=(5.6, 4.6))
     draw_codes(axes, found, labels)
     return axes
 
@@ -141,15 +134,15 @@ def _draw_classes(axes: Any, points: NDArray[np.float64], labels: NDArray[Any]) 
         shown.append(str(name))
         handles.append(_scatter(axes, points[labels == name], number))
     columns = 1 + (len(frequent) > 5)
-    add_legend(axes, handles, shown, fontsize="small", ncols=columns, framealpha=0.6)
+    canvas.add_legend(axes, handles, shown, fontsize="small", ncols=columns, framealpha=0.6)
 
 
 def _scatter(axes: Any, points: NDArray[np.float64], number: int) -> Any:
     # The second round through the colours has open markers: shapes alone are hard to see.
-    is_open = number >= len(COLOURS_OF_SERIES)
-    colours: dict[str, Any] = {"facecolors": "none" if is_open else colour_of(number)}
-    colours |= {"edgecolors": colour_of(number), "linewidths": 0.8 if is_open else 0}
-    return axes.scatter(*points.T, s=16, marker=MARKERS[number], **colours)
+    is_open = number >= len(canvas.COLOURS_OF_SERIES)
+    colours: dict[str, Any] = {"facecolors": "none" if is_open else canvas.colour_of(number)}
+    colours |= {"edgecolors": canvas.colour_of(number), "linewidths": 0.8 if is_open else 0}
+    return axes.scatter(*points.T, s=16, marker=canvas.MARKERS[number], **colours)
 
 
 def activities(stack: Stack, X: Any, *, axes: Any = None) -> NDArray[Any]:
@@ -184,7 +177,7 @@ def activities(stack: Stack, X: Any, *, axes: Any = None) -> NDArray[Any]:
     'layer 2, the code: 0 dead, 0 saturated of 4'
     """
     found = activities_of(stack, X)
-    panels = new_panels(axes, len(found))
+    panels = canvas.new_panels(axes, len(found))
     for panel, activity in zip(panels, found, strict=True):
         draw_activity(panel, activity, is_code=activity.layer == len(found))
     return np.array(panels, dtype=object)
@@ -207,7 +200,7 @@ def draw_activity(axes: Any, activity: Activity, *, is_code: bool) -> None:
     limits = (kind.lower, kind.upper)
     bounds = limits if all(map(math.isfinite, limits)) else None
     weights = np.full(len(values), 100 / max(1, len(values)))
-    colour = colour_of(activity.layer - 1)
+    colour = canvas.colour_of(activity.layer - 1)
     axes.hist(values, bins=BINS, range=bounds, weights=weights, color=colour)
     name = f"layer {activity.layer}, the code" if is_code else f"layer {activity.layer}"
     counts = ((activity.dead, "dead"), (activity.saturated, "saturated"))

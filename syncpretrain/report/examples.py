@@ -18,17 +18,7 @@ from syncpretrain.errors import DataError
 from syncpretrain.models.couplings import couplings, has_couplings, outside_gauge
 from syncpretrain.models.mixing import Mixing
 from syncpretrain.models.stack import Stack
-from syncpretrain.plot.examples import (
-    MOST_BARS_SHOWN,
-    SHARE_LABEL,
-    check_decoder,
-    draw_bars,
-    error_shares,
-    filter_grid,
-    position_names,
-    value_names,
-    weight_norms,
-)
+from syncpretrain.plot import examples as plots
 from syncpretrain.plot.images import image_grid, shades
 from syncpretrain.plot.units import activities_of, draw_activity, draw_codes
 from syncpretrain.report.section import (
@@ -119,32 +109,32 @@ def example_sections(stack: Stack, images: ImageShape | None, shown: Shown | str
 
 
 def _reconstructions(stack: Stack, images: ImageShape | None, shown: Shown) -> str:
-    check_decoder(stack)
+    plots.check_decoder(stack)
     if images is not None:
         rows = evenly_spaced(shown.rows, DRAWN_EXAMPLES)
         text = f"{len(rows)} examples of {shown.name}, each above its reconstruction"
         drawn_rows = (shades(stack, part) for part in (rows, stack.reconstruct(rows)))
         return figure(image(image_grid(*drawn_rows, shape=images), text), text)
-    shares = error_shares(stack, shown.rows)
+    shares = plots.error_shares(stack, shown.rows)
     text = (
         f"The error of each value's reconstructions on {shown.name}, in percent of its mean's"
         " error: 0 is perfect, and 100 says nothing. The worst are on top."
     )
-    return _bars(stack, shares, SHARE_LABEL, "shares", text)
+    return _bars(stack, shares, plots.SHARE_LABEL, "shares", text)
 
 
 def _filters(stack: Stack, images: ImageShape | None) -> str:
     if images is None and not isinstance(stack.layers[0].shape, ConvolutionShape):
         text = "The norm of the weights of each value: how much the hidden units read of it."
-        return _bars(stack, weight_norms(stack), "norm of the weights", "norms", text)
-    grid, count, units = filter_grid(stack, 1, images, DRAWN_FILTERS)
+        return _bars(stack, plots.weight_norms(stack), "norm of the weights", "norms", text)
+    grid, count, units = plots.filter_grid(stack, 1, images, DRAWN_FILTERS)
     text = f"{count} of {units} filters of layer 1: grey is 0, and each has its own contrast"
     return figure(image(grid, text), text)
 
 
 def _couplings(stack: Stack) -> str:
     """Return a picture of the couplings of positions, and the strongest of them as a table."""
-    found, names = couplings(stack.layers[0]), position_names(stack)
+    found, names = couplings(stack.layers[0]), plots.position_names(stack)
 
     def draw(axes: Any) -> None:
         ends = 0.5, len(found) + 0.5  # positions count from 1
@@ -173,8 +163,8 @@ def _couplings(stack: Stack) -> str:
 
 
 def _bars(stack: Stack, values: NDArray[Any], label: str, name: str, text: str) -> str:
-    draw = partial(draw_bars, names=value_names(stack), values=values, label=label)
-    rows = min(len(values), MOST_BARS_SHOWN)
+    draw = partial(plots.draw_bars, names=plots.value_names(stack), values=values, label=label)
+    rows = min(len(values), plots.MOST_BARS_SHOWN)
     size = (5.0, 0.8 + BAR_INCHES * rows)
     return figure(draw_svg(draw, name=name, label=text, size=size), text)
 

@@ -45,9 +45,9 @@ class Section(NamedTuple):
         )
 
 
-def paragraph(text: str, *, kind: str = "") -> str:
-    """Return a text as a paragraph, with ``kind`` as its class."""
-    return f"<p{_class_attribute(kind)}>{_sentence(text)}</p>"
+def paragraph(text: str) -> str:
+    """Return a text as a paragraph."""
+    return f"<p>{_sentence(text)}</p>"
 
 
 def drawn(body: Callable[[], str]) -> str:

@@ -18,6 +18,7 @@ from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import CheckpointError, ModelFileError
 from syncpretrain.models.stack import Stack, load
 from syncpretrain.observers.errors import ErrorCurve, ErrorHistory
+from syncpretrain.runs.folder import unwritten
 from syncpretrain.runs.identity import RunIdentity, check_header, identity_from
 from syncpretrain.settings import Settings
 from syncpretrain.storage import remove_temporaries
@@ -89,7 +90,7 @@ class Checkpoints:
             path.parent.mkdir(exist_ok=True)
             stack.save(path)
         except OSError as error:
-            self._report(f"warning: {path} could not be written: {error.strerror or error}")
+            self._report(f"warning: {unwritten(path, error)}")
 
     def save_pretrained(self, stack: Stack) -> None:
         """Write the result of pretraining, and delete the checkpoints of pretraining.

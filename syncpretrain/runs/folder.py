@@ -61,6 +61,16 @@ def is_run_file(path: Path) -> bool:
     return is_run and path.name in names | {MODEL_NAME, TRACE_NAME}
 
 
+def not_a_run(option: str, path: Path, *files: str) -> str:
+    """Return the refusal of a path that is not the folder of a run with some files."""
+    return f"{option}: got {path}, expected the folder of a run, with {' and '.join(files)} in it"
+
+
+def unwritten(path: Path, error: OSError) -> str:
+    """Return the words for a file that could not be written."""
+    return f"{path} could not be written: {error.strerror or error}"
+
+
 def check_folder(out: Path | None) -> None:
     """Refuse a path that cannot become the run folder, before time is spent on the data."""
     check_path_text("out", out or "")
@@ -137,14 +147,13 @@ class FinalFiles:
             If it can be written neither into the run folder nor into the temporary one.
         """
         path = self.folder / name
-        if (
-            self.elsewhere is None
-        ):  # else the run folder would look complete without the files before
+        # Else the run folder would look complete without the files before.
+        if self.elsewhere is None:
             try:
                 write(path)
                 return path
             except OSError as error:
-                self._reason = f"{path} could not be written: {error.strerror or error}"
+                self._reason = unwritten(path, error)
         reason = self._reason if self.elsewhere is None else f"{name} goes with it"
         try:
             if self.elsewhere is None:

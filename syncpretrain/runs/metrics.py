@@ -54,10 +54,9 @@ def measure(
         unrolled = stack if stack.head is None else pretrained if any(trained) else None
         whole = {part: unrolled and stack_error(unrolled, getattr(data, part)) for part in PARTS}
         right, apart = accuracies(stack, judged), regression_errors(stack, judged)
-        by_part = {
-            part: layer_errors(pretrained or stack, getattr(data, part)) for part in layer_parts
-        }
-        means = {part: _mean_errors(pretrained or stack, data, part) for part in layer_parts}
+        layered, parts = pretrained or stack, {part: getattr(data, part) for part in layer_parts}
+        by_part = {part: layer_errors(layered, X) for part, X in parts.items()}
+        constant = {part: baselines(layered, X) for part, X in parts.items()}
         mean_error = {part: _mean_error(stack, getattr(data, part)) for part in PARTS}
     layers = [
         {
@@ -69,7 +68,9 @@ def measure(
                 part: errors[i] if errors and trained[i] else None
                 for part, errors in by_part.items()
             },
-            "mean_error": {part: found[i] if found else None for part, found in means.items()},
+            "mean_error": {
+                part: found[i].mean_error if found else None for part, found in constant.items()
+            },
         }
         for i, layer in enumerate(stack.layers)
     ]
@@ -88,11 +89,6 @@ def _trained(pretrained: Stack | None, depth: int) -> list[bool]:
     """Return for each layer whether its weights were trained, here or elsewhere."""
     epochs = None if pretrained is None else pretrained.info.get("epochs")
     return [count != 0 for count in epochs or [None] * depth]
-
-
-def _mean_errors(stack: Stack, data: Dataset, part: str) -> list[float]:
-    """Return the error of predicting the mean of each layer's input."""
-    return [layer.mean_error for layer in baselines(stack, getattr(data, part))]
 
 
 def _mean_error(stack: Stack, X: Any) -> float | None:

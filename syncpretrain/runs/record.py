@@ -176,7 +176,7 @@ def read_run(run: Path, *, name: str = "") -> RunRecord:
             return None
 
     settings = read(CONFIG_NAME, read_settings, is_needed=IDENTITY_NAME in there)
-    metrics = read(METRICS_NAME, _everything)
+    metrics = read(METRICS_NAME, lambda path: read_figures(path)[1])
     damage = problems[0] if problems else ""
     timeline = read(EVENTS_NAME, read_timeline) or Timeline()
     return RunRecord(
@@ -191,7 +191,3 @@ def read_run(run: Path, *, name: str = "") -> RunRecord:
         problems=tuple(problems),
         checkpoints=tuple(sorted((folder / "checkpoints").glob("*.safetensors"))),
     )
-
-
-def _everything(path: Path) -> dict[str, Any]:
-    return read_figures(path)[1]

@@ -47,6 +47,7 @@ from syncpretrain.parallel.signals import interrupted_by_sigterm
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.training import Driver
+from syncpretrain.runs import prepare
 from syncpretrain.runs.card import card_of
 from syncpretrain.runs.checkpoints import Checkpoints, checkpointed_identity, has_pretrained
 from syncpretrain.runs.folder import (
@@ -62,19 +63,13 @@ from syncpretrain.runs.folder import (
     check_path_text,
     make_folder,
     make_new_folder,
+    not_a_run,
     owned,
+    unwritten,
     write_refusal,
 )
 from syncpretrain.runs.identity import RunIdentity, check_resumable, identity_of, read_identity
 from syncpretrain.runs.metrics import measure, report_of
-from syncpretrain.runs.prepare import (
-    check_finetuning,
-    idle_gpu_notice,
-    load_data,
-    resolve,
-    settings_for_data,
-    with_absolute_path,
-)
 from syncpretrain.schedule.reads import Reads
 from syncpretrain.settings import Settings, moved_elsewhere, read_settings, write_settings
 from syncpretrain.settings.by_data import Given
@@ -136,7 +131,7 @@ def train_run(
     with owned(out, run.report):
         try:
             write_record(out / IDENTITY_NAME, run.identity)
-            write_settings(with_absolute_path(settings), out / CONFIG_NAME)
+            write_settings(prepare.with_absolute_path(settings), out / CONFIG_NAME)
             if run.data.columns is not None:
                 write_record(out / COLUMNS_NAME, run.data.columns)
         except OSError as error:
@@ -158,11 +153,11 @@ def prepared_run(
     start: Stack | None = None,
 ) -> Run:
     """Return a run that is checked and ready to start, without a folder; see :func:`train_run`."""
-    resolve(settings)  # before the data are read: refuses a device that is missing
-    data = load_data(settings, given=given) if data is None else data
-    settings, notice = settings_for_data(settings, given, data)
-    notices = filter(None, (notice, idle_gpu_notice(settings, data)))
-    settings = resolve(settings, data)
+    prepare.resolve(settings)  # before the data are read: refuses a device that is missing
+    data = prepare.load_data(settings, given=given) if data is None else data
+    settings, notice = prepare.settings_for_data(settings, given, data)
+    notices = filter(None, (notice, prepare.idle_gpu_notice(settings, data)))
+    settings = prepare.resolve(settings, data)
     run = Run(settings, data, observers, started, replay, start)
     run.notices += notices
     return run
@@ -204,7 +199,7 @@ def resume_run(
     check_loggers(own := tuple(loggers))
     settings = read_settings(folder / CONFIG_NAME)
     before = "numpy" if settings.pretrain.backend == "auto" else settings.pretrain.backend
-    settings = resolve(moved_elsewhere(settings, **{"backend": before, **elsewhere}))
+    settings = prepare.resolve(moved_elsewhere(settings, **{"backend": before, **elsewhere}))
     notices: list[str] = []
     with owned(folder, notices.append):
         _check_unfinished(folder)  # its former owner may have ended it just now
@@ -239,7 +234,7 @@ def _load_data_again(settings: Settings, folder: Path, was: RunIdentity | None) 
     """Return the data of a run; an error about other or missing data says where to correct them."""
     try:
         known, meaning = (None, None) if was is None else (was.file, was.meaning)
-        data = load_data(settings, known, read_columns(folder / COLUMNS_NAME), meaning)
+        data = prepare.load_data(settings, known, read_columns(folder / COLUMNS_NAME), meaning)
     except DataError as error:
         raise DataError(
             f"resume: the data of the run cannot be loaded: {error}. If it was moved, correct name"
@@ -262,14 +257,10 @@ def _check_unfinished(folder: Path) -> None:
     except OSError as error:
         raise SettingsError(f"resume: cannot read {folder}: {error.strerror}") from None
     if CONFIG_NAME not in there:
-        raise SettingsError(
-            f"resume: got {folder}, expected the folder of a run, with {CONFIG_NAME} in it"
-        )
+        raise SettingsError(not_a_run("resume", folder, CONFIG_NAME))
     if not there & {IDENTITY_NAME, EVENTS_NAME}:
-        raise SettingsError(
-            f"resume: got {folder}, expected the folder of a run, with {IDENTITY_NAME} in it; for"
-            f" its settings alone take --config {quote(str(folder / CONFIG_NAME))}"
-        )
+        alone = f"for its settings alone take --config {quote(str(folder / CONFIG_NAME))}"
+        raise SettingsError(f"{not_a_run('resume', folder, IDENTITY_NAME)}; {alone}")
     if METRICS_NAME in there:
         raise SettingsError(f"resume: the run in {folder} is finished; nothing is left to do")
 
@@ -299,7 +290,7 @@ class Run:
         self.notices: list[str] = []
         self.loggers: tuple[str, ...] = ()
         self.command: str | None = None  # the command that began the run, if one did
-        self.tuning = check_finetuning(settings, data)
+        self.tuning = prepare.check_finetuning(settings, data)
         self.restarts = Restarts(settings.run.max_restarts, self.report)
         self.unsaved: Stack | None = None  # the result of pretraining, until it is saved
         self.pretraining = self.new_pretraining()
@@ -422,8 +413,7 @@ class Run:
         try:
             self.as_saved(stack).save(out / MODEL_NAME)
         except OSError as error:
-            reason = error.strerror or error
-            self.report(f"warning: {out / MODEL_NAME} could not be written: {reason}")
+            self.report(f"warning: {unwritten(out / MODEL_NAME, error)}")
 
     def pretrain(self, saved: Checkpoints, resuming: bool) -> Stack:
         """Pretrain, from the newest checkpoint if one is there; again if a worker fails."""
@@ -518,8 +508,7 @@ class Run:
             try:
                 write_trace(self.history.events, files.folder / TRACE_NAME)
             except OSError as error:
-                reason = error.strerror or error
-                self.report(f"warning: {files.folder / TRACE_NAME} could not be written: {reason}")
+                self.report(f"warning: {unwritten(files.folder / TRACE_NAME, error)}")
 
 
 def _reason(error: BaseException) -> str:

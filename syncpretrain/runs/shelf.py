@@ -17,7 +17,14 @@ from typing import Any
 import msgspec
 
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, IDENTITY_NAME, METRICS_NAME, owned
+from syncpretrain.runs.folder import (
+    CONFIG_NAME,
+    EVENTS_NAME,
+    IDENTITY_NAME,
+    METRICS_NAME,
+    not_a_run,
+    owned,
+)
 from syncpretrain.runs.record import Figures, read_figures, state_of
 from syncpretrain.settings import Settings, read_settings
 
@@ -141,10 +148,7 @@ def check_run(folder: Path) -> ShelvedRun:
     except OSError as error:
         raise SettingsError(f"run: cannot read {folder}: {error.strerror}") from None
     if not is_run:
-        raise SettingsError(
-            f"run: got {folder}, expected the folder of a run, with {CONFIG_NAME} and"
-            f" {IDENTITY_NAME} in it"
-        )
+        raise SettingsError(not_a_run("run", folder, CONFIG_NAME, IDENTITY_NAME))
     return read_run(folder)
 
 

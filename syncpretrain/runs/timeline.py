@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +13,12 @@ import msgspec
 
 from syncpretrain.errors import DataError
 from syncpretrain.events import Event
-from syncpretrain.observers.event_log import CLOCK_FIELDS
+from syncpretrain.observers.event_log import as_dict
 from syncpretrain.runs.folder import EVENTS_NAME
 
 TUNING_ROW = 0  # the layer of an epoch of fine-tuning
-CLOCK_ERROR = (
-    0.002  # share of a run: an epoch may seem to begin before the message that lets it begin
-)
+# Share of a run: an epoch may seem to begin before the message that lets it begin.
+CLOCK_ERROR = 0.002
 
 
 class EpochSpan(NamedTuple):
@@ -146,9 +145,9 @@ def timeline_of(events: Iterable[Event]) -> Timeline:
     """Return the course of a run from its events, such as ``History().events``."""
     reader, origin = _Reader(), None
     for event in events:
-        values: dict[str, Any] = {x.name: getattr(event, x.name) for x in fields(event)}
         origin = event.time if origin is None else origin
-        reader.take(_line({"event": type(event).__name__, **values}, origin))
+        values = as_dict(event, origin)
+        reader.take(_Line(**{x: values[x] for x in _Line.__struct_fields__ if x in values}))
     return reader.timeline()
 
 
@@ -287,12 +286,6 @@ class _Reader:
             **{name: getattr(start, name) for name in copied},
             **common,
         )
-
-
-def _line(values: Mapping[str, Any], origin: float) -> _Line:
-    known = {name: value for name, value in values.items() if name in _Line.__struct_fields__}
-    shifted = {name: known[name] - origin for name in CLOCK_FIELDS if name in known}
-    return _Line(**(known | shifted))
 
 
 def _waited_for(span: EpochSpan, by_end: Sequence[EpochSpan], slack: float) -> EpochSpan | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -220,11 +220,8 @@ def layer_text(shape: LayerShape) -> str:
     """Return the text of a layer, such as ``conv:20x5,pool:2`` or ``500``."""
     if isinstance(shape, DenseShape):
         return str(shape.hidden)
-    pad = f":{shape.pad}" if shape.pad else ""
-    kind = "" if shape.pooling == "max" else f":{shape.pooling}"
-    pool = f",pool:{shape.pool}{kind}" if shape.pool > 1 else ""
-    groups = f"/{shape.groups}" if shape.groups > 1 else ""
-    return f"conv:{shape.filters}x{shape.size}{pad}{groups}{pool}"
+    conv = Conv(shape.filters, shape.size, shape.pad, shape.groups)
+    return f"{conv},{Pool(shape.pool, shape.pooling)}" if shape.pool > 1 else str(conv)
 
 
 def read_architecture(text: str) -> tuple[int, tuple[LayerShape, ...]]:
@@ -319,16 +316,8 @@ class _Reader:
             )
         groups = int(found.group(4) or 1)
         _check_groups(part, groups, filters, images)
-        shape = ConvolutionShape(
-            images.channels,
-            images.height,
-            images.width,
-            filters,
-            size,
-            pad,
-            channels_first=not self.shapes,
-            groups=groups,
-        )
+        own = asdict(images) | {"filters": filters, "size": size, "pad": pad, "groups": groups}
+        shape = ConvolutionShape(**own, channels_first=not self.shapes)
         if shape.positions > MAX_UNITS:  # nearly all of them in the zeros around the image
             raise SettingsError(
                 f"layers: got {part} with maps of {shape.map_height}x{shape.map_width}, expected at"

@@ -16,19 +16,9 @@ from typing import Any
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, schedule_kind
 from syncpretrain.schedule.reads import MAX_EPOCHS
+from syncpretrain.settings import fields
 from syncpretrain.settings.architecture import MAX_UNITS, layer_text
 from syncpretrain.settings.devices import check_pretraining_backend
-from syncpretrain.settings.fields import (
-    MAX_WORKERS,
-    OF_RBMS,
-    PER_LAYER,
-    PretrainFields,
-    check_async,
-    kind_and_number,
-    parsed_corruption,
-    refuse,
-    values_of,
-)
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.blocks import fitted_units, visible_kind
 from syncpretrain.units.kinds import INPUT_UNITS, KINDS, kind_of
@@ -41,7 +31,7 @@ VISIBLE_UNITS = (
 )
 
 
-def check_pretraining(settings: PretrainFields) -> None:
+def check_pretraining(settings: fields.PretrainFields) -> None:
     """Refuse values that do not go together.
 
     Raises
@@ -51,7 +41,7 @@ def check_pretraining(settings: PretrainFields) -> None:
     """
     check_visible_units(settings)
     for corruption in settings.corruption:
-        parsed_corruption(corruption)
+        fields.parsed_corruption(corruption)
     parsed_shuffle(settings.shuffle)
     _check_model(settings)
     _check_chains(settings)
@@ -64,7 +54,7 @@ def check_pretraining(settings: PretrainFields) -> None:
     check_pretraining_backend(settings)
 
 
-def check_schedule(settings: PretrainFields) -> None:
+def check_schedule(settings: fields.PretrainFields) -> None:
     """Raise SettingsError if the schedule does not have the pace or the groups asked for."""
     kind, name = schedule_kind(settings.schedule), settings.schedule
     free = _names(name for name, other in SCHEDULES.items() if other.free is not None)
@@ -75,7 +65,7 @@ def check_schedule(settings: PretrainFields) -> None:
         f"group_size: got {settings.group_size} with schedule {name}, expected none; only {grouped}"
         " train groups of layers": settings.group_size is not None and not kind.has_groups,
     }
-    refuse(refused)
+    fields.refuse(refused)
 
 
 def check_layers(layers: tuple[int, ...]) -> None:
@@ -120,7 +110,7 @@ def parsed_shuffle(text: str) -> int:
     return int(number)
 
 
-def _check_model(settings: PretrainFields) -> None:
+def _check_model(settings: fields.PretrainFields) -> None:
     """Refuse settings that the model does not use."""
     model = settings.model
     visible = kind_of(settings.visible_units)
@@ -134,10 +124,10 @@ def _check_model(settings: PretrainFields) -> None:
     used = {
         "corruption": model == "denoising",
         "contraction": model == "contractive",
-        **dict.fromkeys(OF_RBMS, model == "rbm"),
+        **dict.fromkeys(fields.OF_RBMS, model == "rbm"),
     }
     for name, is_used in used.items():
-        values = [value for value in getattr(settings, name) if value != PER_LAYER[name]]
+        values = [value for value in getattr(settings, name) if value != fields.PER_LAYER[name]]
         if values and not is_used:
             raise SettingsError(f"{name}: got {values[0]} with model {model}, which ignores it")
     name = "tied" if settings.loss is None else "loss"
@@ -147,8 +137,11 @@ def _check_model(settings: PretrainFields) -> None:
         and model == "rbm",
         f"sample_visible: got it with model {model}, which ignores it": settings.sample_visible
         and model != "rbm",
+        f"loss: got cross-entropy with {visible.name} visible units, expected squared;"
+        " cross-entropy needs values in [0, 1]": settings.loss == "cross-entropy"
+        and visible.loss != "cross-entropy",
     }
-    refuse(refused)
+    fields.refuse(refused)
     for layer, draws in enumerate(settings.sample_input, start=1):
         units = settings.visible_units_of(layer)
         if draws and layer > 1 and not kind_of(units).is_binary:  # other data are states
@@ -156,11 +149,6 @@ def _check_model(settings: PretrainFields) -> None:
                 f"sample_input: got it for layer {layer} with {units} visible units, expected"
                 " bernoulli above layer 1"
             )
-    if settings.loss == "cross-entropy" and visible.loss != "cross-entropy":
-        raise SettingsError(
-            f"loss: got cross-entropy with {visible.name} visible units, expected squared;"
-            " cross-entropy needs values in [0, 1]"
-        )
     for cost, units in zip(settings.sparsity_cost, settings.hidden_units, strict=True):
         if cost and kind_of(units).lower != 0:
             raise SettingsError(
@@ -169,7 +157,7 @@ def _check_model(settings: PretrainFields) -> None:
             )
 
 
-def _check_chains(settings: PretrainFields) -> None:
+def _check_chains(settings: fields.PretrainFields) -> None:
     """Refuse chains of their own where there are none to keep, or no way to deal them out."""
     for i, chains in enumerate(settings.chains):
         start, shards = settings.chain_start[i], settings.shards_of(i + 1)
@@ -184,10 +172,10 @@ def _check_chains(settings: PretrainFields) -> None:
             f"chains: got {chains} for {shards} shards of layer {i + 1}, expected one a shard or"
             " more": 0 < chains < shards,
         }
-        refuse(refused)
+        fields.refuse(refused)
 
 
-def check_weights(settings: PretrainFields) -> None:
+def check_weights(settings: fields.PretrainFields) -> None:
     """Refuse weights of rows where a layer has no way to count rows differently.
 
     Raises
@@ -213,10 +201,10 @@ def check_weights(settings: PretrainFields) -> None:
         "sparsity_cost, expected 0": any(settings.sparsity_cost),
         f"backend {settings.backend}, expected numpy": settings.backend.startswith("cupy"),
     }
-    refuse(refused, prefix="weights: got them with ")
+    fields.refuse(refused, prefix="weights: got them with ")
 
 
-def _check_replicas(settings: PretrainFields) -> None:
+def _check_replicas(settings: fields.PretrainFields) -> None:
     for layer, replicas in enumerate(settings.replicas, start=1):
         shards = settings.shards_of(layer)
         if replicas > shards:
@@ -246,10 +234,10 @@ def _check_replicas(settings: PretrainFields) -> None:
         "with sample_visible, expected examples": settings.sample_visible and 1 in by_units,
         **{f"with {name}, expected examples": any(values) for name, values in by_name.items()},
     }
-    refuse(refused, prefix=f"split: got {split} ")
+    fields.refuse(refused, prefix=f"split: got {split} ")
 
 
-def _check_early_stopping(settings: PretrainFields) -> None:
+def _check_early_stopping(settings: fields.PretrainFields) -> None:
     metric = settings.early_stopping
     if metric == "none":
         return
@@ -268,14 +256,14 @@ def _check_early_stopping(settings: PretrainFields) -> None:
         "a metric with finish first-layer in lockstep, where what follows would depend on timing;"
         " take finish drain, or pace free": _depends_on_timing(settings),
     }
-    refuse(refused, prefix="early_stopping: got ")
+    fields.refuse(refused, prefix="early_stopping: got ")
 
 
-def _depends_on_timing(settings: PretrainFields) -> bool:
+def _depends_on_timing(settings: fields.PretrainFields) -> bool:
     return settings.finish == "first-layer" and settings.pace == "lockstep"
 
 
-def _check_handoff(settings: PretrainFields) -> None:
+def _check_handoff(settings: fields.PretrainFields) -> None:
     """Refuse settings that a streamed run lacks, and settings that only a streamed run has."""
     if settings.handoff == "epoch":
         refused = {
@@ -284,7 +272,7 @@ def _check_handoff(settings: PretrainFields) -> None:
             f"delay: got {settings.delay:g} with handoff epoch, expected none; take handoff"
             " minibatch": settings.delay,
         }
-        refuse(refused)
+        fields.refuse(refused)
         return
     usual = {
         "schedule": (_names([*(n for n in SCHEDULES if SCHEDULES[n].can_stream), ASYNC]), None),
@@ -299,7 +287,7 @@ def _check_handoff(settings: PretrainFields) -> None:
         "refresh_epochs": ("0: no newer version wakes a layer", (0,)),
     }
     for name, (expected, values) in usual.items():
-        for value in values_of(settings, name):
+        for value in fields.values_of(settings, name):
             if value not in (values or expected.split(" or ")):
                 raise SettingsError(
                     f"{name}: got {value} with handoff minibatch, expected {expected}; leave it"
@@ -344,7 +332,7 @@ def check_blas_threads(schedule: str, requested: int | None) -> None:
         )
 
 
-def check_async_pretraining(settings: PretrainFields) -> None:
+def check_async_pretraining(settings: fields.PretrainFields) -> None:
     """Refuse settings that an asynchronous run lacks, and settings that only such a run has.
 
     Raises
@@ -352,7 +340,7 @@ def check_async_pretraining(settings: PretrainFields) -> None:
     SettingsError
         Naming the setting.
     """
-    check_async(
+    fields.check_async(
         settings,
         schedule=settings.schedule,
         runtime=settings.runtime,
@@ -361,12 +349,12 @@ def check_async_pretraining(settings: PretrainFields) -> None:
     _check_exchange(settings)
     if settings.schedule != ASYNC:
         return
-    if max(settings.replicas) > MAX_WORKERS:
+    if max(settings.replicas) > fields.MAX_WORKERS:
         raise SettingsError(
-            f"replicas: got {max(settings.replicas)}, expected at most {MAX_WORKERS}"
+            f"replicas: got {max(settings.replicas)}, expected at most {fields.MAX_WORKERS}"
         )
     for name, (usual, why) in NOT_SUPPORTED.items():
-        for value in values_of(settings, name):
+        for value in fields.values_of(settings, name):
             if value not in usual:
                 raise SettingsError(
                     f"{name}: got {value} with schedule {ASYNC}, where {why}; leave it out"
@@ -378,7 +366,7 @@ def check_async_pretraining(settings: PretrainFields) -> None:
         )
 
 
-def _check_exchange(settings: PretrainFields) -> None:
+def _check_exchange(settings: fields.PretrainFields) -> None:
     """Refuse windows without ranks, or with a delay compensation: windows only add changes."""
     if settings.exchange == MESSAGES:
         return
@@ -392,13 +380,13 @@ def _check_exchange(settings: PretrainFields) -> None:
             settings.delay_compensation
         ),
     }
-    refuse(refused, prefix=f"exchange: got {settings.exchange} with ")
+    fields.refuse(refused, prefix=f"exchange: got {settings.exchange} with ")
 
 
 OF_ENERGIES = ("free-energy-gap", "pseudo-likelihood")
 
 
-def check_convolutions(settings: PretrainFields) -> None:
+def check_convolutions(settings: fields.PretrainFields) -> None:
     """Refuse settings that a convolutional layer cannot have.
 
     Raises
@@ -411,7 +399,7 @@ def check_convolutions(settings: PretrainFields) -> None:
             _check_convolution(settings, i, shape)
 
 
-def _check_convolution(s: PretrainFields, i: int, shape: ConvolutionShape) -> None:
+def _check_convolution(s: fields.PretrainFields, i: int, shape: ConvolutionShape) -> None:
     """Refuse settings that the layer ``i``, counted from 0, cannot have."""
     excludes = shape.pooling == "prob"  # the units of a block exclude each other
     is_cut = s.shards_of(i + 1) > 1
@@ -448,7 +436,7 @@ def _check_convolution(s: PretrainFields, i: int, shape: ConvolutionShape) -> No
         f"early_stopping: got {s.early_stopping} {expected} none; convolutions have no free energy"
         " here. Autoencoders stop by validation-error": s.early_stopping in OF_ENERGIES,
     }
-    refuse(refused)
+    fields.refuse(refused)
 
 
 def kept_units(text: Any, layers: Any) -> Any:
@@ -517,7 +505,7 @@ def check_sparse(settings: Any) -> None:
             settings.backend.startswith("cupy")
         ),
     }
-    refuse(refused, prefix="X: got a sparse matrix ")
+    fields.refuse(refused, prefix="X: got a sparse matrix ")
 
 
 def why_not_in_blocks(settings: Any) -> str | None:
@@ -544,7 +532,7 @@ def parsed_waking(text: str) -> float | None:
     """
     if text == ALWAYS:
         return None
-    kind, least = kind_and_number(text)
+    kind, least = fields.kind_and_number(text)
     if kind != "drift" or not 0 < least < math.inf:
         raise SettingsError(
             f"refresh_when: got {text!r}, expected always, or drift:X with a number X above 0"
@@ -589,7 +577,7 @@ def settled_epochs(epochs: Sequence[Any], settle: Any, waking: Sequence[Any]) ->
     return {"epochs": limits, "settle": found}
 
 
-def check_drift(settings: PretrainFields) -> None:
+def check_drift(settings: fields.PretrainFields) -> None:
     """Refuse drift where no version wakes a layer, or where the result would depend on timing.
 
     Raises
@@ -610,4 +598,4 @@ def check_drift(settings: PretrainFields) -> None:
         " follows would depend on timing; take finish drain, or pace free": any(settings.settle)
         and _depends_on_timing(settings),
     }
-    refuse(refused)
+    fields.refuse(refused)

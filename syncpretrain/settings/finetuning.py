@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings.fields import (
     TUNING,
@@ -240,18 +239,14 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
         if self.schedule != ASYNC:
             self._check_synchronous()
             return
+        why = f"with schedule {ASYNC}, whose replicas share no minibatch, expected"
         refused = {
-            "optimizer": self.optimizer if self.optimizer not in ("adam", "sgd") else None,
-            "split": self.split,
-            "shards": self.shards or None,
+            f"optimizer: got {self.optimizer} {why} adam or sgd": self.optimizer
+            not in ("adam", "sgd"),
+            f"split: got {self.split} {why} none": self.split is not None,
+            f"shards: got {self.shards} {why} none": self.shards,
         }
-        for name, value in refused.items():
-            if value is not None:
-                expected = "adam or sgd" if name == "optimizer" else "none"
-                raise SettingsError(
-                    f"finetune_{name}: got {value} with schedule {ASYNC}, whose replicas share no"
-                    f" minibatch, expected {expected}"
-                )
+        refuse(refused, prefix=PREFIX)
 
     def _check_synchronous(self) -> None:
         """Refuse runtimes that share no minibatch, and splits that ranks do not support."""

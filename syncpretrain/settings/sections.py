@@ -15,35 +15,10 @@ import msgspec
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC
+from syncpretrain.settings import checks, fields
 from syncpretrain.settings.architecture import architecture_of, check_architecture, in_columns
-from syncpretrain.settings.checks import (
-    check_layers,
-    check_per_layer,
-    check_pretraining,
-    check_schedule,
-    kept_units,
-    settled_epochs,
-)
 from syncpretrain.settings.convert import checked, plain
 from syncpretrain.settings.devices import check_tuning_backend
-from syncpretrain.settings.fields import (
-    HANDOFF_DEFAULTS,
-    MODEL_DEFAULTS,
-    OUTPUT,
-    PER_LAYER,
-    SCHEDULE_DEFAULTS,
-    Count,
-    DataSettings,
-    Frozen,
-    MomentumSchedule,
-    NonNegativeInt,
-    PositiveFloat,
-    PretrainFields,
-    check_finite,
-    names_of,
-    usual_costs,
-    usual_rates,
-)
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.storage import write_atomically
 
@@ -52,24 +27,24 @@ T = TypeVar("T", bound=FinetuneSettings)
 ELSEWHERE = ("runtime", "workers", "backend", "exchange")  # a resumed run may change these
 
 
-class PretrainSettings(PretrainFields, frozen=True, kw_only=True):
+class PretrainSettings(fields.PretrainFields, frozen=True, kw_only=True):
     """Pretraining: the fields of :class:`syncpretrain.settings.fields.PretrainFields`, checked."""
 
     def __post_init__(self) -> None:
-        check_layers(self.layers)
+        checks.check_layers(self.layers)
         check_architecture(self.layers, self.architecture)
-        for name in PER_LAYER:
-            check_per_layer(name, getattr(self, name), len(self.layers) - 1)
-        check_finite(self)
+        for name in fields.PER_LAYER:
+            checks.check_per_layer(name, getattr(self, name), len(self.layers) - 1)
+        fields.check_finite(self)
         for momentum in self.momentum:
-            MomentumSchedule(momentum)
-        check_pretraining(self)
-        check_schedule(self)
+            fields.MomentumSchedule(momentum)
+        checks.check_pretraining(self)
+        checks.check_schedule(self)
         if self.seed >= 2**63:
             raise SettingsError(f"seed: got {self.seed}, expected a number below 2**63")
 
 
-class RunSettings(Frozen, frozen=True, kw_only=True):
+class RunSettings(fields.Frozen, frozen=True, kw_only=True):
     """Checkpoints, restarts and the stall watch; none of them changes the result of a run.
 
     ``checkpoint_every`` is a number of epochs, or of seconds with an ``s`` behind it: a checkpoint
@@ -84,18 +59,20 @@ class RunSettings(Frozen, frozen=True, kw_only=True):
 
     checkpoint_every: Annotated[
         str,
-        OUTPUT(metavar="N|Ss|log:N"),
+        fields.OUTPUT(metavar="N|Ss|log:N"),
         "Checkpoint after N epochs, or S seconds; log:N: also N models a layer, by updates.",
     ] = "60s"
-    keep: Annotated[Count, OUTPUT, "Checkpoints to keep."] = 2
+    keep: Annotated[fields.Count, fields.OUTPUT, "Checkpoints to keep."] = 2
     max_restarts: Annotated[
-        NonNegativeInt,
-        OUTPUT,
+        fields.NonNegativeInt,
+        fields.OUTPUT,
         "Replace a process that dies, or else resume from the last checkpoint if a worker fails,"
         " at most N times in all.",
     ] = 0
     stall_timeout: Annotated[
-        PositiveFloat, OUTPUT(metavar="SECONDS"), "End a run that trains no minibatch for so long."
+        fields.PositiveFloat,
+        fields.OUTPUT(metavar="SECONDS"),
+        "End a run that trains no minibatch for so long.",
     ] = 600.0
 
     def __post_init__(self) -> None:
@@ -131,10 +108,10 @@ class RunSettings(Frozen, frozen=True, kw_only=True):
         return epochs, seconds
 
 
-class Settings(Frozen, frozen=True, kw_only=True):
+class Settings(fields.Frozen, frozen=True, kw_only=True):
     """Everything that determines a run; ``config.toml`` of a run folder holds it."""
 
-    data: DataSettings = DataSettings()
+    data: fields.DataSettings = fields.DataSettings()
     pretrain: PretrainSettings
     finetune: FinetuneSettings = FinetuneSettings()
     run: RunSettings = RunSettings()
@@ -299,7 +276,7 @@ def names_in(path: Path) -> dict[str, frozenset[str]]:
     """
     read_settings(path)
     sections: dict[str, Any] = msgspec.toml.decode(path.read_bytes())
-    return {name: frozenset(fields) for name, fields in sections.items()}
+    return {name: frozenset(given) for name, given in sections.items()}
 
 
 def write_settings(settings: Settings, path: Path) -> None:
@@ -317,11 +294,11 @@ def settings_text(settings: Settings) -> str:
     """Return every setting that is not None or empty as TOML."""
     sections = {
         section: {
-            name: fields[name]
-            for name in names_of(type(getattr(settings, section)))
-            if fields[name] not in (None, "")
+            name: values[name]
+            for name in fields.names_of(type(getattr(settings, section)))
+            if values[name] not in (None, "")
         }
-        for section, fields in msgspec.to_builtins(settings).items()
+        for section, values in msgspec.to_builtins(settings).items()
     }
     return msgspec.toml.encode(sections).decode()
 
@@ -335,24 +312,24 @@ def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, An
     if architecture:
         pretrain["architecture"] = _agreed(architecture, pretrain)
     if "visible_units" in pretrain:
-        pretrain["visible_units"] = kept_units(pretrain["visible_units"], layers)
+        pretrain["visible_units"] = checks.kept_units(pretrain["visible_units"], layers)
     depth = max(len(layers) - 1, 1) if hasattr(layers, "__len__") else 1
-    defaults = PER_LAYER | MODEL_DEFAULTS.get(str(pretrain.get("model")), {})
-    defaults |= HANDOFF_DEFAULTS.get(str(pretrain.get("handoff")), {})
-    defaults |= SCHEDULE_DEFAULTS.get(str(pretrain.get("schedule")), {})
+    defaults = fields.PER_LAYER | fields.MODEL_DEFAULTS.get(str(pretrain.get("model")), {})
+    defaults |= fields.HANDOFF_DEFAULTS.get(str(pretrain.get("handoff")), {})
+    defaults |= fields.SCHEDULE_DEFAULTS.get(str(pretrain.get("schedule")), {})
     filled: dict[str, Any] = {
-        name: _spread(value, depth) if name in PER_LAYER else value
+        name: _spread(value, depth) if name in fields.PER_LAYER else value
         for name, value in ((name, pretrain.get(name, usual)) for name, usual in defaults.items())
     }
     settle = filled["settle"] if "settle" in pretrain else None
-    filled |= settled_epochs(filled["epochs"], settle, filled["refresh_when"])
+    filled |= checks.settled_epochs(filled["epochs"], settle, filled["refresh_when"])
     filled["momentum"] = [str(value) for value in filled["momentum"]]
     if "learning_rate" not in pretrain:
         visible = pretrain.get("visible_units", "bernoulli")
-        filled["learning_rate"] = usual_rates(visible, filled["hidden_units"])
+        filled["learning_rate"] = fields.usual_rates(visible, filled["hidden_units"])
     if "sparsity_cost" not in pretrain and pretrain.get("model", "rbm") == "rbm":
         text = pretrain.get("architecture")
-        filled["sparsity_cost"] = usual_costs(text, filled["hidden_units"], depth)
+        filled["sparsity_cost"] = fields.usual_costs(text, filled["hidden_units"], depth)
     layers = list(layers) if isinstance(layers, range) else layers
     return checked({**sections, "pretrain": {"layers": layers, **pretrain, **filled}}, Settings)
 

@@ -68,7 +68,7 @@ def network(monkeypatch, tmp_path, files):
     """An empty cache, no variable set, and mirrors that work."""
     monkeypatch.delenv("SYNCPRETRAIN_DATA", raising=False)
     monkeypatch.delenv("SYNCPRETRAIN_OFFLINE", raising=False)
-    monkeypatch.setattr(named, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(fetch_module, "cache_folder", lambda: tmp_path / "cache")
     network = Network(files)
     monkeypatch.setattr(fetch_module, "fetched", network)
     return network

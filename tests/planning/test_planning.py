@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,7 @@ from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels import native
 from syncpretrain.parallel import available_memory
-from syncpretrain.planning import Plan, plan
+from syncpretrain.planning import Plan, plan, probes
 from syncpretrain.planning.bench import bench, random_rows, run_candidate, seconds_to
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import plan_for, simplest
@@ -448,18 +447,17 @@ class TestMeasuring:
 def test_the_products_of_the_run_are_timed(monkeypatch, given, name):
     """Steps, what a layer hands up, and the bound."""
     timed: dict[str, list[str]] = {"products": [], "steps": [], "transforms": []}
-    module = sys.modules[measure.__module__]
 
     def spied(kind, usual, precision):
         def call(*args, **options):
             timed[kind].append(precision(*args, **options))
             return usual(*args, **options)
 
-        monkeypatch.setattr(module, usual.__name__, call)
+        monkeypatch.setattr(probes, usual.__name__, call)
 
-    spied("products", module.products, lambda shape, precision, **more: precision.name)
-    spied("steps", module.Steps, lambda learner, X: learner.precision.name)
-    spied("transforms", module.transforming, lambda layer, X, run: layer.precision)
+    spied("products", probes.products, lambda shape, precision, **more: precision.name)
+    spied("steps", probes.Steps, lambda learner, X: learner.precision.name)
+    spied("transforms", probes.transforming, lambda layer, X, run: layer.precision)
     measure(Task(settings((16, 8, 4), batch_size=20, **given), 100, 0), workers=1, seconds=0)
     assert timed == {"products": [name] * 2, "steps": [name] * 2, "transforms": [name]}
 

@@ -23,6 +23,7 @@ from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import plan_for
 from syncpretrain.planning.gpu import device_peak, unreadable_pairs
 from syncpretrain.planning.measure import measure_devices
+from syncpretrain.planning.probes import BareProducts
 from syncpretrain.planning.timings import GPU, LayerTimings, Timings
 from syncpretrain.settings import read_settings, settings_from
 from syncpretrain.workers.activations import Split
@@ -252,9 +253,9 @@ class TestCommands:
 def test_the_products_alone_are_those_of_a_step(machine):
     bench = measure._DeviceBench(task(cd_steps=2).settings, 100, 0)
     learner, shape = bench._learners[0], task().settings.shapes[0]
-    bare = measure.BareProducts(learner, shape, 2)
-    fakecupy.log.clear()
     with learner.stream:
+        bare = BareProducts(learner.backend, learner.precision, shape, learner.batch_size, 2)
+        fakecupy.log.clear()
         bare.train_step(None, None, epoch=1, step=0)
         bare.train_step(None, None, epoch=1, step=1)
     assert [what for _, _, what in fakecupy.log].count("sgemm") == 12

@@ -86,9 +86,7 @@ class TestProbes:
 class TestMeasuring:
     @pytest.mark.parametrize("layers", [(12, 8, 8), IMAGES])
     def test_slow_layers_are_timed_on_some_rows(self, monkeypatch, layers):
-        monkeypatch.setattr(
-            measure_module, "sampled", lambda *given, **options: Sample(4, 20, 0.25, 1e-3)
-        )
+        monkeypatch.setattr(probes, "sampled", lambda *given, **options: Sample(4, 20, 0.25, 1e-3))
         found = measure(Task(settings(layers), 100, HELD_OUT), workers=2, seconds=0)
         assert found.notes[0].startswith("a step takes long: timed on 4 of the 20 examples")
         assert len(found.notes) == 1
@@ -97,17 +95,13 @@ class TestMeasuring:
             assert ("examples", 2) in timings.sharded
 
     def test_too_few_rows_are_not_shared_by_examples(self, monkeypatch):
-        monkeypatch.setattr(
-            measure_module, "sampled", lambda *given, **options: Sample(1, 20, 1.0, 1e-3)
-        )
+        monkeypatch.setattr(probes, "sampled", lambda *given, **options: Sample(1, 20, 1.0, 1e-3))
         found = measure(Task(settings(IMAGES), 100, HELD_OUT), workers=2, seconds=0)
         assert {split for split, _ in found.layers[0].sharded} == {"filters"}
 
     def test_what_was_not_timed_is_left_out_of_the_plan(self, monkeypatch):
-        monkeypatch.setattr(
-            measure_module, "sampled", lambda *given, **options: Sample(4, 20, 0.25, 1e-3)
-        )
-        monkeypatch.setattr(measure_module, "MOST_SECONDS", 0.0)
+        monkeypatch.setattr(probes, "sampled", lambda *given, **options: Sample(4, 20, 0.25, 1e-3))
+        monkeypatch.setattr(probes, "MOST_SECONDS", 0.0)
         found = plan_for(Task(settings(IMAGES), 100, 20), workers=2, measure_seconds=0)
         assert [layer.step for layer in found.timings.layers] == pytest.approx([5e-3] * 3)
         assert found.timings.blas_threads == 1
@@ -117,7 +111,7 @@ class TestMeasuring:
         assert json.loads(json.dumps(found.report()))["notes"] == list(found.timings.notes)
 
     def test_a_note_names_the_seconds_that_were_asked_for(self, monkeypatch):
-        monkeypatch.setattr(measure_module, "measured", lambda *probes, **seconds: None)
+        monkeypatch.setattr(probes, "measured", lambda *probes, **seconds: None)
         found = measure(Task(settings((12, 8)), 100, HELD_OUT), workers=1, seconds=60)
         assert found.notes[-1].startswith("not all was timed in 60 s: ")
 
@@ -143,7 +137,7 @@ class TestMeasuring:
         assert needed[0]["others"] > 4 * 20 * 3 * 100 * 100
         monkeypatch.undo()
         monkeypatch.setattr(available_memory, "available_bytes", lambda: 10**7)
-        monkeypatch.setattr(measure_module, "build_learners", None)
+        monkeypatch.setattr("syncpretrain.pretraining.build.build_learners", None)
         with pytest.raises(SettingsError, match=r"^layers: 3x100x100,conv:50x5,6 on 0 examples"):
             measure(Task(own, 50_000, HELD_OUT), workers=2)
 

@@ -277,7 +277,7 @@ class TestWordsOfTheUser:
 
         monkeypatch.setattr("syncpretrain.report.course.draw_curve", fails)
         monkeypatch.setattr("syncpretrain.report.examples.draw_codes", fails)
-        monkeypatch.setattr("syncpretrain.report.examples.filter_grid", fails)
+        monkeypatch.setattr("syncpretrain.plot.examples.filter_grid", fails)
         page = report("tuned")
         assert list(page.sections) == list(USUAL)
         assert page.text.count("Not drawn: a < b.") == 5

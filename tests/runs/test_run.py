@@ -91,7 +91,7 @@ class TestStopped:
 
 class TestFolder:
     def test_it_is_looked_at_before_the_data(self, settings, tmp_path, monkeypatch):
-        monkeypatch.setattr(run_module, "load_data", interrupted)
+        monkeypatch.setattr("syncpretrain.runs.prepare.load_data", interrupted)
         with pytest.raises(SettingsError, match="is not empty"):
             train_run(settings, out=tmp_path)
 

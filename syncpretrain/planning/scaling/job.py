@@ -344,22 +344,34 @@ def devices_from(text: str) -> tuple[int, ...]:
     SettingsError
         If a number is out of range, or if the dots do not lead to the number behind them.
     """
-    parts = [part.strip() for part in text.split(",")]
     try:
-        dots = parts.index("...")
+        found = _listed(text)
     except ValueError:
-        return _in_range([_count(part, text) for part in parts], text)
-    before = list(_in_range([_count(part, text) for part in parts[:dots]], text))
-    after = [_count(part, text) for part in parts[dots + 1 :]]
-    if len(before) < 2 or len(after) != 1:
-        raise _wrong(text)
-    factor, difference = before[-1] / before[-2], before[-1] - before[-2]
-    by_factor = len(before) > 2 and before[-2] / before[-3] == factor and factor > 1
-    while before[-1] < after[0] and difference > 0 and before[-1] <= MOST_DEVICES:
-        before.append(round(before[-1] * factor) if by_factor else before[-1] + difference)
-    if before[-1] != after[0]:
-        raise _wrong(text)
-    return _in_range(before, text)
+        found = ()
+    if not found or not all(1 <= count <= MOST_DEVICES for count in found):
+        raise SettingsError(
+            f"devices: got {text!r}, expected whole numbers from 1 to {MOST_DEVICES} separated by"
+            " commas, such as 1,2,3 or 1,2,4,...,1024"
+        )
+    return found
+
+
+def _listed(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list; ValueError if it has another form."""
+    parts = [part.strip() for part in text.split(",")]
+    if "..." not in parts:
+        return tuple(map(int, parts))
+    dots = parts.index("...")
+    found, (last,) = list(map(int, parts[:dots])), map(int, parts[dots + 1 :])
+    if len(found) < 2 or min(found) < 1:
+        raise ValueError("fewer than two numbers to go on from")
+    factor, difference = found[-1] / found[-2], found[-1] - found[-2]
+    by_factor = len(found) > 2 and found[-2] / found[-3] == factor and factor > 1
+    while found[-1] < last and difference > 0 and found[-1] <= MOST_DEVICES:
+        found.append(round(found[-1] * factor) if by_factor else found[-1] + difference)
+    if found[-1] != last:
+        raise ValueError(f"{last} is passed over")
+    return tuple(found)
 
 
 def replicas_from(text: str) -> str | tuple[int, ...]:
@@ -382,23 +394,3 @@ def replicas_from(text: str) -> str | tuple[int, ...]:
             " separated by commas"
         )
     return found
-
-
-def _count(part: str, text: str) -> int:
-    try:
-        return int(part)
-    except ValueError:
-        raise _wrong(text) from None
-
-
-def _in_range(counts: list[int], text: str) -> tuple[int, ...]:
-    if not all(1 <= count <= MOST_DEVICES for count in counts):
-        raise _wrong(text)
-    return tuple(counts)
-
-
-def _wrong(text: str) -> SettingsError:
-    return SettingsError(
-        f"devices: got {text!r}, expected whole numbers from 1 to {MOST_DEVICES} separated by"
-        " commas, such as 1,2,3 or 1,2,4,...,1024"
-    )
