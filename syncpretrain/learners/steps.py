@@ -32,7 +32,6 @@ class Step(Protocol):
 
         ``run`` executes the phases of a step that is cut into shards.
         """
-        ...
 
     def hand_up(self, out: Array) -> bool:
         """Copy the hidden means from before the update; return False if they must be recomputed.
@@ -40,15 +39,12 @@ class Step(Protocol):
         They are the means of the positive phase. With dropout, or with noise on the input, these
         are not the means for the plain input: then nothing is copied.
         """
-        ...
 
     def state(self) -> dict[str, Array]:
         """Return the next step's inputs except the parameters, by name; live arrays."""
-        ...
 
     def restart(self) -> None:
         """Set :meth:`state` back to before the first step."""
-        ...
 
 
 class LearnerStep:

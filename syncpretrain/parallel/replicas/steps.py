@@ -47,19 +47,15 @@ class Replica(Protocol):
     @property
     def parameters(self) -> Sequence[Array]:
         """The arrays that it trains."""
-        ...
 
     def train(self, epoch: int, step: int) -> Sequence[float]:
         """Train on a minibatch; return its summed errors, one for each layer or output."""
-        ...
 
     def state(self) -> dict[str, Array]:
         """Return the next step's inputs except the parameters, by name; live arrays."""
-        ...
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Go back to what :meth:`state` held."""
-        ...
 
 
 ReplicaFactory = Callable[[Sequence[Any]], Replica]  # given the data; sent to processes
@@ -82,15 +78,12 @@ class Fleet(Protocol):
         These are the first ones, and their changes are in the parameters of the server, but where
         replicas take turns: there they wait until all tasks are done.
         """
-        ...
 
     def state(self) -> dict[str, Array]:
         """Return the next task's inputs except the parameters, by name."""
-        ...
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Go back to what :meth:`state` held."""
-        ...
 
 
 class LocalSteps:
