@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from syncpretrain.kernels import contrastive_divergence as cd
 from syncpretrain.kernels.activations import (
     binary_product,
     means,
@@ -26,15 +27,6 @@ from syncpretrain.kernels.conditions import (
     error_of_means,
     impose,
     reconstruct,
-)
-from syncpretrain.kernels.contrastive_divergence import (
-    centre,
-    means_and_differences,
-    phase_differences,
-    sample_states,
-    sparsity_step,
-    sum_rows,
-    weighted_phases,
 )
 from syncpretrain.kernels.fixed_draws import sample_fixed
 from syncpretrain.learners.base import Learner
@@ -72,7 +64,7 @@ class BaseRBM(Learner):
         # Activities are averaged over dropped units too; their means are 0.
         self._target = settings.sparsity_target * (1 - settings.hidden_dropout)
         super().__init__(layer, first, settings)
-        self._sample = sample_fixed if self.precision.name == "own" else sample_states
+        self._sample = sample_fixed if self.precision.name == "own" else cd.sample_states
 
     def _allocate(self, rows: int) -> None:
         visible, hidden = self._units.visible, self._units.hidden
@@ -319,18 +311,18 @@ class RBM(BaseRBM):
         sums: dict[str, Any] = {"da": da, "db": db, "examples": examples}
         factors = self._factors(n, len(v) - n, examples)
         if factors is not None:
-            weighted_phases(v, h, factors, da=da, db=db)
+            cd.weighted_phases(v, h, factors, da=da, db=db)
         elif self._fill_takes_means:
-            means_and_differences(v, h, self.hidden_bias, settings.hidden_units, **sums)
+            cd.means_and_differences(v, h, self.hidden_bias, settings.hidden_units, **sums)
         else:
-            phase_differences(v, h, **sums)
+            cd.phase_differences(v, h, **sums)
         self._correlate(v, h, out=dW)
         if settings.centred:
             shares = np.full(n, 1 / examples, np.float32) if factors is None else factors[:n]
             self._centre(v[:n], h[:n], shares, *self.gradients)
         if (cost := settings.sparsity_cost) and self._is_counted:
             own: dict[str, Any] = {"dW": dW, "db": db, "examples": examples}
-            sparsity_step(v[:n], h[:n], self._activity, target=self._target, cost=cost, **own)
+            cd.sparsity_step(v[:n], h[:n], self._activity, target=self._target, cost=cost, **own)
         blocks = kind_of(settings.visible_units).blocks
         if blocks is not None and not blocks.has_bias:
             db.fill(0)
@@ -369,9 +361,9 @@ class RBM(BaseRBM):
         if begun:  # without hidden biases nothing can take the place of visible offsets
             has_bias = blocks is None or blocks.has_bias
             mu, lam = self._offsets[:visible] * has_bias / begun, self._offsets[visible:-1] / begun
-            centre(dW, da, db, mu, lam)
-        sum_rows(v0, out=seen[:visible])
-        sum_rows(h0 * shares[:, None], out=seen[visible:-1])
+            cd.centre(dW, da, db, mu, lam)
+        cd.sum_rows(v0, out=seen[:visible])
+        cd.sum_rows(h0 * shares[:, None], out=seen[visible:-1])
         seen[-1] = shares.sum() if self._is_counted else 0
 
     def update_slice(self, i: int, part: slice, gradient: Array, *, epoch: int) -> None:

@@ -25,21 +25,8 @@ from syncpretrain.pretraining.call import SavedCall
 from syncpretrain.pretraining.memory import StreamSize
 from syncpretrain.pretraining.streamed import BuildLayer, StreamedPretraining
 from syncpretrain.settings.sections import PretrainSettings, settings_from
-from syncpretrain.torch.block import (
-    Block,
-    Layout,
-    blocks_of,
-    check_apart,
-    check_kinds,
-    check_whole,
-    finish,
-    handed_up,
-    head_draws,
-    in_modes,
-    modes_of,
-    named,
-    seeded,
-)
+from syncpretrain.torch import block as building
+from syncpretrain.torch.block import Block, Layout
 from syncpretrain.torch.data import Given, given_rows, held_out_rows
 from syncpretrain.torch.learner import ModuleLearner, build_block, load_layer, load_state
 from syncpretrain.torch.losses import LOSSES, LocalLoss, PredSimHead, check_loss, default_head
@@ -190,7 +177,7 @@ class LocalTrainer:
         seed: int = 0,
         observers: Iterable[Observer] = (),
     ) -> None:
-        self._modules = blocks_of(model)
+        self._modules = building.blocks_of(model)
         self.model = model if isinstance(model, nn.Sequential) else nn.Sequential(*model)
         is_norm = clip is None or (hasattr(clip, "__float__") and 0 < clip < math.inf)
         for name, is_wrong, own, expected in (  # what is wrong, the value, and what it should be
@@ -204,7 +191,7 @@ class LocalTrainer:
         ):
             if is_wrong:
                 raise SettingsError(f"{name}: got {own!r}, expected {expected}")
-        check_whole(classes=classes, block_threads=block_threads, accumulate=accumulate)
+        building.check_whole(classes=classes, block_threads=block_threads, accumulate=accumulate)
         if accumulate > 1 and any(getattr(own, "sparse", False) for own in self.model.modules()):
             raise SettingsError(f"accumulate: got {accumulate} with sparse gradients, expected 1")
         self._classes, self._loss, self._seed = classes, loss, seed
@@ -272,17 +259,17 @@ class LocalTrainer:
         RunInterrupted
             On Ctrl-C or SIGTERM, after the running minibatches.
         """
-        check_whole(batch_size=batch_size, epochs=epochs)
+        building.check_whole(batch_size=batch_size, epochs=epochs)
         how: dict[str, Any] = {"batch_size": batch_size, "passes": epochs, "seed": self._seed}
         classes = self._classes if self._loss in LOSSES[:2] else None
         given = given_rows(X, y, weight, classes=classes, **how)
         check_loss(self._loss, self._classes, has_targets=given.layout.y_shape is not None)
         held_out = held_out_rows(validation, given.layout)
         found = torch.get_num_threads()
-        self._modes = self._modes or modes_of(nn.Sequential(self.model))
+        self._modes = self._modes or building.modes_of(nn.Sequential(self.model))
         modes = self._modes | {own: True for head in self.heads for own in head.modules()}
         try:
-            with in_modes(modes):
+            with building.in_modes(modes):
                 self._build_blocks(given)
                 self._check_last(given)
                 for block in self._blocks:
@@ -333,7 +320,7 @@ class LocalTrainer:
         x, y, weight = given.layout.cut(rows if len(rows) > 1 else np.repeat(rows, 2, axis=0))
         below, blocks = given.layout, list[Block]()
         for number, modules in enumerate(self._modules, start=1):
-            h, draws = handed_up(number, modules, x)
+            h, draws = building.handed_up(number, modules, x)
             above = Layout(
                 tuple(h.shape[1:]), torch.float32, below.y_shape, below.y_dtype, below.is_weighted
             )
@@ -344,14 +331,14 @@ class LocalTrainer:
                 below=below,
                 above=above,
                 loss=self._loss_of(number, above.shape),
-                generator=seeded(self._seed, number),
+                generator=building.seeded(self._seed, number),
                 **self._every_block,
             )
-            block.draws = head_draws(block, h, (x, y, weight)) or draws or block.noise > 0
+            block.draws = building.head_draws(block, h, (x, y, weight)) or draws or block.noise > 0
             blocks.append(block)
             x, below = h, above
-        check_apart("heads", ((block.modules, block.head) for block in blocks))
-        finish(blocks, self._optimizer, self._scheduler)
+        building.check_apart("heads", ((block.modules, block.head) for block in blocks))
+        building.finish(blocks, self._optimizer, self._scheduler)
         self._blocks = blocks
 
     def _check_last(self, given: Given) -> None:
@@ -361,7 +348,7 @@ class LocalTrainer:
         for block in self._blocks:
             x = torch.ones((1, *block.below.shape), dtype=block.below.dtype)
             try:
-                handed_up(block.number, block.modules, x)
+                building.handed_up(block.number, block.modules, x)
             except SettingsError as error:
                 why = "batch_size: the last minibatch has one example; take another, or drop_last"
                 raise SettingsError(f"{why} ({error})") from error
@@ -378,11 +365,11 @@ class LocalTrainer:
 
     def _head(self, number: int, below: tuple[int, ...], above: tuple[int, ...]) -> Any:
         # The caller's draws stay as they are.
-        with named(f"heads: block {number}"), torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(seeded(self._seed, number + (1 << 16)))
+        with building.named(f"heads: block {number}"), torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(building.seeded(self._seed, number + (1 << 16)))
             if self._make_head is not None:
                 head = self._make_head(number, below, above)
-                check_kinds("heads", [head])
+                building.check_kinds("heads", [head])
                 return head.train()
             if self._is_classifier(number, above):
                 return nn.Identity()
