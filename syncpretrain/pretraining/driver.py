@@ -49,13 +49,7 @@ from syncpretrain.pretraining.build import (
     placement_text,
     rank_shares,
 )
-from syncpretrain.pretraining.runtimes import (
-    RUNTIMES,
-    EpochsRun,
-    Runtime,
-    versions_for,
-    workers_of,
-)
+from syncpretrain.pretraining.runtimes import RUNTIMES, EpochsRun, Runtime, versions_for, workers_of
 from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, UNTRAINED
 from syncpretrain.schedule.reads import Reads
