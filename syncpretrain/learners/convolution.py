@@ -192,9 +192,8 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
     def _allocate(self, rows: int) -> None:
         super()._allocate(rows)
         shape, empty = self._shape, self.backend.empty
-        self._places = empty(
-            (2 * rows, shape.hidden)
-        )  # twice, for both halves of the stacked arrays
+        # Twice, for both halves of the stacked arrays.
+        self._places = empty((2 * rows, shape.hidden))
         self._ones = empty(rows * shape.output.height * shape.output.width)
         self._ones.fill(1)  # a product adds up ten times as fast as a sum over rows
         self._scratch = empty(max(map(kernels.scratch_size, (shape, shape.unpooled))))
