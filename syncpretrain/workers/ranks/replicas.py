@@ -43,7 +43,6 @@ from syncpretrain.parallel.replicas.steps import (
     ReplicaFactory,
     Save,
     Work,
-    Worked,
     answer,
 )
 from syncpretrain.parallel.timeouts import Timeouts
@@ -421,7 +420,7 @@ class Changed:
     ``change`` is None with servers or windows; ``push`` is the outcome of a push to windows.
     """
 
-    worked: Worked
+    errors: tuple[float, ...]
     change: Array | None
     push: Push | None
 
@@ -468,7 +467,7 @@ class ReplicaLink(RankLink):
             np.copyto(self.change, found.change)
         if found.push is not None and self._on_push is not None:
             self._on_push(self.number, found.push)
-        return found.worked
+        return found.errors
 
 
 class ServerLink(RankLink):
@@ -595,7 +594,7 @@ class _Replica:
                 return None
             self._known = known
         found = answer(steps, order.order)
-        if not isinstance(found, Worked):
+        if isinstance(found, dict):
             return found
         # The change is not overwritten before the next order, which comes once rank 0 has it.
         if exchange is None:
