@@ -220,16 +220,9 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
         return self._filters if own is None else own.reshape(self._shape.fan_in, -1)
 
     def _encode(self, z: Array, *, out: Array) -> None:
-        kernels.convolve(
-            z,
-            self._filters,
-            self.hidden_bias,
-            out,
-            self._places[: len(z)],
-            self._scratch,
-            self._shape,
-            self.settings.hidden_units,
-        )
+        weight, bias, shape = self._filters, self.hidden_bias, self._shape
+        places, units = self._places[: len(z)], self.settings.hidden_units
+        kernels.convolve(z, weight, bias, out, places, self._scratch, shape, units)
 
     def _decode(self, h: Array, *, out: Array) -> None:
         shape, places = self._shape, self._places[: len(h)]
