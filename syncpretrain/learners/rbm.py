@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from syncpretrain.kernels import conditions
 from syncpretrain.kernels import contrastive_divergence as cd
 from syncpretrain.kernels.activations import (
     binary_product,
@@ -21,13 +22,6 @@ from syncpretrain.kernels.activations import (
 )
 from syncpretrain.kernels.arrays import Array, Rows, slices_of
 from syncpretrain.kernels.backprop import squared_error
-from syncpretrain.kernels.conditions import (
-    conditions_of,
-    draw_words,
-    error_of_means,
-    impose,
-    reconstruct,
-)
 from syncpretrain.kernels.fixed_draws import sample_fixed
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.first_layers import first_layer
@@ -97,7 +91,7 @@ class BaseRBM(Learner):
         v, h = self._v[:both], self._h[:both]
         v0, h0 = v[:n], h[:n]
         self.backend.gather(X, rows, out=v0)
-        self._known = conditions_of(v0, settings.visible_units, missing=settings.missing)
+        self._known = conditions.conditions_of(v0, settings.visible_units, missing=settings.missing)
         if settings.sample_input:
             self._sample_input(v0, epoch, step)
         self._up(v0, out=h0)
@@ -147,14 +141,14 @@ class BaseRBM(Learner):
                 self._down(states, out=v1)
                 room = self._difference[:n] if k == settings.cd_steps - 1 else None
                 own = (self._visible_biases(), v0, settings.visible_units, self._known)
-                error = reconstruct(address, v1, *own, difference=room)
+                error = conditions.reconstruct(address, v1, *own, difference=room)
             self._up(v1, out=h1)
             inputs = h1
         if not self._fill_takes_means:
             self._take_means(h1)
             self._drop(h1)
         if settings.sample_visible:  # the error is the error of the means, not of their samples
-            expected = impose(self._v1_inputs[:n], settings.visible_units, self._known)
+            expected = conditions.impose(self._v1_inputs[:n], settings.visible_units, self._known)
             error = squared_error(v0, expected, out=self._difference[:n])
         return error
 
@@ -173,7 +167,7 @@ class BaseRBM(Learner):
         down = self._down(some, out=self.backend.empty((len(some), v0.shape[1])))
         known = None if self._known is None else self._known.of(slice(None, None, ERROR_SHARE))
         own = self._visible_biases(), v0[::ERROR_SHARE], settings.visible_units
-        error = error_of_means(down, *own, known, out=down) * n / len(down)
+        error = conditions.error_of_means(down, *own, known, out=down) * n / len(down)
         if settings.chains and self._known is not None:
             self._known = self._known.of(np.arange(len(states)) % n)
         for k in range(settings.cd_steps):
@@ -225,7 +219,7 @@ class BaseRBM(Learner):
         self._down(hidden, out=inputs)
         biases, units = self._visible_biases(), self.settings.visible_units
         self._sample(inputs, biases, units, address, noise=noise, out=out)
-        draw_words(out, units, noise, self._known)
+        conditions.draw_words(out, units, noise, self._known)
 
     def _take_means(self, inputs: Array) -> None:
         """Replace the inputs of hidden units, which are without bias, by their means."""

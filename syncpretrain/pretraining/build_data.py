@@ -28,14 +28,7 @@ from syncpretrain.data.visible import (
 )
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.parallel.precision_choice import resolve_precision
-from syncpretrain.pretraining.memory import (
-    check_device_memory,
-    check_memory,
-    held_rows,
-    other_bytes,
-    room_bytes,
-    shard_bytes,
-)
+from syncpretrain.pretraining import memory
 from syncpretrain.schedule.kinds import UNTRAINED
 from syncpretrain.settings import settings_from
 from syncpretrain.settings.architecture import check_width
@@ -114,25 +107,25 @@ def _check_memory(settings: PretrainSettings, data: Split) -> None:
     steps = steps_per_epoch(len(data.train), settings.batch_size)
     waiting, room = None, 0
     if settings.handoff == "minibatch":
-        waiting = held_rows(settings, backend, steps=steps, held_out=len(data.validation))
-        room = room_bytes(settings, backend, steps)
+        waiting = memory.held_rows(settings, backend, steps=steps, held_out=len(data.validation))
+        room = memory.room_bytes(settings, backend, steps)
     held = examples if waiting is None else waiting
-    check_memory(
+    memory.check_memory(
         settings.shapes,
         examples=held if free is None else 0,
         batch_size=settings.batch_size,
         processes=settings.runtime == "processes",
         shared=examples if isinstance(data.train, np.ndarray) else 0,
         sampled=PROBE_ROWS if wakes or any(settings.settle) else 0,
-        others=other_bytes(settings, steps),
+        others=memory.other_bytes(settings, steps),
     )
     if free is not None:
         backend.for_replicas(max(settings.replicas))  # which read each other's memory
-        others = shard_bytes(settings) + other_bytes(settings, steps)
+        others = memory.shard_bytes(settings) + memory.other_bytes(settings, steps)
         own: dict[str, Any] = {"batch_size": settings.batch_size, "others": others}
         own |= {"waiting": waiting, "room": room}
         bounded = kind_of(settings.visible_units).is_unit_interval
-        check_device_memory(settings.shapes, free, data, **own, bounded=bounded)
+        memory.check_device_memory(settings.shapes, free, data, **own, bounded=bounded)
 
 
 def with_facts_of(settings: PretrainSettings, *parts: Any) -> PretrainSettings:

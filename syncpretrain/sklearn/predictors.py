@@ -37,27 +37,9 @@ from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 from syncpretrain.events import Notice
 from syncpretrain.models.stack import Head
 from syncpretrain.settings.by_data import UNLABELLED_STEPS
+from syncpretrain.sklearn import fit_choices as choices
 from syncpretrain.sklearn.base import StackEstimator, training_rows
-from syncpretrain.sklearn.fit_choices import (
-    Start,
-    Targets,
-    Way,
-    are_bits,
-    are_curved,
-    are_few,
-    are_measurements,
-    chooses_decay,
-    chosen_decay,
-    codes_are_better,
-    enough_to_try,
-    few_labels_settings,
-    in_shared_range,
-    likeliest,
-    rectified_settings,
-    settings_for_bits,
-    shared_range,
-    with_head,
-)
+from syncpretrain.sklearn.fit_choices import Start, Targets, Way
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 
 ClassifierT = TypeVar("ClassifierT", bound="DBNClassifier")
@@ -107,20 +89,20 @@ class StackPredictor(StackEstimator):
         """
         targets = targets.weighted()
         is_free = self.learning_rate is None and not (self.settings or self._given_tuning())
-        if not is_free or not chooses_decay(X.shape[0], len(targets.rows), {}):
+        if not is_free or not choices.chooses_decay(X.shape[0], len(targets.rows), {}):
             return {}
         if (
-            not are_measurements(training_rows(X), self.visible_units)
+            not choices.are_measurements(training_rows(X), self.visible_units)
             or self._scaling(X) is not None
         ):
             return {}
         layers = len(self._widths(X.shape[1]))
-        suited = rectified_settings(layers, X.shape[0], self.batch_size)
+        suited = choices.rectified_settings(layers, X.shape[0], self.batch_size)
         untrained = {"epochs": None, "schedule": "none", "observers": ()}
         stack = self._pretrained_on(X, seed, **suited, **untrained)
         finetuned = partial(self._finetuned, stack, seed=seed, objective=objective)
         are_classes = objective == "classification"
-        found = are_curved(finetuned, X, targets, seed, are_classes=are_classes)
+        found = choices.are_curved(finetuned, X, targets, seed, are_classes=are_classes)
         return suited if found else {}
 
     def _scaling(self, X: Matrix) -> Scaling | None:
@@ -250,7 +232,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         self._tries_guesses = self._is_to_try(seen, len(targets.rows))
         # RBMs learn what zeros and ones have in common, and little of a few measurements.
         known = np.nan_to_num(seen) if has_missing(seen) else seen
-        self._starts_random = self._tries_guesses and not are_bits(known)
+        self._starts_random = self._tries_guesses and not choices.are_bits(known)
         weights = weights_of(sample_weight, rows, targets.rows)
         if self.class_weight is not None:
             by_class = compute_sample_weight(self.class_weight, self.classes_[targets.y])
@@ -269,7 +251,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         """
         asked = (self.pretrained, self.epochs, self.learning_rate, self.finetune_epochs)
         is_free = not self.settings and all(value is None for value in asked)
-        if not is_free or not are_few(X.shape[0], labels) or "counts" in self.visible_units:
+        if not is_free or not choices.are_few(X.shape[0], labels) or "counts" in self.visible_units:
             return False
         return self.visible_units != "auto" or not facts_of(training_rows(X)).are_counts
 
@@ -284,12 +266,12 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         return for_places(stack, self.classes_)
 
     def _scaling(self, X: Matrix) -> Scaling | None:
-        return shared_range(X) if self.visible_units == "auto" else None
+        return choices.shared_range(X) if self.visible_units == "auto" else None
 
     def _seen(self, X: Matrix) -> tuple[Matrix, Scaling | None]:
         """Return examples scaled to [0, 1] if their columns share a range, and the scaling."""
         scaling = self._scaling(X)
-        return (X, None) if scaling is None else (in_shared_range(X, scaling), scaling)
+        return (X, None) if scaling is None else (choices.in_shared_range(X, scaling), scaling)
 
     def _pretrained_for(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
         if self._starts_random:
@@ -297,8 +279,9 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         # The user's settings may not go together with the settings for zeros and ones.
         is_free = self.learning_rate is None and not self._extra_settings(tuning=False)
         is_binary = self.visible_units in ("auto", "bernoulli")
-        if is_free and is_binary and are_few(X.shape[0], targets) and are_bits(self._seen(X)[0]):
-            suited |= settings_for_bits(len(self._widths(X.shape[1])))
+        are_few = choices.are_few(X.shape[0], targets)
+        if is_free and is_binary and are_few and choices.are_bits(self._seen(X)[0]):
+            suited |= choices.settings_for_bits(len(self._widths(X.shape[1])))
         return self._scaled(X, seed, **suited)
 
     def _rectified(self, X: Matrix, seed: int) -> Stack:
@@ -317,17 +300,18 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         if self._tries_guesses:
             return self._tried(stack, X, targets, seed)
         is_trained = self.pretrained is not None or self._trains(self.epochs)
-        if self._given_tuning() or not is_trained or not are_few(X.shape[0], len(targets.rows)):
+        are_few = choices.are_few(X.shape[0], len(targets.rows))
+        if self._given_tuning() or not is_trained or not are_few:
             return stack, {}
         counted = targets.weighted()
         if self._takes_head(stack, X, counted, seed):
-            return with_head(stack, X, counted)
+            return choices.with_head(stack, X, counted)
         return stack, {}
 
     def _takes_head(self, stack: Stack, X: Matrix, counted: Targets, seed: int) -> bool:
         """Return whether a head for the codes comes first; it needs a label of each class."""
         has_all = len(np.unique(counted.y)) == len(self.classes_)
-        return has_all and codes_are_better(stack, X, counted, seed)
+        return has_all and choices.codes_are_better(stack, X, counted, seed)
 
     def _tried(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
         """Return the stack to fine-tune, and settings, after a trial on labels left out."""
@@ -338,10 +322,11 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
 
         def network(X: Matrix, some: Targets, steps: int, *, guess: bool) -> Start:
             labels = len(some.rows)
-            return plain, few_labels_settings(X.shape, labels, self.batch_size, steps, guess=guess)
+            size = X.shape, labels, self.batch_size, steps
+            return plain, choices.few_labels_settings(*size, guess=guess)
 
         def codes(X: Matrix, some: Targets, steps: int) -> Start:
-            return with_head(stack, X, some.weighted()) if headed else (stack, {})
+            return choices.with_head(stack, X, some.weighted()) if headed else (stack, {})
 
         guesses = partial(network, guess=True)
         # As for the head, codes of zeros and ones stay unless the other way is clearly better.
@@ -350,10 +335,10 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
             ways = {"guesses": guesses, "labels": partial(network, guess=False)}
         margin = 0.0 if self._starts_random else 1.0
         finetuned = partial(self._finetuned, seed=seed, objective="classification")
-        way = likeliest(ways, finetuned, X, counted, seed, classes=classes, margin=margin)
+        way = choices.likeliest(ways, finetuned, X, counted, seed, classes=classes, margin=margin)
         if way != "guesses":
             why = "a class has fewer than three labels, too few for a trial"
-            if enough_to_try(counted.y, classes):
+            if choices.enough_to_try(counted.y, classes):
                 why = "labels that were left out were not more likely with guesses, in a trial"
             text = f"classes of rows without a label are not guessed: {why}"
             for observer in self._observers():
@@ -464,11 +449,11 @@ class DBNRegressor(RegressorMixin, StackPredictor):
 
     def _chosen(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
         targets = targets.weighted()
-        if not chooses_decay(X.shape[0], len(targets.rows), self._given_tuning()):
+        if not choices.chooses_decay(X.shape[0], len(targets.rows), self._given_tuning()):
             self.weight_decay_ = None
             return stack, {}
         finetuned = partial(self._finetuned, stack, seed=seed, objective="regression")
-        self.weight_decay_ = chosen_decay(finetuned, X, targets, seed)
+        self.weight_decay_ = choices.chosen_decay(finetuned, X, targets, seed)
         return stack, {"weight_decay": self.weight_decay_}
 
     def predict(self, X: Any) -> NDArray[np.float64]:
