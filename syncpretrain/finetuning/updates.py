@@ -295,7 +295,7 @@ def copies_of_replicas(options: TuningOptions, examples: int) -> int:
     replicas = options.replicas or 1
     if options.runtime == "mpi":
         return 2 * replicas  # the fetched parameters and the change
-    # Beside these: parameters, gradients, fetched ones and the change.
+    # The four: parameters, gradients, fetched ones and the change.
     own = 4 + optimizers.VECTORS[options.optimizer]
     late = max(options.simulate_staleness or 0, replicas)
     tasks = -(-examples // (options.batch_size * options.push_every))  # of an epoch

@@ -21,14 +21,9 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
 from syncpretrain.kernels import backprop, convolution
+from syncpretrain.kernels import contrastive_divergence as cd
 from syncpretrain.kernels.activations import activate, means, normalize, times_derivative
 from syncpretrain.kernels.conditions import as_documents
-from syncpretrain.kernels.contrastive_divergence import (
-    momentum_step,
-    phase_differences,
-    sample_states,
-    sum_rows,
-)
 from syncpretrain.kernels.dispatch import form_for, multiply
 from syncpretrain.kernels.fixed_draws import sample_fixed
 from syncpretrain.kernels.native import extension, shape_numbers
@@ -433,20 +428,20 @@ _INTERPRETED: dict[str, Callable[..., _Call]] = {
     "times_derivative": lambda own, *given: _call(times_derivative, *given),
     "normalize": lambda own, *given: _call(normalize, *given),
     "denormalize": lambda own, *given: _call(backprop.denormalize, *given),
-    "sum_rows": lambda own, x, out: _call(sum_rows, x, out=out),
+    "sum_rows": lambda own, x, out: _call(cd.sum_rows, x, out=out),
     "scale": lambda own, x, factor: _call(np.multiply, x, float(factor), out=x),
     "copy": lambda own, x, out: _call(np.copyto, out, x),
-    "sample_states": lambda own, *given: _varying(own._place, _draw, sample_states, *given),
+    "sample_states": lambda own, *given: _varying(own._place, _draw, cd.sample_states, *given),
     "sample_fixed": lambda own, *given: _varying(own._place, _draw, sample_fixed, *given),
     "squared_error": lambda own, x, y, out, slot: _call(
         backprop.squared_error, x, y, out=out, slot=slot
     ),
     "wrong": lambda own, target, y, slot: _call(backprop.count_errors, target, y, slot=slot),
     "phase_differences": lambda own, v, h, da, db, scratch, examples: _call(
-        phase_differences, v, h, da=da, db=db, examples=examples
+        cd.phase_differences, v, h, da=da, db=db, examples=examples
     ),
     "momentum_step": lambda own, p, g, v, decay, l1: _varying(
-        own._momentum, momentum_step, p, g, v, weight_decay=decay, l1=l1
+        own._momentum, cd.momentum_step, p, g, v, weight_decay=decay, l1=l1
     ),
     "adam_step": lambda own, *given: _varying(own._step, adam_step, *given, scratch=None),
     "sgd_step": lambda own, p, g, v, momentum, nesterov: _varying(
