@@ -14,8 +14,9 @@ import time
 from functools import partial
 from statistics import median
 
+from _links import Link, emulate
+
 from syncpretrain.cluster.job import joined
-from syncpretrain.cluster.transport import Link
 from syncpretrain.data import load_dataset
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.on_ranks import on_every_rank
@@ -49,7 +50,8 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.0)
     options = parser.parse_args()
     transport = joined()
-    transport.link = link = Counted(options.bandwidth, options.latency)
+    link = Counted(options.bandwidth, options.latency)
+    emulate(transport, link)
     found: dict[str, list[tuple[float, int, str]]] = {way: [] for way in WAYS}
     for _ in range(options.rounds):
         for way in WAYS:

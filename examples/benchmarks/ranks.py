@@ -22,9 +22,11 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
+from _links import Link, emulate
+
 from syncpretrain.cluster.job import using
 from syncpretrain.cluster.mpi import MPIEngine
-from syncpretrain.cluster.transport import Link, Transport
+from syncpretrain.cluster.transport import Transport
 from syncpretrain.data import load_dataset
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.by_units import ByUnits
@@ -76,7 +78,7 @@ def show_times(transport: Transport, options: argparse.Namespace) -> None:
     found: dict[str, list[float]] = {}
     for _ in range(options.rounds):
         for name, link in links.items():
-            transport.link = link
+            emulate(transport, link)
             is_alone = name == "no link" and not options.steps
             for runtime in ("threads", "mpi") if is_alone else ("mpi",):
                 seconds, bits = on_every_rank(partial(timed, data, runtime, options))

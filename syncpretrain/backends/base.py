@@ -39,11 +39,9 @@ class Draws(Protocol):
 
     def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
         """Return uniform draws in [0, 1), float32 only on a device."""
-        ...
 
     def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
         """Return standard normal draws, float32 only on a device."""
-        ...
 
 
 class Stream(AbstractContextManager["Stream"]):

@@ -19,12 +19,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-CUDA_FILES = (
-    "kernels.cu",
-    "errors.cu",
-    "convolutions.cu",
-    "peers.cu",
-)  # each calls functions of the first
+# Each calls functions of the first.
+CUDA_FILES = ("kernels.cu", "errors.cu", "convolutions.cu", "peers.cu")
 THREADS = 256
 TILE = (32, 8)  # columns and rows, of the sums over examples
 # Beyond that a thread takes several elements. A million threads: four times what an H100 holds at

@@ -24,8 +24,6 @@ with the number of a run; run 0 is the job itself.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 import os
 import socket
@@ -33,11 +31,11 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from syncpretrain.cluster.engine import BOOT_ID_FILE, Buffer, Engine, Envelope, pack, unpack
+from syncpretrain.cluster.engine import BOOT_ID_FILE, Buffer, Engine, pack, unpack
 from syncpretrain.cluster.windows import WINDOWS_PORT, Windows
 from syncpretrain.errors import WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
@@ -183,26 +181,20 @@ class Transport:
     engine : Engine
     times : Timeouts
         ``stall`` is the time for the first sign of life of a rank, ``join`` for the end.
-    link : Link, optional
-        The emulated link; see the attribute.
 
     Attributes
     ----------
     is_eager : bool
         True if the thread looks more often for messages of other machines, at some per cent of a
         core.
-    link : Link or None
-        The emulated link that delays all that arrives at this rank.
     windows : Windows
         The windows that are open.
     """
 
-    def __init__(
-        self, engine: Engine, times: Timeouts = TIMEOUTS, link: Link | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, times: Timeouts = TIMEOUTS) -> None:
         self.rank, self.size = engine.rank, engine.size
         self.is_eager = False
-        self._engine, self._times, self.link = engine, times, link
+        self._engine, self._times = engine, times
         self._beat = own_beat()
         self.peers = Peers(self._beat, time.monotonic(), times.stall)
         self.peers.record(self.rank, self._beat)
@@ -221,8 +213,6 @@ class Transport:
         self._first_run = 0  # messages for earlier runs are dropped
         self._handled: Port | None = None  # the port of the message that a handler has now
         self._is_handled = threading.Condition(self._arrived)
-        self._late: list[tuple[float, int, int, Envelope, Any]] = []  # on the emulated link
-        self._count = itertools.count()
         self._next_beat = 0.0
         self._looked = time.monotonic()
         self._failure: BaseException | None = None
@@ -350,8 +340,6 @@ class Transport:
                 is_eager=self.is_eager or bool(self.windows.owned),
                 is_sending=bool(self._sending),
             )
-            if self._late:
-                nap = min(nap, max(self._late[0][0] - now, 0.0))
             with self._changed:
                 if self._outbox or self.windows.asked:
                     continue
@@ -387,7 +375,7 @@ class Transport:
             with self._changed:
                 to, parts = self._outbox.popleft()
             if to == self.rank:
-                self._take_in(to, [bytearray(part) for part in parts])  # as from elsewhere
+                self._pass_on(to, [bytearray(part) for part in parts])  # as from elsewhere
             else:
                 self._sending.append((self._engine.start(to, parts), parts))
             begun += 1
@@ -409,27 +397,12 @@ class Transport:
     def _deliver(self) -> bool:
         """Deliver the messages that have come; return whether there were any."""
         messages = self._engine.take_arrived()
-        if self.link is None:
-            for source, parts in messages:
-                self._take_in(source, parts)
-            return bool(messages)
         for source, parts in messages:
-            size = sum(memoryview(part).nbytes for part in parts)
-            envelope, thing = unpack(parts)
-            since = envelope.sent + self.peers.offset(source)
-            due = self.link.due(min(since, time.monotonic()), size)
-            heapq.heappush(self._late, (due, next(self._count), source, envelope, thing))
-        delivered = False
-        while self._late and self._late[0][0] <= time.monotonic():
-            _, _, source, envelope, thing = heapq.heappop(self._late)
-            self._pass_on(source, envelope, thing)
-            delivered = True
-        return delivered
+            self._pass_on(source, parts)
+        return bool(messages)
 
-    def _take_in(self, source: int, parts: list[Buffer]) -> None:
-        self._pass_on(source, *unpack(parts))
-
-    def _pass_on(self, source: int, envelope: Envelope, thing: Any) -> None:
+    def _pass_on(self, source: int, parts: list[Buffer]) -> None:
+        envelope, thing = unpack(parts)
         port = envelope.port
         if source != self.rank:
             self.peers.hear(source, envelope.sent, time.monotonic())
@@ -518,25 +491,3 @@ class Naps:
 
 
 BEAT_SECONDS = 1.0  # between two signs of life
-
-
-@dataclass(slots=True)
-class Link:
-    """A link into one rank, over which messages come one after the other.
-
-    Parameters
-    ----------
-    bandwidth : float
-        Bytes a second.
-    latency : float
-        Seconds from the last byte sent to its arrival.
-    """
-
-    bandwidth: float = math.inf
-    latency: float = 0.0
-    _free: float = field(default=-math.inf, init=False)
-
-    def due(self, now: float, size: int) -> float:
-        """Return when a message of some bytes has arrived that is sent now."""
-        self._free = max(self._free, now) + size / self.bandwidth
-        return self._free + self.latency

@@ -9,16 +9,10 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from syncpretrain.data import labels
 from syncpretrain.data.dataset import is_labelled
 from syncpretrain.data.examples import as_examples, checked_rows
 from syncpretrain.data.file_rows import rows_in_file
-from syncpretrain.data.labels import (
-    as_classes,
-    doubts_about,
-    minus_ones,
-    objective_of,
-    rows_without,
-)
 from syncpretrain.errors import PoorResultWarning
 from syncpretrain.events import Notice, Observer, all_observers
 from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tuning_options
@@ -167,7 +161,7 @@ def _prepared(
     stack: Stack, train: Part, validation: Any, validation_y: Any, settings: dict[str, Any]
 ) -> Finetuning:
     """Return the fine-tuning of examples and settings as :func:`finetune` takes them."""
-    objective = "reconstruction" if train.y is None else objective_of(train.y)
+    objective = "reconstruction" if train.y is None else labels.objective_of(train.y)
     options = tuning_options({"objective": objective, **settings})
     held_out = None
     if validation is not None:
@@ -181,7 +175,7 @@ def _prepared(
 def _notices(tuning: Finetuning) -> Iterator[str]:
     """Yield what a fine-tuning found in its data."""
     for name, count in tuning.unlabelled.items():
-        yield from rows_without(*count, name)
+        yield from labels.rows_without(*count, name)
     if tuning.by_data:
         yield f"fine-tuning: {in_words(tuning.facts, tuning.by_data)}"
 
@@ -198,5 +192,5 @@ def _examples(X: ArrayLike, stack: Stack, options: TuningOptions) -> Any:
 
 def _doubts(y: ArrayLike | None) -> list[str]:
     """Return sentences about classes that may be meant as something else."""
-    labels = as_classes(y, "y")
-    return doubts_about(labels[is_labelled(labels)], minus_ones(y), "y")
+    classes = labels.as_classes(y, "y")
+    return labels.doubts_about(classes[is_labelled(classes)], labels.minus_ones(y), "y")

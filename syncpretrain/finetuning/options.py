@@ -14,12 +14,8 @@ from syncpretrain.kernels.precision import precision_of
 from syncpretrain.parallel.blas import blas_threads as resolve_threads
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.schedule.kinds import ASYNC
+from syncpretrain.settings import devices
 from syncpretrain.settings.convert import checked
-from syncpretrain.settings.devices import (
-    check_tuning_backend,
-    too_large_for_a_device,
-    why_not_tuned_on_a_device,
-)
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.shapes import ConvolutionShape, LayerShape, common_groups
 
@@ -41,7 +37,7 @@ class TuningOptions(FinetuneSettings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         FinetuneSettings.__post_init__(self)
-        check_tuning_backend(self.backend, self)
+        devices.check_tuning_backend(self.backend, self)
 
 
 def tuning_options(settings: FinetuneSettings | dict[str, Any], **others: Any) -> TuningOptions:
@@ -152,7 +148,7 @@ def why_on_the_cpu(
     """Return why a GPU is not supported, None if it is."""
     if sparse:
         return "with a sparse matrix, expected numpy or auto, or X as a dense array"
-    return why_not_tuned_on_a_device(options) or too_large_for_a_device(shapes)
+    return devices.why_not_tuned_on_a_device(options) or devices.too_large_for_a_device(shapes)
 
 
 def _backend_of(options: TuningOptions, shapes: Sequence[LayerShape], *, sparse: bool) -> str:

@@ -29,6 +29,7 @@ from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.data.weights import checked_weights
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
+from syncpretrain.finetuning import tasks
 from syncpretrain.finetuning.chain import Link
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.normalization import check_normalized, check_rows, normalized
@@ -39,20 +40,7 @@ from syncpretrain.finetuning.options import (
     resolve_options,
     why_on_the_cpu,
 )
-from syncpretrain.finetuning.tasks import (
-    Examples,
-    Form,
-    Part,
-    Reconstruction,
-    Standard,
-    Supervised,
-    check_sizes,
-    check_targets,
-    chosen_rows,
-    reconstruction_loss,
-    targets_of,
-    unknown_classes,
-)
+from syncpretrain.finetuning.tasks import Examples, Form, Part, Reconstruction, Standard, Supervised
 from syncpretrain.finetuning.trainer import Trainer
 from syncpretrain.finetuning.updates import (
     LocalUpdates,
@@ -120,15 +108,15 @@ class Finetuning:
         given: Collection[str] | None = None,
         copies: int = 0,
     ) -> None:
-        check_targets(options.objective, train, validation)
+        tasks.check_targets(options.objective, train, validation)
         self._form, self._train, self._validation = form, train, validation
         self._labels = self._judged = None
         if options.objective == "reconstruction":
-            reconstruction_loss(options.loss, form.units[0])
+            tasks.reconstruction_loss(options.loss, form.units[0])
         else:
-            self._labels = targets_of(options.objective, train, usual=form.classes)
+            self._labels = tasks.targets_of(options.objective, train, usual=form.classes)
             if validation is not None:
-                self._judged = targets_of(options.objective, validation, like=self._labels)
+                self._judged = tasks.targets_of(options.objective, validation, like=self._labels)
         rows = None if self._labels is None else self._labels.rows
         self._weights = checked_weights(train.weights, len(train.X), rows)
         others = len(train.X) - self.examples
@@ -156,7 +144,7 @@ class Finetuning:
         has_judges = validation is not None and (self._judged is None or len(self._judged.rows) > 0)
         with_targets = self._labels is not None
         trained = len(train.X) if self.options.unlabelled != "none" else self.examples
-        check_sizes(self.options, trained, has_judges, with_targets=with_targets)
+        tasks.check_sizes(self.options, trained, has_judges, with_targets=with_targets)
         self._check_memory(copies)
 
     @property
@@ -216,7 +204,7 @@ class Finetuning:
                 trainer = Trainer(task, updates, train, held_out, self.options, **how)
                 own = self.options.backend, self.options.precision
                 in_parts = why_no_fused_steps(*own, tunes=True)
-                found = self._left_out, unknown_classes(self._judged)
+                found = self._left_out, tasks.unknown_classes(self._judged)
                 for notice in filter(None, (self._idle_gpu, in_parts, *found)):
                     tell(notice)
                 with trainer.ending(request):
@@ -288,14 +276,15 @@ class Finetuning:
         train = self._examples(X, labels.rows, task.targets(labels.targets))
         if V is None or judged is None or not len(judged.rows):
             return task, train, None
-        return task, train, Examples(chosen_rows(V, judged.rows), task.targets(judged.targets))
+        judges = Examples(tasks.chosen_rows(V, judged.rows), task.targets(judged.targets))
+        return task, train, judges
 
     def _examples(self, X: Any, rows: NDArray[np.intp], targets: Array) -> Examples:
         """Return the rows to train on; ``rows`` have the targets."""
         if len(rows) == len(X):
             return Examples(X, targets, self._weights)
         if self.options.unlabelled == "none":
-            return Examples(chosen_rows(X, rows), targets, self._weights)
+            return Examples(tasks.chosen_rows(X, rows), targets, self._weights)
         others = np.setdiff1d(np.arange(len(X)), rows)
         return Examples(X, targets, self._weights, np.concatenate([rows, others]))
 

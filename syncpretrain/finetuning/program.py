@@ -41,7 +41,6 @@ class Mover(Protocol):
 
     def moves(self, part: slice) -> list[Operation]:
         """Return what moves a part of the parameters."""
-        ...
 
 
 class Section(NamedTuple):

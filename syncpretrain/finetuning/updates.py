@@ -18,16 +18,10 @@ from typing import Any
 import numpy as np
 
 from syncpretrain.backends.base import StepBlock
+from syncpretrain.finetuning import optimizers
 from syncpretrain.finetuning.chain import Link
 from syncpretrain.finetuning.network import Network
-from syncpretrain.finetuning.optimizers import (
-    LEARNING_RATES,
-    VECTORS,
-    At,
-    Optimizer,
-    optimizer_for,
-    scheduled,
-)
+from syncpretrain.finetuning.optimizers import At, Optimizer
 from syncpretrain.finetuning.options import TuningOptions, network_options
 from syncpretrain.finetuning.tasks import Examples
 from syncpretrain.finetuning.unlabelled import Passes
@@ -87,7 +81,7 @@ class LocalUpdates:
     ) -> None:
         self.network, self.optimizer, self.examples = optimizer.network, optimizer, examples
         self._options, self._stop, self._run, self._tell = options, stop, run, tell
-        self._rate = options.learning_rate or LEARNING_RATES[options.optimizer]
+        self._rate = options.learning_rate or optimizers.LEARNING_RATES[options.optimizer]
         self._recorder = self.network.backend.recorder()
         self.passes = passes_of(examples, options)
         self.steps = self.passes.steps
@@ -151,7 +145,7 @@ class LocalUpdates:
     def _rate_of(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0 over all epochs."""
         done = step / (self._options.epochs * self.steps)
-        return self._rate * scheduled(self._options.rate_schedule, done)
+        return self._rate * optimizers.scheduled(self._options.rate_schedule, done)
 
 
 class TunedReplica:
@@ -183,7 +177,7 @@ class TunedReplica:
     ) -> None:
         network = Network(chain, loss, **network_options(options))
         examples = Examples(data[0], data[-1], *beside)
-        self._updates = LocalUpdates(optimizer_for(options)(network), examples, options)
+        self._updates = LocalUpdates(optimizers.optimizer_for(options)(network), examples, options)
         self.parameters: list[Array] = [network.parameters]
         self._size = options.batch_size
         self._trained = 0
@@ -301,7 +295,8 @@ def copies_of_replicas(options: TuningOptions, examples: int) -> int:
     replicas = options.replicas or 1
     if options.runtime == "mpi":
         return 2 * replicas  # the fetched parameters and the change
-    own = 4 + VECTORS[options.optimizer]  # parameters, gradients, fetched ones and the change
+    # The four: parameters, gradients, fetched ones and the change.
+    own = 4 + optimizers.VECTORS[options.optimizer]
     late = max(options.simulate_staleness or 0, replicas)
     tasks = -(-examples // (options.batch_size * options.push_every))  # of an epoch
     waiting = min(late, tasks) * 2 if options.runtime == "serial" else 0

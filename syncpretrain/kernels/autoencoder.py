@@ -16,11 +16,7 @@ from syncpretrain.units.kinds import kind_of
 
 
 def corrupt(
-    x: Array,
-    kind: str,
-    amount: float,
-    draws: Any,
-    limits: tuple[float, float] = (0, 1),
+    x: Array, kind: str, amount: float, draws: Any, limits: tuple[float, float] = (0, 1)
 ) -> None:
     """Replace examples by noisy copies, in place (Vincent et al. 2010).
 

@@ -144,9 +144,8 @@ PRECISIONS = {
     )
 }
 OWN = Precision("own", multiply_float32, "matmul_float32", exact)
-PRODUCTS = PRECISIONS | {
-    OWN.name: OWN
-}  # how a layer multiplies: in a precision, or by own products
+# How a layer multiplies: in a precision, or by own products.
+PRODUCTS = PRECISIONS | {OWN.name: OWN}
 
 
 def precision_of(name: str, products: str) -> Precision:

@@ -20,28 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
+from syncpretrain.kernels import backprop, convolution
+from syncpretrain.kernels import contrastive_divergence as cd
 from syncpretrain.kernels.activations import activate, means, normalize, times_derivative
-from syncpretrain.kernels.backprop import (
-    count_errors,
-    denormalize,
-    derivative_and_sums,
-    output_delta,
-    squared_error,
-)
 from syncpretrain.kernels.conditions import as_documents
-from syncpretrain.kernels.contrastive_divergence import (
-    momentum_step,
-    phase_differences,
-    sample_states,
-    sum_rows,
-)
-from syncpretrain.kernels.convolution import (
-    convolve,
-    convolve_back,
-    convolve_gradient,
-    sum_channels,
-    visible_means,
-)
 from syncpretrain.kernels.dispatch import form_for, multiply
 from syncpretrain.kernels.fixed_draws import sample_fixed
 from syncpretrain.kernels.native import extension, shape_numbers
@@ -445,19 +427,21 @@ _INTERPRETED: dict[str, Callable[..., _Call]] = {
     "softmax_fixed": lambda own, x: _call(activate, x, "softmax"),
     "times_derivative": lambda own, *given: _call(times_derivative, *given),
     "normalize": lambda own, *given: _call(normalize, *given),
-    "denormalize": lambda own, *given: _call(denormalize, *given),
-    "sum_rows": lambda own, x, out: _call(sum_rows, x, out=out),
+    "denormalize": lambda own, *given: _call(backprop.denormalize, *given),
+    "sum_rows": lambda own, x, out: _call(cd.sum_rows, x, out=out),
     "scale": lambda own, x, factor: _call(np.multiply, x, float(factor), out=x),
     "copy": lambda own, x, out: _call(np.copyto, out, x),
-    "sample_states": lambda own, *given: _varying(own._place, _draw, sample_states, *given),
+    "sample_states": lambda own, *given: _varying(own._place, _draw, cd.sample_states, *given),
     "sample_fixed": lambda own, *given: _varying(own._place, _draw, sample_fixed, *given),
-    "squared_error": lambda own, x, y, out, slot: _call(squared_error, x, y, out=out, slot=slot),
-    "wrong": lambda own, target, y, slot: _call(count_errors, target, y, slot=slot),
+    "squared_error": lambda own, x, y, out, slot: _call(
+        backprop.squared_error, x, y, out=out, slot=slot
+    ),
+    "wrong": lambda own, target, y, slot: _call(backprop.count_errors, target, y, slot=slot),
     "phase_differences": lambda own, v, h, da, db, scratch, examples: _call(
-        phase_differences, v, h, da=da, db=db, examples=examples
+        cd.phase_differences, v, h, da=da, db=db, examples=examples
     ),
     "momentum_step": lambda own, p, g, v, decay, l1: _varying(
-        own._momentum, momentum_step, p, g, v, weight_decay=decay, l1=l1
+        own._momentum, cd.momentum_step, p, g, v, weight_decay=decay, l1=l1
     ),
     "adam_step": lambda own, *given: _varying(own._step, adam_step, *given, scratch=None),
     "sgd_step": lambda own, p, g, v, momentum, nesterov: _varying(
@@ -467,14 +451,14 @@ _INTERPRETED: dict[str, Callable[..., _Call]] = {
     "documents": lambda own, *given: _call(as_documents, *given),
     "update": lambda own, *given: _varying(own._step, _update, *given),
     "output_delta": lambda own, target, y, out, sums, units, loss, slot: _call(
-        output_delta, target, y, units, loss, out=out, sums=sums, slot=slot
+        backprop.output_delta, target, y, units, loss, out=out, sums=sums, slot=slot
     ),
     "derivative_and_sums": lambda own, delta, a, sums, units: _call(
-        derivative_and_sums, delta, a, units, sums=sums
+        backprop.derivative_and_sums, delta, a, units, sums=sums
     ),
-    "convolve": lambda own, *given: _of_some(convolve, *given),
-    "convolve_gradient": lambda own, *given: _of_some(convolve_gradient, *given),
-    "convolve_back": lambda own, *given: _of_some(convolve_back, *given),
-    "visible_means": lambda own, *given: _call(visible_means, *given),
-    "sum_channels": lambda own, x, out, shape: _call(sum_channels, x, shape, out=out),
+    "convolve": lambda own, *given: _of_some(convolution.convolve, *given),
+    "convolve_gradient": lambda own, *given: _of_some(convolution.convolve_gradient, *given),
+    "convolve_back": lambda own, *given: _of_some(convolution.convolve_back, *given),
+    "visible_means": lambda own, *given: _call(convolution.visible_means, *given),
+    "sum_channels": lambda own, x, out, shape: _call(convolution.sum_channels, x, shape, out=out),
 }

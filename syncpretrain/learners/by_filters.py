@@ -215,17 +215,10 @@ class AutoencoderByFilters(ByFilters):
         """Find a shard's filters of the code."""
         learner, n, (z, _) = self.learner, len(self._rows), self._halves(self._stacked)
         _, code = self._halves(self._deltas)
-        convolve(
-            z,
-            self._weight(learner.weight),
-            learner.hidden_bias,
-            code,
-            self._places[:n],
-            self._scratch[shard],
-            self._shape,
-            learner.settings.hidden_units,
-            self._filters[shard],
-        )
+        weight, bias = self._weight(learner.weight), learner.hidden_bias
+        places, units = self._places[:n], learner.settings.hidden_units
+        scratch, own = self._scratch[shard], self._filters[shard]
+        convolve(z, weight, bias, code, places, scratch, self._shape, units, own)
 
     def _decode(self, shard: int) -> None:
         """Reconstruct a shard's channels, and find the derivative of their loss."""

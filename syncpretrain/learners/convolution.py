@@ -11,20 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from syncpretrain.kernels import convolution as kernels
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.contrastive_divergence import draw_noise
-from syncpretrain.kernels.convolution import (
-    block_means,
-    block_sums,
-    convolve,
-    convolve_at,
-    convolve_back,
-    convolve_gradient,
-    draw_blocks,
-    scratch_size,
-    sum_channels,
-    visible_means,
-)
 from syncpretrain.kernels.dispatch import multiply
 from syncpretrain.learners.autoencoder import BaseAutoencoder
 from syncpretrain.learners.first_layers import channel_means, first_layer
@@ -72,7 +61,7 @@ class ConvolutionalRBM(BaseRBM):
     def _allocate(self, rows: int) -> None:
         super()._allocate(rows)
         empty, zeros = self.backend.empty, self.backend.zeros
-        self._scratch = empty(scratch_size(self.maps))
+        self._scratch = empty(kernels.scratch_size(self.maps))
         self._places = empty(0)  # nothing is pooled in training
         self._no_bias = zeros(self._shape.filters)
         self._code = empty((rows, self._shape.hidden))
@@ -101,11 +90,11 @@ class ConvolutionalRBM(BaseRBM):
 
     def _up(self, v: Array, *, out: Array) -> Array:
         none, scratch = self._places, self._scratch
-        convolve(v, self._filters, self._no_bias, out, none, scratch, self.maps, "gaussian")
+        kernels.convolve(v, self._filters, self._no_bias, out, none, scratch, self.maps, "gaussian")
         return out
 
     def _down(self, h: Array, *, out: Array) -> Array:
-        convolve_back(h, self._places, self._filters, out, self._scratch, self.maps)
+        kernels.convolve_back(h, self._places, self._filters, out, self._scratch, self.maps)
         return out
 
     def _visible_biases(self) -> Array:
@@ -120,8 +109,8 @@ class ConvolutionalRBM(BaseRBM):
         v *= np.float32(1 / (examples * positions))
         np.multiply(v[n:], -1, out=v[n:])
         into = dW.reshape(shape.fan_in, -1)
-        convolve_gradient(v, h, self._places, into, self._scratch, shape)
-        sum_channels(v, shape, out=da)
+        kernels.convolve_gradient(v, h, self._places, into, self._scratch, shape)
+        kernels.sum_channels(v, shape, out=da)
         da *= np.float32(positions / pixels)
         h0, h1 = (self._by_bias(half) for half in np.split(h, 2))
         np.copyto(db, self.bias_gradient(h0, h1, examples * positions))
@@ -152,7 +141,7 @@ class ProbabilisticRBM(ConvolutionalRBM):
 
     def hidden_means(self, n: int) -> Array | None:
         """Return the code of the positive phase."""
-        return block_sums(self._h[:n], self._shape, out=self._code[:n])
+        return kernels.block_sums(self._h[:n], self._shape, out=self._code[:n])
 
     def _sample_hidden(self, inputs: Array, address: Address, *, out: Array) -> None:
         self._add_bias(inputs)
@@ -160,11 +149,11 @@ class ProbabilisticRBM(ConvolutionalRBM):
         noise = noise.reshape(len(inputs), -1)
         draws: Any = self.backend.generator(address)
         draw_noise(draws, self.settings.hidden_units, out=noise)
-        draw_blocks(inputs, noise, self._shape, out=out)
+        kernels.draw_blocks(inputs, noise, self._shape, out=out)
 
     def _take_means(self, inputs: Array) -> None:
         self._add_bias(inputs)
-        block_means(inputs, self._shape)
+        kernels.block_means(inputs, self._shape)
 
     def _add_bias(self, inputs: Array) -> None:
         by_bias = self._by_bias(inputs)
@@ -203,12 +192,11 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
     def _allocate(self, rows: int) -> None:
         super()._allocate(rows)
         shape, empty = self._shape, self.backend.empty
-        self._places = empty(
-            (2 * rows, shape.hidden)
-        )  # twice, for both halves of the stacked arrays
+        # Twice, for both halves of the stacked arrays.
+        self._places = empty((2 * rows, shape.hidden))
         self._ones = empty(rows * shape.output.height * shape.output.width)
         self._ones.fill(1)  # a product adds up ten times as fast as a sum over rows
-        self._scratch = empty(max(map(scratch_size, (shape, shape.unpooled))))
+        self._scratch = empty(max(map(kernels.scratch_size, (shape, shape.unpooled))))
 
     @property
     def buffers(self) -> tuple[Array, ...]:
@@ -232,25 +220,18 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
         return self._filters if own is None else own.reshape(self._shape.fan_in, -1)
 
     def _encode(self, z: Array, *, out: Array) -> None:
-        convolve(
-            z,
-            self._filters,
-            self.hidden_bias,
-            out,
-            self._places[: len(z)],
-            self._scratch,
-            self._shape,
-            self.settings.hidden_units,
-        )
+        weight, bias, shape = self._filters, self.hidden_bias, self._shape
+        places, units = self._places[: len(z)], self.settings.hidden_units
+        kernels.convolve(z, weight, bias, out, places, self._scratch, shape, units)
 
     def _decode(self, h: Array, *, out: Array) -> None:
         shape, places = self._shape, self._places[: len(h)]
-        convolve_back(h, places, self._decoder_filters, out, self._scratch, shape)
-        visible_means(out, self.visible_bias, shape, self.settings.visible_units)
+        kernels.convolve_back(h, places, self._decoder_filters, out, self._scratch, shape)
+        kernels.visible_means(out, self.visible_bias, shape, self.settings.visible_units)
 
     def _decode_back(self, y_delta: Array, *, out: Array) -> None:
         places = self._places[: len(y_delta)]
-        convolve_at(y_delta, self._decoder_filters, places, out, self._scratch, self._shape)
+        kernels.convolve_at(y_delta, self._decoder_filters, places, out, self._scratch, self._shape)
 
     def _fill(self, n: int, *, share: float) -> None:
         shape = self._shape
@@ -262,12 +243,14 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
         y_delta /= np.float32(code)
         h_delta /= np.float32(code)
         if dU:
-            convolve_gradient(y_delta, h, places[:n], dU[0].reshape(filters), scratch, shape)
-            convolve_gradient(z, h_delta, places[:n], dW.reshape(filters), scratch, shape)
+            kernels.convolve_gradient(
+                y_delta, h, places[:n], dU[0].reshape(filters), scratch, shape
+            )
+            kernels.convolve_gradient(z, h_delta, places[:n], dW.reshape(filters), scratch, shape)
         else:
             np.copyto(places[n:], places[:n])
             both = z_and_y_delta, h_delta_and_h, places
-            convolve_gradient(*both, dW.reshape(filters), scratch, shape)
-        sum_channels(y_delta, shape, out=da)
+            kernels.convolve_gradient(*both, dW.reshape(filters), scratch, shape)
+        kernels.sum_channels(y_delta, shape, out=da)
         da *= np.float32(code / (shape.height * shape.width))
         multiply(self._ones[: n * code], h_delta.reshape(-1, shape.filters), out=db)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,8 +51,8 @@ def untrained_stack(
     for number, (shape, units) in enumerate(zip(shapes, hidden_units, strict=True), start=1):
         variance = kind_of(units).weight_variance(shape.fan_in, shape.fan_out)
         kinds = {"hidden_units": units, "visible_units": below, "model": "autoencoder"}
-        first, spread = FIRST[shape.name], math.sqrt(variance)
-        layers.append(first(number, shape, seed=seed, spread=spread, kinds=kinds))
+        spread = math.sqrt(variance)
+        layers.append(random_layer(number, shape, seed=seed, spread=spread, kinds=kinds))
         below = kind_of(units).above
     return Stack(tuple(layers), {}, scaling)
 
@@ -62,74 +62,60 @@ def first_layer(
 ) -> Layer:
     """Return the layer of a number in the stack before its first step, as its settings say.
 
-    ``own`` are ``spread`` and ``tied`` of :func:`first_dense`.
+    ``own`` are ``spread`` and ``tied`` of :func:`random_layer`.
     """
     own |= {"seed": settings.seed, "kinds": settings.kinds(model)}
-    if shape.name == "dense":
-        own["precision"] = precision_of(settings.precision, settings.products).name
-    return FIRST[shape.name](number, shape, **own)
+    precision = precision_of(settings.precision, settings.products).name
+    return random_layer(number, shape, **own, precision=precision)
 
 
-def first_dense(
+def random_layer(
     number: int,
-    visible: int,
-    hidden: int,
+    shape: LayerShape,
     *,
     seed: int,
     spread: float,
     tied: bool = True,
     kinds: Mapping[str, str],
     precision: str = "float32",
-) -> DenseLayer:
-    """Return the dense layer of a number in the stack, before its first step.
+) -> Layer:
+    """Return a layer of random weights, with biases of zero.
 
     Parameters
     ----------
-    number, visible, hidden : int
-        The number counts from 1.
+    number : int
+        The number in the stack, which counts from 1.
+    shape : LayerShape
     seed : int
     spread : float
         Standard deviation of the weights.
     tied : bool
-        True if the decoder uses the transposed weights; else it has weights of its own, which start
-        as the transposed ones.
+        True if the decoder uses the same weights, a dense one the transposed ones; else it has
+        weights of its own, which start as these.
     kinds : mapping of str to str
         The kinds of its units, and its model.
     precision : str
-        The precision of its products in training.
+        The precision of a dense layer's products in training. With products of its ``own`` the bits
+        of the weights are the same everywhere; a convolution has its precision in its shape.
     """
-    weight = random_weights(number, (visible, hidden), seed, spread, is_fixed=precision == "own")
-    hidden_bias, visible_bias = (np.zeros(n, dtype=np.float32) for n in (hidden, visible))
+    hidden_bias, visible_bias = (np.zeros(n, dtype=np.float32) for n in reversed(shape.biases))
+    draws: Any = generator(seed, Purpose.WEIGHTS, layer=number)
+    if isinstance(shape, ConvolutionShape):
+        filters = (shape.size, shape.size, shape.reads, shape.filters)
+        weight = _normal(draws, filters, spread)
+        decoder = None if tied else weight.copy()
+        return ConvolutionalLayer(weight, hidden_bias, visible_bias, shape, decoder, **kinds)
+    if precision == "own":
+        draws = FixedDraws(Address(seed, Purpose.WEIGHTS, number))
+    weight = _normal(draws, (shape.visible, shape.hidden), spread)
     decoder = None if tied else weight.T.copy()
     return DenseLayer(weight, hidden_bias, visible_bias, decoder, **kinds, precision=precision)
 
 
-def first_convolution(
-    number: int,
-    shape: ConvolutionShape,
-    *,
-    seed: int,
-    spread: float,
-    tied: bool = True,
-    kinds: Mapping[str, str],
-) -> ConvolutionalLayer:
-    """Return the convolutional layer of a number in the stack; see ``first_dense``.
-
-    Decoder weights of its own start as a copy, for they have the shape of the others.
-    """
-    filters = (shape.size, shape.size, shape.reads, shape.filters)
-    weight = random_weights(number, filters, seed, spread)
-    visible, hidden = shape.biases
-    hidden_bias, visible_bias = (np.zeros(n, dtype=np.float32) for n in (hidden, visible))
-    decoder = None if tied else weight.copy()
-    return ConvolutionalLayer(weight, hidden_bias, visible_bias, shape, decoder, **kinds)
-
-
-# By the shape's name, a function of the layer's number and its shape.
-FIRST: dict[str, Callable[..., Layer]] = {
-    "dense": lambda n, shape, **own: first_dense(n, shape.visible, shape.hidden, **own),
-    "convolution": first_convolution,
-}
+def _normal(draws: Any, shape: tuple[int, ...], spread: float) -> Array:
+    weight: Array = draws.standard_normal(shape, dtype=np.float32)
+    weight *= np.float32(spread)
+    return weight
 
 
 def channel_means(X: Any, shape: ConvolutionShape) -> Array:
@@ -139,18 +125,3 @@ def channel_means(X: Any, shape: ConvolutionShape) -> Array:
     sum_channels(pixels, shape, out=sums)
     sums /= shape.height * shape.width
     return sums
-
-
-def random_weights(
-    number: int, shape: tuple[int, ...], seed: int, spread: float, *, is_fixed: bool = False
-) -> Array:
-    """Return the first weights of the layer of a number, normally distributed.
-
-    ``is_fixed`` says that their bits are the same everywhere.
-    """
-    draws: Any = generator(seed, Purpose.WEIGHTS, layer=number)
-    if is_fixed:
-        draws = FixedDraws(Address(seed, Purpose.WEIGHTS, number))
-    weight: Array = draws.standard_normal(shape, dtype=np.float32)
-    weight *= np.float32(spread)
-    return weight

@@ -129,15 +129,12 @@ class Sharded(Protocol):
 
     def begin(self, X: Any, rows: Any, *, epoch: int, step: int) -> None:
         """Take a minibatch; :meth:`gradient` is then called for every shard of the rank."""
-        ...
 
     def gradient(self, shard: int) -> None:
         """Fill the gradient of a shard: its part of the gradient of the minibatch."""
-        ...
 
     def move(self, i: int, block: slice, total: Array) -> None:
         """Move a block of the i-th parameter along the sum of the shards' gradients."""
-        ...
 
 
 class ExamplesOnRanks(StepOnRanks):

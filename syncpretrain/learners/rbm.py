@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from syncpretrain.kernels import conditions
+from syncpretrain.kernels import contrastive_divergence as cd
 from syncpretrain.kernels.activations import (
     binary_product,
     means,
@@ -20,22 +22,6 @@ from syncpretrain.kernels.activations import (
 )
 from syncpretrain.kernels.arrays import Array, Rows, slices_of
 from syncpretrain.kernels.backprop import squared_error
-from syncpretrain.kernels.conditions import (
-    conditions_of,
-    draw_words,
-    error_of_means,
-    impose,
-    reconstruct,
-)
-from syncpretrain.kernels.contrastive_divergence import (
-    centre,
-    means_and_differences,
-    phase_differences,
-    sample_states,
-    sparsity_step,
-    sum_rows,
-    weighted_phases,
-)
 from syncpretrain.kernels.fixed_draws import sample_fixed
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.first_layers import first_layer
@@ -72,7 +58,7 @@ class BaseRBM(Learner):
         # Activities are averaged over dropped units too; their means are 0.
         self._target = settings.sparsity_target * (1 - settings.hidden_dropout)
         super().__init__(layer, first, settings)
-        self._sample = sample_fixed if self.precision.name == "own" else sample_states
+        self._sample = sample_fixed if self.precision.name == "own" else cd.sample_states
 
     def _allocate(self, rows: int) -> None:
         visible, hidden = self._units.visible, self._units.hidden
@@ -105,7 +91,7 @@ class BaseRBM(Learner):
         v, h = self._v[:both], self._h[:both]
         v0, h0 = v[:n], h[:n]
         self.backend.gather(X, rows, out=v0)
-        self._known = conditions_of(v0, settings.visible_units, missing=settings.missing)
+        self._known = conditions.conditions_of(v0, settings.visible_units, missing=settings.missing)
         if settings.sample_input:
             self._sample_input(v0, epoch, step)
         self._up(v0, out=h0)
@@ -155,14 +141,14 @@ class BaseRBM(Learner):
                 self._down(states, out=v1)
                 room = self._difference[:n] if k == settings.cd_steps - 1 else None
                 own = (self._visible_biases(), v0, settings.visible_units, self._known)
-                error = reconstruct(address, v1, *own, difference=room)
+                error = conditions.reconstruct(address, v1, *own, difference=room)
             self._up(v1, out=h1)
             inputs = h1
         if not self._fill_takes_means:
             self._take_means(h1)
             self._drop(h1)
         if settings.sample_visible:  # the error is the error of the means, not of their samples
-            expected = impose(self._v1_inputs[:n], settings.visible_units, self._known)
+            expected = conditions.impose(self._v1_inputs[:n], settings.visible_units, self._known)
             error = squared_error(v0, expected, out=self._difference[:n])
         return error
 
@@ -181,7 +167,7 @@ class BaseRBM(Learner):
         down = self._down(some, out=self.backend.empty((len(some), v0.shape[1])))
         known = None if self._known is None else self._known.of(slice(None, None, ERROR_SHARE))
         own = self._visible_biases(), v0[::ERROR_SHARE], settings.visible_units
-        error = error_of_means(down, *own, known, out=down) * n / len(down)
+        error = conditions.error_of_means(down, *own, known, out=down) * n / len(down)
         if settings.chains and self._known is not None:
             self._known = self._known.of(np.arange(len(states)) % n)
         for k in range(settings.cd_steps):
@@ -233,7 +219,7 @@ class BaseRBM(Learner):
         self._down(hidden, out=inputs)
         biases, units = self._visible_biases(), self.settings.visible_units
         self._sample(inputs, biases, units, address, noise=noise, out=out)
-        draw_words(out, units, noise, self._known)
+        conditions.draw_words(out, units, noise, self._known)
 
     def _take_means(self, inputs: Array) -> None:
         """Replace the inputs of hidden units, which are without bias, by their means."""
@@ -319,18 +305,18 @@ class RBM(BaseRBM):
         sums: dict[str, Any] = {"da": da, "db": db, "examples": examples}
         factors = self._factors(n, len(v) - n, examples)
         if factors is not None:
-            weighted_phases(v, h, factors, da=da, db=db)
+            cd.weighted_phases(v, h, factors, da=da, db=db)
         elif self._fill_takes_means:
-            means_and_differences(v, h, self.hidden_bias, settings.hidden_units, **sums)
+            cd.means_and_differences(v, h, self.hidden_bias, settings.hidden_units, **sums)
         else:
-            phase_differences(v, h, **sums)
+            cd.phase_differences(v, h, **sums)
         self._correlate(v, h, out=dW)
         if settings.centred:
             shares = np.full(n, 1 / examples, np.float32) if factors is None else factors[:n]
             self._centre(v[:n], h[:n], shares, *self.gradients)
         if (cost := settings.sparsity_cost) and self._is_counted:
             own: dict[str, Any] = {"dW": dW, "db": db, "examples": examples}
-            sparsity_step(v[:n], h[:n], self._activity, target=self._target, cost=cost, **own)
+            cd.sparsity_step(v[:n], h[:n], self._activity, target=self._target, cost=cost, **own)
         blocks = kind_of(settings.visible_units).blocks
         if blocks is not None and not blocks.has_bias:
             db.fill(0)
@@ -369,9 +355,9 @@ class RBM(BaseRBM):
         if begun:  # without hidden biases nothing can take the place of visible offsets
             has_bias = blocks is None or blocks.has_bias
             mu, lam = self._offsets[:visible] * has_bias / begun, self._offsets[visible:-1] / begun
-            centre(dW, da, db, mu, lam)
-        sum_rows(v0, out=seen[:visible])
-        sum_rows(h0 * shares[:, None], out=seen[visible:-1])
+            cd.centre(dW, da, db, mu, lam)
+        cd.sum_rows(v0, out=seen[:visible])
+        cd.sum_rows(h0 * shares[:, None], out=seen[visible:-1])
         seen[-1] = shares.sum() if self._is_counted else 0
 
     def update_slice(self, i: int, part: slice, gradient: Array, *, epoch: int) -> None:

@@ -32,7 +32,6 @@ class Step(Protocol):
 
         ``run`` executes the phases of a step that is cut into shards.
         """
-        ...
 
     def hand_up(self, out: Array) -> bool:
         """Copy the hidden means from before the update; return False if they must be recomputed.
@@ -40,15 +39,12 @@ class Step(Protocol):
         They are the means of the positive phase. With dropout, or with noise on the input, these
         are not the means for the plain input: then nothing is copied.
         """
-        ...
 
     def state(self) -> dict[str, Array]:
         """Return the next step's inputs except the parameters, by name; live arrays."""
-        ...
 
     def restart(self) -> None:
         """Set :meth:`state` back to before the first step."""
-        ...
 
 
 class LearnerStep:
@@ -116,7 +112,7 @@ class MarkedStep:
     def __init__(self, step: Step, learner: Learner, *, epochs: int, count: int) -> None:
         self._step, self._learner, self._epochs, self._count = step, learner, epochs, count
         self.steps, self.marks = 0, dict[int, Layer]()
-        self.hand_up, self.restart = step.hand_up, step.restart
+        self.hand_up, self.restart, self.state = step.hand_up, step.restart, step.state
 
     def train_step(
         self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
@@ -127,10 +123,6 @@ class MarkedStep:
         if update in spaced(self._count, self._epochs * self.steps):
             self.marks[update] = self.snapshot()
         return error
-
-    def state(self) -> dict[str, Array]:
-        """Return the state of the step."""
-        return self._step.state()
 
     def snapshot(self) -> Layer:
         """Return a copy of the layer, with the chains of all ranks."""

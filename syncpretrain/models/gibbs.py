@@ -373,28 +373,18 @@ def gibbs_step(
 ) -> Array:
     """Draw hidden states, then visible states into ``states``; return the visible means."""
     hidden = np.empty((len(states), rbm.weight.shape[1]), dtype=np.float32)
-    _sample(states, rbm.weight, rbm.hidden_bias, rbm.hidden_units, draws, hidden)
-    units, noise = rbm.visible_units, np.empty_like(states)
-    means = _sample(hidden, rbm.weight.T, rbm.visible_bias, units, draws, states, noise)
+    _sample(_up(rbm, states), rbm.hidden_units, draws, hidden)
+    units, means = rbm.visible_units, _down(rbm, hidden)
+    noise = _sample(means, units, draws, states)
     draw_words(states, units, noise, conditions)
     return impose(means, units, conditions)
 
 
-def _sample(
-    x: Array,
-    weight: Array,
-    bias: Array,
-    units: str,
-    draws: np.random.Generator,
-    states: Array,
-    noise: Array | None = None,
-) -> Array:
-    """Draw states of units with input x W + b; return their means."""
-    means: Array = x @ weight
-    means += bias
-    noise = draw_noise(draws, units, out=np.empty_like(states) if noise is None else noise)
-    sample(means, units, noise, out=states)
-    return means
+def _sample(x: Array, units: str, draws: np.random.Generator, states: Array) -> Array:
+    """Draw states of units with inputs x, which become their means; return the noise."""
+    noise = draw_noise(draws, units, out=np.empty_like(states))
+    sample(x, units, noise, out=states)
+    return noise
 
 
 def _dense_rbm(layer: Layer, name: str) -> DenseLayer:

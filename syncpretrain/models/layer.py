@@ -19,17 +19,10 @@ import numpy as np
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.sparse_rows import run_of
 from syncpretrain.errors import DataError
+from syncpretrain.kernels import convolution as kernels
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
-from syncpretrain.kernels.convolution import (
-    block_means,
-    block_sums,
-    convolve,
-    convolve_back,
-    scratch_size,
-    visible_means,
-)
 from syncpretrain.kernels.precision import PRODUCTS
 from syncpretrain.shapes import ConvolutionShape, DenseShape
 from syncpretrain.units.kinds import kind_of
@@ -146,7 +139,7 @@ class ConvolutionalLayer:
         """Return the code of each row of X, position by position, then filter by filter."""
         result = self._empty(X, len(X), self.shape.hidden) if out is None else out
         if self.shape.pooling == "prob":
-            return block_sums(self._unpooled(X), self.shape, out=result)
+            return kernels.block_sums(self._unpooled(X), self.shape, out=result)
         return self._convolved(X, result, self._empty(X, 0), self.shape, self.hidden_units)
 
     def _unpooled(self, X: Array) -> Array:
@@ -156,7 +149,7 @@ class ConvolutionalLayer:
         units = "gaussian" if excludes else self.hidden_units
         maps = self._empty(X, len(X), shape.hidden)
         self._convolved(X, maps, self._empty(X, 0), shape, units)
-        return block_means(maps, self.shape) if excludes else maps
+        return kernels.block_means(maps, self.shape) if excludes else maps
 
     def down(self, H: Array, *, out: Array | None = None, units: str | None = None) -> Array:
         """Return the mean of the visible units, or of ``units``, for each row of H."""
@@ -180,18 +173,18 @@ class ConvolutionalLayer:
     ) -> Array:
         """Fill ``out`` with the means of the hidden units of a shape, ``places`` of the maxima."""
         weight = self.weight.reshape(shape.fan_in, shape.filters)
-        scratch = self._empty(X, scratch_size(shape))
-        convolve(X, weight, self.hidden_bias, out, places, scratch, shape, units)
+        scratch = self._empty(X, kernels.scratch_size(shape))
+        kernels.convolve(X, weight, self.hidden_bias, out, places, scratch, shape, units)
         return out
 
     def _decoded(self, H: Array, places: Array, units: str, out: Array | None = None) -> Array:
         """Return the means of the visible units; each number of H goes to its place, if given."""
         shape = self.shape
         result = self._empty(H, len(H), shape.visible) if out is None else out
-        scratch = self._empty(H, scratch_size(shape))
+        scratch = self._empty(H, kernels.scratch_size(shape))
         weight = self.decoding.reshape(shape.fan_in, shape.filters)
-        convolve_back(H, places, weight, result, scratch, shape)
-        return visible_means(result, self.visible_bias, shape, units)
+        kernels.convolve_back(H, places, weight, result, scratch, shape)
+        return kernels.visible_means(result, self.visible_bias, shape, units)
 
     def _empty(self, like: Array, *shape: int) -> Array:
         """Return a new array with the type of ``like``, on the device of the parameters."""

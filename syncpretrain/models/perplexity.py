@@ -10,16 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain.errors import DataError
+from syncpretrain.models import likelihood
 from syncpretrain.models.layer import Layer, blocks_through
-from syncpretrain.models.likelihood import (
-    POPULATIONS,
-    Doubles,
-    Words,
-    annealed_over_lengths,
-    enumerated_over_lengths,
-    free_energy,
-    parameters_with_log_z,
-)
+from syncpretrain.models.likelihood import Doubles, Words
 from syncpretrain.models.stack import Stack
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units.kinds import kind_of
@@ -94,7 +87,7 @@ def perplexity(
     >>> found.value < 3  # 4 words, 2 in each topic
     True
     """
-    least = SMALLEST_POPULATION * POPULATIONS
+    least = SMALLEST_POPULATION * likelihood.POPULATIONS
     if chains < least or steps < 1:
         raise DataError(f"chains, steps: got {chains} and {steps}, expected {least} and 1 or more")
     if any(int(number) != number for number in (chains, steps)) or not 0 <= seed < 2**63:
@@ -112,12 +105,13 @@ def perplexity(
     energies, lengths = _energies_and_lengths(layer, stack.prepared(X))
     if not len(lengths):
         raise DataError("X: got no document with a word, expected one or more")
-    words = Words(*parameters_with_log_z(layer))
+    words = Words(*likelihood.parameters_with_log_z(layer))
     each, place = np.unique(lengths, return_inverse=True)
     if len(words.b) <= MOST_ENUMERATED:
-        return _perplexity_of(energies, lengths, enumerated_over_lengths(words, each)[None, place])
-    draws, chains = generator(seed, Purpose.ANNEALING), chains // POPULATIONS
-    found = annealed_over_lengths(words, each, chains=chains, steps=steps, draws=draws)
+        found = likelihood.enumerated_over_lengths(words, each)[None, place]
+        return _perplexity_of(energies, lengths, found)
+    draws, chains = generator(seed, Purpose.ANNEALING), chains // likelihood.POPULATIONS
+    found = likelihood.annealed_over_lengths(words, each, chains=chains, steps=steps, draws=draws)
     return _perplexity_of(energies, lengths, found[:, place])
 
 
@@ -126,7 +120,7 @@ def _energies_and_lengths(layer: Layer, rows: Any) -> tuple[Doubles, Doubles]:
     found = []
     for block in blocks_through([layer], rows):  # dense, even if the rows are sparse
         lengths = block.sum(axis=1, dtype=np.float64)
-        energies = free_energy(layer, block).astype(np.float64, copy=False)
+        energies = likelihood.free_energy(layer, block).astype(np.float64, copy=False)
         found.append(np.stack([energies, lengths])[:, lengths > 0])
     energies, lengths = np.concatenate(found, axis=1)
     return energies, lengths

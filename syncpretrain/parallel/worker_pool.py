@@ -29,14 +29,8 @@ import numpy as np
 
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels.program import Phase, Phases, Program, in_turn
+from syncpretrain.parallel import waiting
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
-from syncpretrain.parallel.waiting import (
-    LATE,
-    READY,
-    arrive_and_wait,
-    store_counter,
-    wait_for_counters,
-)
 
 BROKEN, BEGUN, ARRIVED = 0, 1, 2  # counters: a failure; the newest step; phases done, one a worker
 
@@ -113,7 +107,7 @@ class WorkerPool:
         # Sleepers first, as they take longest; who lingers finds the counter without a system call.
         for rank in needed:
             self._wake(rank)
-        store_counter(self._counters, BEGUN, step.number)
+        waiting.store_counter(self._counters, BEGUN, step.number)
         self._work(step, 0)
         if self._failure is not None:
             raise self._failure
@@ -123,7 +117,7 @@ class WorkerPool:
         # Closed before anyone is woken: who wakes looks at it before anything else, and leaves.
         with self._lock:
             self._closed = True
-        store_counter(self._counters, BROKEN, 1)
+        waiting.store_counter(self._counters, BROKEN, 1)
         threads = [thread for thread in self._threads if thread is not None]
         for door in self._doors:
             door.release()
@@ -158,13 +152,15 @@ class WorkerPool:
                     self._doors[rank].acquire()
                     rests = False
                     continue
-                found = wait_for_counters(self._counters, BEGUN, 1, seen + 1, BROKEN, *waits)
+                found = waiting.wait_for_counters(
+                    self._counters, BEGUN, 1, seen + 1, BROKEN, *waits
+                )
                 with self._lock:
                     step = self._step
                     # It sleeps after a step for fewer workers, since the next is likely for as few,
                     # and after a linger without a step. After work it lingers again.
                     mine = step.number > seen and rank < step.workers
-                    rests = not mine and (found != READY or step.number > seen)
+                    rests = not mine and (found != waiting.READY or step.number > seen)
                     self._asleep[rank] = rests
                     seen = step.number
                 if mine:
@@ -201,7 +197,7 @@ class WorkerPool:
             look_seconds=self._times.look,
             timeout_seconds=self._times.stall,
         )
-        if found == LATE:
+        if found == waiting.LATE:
             self._fail(self._stalled())
 
     def _arrive(self, step: _Step, rank: int, phases: int) -> bool:
@@ -210,9 +206,9 @@ class WorkerPool:
         among = ARRIVED + rank, ARRIVED, step.workers, phases, BROKEN, times.spin
         while True:
             begun, longest = time.monotonic(), min(times.look, times.stall - waited)
-            found = arrive_and_wait(self._counters, *among, longest, rank * times.stagger)
-            if found != LATE:
-                return found == READY
+            found = waiting.arrive_and_wait(self._counters, *among, longest, rank * times.stagger)
+            if found != waiting.LATE:
+                return found == waiting.READY
             waited += min(time.monotonic() - begun, times.look)  # more: it was suspended
             if waited >= times.stall:
                 raise self._stalled()
@@ -227,4 +223,4 @@ class WorkerPool:
         # Recorded before the barrier is broken: who leaves because of it finds the reason there.
         with self._lock:
             self._failure = self._failure or error
-        store_counter(self._counters, BROKEN, 1)
+        waiting.store_counter(self._counters, BROKEN, 1)

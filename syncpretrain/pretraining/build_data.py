@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain.backends.choice import backend_for, resolve_backend
+from syncpretrain.data import visible
 from syncpretrain.data.examples import as_examples, checked_rows, evenly_spaced
 from syncpretrain.data.facts import Look
 from syncpretrain.data.file_rows import FileRows, rows_in_file
@@ -18,24 +19,9 @@ from syncpretrain.data.minibatches import ArrayPasses, Minibatches, is_iterable_
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.data.scaling import Scaling, check_varies
 from syncpretrain.data.sparse_rows import SparseRows
-from syncpretrain.data.visible import (
-    as_visible,
-    check_columns,
-    check_visible,
-    has_missing,
-    marked,
-    visible_examples,
-)
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.parallel.precision_choice import resolve_precision
-from syncpretrain.pretraining.memory import (
-    check_device_memory,
-    check_memory,
-    held_rows,
-    other_bytes,
-    room_bytes,
-    shard_bytes,
-)
+from syncpretrain.pretraining import memory
 from syncpretrain.schedule.kinds import UNTRAINED
 from syncpretrain.settings import settings_from
 from syncpretrain.settings.architecture import check_width
@@ -82,7 +68,7 @@ def build_data(
     is_sparse = isinstance(data.train, SparseRows)
     if is_sparse:
         check_sparse(settings)
-    missing = any(map(has_missing, data))
+    missing = any(map(visible.has_missing, data))
     if missing:
         check_missing(settings)
     lacks = why_not_on_a_device(with_facts_of(settings, *data))
@@ -95,8 +81,8 @@ def build_data(
         check_varies(data.train, scaling)
     if missing:
         settings = msgspec.structs.replace(settings, missing=True)
-        check_columns(data.train, "X")
-        data = Split(*(marked(rows, scaling) for rows in data))
+        visible.check_columns(data.train, "X")
+        data = Split(*(visible.marked(rows, scaling) for rows in data))
     elif scaling is not None:
         data = Split(*map(scaling.apply, data))
     if is_sparse and scaling is None:
@@ -114,30 +100,30 @@ def _check_memory(settings: PretrainSettings, data: Split) -> None:
     steps = steps_per_epoch(len(data.train), settings.batch_size)
     waiting, room = None, 0
     if settings.handoff == "minibatch":
-        waiting = held_rows(settings, backend, steps=steps, held_out=len(data.validation))
-        room = room_bytes(settings, backend, steps)
+        waiting = memory.held_rows(settings, backend, steps=steps, held_out=len(data.validation))
+        room = memory.room_bytes(settings, backend, steps)
     held = examples if waiting is None else waiting
-    check_memory(
+    memory.check_memory(
         settings.shapes,
         examples=held if free is None else 0,
         batch_size=settings.batch_size,
         processes=settings.runtime == "processes",
         shared=examples if isinstance(data.train, np.ndarray) else 0,
         sampled=PROBE_ROWS if wakes or any(settings.settle) else 0,
-        others=other_bytes(settings, steps),
+        others=memory.other_bytes(settings, steps),
     )
     if free is not None:
         backend.for_replicas(max(settings.replicas))  # which read each other's memory
-        others = shard_bytes(settings) + other_bytes(settings, steps)
+        others = memory.shard_bytes(settings) + memory.other_bytes(settings, steps)
         own: dict[str, Any] = {"batch_size": settings.batch_size, "others": others}
         own |= {"waiting": waiting, "room": room}
         bounded = kind_of(settings.visible_units).is_unit_interval
-        check_device_memory(settings.shapes, free, data, **own, bounded=bounded)
+        memory.check_device_memory(settings.shapes, free, data, **own, bounded=bounded)
 
 
 def with_facts_of(settings: PretrainSettings, *parts: Any) -> PretrainSettings:
     """Return settings that say whether examples have missing values, or are sparse rows."""
-    missing = settings.missing or any(map(has_missing, parts))
+    missing = settings.missing or any(map(visible.has_missing, parts))
     sparse = any(isinstance(X, SparseRows) for X in parts)
     return msgspec.structs.replace(settings, missing=missing, sparse=sparse)
 
@@ -167,16 +153,16 @@ def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLik
         raise SettingsError(f"validation: got {held_out.shape[1]} columns, expected {width}")
     units = settings.visible_units
     if not isinstance(validation, FileRows):
-        held_out = check_visible(held_out, "validation", units)
+        held_out = visible.check_visible(held_out, "validation", units)
     # Activations of the validation rows are computed for every version, and a thousand rows say as
     # much as all.
-    return Split(train, as_visible(evenly_spaced(held_out, PROBE_ROWS), units))
+    return Split(train, visible.as_visible(evenly_spaced(held_out, PROBE_ROWS), units))
 
 
 def _train_rows(settings: PretrainSettings, X: Any) -> Any:
     """Return the examples to train on, in memory unless a stream needs only some at a time."""
-    visible = kind_of(settings.visible_units)
-    bounded = visible.is_unit_interval
+    kind = kind_of(settings.visible_units)
+    bounded = kind.is_unit_interval
     streams = settings.handoff == "minibatch"
     if is_iterable_of_arrays(X):
         if not streams:
@@ -184,7 +170,7 @@ def _train_rows(settings: PretrainSettings, X: Any) -> Any:
                 f"X: got {type(X).__name__} with handoff epoch, expected an array; take handoff"
                 " minibatch to train on what an iterable gives"
             )
-        if visible.blocks is not None:
+        if kind.blocks is not None:
             raise DataError(
                 f"X: got {type(X).__name__} with visible units in blocks, expected an array"
             )
@@ -197,8 +183,8 @@ def _train_rows(settings: PretrainSettings, X: Any) -> Any:
             trained=math.ceil(settings.stream.passes),  # the last one need not be finished
             measured=(not bounded) + (settings.visible_bias != "zero"),
         )
-    if isinstance(X, FileRows) and visible.blocks is None:
+    if isinstance(X, FileRows) and kind.blocks is None:
         return X if streams else np.asarray(X)
-    if streams and visible.blocks is None and (rows := rows_in_file(X)) is not None:
+    if streams and kind.blocks is None and (rows := rows_in_file(X)) is not None:
         return checked_rows(rows, bounded=bounded)
-    return visible_examples(X, "X", settings.visible_units, missing=True)
+    return visible.visible_examples(X, "X", settings.visible_units, missing=True)

@@ -365,11 +365,7 @@ class SavedCall:
     """
 
     def __init__(
-        self,
-        folder: str | PathLike[str],
-        settings: PretrainSettings,
-        X: Any,
-        weights: Any = None,
+        self, folder: str | PathLike[str], settings: PretrainSettings, X: Any, weights: Any = None
     ) -> None:
         self._file = state_file_of(settings)
         if not isinstance(folder, (str, PathLike)):

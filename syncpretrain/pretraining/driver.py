@@ -41,21 +41,8 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.parallel.blas import blas_threads
 from syncpretrain.parallel.signals import StopRequest
-from syncpretrain.pretraining.build import (
-    backend_of_layers,
-    build_learners,
-    build_schedule,
-    build_worker_factories,
-    placement_text,
-    rank_shares,
-)
-from syncpretrain.pretraining.runtimes import (
-    RUNTIMES,
-    EpochsRun,
-    Runtime,
-    versions_for,
-    workers_of,
-)
+from syncpretrain.pretraining import build
+from syncpretrain.pretraining.runtimes import RUNTIMES, EpochsRun, Runtime, versions_for, workers_of
 from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, UNTRAINED
 from syncpretrain.schedule.reads import Reads
@@ -186,13 +173,14 @@ class Pretraining(Driver):
 
     def _build(self, data: Split) -> None:
         settings = self.settings
-        self._backend = backend_of_layers(settings)
+        self._backend = build.backend_of_layers(settings)
         self._workers = workers_of(settings)
         self.slots = min(self._workers, len(settings.layers) - 1)
         self._workers_per_layer: dict[int, int] = {}
-        self._schedule = build_schedule(settings, slots=self.slots, replay=self._replay)
+        self._schedule = build.build_schedule(settings, slots=self.slots, replay=self._replay)
         self._versions = versions_for(settings, data, self._backend)
-        self._trained = TrainedLayers(settings, self._backend, partial(build_learners, settings))
+        learners = partial(build.build_learners, settings)
+        self._trained = TrainedLayers(settings, self._backend, learners)
         self._running: dict[int, int] = {}  # the epoch of each layer whose message is awaited
         self._finished = 0  # epochs of all layers
         self._ended = self._judged = 0  # layers, and decisions, that the observers know of
@@ -351,13 +339,13 @@ class Pretraining(Driver):
         states = self.resume.states if self.resume else ()
         own = self.save is not None, self._backend, self._times, self.weights
         run = EpochsRun(
-            worker_factories=build_worker_factories(self.settings, states, *own),
+            worker_factories=build.build_worker_factories(self.settings, states, *own),
             versions=self._versions,
             blas_threads=self._blas_threads,
             stop=tick_and_ask if self.settings.runtime == "serial" else request,
             times=self._times,
             restarts=self._restarts,
-            shares=rank_shares(self.settings),
+            shares=build.rank_shares(self.settings),
         )
         runtime = RUNTIMES[self.settings.runtime](run)
         return runtime
@@ -427,7 +415,7 @@ def placement_of(driver: Driver) -> str | None:
     own = driver.settings
     if own.schedule in (ASYNC, UNTRAINED):
         return None
-    return placement_text(backend_of_layers(own), len(own.layers) - 1)
+    return build.placement_text(build.backend_of_layers(own), len(own.layers) - 1)
 
 
 def rows_of(driver: Driver) -> Any:

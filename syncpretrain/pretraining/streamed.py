@@ -22,11 +22,7 @@ from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.signals import StopRequest
-from syncpretrain.pretraining.build import (
-    backend_of_layers,
-    build_layer,
-    rank_shares,
-)
+from syncpretrain.pretraining.build import backend_of_layers, build_layer, rank_shares
 from syncpretrain.pretraining.memory import (
     StreamSize,
     held_rows,

@@ -277,10 +277,14 @@ def _columns_of(X: Any, rows: NDArray[np.intp]) -> Any:
     return X[rows].astype(np.float32, copy=False)  # float64 examples choose as float32 ones do
 
 
-def _regression(inputs: Any, y: NDArray[Any], weights: Matrix | None) -> LogisticRegression:
+def _regression(
+    inputs: Any, y: NDArray[Any], weights: Matrix | None, penalty: float = 1.0
+) -> LogisticRegression:
+    model = LogisticRegression(C=1 / penalty, max_iter=MOST_ITERATIONS)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fine-tuning goes on from here
-        return LogisticRegression(max_iter=MOST_ITERATIONS).fit(inputs, y, sample_weight=weights)
+        # As a head it is fine-tuned from here; in a comparison it is good enough.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return model.fit(inputs, y, sample_weight=weights)
 
 
 def _share_right(
@@ -506,14 +510,11 @@ def _linear_predictions(
     ).set_output(transform="default")  # sparse rows permit no other, whatever the user has set
     rows, others = columns.fit_transform(trained), columns.transform(held_out)
     for penalty in PENALTIES:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            if are_classes:
-                model = LogisticRegression(C=1 / penalty, max_iter=MOST_ITERATIONS)
-                yield model.fit(rows, y, sample_weight=weights).predict_proba(others)
-            else:
-                numbers = Ridge(penalty).fit(rows, y, sample_weight=weights).predict(others)
-                yield np.reshape(numbers, (len(numbers), -1))
+        if are_classes:
+            yield _regression(rows, y, weights, penalty).predict_proba(others)
+        else:
+            numbers = Ridge(penalty).fit(rows, y, sample_weight=weights).predict(others)
+            yield np.reshape(numbers, (len(numbers), -1))
 
 
 def _misses(outputs: Matrix, y: NDArray[Any]) -> NDArray[np.float64]:

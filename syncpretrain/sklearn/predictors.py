@@ -1,6 +1,7 @@
 """Predictors: a deep belief network with a head for classes or for numbers.
 
-A predictor pretrains on all rows, then fine-tunes on the rows with a target.
+A predictor pretrains on all rows, then fine-tunes on the rows with a target. Classes are trained as
+their places among the sorted labels.
 """
 
 from __future__ import annotations
@@ -17,46 +18,29 @@ from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin, clone
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.extmath import softmax
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_array,
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+)
 
 from syncpretrain import Stack
+from syncpretrain.data.dataset import UNLABELLED
 from syncpretrain.data.facts import facts_of
-from syncpretrain.data.labels import Classes
+from syncpretrain.data.labels import Classes, doubts_about
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.visible import has_missing
-from syncpretrain.errors import PoorResultWarning, SettingsError
+from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 from syncpretrain.events import Notice
 from syncpretrain.models.stack import Head
 from syncpretrain.settings.by_data import UNLABELLED_STEPS
+from syncpretrain.sklearn import fit_choices as choices
 from syncpretrain.sklearn.base import StackEstimator, training_rows
-from syncpretrain.sklearn.fit_choices import (
-    Start,
-    Targets,
-    Way,
-    are_bits,
-    are_curved,
-    are_few,
-    are_measurements,
-    chooses_decay,
-    chosen_decay,
-    codes_are_better,
-    enough_to_try,
-    few_labels_settings,
-    in_shared_range,
-    likeliest,
-    rectified_settings,
-    settings_for_bits,
-    shared_range,
-    with_head,
-)
+from syncpretrain.sklearn.fit_choices import Start, Targets, Way
 from syncpretrain.sklearn.passes import Matrix, outputs_of
-from syncpretrain.sklearn.targets import (
-    classes_of,
-    mean_and_spread,
-    numbers_of_rows,
-    relative,
-    weights_of,
-)
 
 ClassifierT = TypeVar("ClassifierT", bound="DBNClassifier")
 RegressorT = TypeVar("RegressorT", bound="DBNRegressor")
@@ -105,20 +89,20 @@ class StackPredictor(StackEstimator):
         """
         targets = targets.weighted()
         is_free = self.learning_rate is None and not (self.settings or self._given_tuning())
-        if not is_free or not chooses_decay(X.shape[0], len(targets.rows), {}):
+        if not is_free or not choices.chooses_decay(X.shape[0], len(targets.rows), {}):
             return {}
         if (
-            not are_measurements(training_rows(X), self.visible_units)
+            not choices.are_measurements(training_rows(X), self.visible_units)
             or self._scaling(X) is not None
         ):
             return {}
         layers = len(self._widths(X.shape[1]))
-        suited = rectified_settings(layers, X.shape[0], self.batch_size)
+        suited = choices.rectified_settings(layers, X.shape[0], self.batch_size)
         untrained = {"epochs": None, "schedule": "none", "observers": ()}
         stack = self._pretrained_on(X, seed, **suited, **untrained)
         finetuned = partial(self._finetuned, stack, seed=seed, objective=objective)
         are_classes = objective == "classification"
-        found = are_curved(finetuned, X, targets, seed, are_classes=are_classes)
+        found = choices.are_curved(finetuned, X, targets, seed, are_classes=are_classes)
         return suited if found else {}
 
     def _scaling(self, X: Matrix) -> Scaling | None:
@@ -243,21 +227,19 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
             weight.
         """
         rows = self._rows(X, reset=True)
-        classes = classes_of(y, rows)
-        self.classes_ = classes.labels
+        self.classes_, targets = classes_of(y, rows)
         seen, _ = self._seen(rows)
-        self._tries_guesses = self._is_to_try(seen, len(classes.rows))
+        self._tries_guesses = self._is_to_try(seen, len(targets.rows))
         # RBMs learn what zeros and ones have in common, and little of a few measurements.
         known = np.nan_to_num(seen) if has_missing(seen) else seen
-        self._starts_random = self._tries_guesses and not are_bits(known)
-        weights = weights_of(sample_weight, rows, classes.rows)
+        self._starts_random = self._tries_guesses and not choices.are_bits(known)
+        weights = weights_of(sample_weight, rows, targets.rows)
         if self.class_weight is not None:
-            by_class = compute_sample_weight(self.class_weight, classes.labels[classes.places])
+            by_class = compute_sample_weight(self.class_weight, self.classes_[targets.y])
             weights = relative(by_class, "class_weight") * (1 if weights is None else weights)
             weights = relative(weights, "sample_weight")
-        targets = Targets(classes.rows, classes.places, weights)
-        self._train(rows, targets, "classification")
-        self.stack_ = for_labels(self.stack_, classes.labels)
+        self._train(rows, targets._replace(weights=weights), "classification")
+        self.stack_ = for_labels(self.stack_, self.classes_)
         self.pseudo_labels_ = self.stack_.info["finetune"][-1]["unlabelled"] != "none"
         return self
 
@@ -269,7 +251,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         """
         asked = (self.pretrained, self.epochs, self.learning_rate, self.finetune_epochs)
         is_free = not self.settings and all(value is None for value in asked)
-        if not is_free or not are_few(X.shape[0], labels) or "counts" in self.visible_units:
+        if not is_free or not choices.are_few(X.shape[0], labels) or "counts" in self.visible_units:
             return False
         return self.visible_units != "auto" or not facts_of(training_rows(X)).are_counts
 
@@ -284,12 +266,12 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         return for_places(stack, self.classes_)
 
     def _scaling(self, X: Matrix) -> Scaling | None:
-        return shared_range(X) if self.visible_units == "auto" else None
+        return choices.shared_range(X) if self.visible_units == "auto" else None
 
     def _seen(self, X: Matrix) -> tuple[Matrix, Scaling | None]:
         """Return examples scaled to [0, 1] if their columns share a range, and the scaling."""
         scaling = self._scaling(X)
-        return (X, None) if scaling is None else (in_shared_range(X, scaling), scaling)
+        return (X, None) if scaling is None else (choices.in_shared_range(X, scaling), scaling)
 
     def _pretrained_for(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
         if self._starts_random:
@@ -297,8 +279,9 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         # The user's settings may not go together with the settings for zeros and ones.
         is_free = self.learning_rate is None and not self._extra_settings(tuning=False)
         is_binary = self.visible_units in ("auto", "bernoulli")
-        if is_free and is_binary and are_few(X.shape[0], targets) and are_bits(self._seen(X)[0]):
-            suited |= settings_for_bits(len(self._widths(X.shape[1])))
+        are_few = choices.are_few(X.shape[0], targets)
+        if is_free and is_binary and are_few and choices.are_bits(self._seen(X)[0]):
+            suited |= choices.settings_for_bits(len(self._widths(X.shape[1])))
         return self._scaled(X, seed, **suited)
 
     def _rectified(self, X: Matrix, seed: int) -> Stack:
@@ -317,17 +300,18 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         if self._tries_guesses:
             return self._tried(stack, X, targets, seed)
         is_trained = self.pretrained is not None or self._trains(self.epochs)
-        if self._given_tuning() or not is_trained or not are_few(X.shape[0], len(targets.rows)):
+        are_few = choices.are_few(X.shape[0], len(targets.rows))
+        if self._given_tuning() or not is_trained or not are_few:
             return stack, {}
         counted = targets.weighted()
         if self._takes_head(stack, X, counted, seed):
-            return with_head(stack, X, counted)
+            return choices.with_head(stack, X, counted)
         return stack, {}
 
     def _takes_head(self, stack: Stack, X: Matrix, counted: Targets, seed: int) -> bool:
         """Return whether a head for the codes comes first; it needs a label of each class."""
         has_all = len(np.unique(counted.y)) == len(self.classes_)
-        return has_all and codes_are_better(stack, X, counted, seed)
+        return has_all and choices.codes_are_better(stack, X, counted, seed)
 
     def _tried(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
         """Return the stack to fine-tune, and settings, after a trial on labels left out."""
@@ -338,10 +322,11 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
 
         def network(X: Matrix, some: Targets, steps: int, *, guess: bool) -> Start:
             labels = len(some.rows)
-            return plain, few_labels_settings(X.shape, labels, self.batch_size, steps, guess=guess)
+            size = X.shape, labels, self.batch_size, steps
+            return plain, choices.few_labels_settings(*size, guess=guess)
 
         def codes(X: Matrix, some: Targets, steps: int) -> Start:
-            return with_head(stack, X, some.weighted()) if headed else (stack, {})
+            return choices.with_head(stack, X, some.weighted()) if headed else (stack, {})
 
         guesses = partial(network, guess=True)
         # As for the head, codes of zeros and ones stay unless the other way is clearly better.
@@ -350,10 +335,10 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
             ways = {"guesses": guesses, "labels": partial(network, guess=False)}
         margin = 0.0 if self._starts_random else 1.0
         finetuned = partial(self._finetuned, seed=seed, objective="classification")
-        way = likeliest(ways, finetuned, X, counted, seed, classes=classes, margin=margin)
+        way = choices.likeliest(ways, finetuned, X, counted, seed, classes=classes, margin=margin)
         if way != "guesses":
             why = "a class has fewer than three labels, too few for a trial"
-            if enough_to_try(counted.y, classes):
+            if choices.enough_to_try(counted.y, classes):
                 why = "labels that were left out were not more likely with guesses, in a trial"
             text = f"classes of rows without a label are not guessed: {why}"
             for observer in self._observers():
@@ -449,11 +434,11 @@ class DBNRegressor(RegressorMixin, StackPredictor):
             As for :class:`DBNClassifier`.
         """
         rows = self._rows(X, reset=True)
-        targets = numbers_of_rows(y, rows)
+        targets, dimensions = numbers_of_rows(y, rows)
         weights = weights_of(sample_weight, rows, targets.rows)
-        self.target_mean_, self.target_scale_ = mean_and_spread(targets.values, weights)
-        self._one_dimensional = targets.dimensions == 1
-        scaled = (targets.values - self.target_mean_) / self.target_scale_
+        self.target_mean_, self.target_scale_ = mean_and_spread(targets.y, weights)
+        self._one_dimensional = dimensions == 1
+        scaled = (targets.y - self.target_mean_) / self.target_scale_
         self._train(rows, Targets(targets.rows, scaled, weights), "regression")
         self._head = self.stack_.head
         self.stack_ = for_numbers(self.stack_, self.target_mean_, self.target_scale_)
@@ -464,11 +449,11 @@ class DBNRegressor(RegressorMixin, StackPredictor):
 
     def _chosen(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
         targets = targets.weighted()
-        if not chooses_decay(X.shape[0], len(targets.rows), self._given_tuning()):
+        if not choices.chooses_decay(X.shape[0], len(targets.rows), self._given_tuning()):
             self.weight_decay_ = None
             return stack, {}
         finetuned = partial(self._finetuned, stack, seed=seed, objective="regression")
-        self.weight_decay_ = chosen_decay(finetuned, X, targets, seed)
+        self.weight_decay_ = choices.chosen_decay(finetuned, X, targets, seed)
         return stack, {"weight_decay": self.weight_decay_}
 
     def predict(self, X: Any) -> NDArray[np.float64]:
@@ -529,3 +514,202 @@ def _names(labels: NDArray[np.generic]) -> Classes:
     values: Any = labels.tolist()
     names: tuple[Any, ...] = tuple(x if isinstance(x, str) else int(x) for x in values)
     return names
+
+
+LEAST_SQUARE = 1e-305  # smaller squares lose digits
+
+
+def classes_of(y: Any, X: NDArray[Any]) -> tuple[NDArray[Any], Targets]:
+    """Return the sorted labels, and as targets their places: -1, None and NaN stand for no label.
+
+    If there is only one other number, -1 is a class, as in y of -1 and 1.
+
+    Warns
+    -----
+    PoorResultWarning
+        If labels may have another meaning.
+
+    Raises
+    ------
+    DataError
+        If there is no y, or only one class.
+    ValueError
+        If y has another length or holds no classes.
+    """
+    _check_given(y, "labels")
+    values = _one_column(y)
+    check_consistent_length(X, values)
+    missing, ones = _missing(values), 0
+    if values.dtype.kind in "ifO":
+        unlabelled = np.zeros(len(values), dtype=bool)
+        unlabelled[~missing] = values[~missing] == UNLABELLED  # NA of pandas cannot be compared
+        others = set(values[~missing & ~unlabelled].tolist())
+        if len(others) > 1 or any(isinstance(label, str) for label in others):
+            missing |= unlabelled
+            ones = int(unlabelled.sum())
+    rows = np.flatnonzero(~missing)
+    known = values[rows]
+    if known.dtype == object:
+        known = _of_one_type(known)
+    if not len(known):
+        raise DataError("y: got no label, expected one for some rows")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # many classes: doubts_about warns of them
+        check_classification_targets(known)
+    labels, places = np.unique(known, return_inverse=True)
+    if len(labels) < 2:
+        raise DataError(
+            f"y: got 1 class, {labels.tolist()[0]!r}, expected two or more; label rows of another"
+            " class"
+        )
+    for doubt in doubts_about(known, ones, "y"):
+        warnings.warn(doubt, PoorResultWarning, stacklevel=3)
+    return labels, Targets(rows, places)
+
+
+def numbers_of_rows(y: Any, X: NDArray[Any]) -> tuple[Targets, int]:
+    """Return the numbers to predict, of shape (n_targets, outputs), and the dimensions of y.
+
+    y has shape (n_examples,) or (n_examples, outputs). Rows with a NaN have no target.
+
+    Raises
+    ------
+    DataError
+        If there is no y, or no row has a number.
+    ValueError
+        If y has another length or shape, or is infinite.
+    """
+    _check_given(y, "numbers")
+    if np.asarray(y).dtype.kind in "mM":  # which would become nanoseconds
+        raise DataError(f"y: got values of type {np.asarray(y).dtype}, expected numbers")
+    values = check_array(
+        y, ensure_2d=False, dtype=np.float64, ensure_all_finite="allow-nan", input_name="y"
+    )
+    check_consistent_length(X, values)
+    dimensions, values = values.ndim, values.reshape(len(values), -1)
+    rows = np.flatnonzero(~np.isnan(values).any(axis=1))
+    if not len(rows):
+        raise DataError("y: got NaN in every row, expected a number for some")
+    return Targets(rows, values[rows]), dimensions
+
+
+def weights_of(
+    sample_weight: Any, X: NDArray[Any], rows: NDArray[np.intp]
+) -> NDArray[np.float64] | None:
+    """Return the weights of some rows, at most 1, or None without weights.
+
+    Raises
+    ------
+    ValueError
+        If there is not one number of at least 0 for each row, or all are 0.
+    """
+    if sample_weight is None:
+        return None
+    weights: NDArray[np.float64] = _check_sample_weight(
+        sample_weight, X, dtype=np.float64, ensure_non_negative=True
+    )
+    return relative(weights[rows], "sample_weight")
+
+
+def relative(weights: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+    """Return weights divided by a power of two, so that the largest is at most 1.
+
+    Sums and products of the weights stay finite, and ratios stay the same to the last bit.
+
+    Raises
+    ------
+    DataError
+        If a weight is negative or not finite, or all are 0.
+    """
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        raise DataError(f"{name}: got one that is negative or not finite, expected 0 or more")
+    largest = weights.max()
+    if not largest:
+        raise DataError(
+            f"{name}: got 0 for every row with a target, expected some above 0; leave it out to"
+            " count all rows alike"
+        )
+    scaled: NDArray[np.float64] = np.ldexp(weights, -np.frexp(largest)[1])
+    return scaled
+
+
+def mean_and_spread(
+    values: NDArray[np.float64], weights: NDArray[np.float64] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the mean and the standard deviation of each column; 1 in place of a deviation of 0.
+
+    Raises
+    ------
+    DataError
+        If squares of the numbers are infinite, or too small though the numbers differ.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = np.average(values, axis=0, weights=weights)
+        squares = np.square(values - mean)
+        spread = np.sqrt(np.average(squares, axis=0, weights=weights))
+    if not np.isfinite(spread).all():
+        raise DataError(
+            f"y: got numbers up to {np.abs(values).max():g}, expected ones whose squares are"
+            " finite; divide by a larger unit"
+        )
+    counted = slice(None) if weights is None else weights > 0
+    low, high = values[counted].min(axis=0), values[counted].max(axis=0)
+    lost = (low < high) & (squares[counted].max(axis=0) < LEAST_SQUARE)
+    if lost.any():
+        raise DataError(
+            f"y: got numbers that differ by {(high - low)[lost].max():g} at most, expected ones"
+            f" with differences above {np.sqrt(LEAST_SQUARE):.0e}; divide by a smaller unit"
+        )
+    return mean, np.where(spread > 0, spread, 1.0)
+
+
+def _check_given(y: Any, expected: str) -> None:
+    if y is None:
+        raise DataError(
+            f"y: got None, expected {expected}; this estimator requires y to be passed, but the"
+            " target y is None"
+        )
+
+
+def _one_column(y: Any) -> NDArray[Any]:
+    """Return labels as an array of one dimension; labels of a table's column keep their type."""
+    if str(getattr(y, "dtype", "")) == "boolean":  # pandas' type would become 1.0, 0.0 and NaN
+        y = np.asarray(y, dtype=object)
+    has_others = isinstance(y, (list, tuple)) and not all(isinstance(label, str) for label in y)
+    if has_others and np.asarray(y).dtype.kind == "U":  # NumPy would make texts of numbers, too
+        y = np.asarray(y, dtype=object)
+    values = np.asarray(column_or_1d(y, warn=True))
+    if values.dtype.kind not in "biufUSO":  # dates, complex numbers
+        raise DataError(f"y: got values of type {values.dtype}, expected labels")
+    if values.dtype.kind == "f" and np.isinf(values).any():
+        raise DataError("y: holds infinite values, expected labels")
+    return values
+
+
+def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return where there is None or NaN; only NaN differs from itself."""
+    if values.dtype.kind == "f":
+        nan: NDArray[np.bool_] = np.isnan(values)
+        return nan
+    if values.dtype != object:
+        return np.zeros(len(values), dtype=bool)
+    flags = [v is None or type(v).__name__ == "NAType" or v != v for v in values]
+    return np.array(flags, dtype=bool)
+
+
+def _of_one_type(values: NDArray[Any]) -> NDArray[Any]:
+    """Return labels of one type of Python as an array of this type.
+
+    Raises
+    ------
+    DataError
+        If there are several types, such as texts and numbers.
+    """
+    cells = values.tolist()
+    kinds = sorted({"str" if isinstance(x, str) else type(x).__name__ for x in cells})
+    if "str" in kinds and len(kinds) > 1:
+        raise DataError(
+            f"y: got labels of types {', '.join(kinds)}, expected one type; write all as"
+            " numbers, or all as text"
+        )
+    return values if "str" in kinds else np.array(cells)

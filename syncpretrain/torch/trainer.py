@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple
@@ -22,27 +22,13 @@ from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import ModuleLayer
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.parallel.blas import usable_cores
+from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining.call import SavedCall
 from syncpretrain.pretraining.memory import StreamSize
 from syncpretrain.pretraining.streamed import BuildLayer, StreamedPretraining
 from syncpretrain.settings.sections import PretrainSettings, settings_from
-from syncpretrain.torch.block import (
-    Block,
-    Layout,
-    blocks_of,
-    check_apart,
-    check_kinds,
-    check_schedule,
-    check_whole,
-    finish,
-    handed_up,
-    head_draws,
-    in_modes,
-    is_count,
-    modes_of,
-    named,
-    seeded,
-)
+from syncpretrain.torch import block as building
+from syncpretrain.torch.block import Block, Layout
 from syncpretrain.torch.data import Given, given_rows, held_out_rows
 from syncpretrain.torch.learner import ModuleLearner, build_block, load_layer, load_state
 from syncpretrain.torch.losses import LOSSES, LocalLoss, PredSimHead, check_loss, default_head
@@ -193,8 +179,9 @@ class LocalTrainer:
         seed: int = 0,
         observers: Iterable[Observer] = (),
     ) -> None:
-        self._modules = blocks_of(model)
+        self._modules = building.blocks_of(model)
         self.model = model if isinstance(model, nn.Sequential) else nn.Sequential(*model)
+        is_chosen = workers == "auto" or building.is_count(workers)
         is_norm = clip is None or (hasattr(clip, "__float__") and 0 < clip < math.inf)
         for name, is_wrong, own, expected in (  # what is wrong, the value, and what it should be
             ("runtime", runtime not in RUNTIMES, runtime, " or ".join(RUNTIMES)),
@@ -204,17 +191,16 @@ class LocalTrainer:
             ("precision", precision not in PRECISIONS, precision, "torch.bfloat16"),
             ("optimizer", not callable(optimizer), type(optimizer), "a function of parameters"),
             ("seed", not hasattr(seed, "__index__") or seed < 0, seed, "a whole number, 0 or more"),
-            ("workers", workers != "auto" and not is_count(workers), workers, "auto, or 1 or more"),
+            ("workers", not is_chosen, workers, "auto, or 1 or more"),
         ):
             if is_wrong:
                 raise SettingsError(f"{name}: got {own!r}, expected {expected}")
-        check_whole(classes=classes, block_threads=block_threads, accumulate=accumulate)
+        building.check_whole(classes=classes, block_threads=block_threads, accumulate=accumulate)
         if accumulate > 1 and any(getattr(own, "sparse", False) for own in self.model.modules()):
             raise SettingsError(f"accumulate: got {accumulate} with sparse gradients, expected 1")
         self._classes, self._loss, self._seed = classes, loss, seed
         self._optimizer, self._scheduler, self._make_head = optimizer, scheduler, heads
-        self._workers: Any = workers
-        self._runtime, self._threads = runtime, block_threads
+        self._workers, self._runtime, self._threads = workers, runtime, block_threads
         every: dict[str, Any] = {"accumulate": accumulate, "precision": precision, "noise": noise}
         every |= {"is_per_step": scheduler_every == "minibatch", "clip": clip}
         self._every_block = every | {"threads": block_threads}
@@ -277,8 +263,8 @@ class LocalTrainer:
         RunInterrupted
             On Ctrl-C or SIGTERM, after the running minibatches.
         """
-        check_whole(batch_size=batch_size, epochs=epochs)
-        if max_restarts != 0 and not is_count(max_restarts):
+        building.check_whole(batch_size=batch_size, epochs=epochs)
+        if max_restarts != 0 and not building.is_count(max_restarts):
             raise SettingsError(f"max_restarts: got {max_restarts!r}, expected 0 or more")
         how: dict[str, Any] = {"batch_size": batch_size, "passes": epochs, "seed": self._seed}
         classes = self._classes if self._loss in LOSSES[:2] else None
@@ -286,15 +272,15 @@ class LocalTrainer:
         check_loss(self._loss, self._classes, has_targets=given.layout.y_shape is not None)
         held_out = held_out_rows(validation, given.layout)
         found = torch.get_num_threads()
-        self._modes = self._modes or modes_of(nn.Sequential(self.model))
+        self._modes = self._modes or building.modes_of(nn.Sequential(self.model))
         modes = self._modes | {own: True for head in self.heads for own in head.modules()}
         try:
-            with in_modes(modes):
+            with building.in_modes(modes):
                 self._build_blocks(given)
                 self._check_last(given)
                 for block in self._blocks:
                     block.steps = -(-len(given.train) // given.batch_size)
-                    check_schedule(block, epochs)
+                    building.check_schedule(block, epochs)
                 work = partial(self._trained, given, held_out, epochs, resume, max_restarts)
                 if self._runtime == "mpi":
                     from syncpretrain.pretraining.on_ranks import on_every_rank
@@ -341,7 +327,7 @@ class LocalTrainer:
         x, y, weight = given.layout.cut(rows if len(rows) > 1 else np.repeat(rows, 2, axis=0))
         below, blocks = given.layout, list[Block]()
         for number, modules in enumerate(self._modules, start=1):
-            h, draws = handed_up(number, modules, x)
+            h, draws = building.handed_up(number, modules, x)
             above = Layout(
                 tuple(h.shape[1:]), torch.float32, below.y_shape, below.y_dtype, below.is_weighted
             )
@@ -352,14 +338,14 @@ class LocalTrainer:
                 below=below,
                 above=above,
                 loss=self._loss_of(number, above.shape),
-                generator=seeded(self._seed, number),
+                generator=building.seeded(self._seed, number),
                 **self._every_block,
             )
-            block.draws = head_draws(block, h, (x, y, weight)) or draws or block.noise > 0
+            block.draws = building.head_draws(block, h, (x, y, weight)) or draws or block.noise > 0
             blocks.append(block)
             x, below = h, above
-        check_apart("heads", ((block.modules, block.head) for block in blocks))
-        finish(blocks, self._optimizer, self._scheduler)
+        building.check_apart("heads", ((block.modules, block.head) for block in blocks))
+        building.finish(blocks, self._optimizer, self._scheduler)
         self._blocks = blocks
 
     def _check_last(self, given: Given) -> None:
@@ -369,7 +355,7 @@ class LocalTrainer:
         for block in self._blocks:
             x = torch.ones((1, *block.below.shape), dtype=block.below.dtype)
             try:
-                handed_up(block.number, block.modules, x)
+                building.handed_up(block.number, block.modules, x)
             except SettingsError as error:
                 why = "batch_size: the last minibatch has one example; take another, or drop_last"
                 raise SettingsError(f"{why} ({error})") from error
@@ -386,11 +372,11 @@ class LocalTrainer:
 
     def _head(self, number: int, below: tuple[int, ...], above: tuple[int, ...]) -> Any:
         # The caller's draws stay as they are.
-        with named(f"heads: block {number}"), torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(seeded(self._seed, number + (1 << 16)))
+        with building.named(f"heads: block {number}"), torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(building.seeded(self._seed, number + (1 << 16)))
             if self._make_head is not None:
                 head = self._make_head(number, below, above)
-                check_kinds("heads", [head])
+                building.check_kinds("heads", [head])
                 return head.train()
             if self._is_classifier(number, above):
                 return nn.Identity()
@@ -415,7 +401,8 @@ class LocalTrainer:
     def _chosen(self, given: Given) -> tuple[int, str, str]:
         """Return the number of workers, the runtime, and what is to be said of a choice."""
         most = min(usable_cores() // self._threads or 1, len(self._blocks))
-        workers, message = self._workers, ""
+        workers: Any = self._workers
+        message = ""
         if workers == "auto" and self._runtime in ("serial", "mpi"):
             workers = 1 if self._runtime == "serial" else len(self._blocks)
         if workers == "auto":
@@ -467,15 +454,15 @@ class Probe(NamedTuple):
 def least_seconds(copies: Sequence[Sequence[Probe]]) -> float:
     """Return the least seconds in which each thread, one a copy, trains its blocks once."""
 
-    def train(probes: Sequence[Probe]) -> None:
-        for probe in probes:
+    def train(number: int) -> None:
+        for probe in copies[number]:
             probe.train()
 
     least, began = math.inf, time.perf_counter()
-    with ThreadPoolExecutor(len(copies)) as threads:
+    with closing(WorkerPool(len(copies), "syncpretrain-measure")) as pool:
         for _ in range(MEASURED_STEPS):
             started = time.perf_counter()
-            list(threads.map(train, copies))
+            pool.run([train], len(copies), len(copies))
             least = min(least, time.perf_counter() - started)
             if time.perf_counter() - began > MEASURED_SECONDS:
                 break

@@ -28,22 +28,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from syncpretrain.units.kinds import (
-    BLOCK_READERS,
-    INPUT_UNITS,
-    KINDS,
-    UNBOUNDED_RATE,
-    Kind,
-    kind_of,
-    logarithm,
-    softmax,
-)
+from syncpretrain.units import kinds
+from syncpretrain.units.kinds import Kind
 
 SOFTMAX, COUNTS = "softmax", "counts"
-FORMS = (*INPUT_UNITS, SOFTMAX, COUNTS)
+FORMS = (*kinds.INPUT_UNITS, SOFTMAX, COUNTS)
 ITEM = re.compile(r"(\w+)(?::(?:([1-9]\d{0,8})x)?([1-9]\d{0,8}))?")
 CHOICES = (0.0, 1.0, 0.1)  # the limits and the learning rate of softmax units
-WORDS = (0.0, math.inf, UNBOUNDED_RATE)
+WORDS = (0.0, math.inf, kinds.UNBOUNDED_RATE)
 RAREST = 0.01  # smallest first share of a choice, relative to equally likely choices
 
 
@@ -100,8 +92,8 @@ class Blocks:
         self.counts = tuple(part for part in self.parts if part.kind == COUNTS)
         self.groups = tuple(part for part in self.parts if part.kind == SOFTMAX)
         plain = [part for part in self.parts if not part.groups]
-        self.normal = tuple(part for part in plain if KINDS[part.kind].noise == "normal")
-        self._simple = [(part.columns, KINDS[part.kind]) for part in plain]
+        self.normal = tuple(part for part in plain if kinds.KINDS[part.kind].noise == "normal")
+        self._simple = [(part.columns, kinds.KINDS[part.kind]) for part in plain]
         self._grouped = [part for part in self.parts if part.groups]
 
     @property
@@ -120,7 +112,7 @@ class Blocks:
             kind.mean(np, x[:, columns])
         for part in self._grouped:
             rows = part.grouped(x).reshape(-1, part.choices)
-            softmax(np, rows)
+            kinds.softmax(np, rows)
             x[:, part.columns] = rows.reshape(len(x), -1)
 
     def times_derivative(self, np: Any, a: Any, delta: Any) -> None:
@@ -149,7 +141,7 @@ class Blocks:
         for part in self._grouped:
             rows = part.grouped(x)
             rows = rows.reshape(-1, part.choices).copy()
-            softmax(np, rows)
+            kinds.softmax(np, rows)
             x[:, part.columns] = out[:, part.columns] = rows.reshape(len(x), -1)
             if part.kind == COUNTS:
                 continue
@@ -197,7 +189,7 @@ class Blocks:
             total = share.sum(axis=-1, keepdims=True)
             share = share / np.where(total > 0, total, 1)
             least = RAREST / part.choices
-            bias[part.columns] = logarithm(np, np.maximum(share, least)).reshape(-1)
+            bias[part.columns] = kinds.logarithm(np, np.maximum(share, least)).reshape(-1)
         return bias
 
     def matching(self, np: Any, x: Any, y: Any, weights: Any = None) -> float:
@@ -226,7 +218,7 @@ def visible_kind(text: Any) -> Kind | None:
     Blocks are known by the standard form of their text alone.
     """
     try:
-        kind = kind_of(text)
+        kind = kinds.kind_of(text)
         is_kept = kind.blocks is None or blocks_text(text) == text
     except (TypeError, ValueError):
         return None
@@ -288,7 +280,7 @@ def blocks_text(text: str, width: int | None = None) -> str:
             last[1] += groups
         else:
             merged.append([kind, groups, size])
-    if len(merged) == 1 and merged[0][0] in INPUT_UNITS:
+    if len(merged) == 1 and merged[0][0] in kinds.INPUT_UNITS:
         return str(merged[0][0])
     return ",".join(f"{k}:{g}x{n}" if k == SOFTMAX else f"{k}:{n}" for k, g, n in merged)
 
@@ -327,9 +319,9 @@ def _item(item: str, text: str) -> tuple[str, int, int]:
 def _kind_of_blocks(text: str) -> Kind:
     """Return the record of units in blocks."""
     blocks = Blocks(read_blocks(text))
-    kinds = [KINDS[part.kind] for part in blocks.parts if not part.groups]
+    ungrouped = [kinds.KINDS[part.kind] for part in blocks.parts if not part.groups]
     grouped = [CHOICES] * len(blocks.groups) + [WORDS] * len(blocks.counts)
-    limits = [(kind.lower, kind.upper, kind.learning_rate) for kind in kinds] + grouped
+    limits = [(kind.lower, kind.upper, kind.learning_rate) for kind in ungrouped] + grouped
     lower, upper, rates = zip(*limits, strict=True)
     equations: dict[str, Callable[..., Any]] = {
         name: getattr(blocks, name)
@@ -348,4 +340,4 @@ def _kind_of_blocks(text: str) -> Kind:
     )
 
 
-BLOCK_READERS.append(_kind_of_blocks)
+kinds.BLOCK_READERS.append(_kind_of_blocks)

@@ -63,7 +63,6 @@ class Job(Protocol):
 
     def open(self, context: Any) -> AbstractContextManager[Obey]:
         """Return a context manager that builds a worker and yields its :data:`Obey`."""
-        ...
 
 
 class Link(Protocol):
@@ -72,37 +71,29 @@ class Link(Protocol):
     @property
     def offset(self) -> float:
         """Seconds to add to a time of the worker's clock, for a time of this process."""
-        ...
 
     @property
     def channel(self) -> Connection | None:
         """Connection that is readable once an answer has come; None after the worker's end."""
-        ...
 
     @property
     def has_ended(self) -> bool:
         """True if the worker has ended; an answer may still be on the way."""
-        ...
 
     def send(self, order: Any) -> None:
         """Send an order; if the worker has ended, :meth:`receive` returns None."""
-        ...
 
     def poll(self, seconds: float) -> bool:
         """Wait for an answer or the worker's end; return True if one of the two came."""
-        ...
 
     def receive(self) -> Any:
         """Return the next answer, or None if no answer can come any more."""
-        ...
 
     def ending(self) -> str:
         """Return how the worker ended; the caller knows that it has."""
-        ...
 
     def kill(self) -> None:
         """End the worker as soon as the place can."""
-        ...
 
 
 class Place:

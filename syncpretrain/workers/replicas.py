@@ -39,10 +39,8 @@ from syncpretrain.parallel.replicas.steps import (
     LocalSteps,
     ReplicaFactory,
     Save,
-    Saved,
     Task,
     Work,
-    Worked,
     answer,
     part_of,
 )
@@ -261,8 +259,7 @@ class ReplicaPool(Closing):
             again.append(task)
             self._bury(running)
             return
-        worked = self._checked(running, found)
-        assert isinstance(worked, Worked)
+        errors = self._checked(running, found)
         push = self._server.push(running.change, running.known, running.fetched)
         # A change that is too stale is refused: the task is done again from the newest parameters.
         if not push.is_taken:
@@ -270,11 +267,11 @@ class ReplicaPool(Closing):
             return
         running.known += 1  # the replica's own push is no staleness
         running.pushes += 1
-        each(task, worked.errors, push.staleness)
+        each(task, errors, push.staleness)
         trial = self._trial
         if trial is not None and not trial.is_over:
             # The error of a smaller minibatch is a smaller sum, and would look like progress.
-            error = sum(worked.errors) / task.count if is_whole else None
+            error = sum(errors) / task.count if is_whole else None
             now = time.monotonic() - self._between
             trial.trained(Trained(now, self._rules.share(push.staleness), error))
             if trial.is_over and trial.count < len(self._running):
@@ -299,19 +296,17 @@ class ReplicaPool(Closing):
                 if found is None:
                     self._bury(running)
                     return {}
-                saved = self._checked(running, found)
-                assert isinstance(saved, Saved)
-                return saved.state
+                state: Mapping[str, Array] = self._checked(running, found)
+                return state
         raise StalledError(f"replica {number + 1} sent no state for {self._times.stall:g} s")
 
-    def _checked(self, running: _Running, found: Any) -> Worked | Saved:
+    def _checked(self, running: _Running, found: Any) -> Any:
         """Return an answer, or raise the failure that it reports."""
         if isinstance(found, Raised):
             number, error = self._running.index(running) + 1, found.error
             text = f"replica {number} failed{place_of(error)}: {described(error)}"
             raise WorkerError(text) from error
-        answer: Worked | Saved = found
-        return answer
+        return found
 
 
 class _Running:

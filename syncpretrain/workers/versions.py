@@ -4,7 +4,7 @@ Guarantees, as long as every ``release`` follows from the schedule:
 
 * A published version never changes. Its activations are computed once, by its first reader, from
   the activations of the version below on which it was trained.
-* A layer's activations live in at most ``max_buffers`` arrays, allocated at first need and used
+* A layer's activations live in at most :data:`MAX_BUFFERS` arrays, allocated at first need and used
   again. A new version gets an array only after the release of the version that had it.
 * Only the worker of layer l+1 computes activations of layer l, and one lock guards the tables,
   never a computation.
@@ -76,7 +76,6 @@ class Versions:
         data: Split,
         hidden: tuple[int, ...],
         *,
-        max_buffers: int = MAX_BUFFERS,
         backend: Backend | None = None,
         beside: int = 0,
     ) -> None:
@@ -90,7 +89,6 @@ class Versions:
         self.allocate: Arrays | None = None
         self.data = data
         self.hidden = hidden
-        self._max_buffers = max_buffers
         # Guards the tables below. Workers ask for sources while the driver publishes and releases;
         # the arrays themselves need no lock, since the schedule never lets two write to one.
         self._lock = threading.Lock()
@@ -219,10 +217,8 @@ class Versions:
             if held.buffer is None:
                 if self._free[layer]:
                     held.buffer = self._free[layer].pop()
-                elif self._allocated[layer] == self._max_buffers:
-                    raise ScheduleError(
-                        f"layer {layer} needs more than {self._max_buffers} buffers"
-                    )
+                elif self._allocated[layer] == MAX_BUFFERS:
+                    raise ScheduleError(f"layer {layer} needs more than {MAX_BUFFERS} buffers")
                 else:
                     held.buffer = self._allocated[layer]
                     self._allocated[layer] += 1

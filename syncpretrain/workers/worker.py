@@ -38,7 +38,6 @@ class Inputs(Protocol):
         self, layer: int, version: int, below: int, stop: Callable[[], bool], run: PhaseRunner
     ) -> Split | None:
         """Return the activations of a version, or None if ``stop`` turned true; see Versions."""
-        ...
 
 
 class LayerInTraining:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from _links import Link, emulate
 from localengines import local_engines
 
 from syncpretrain.cluster import job
@@ -18,7 +19,7 @@ from syncpretrain.cluster.engine import APART_BYTES, pack, sizes_in, unpack
 from syncpretrain.cluster.job import Membership, check_ranks, member, using
 from syncpretrain.cluster.launched import launched
 from syncpretrain.cluster.mpi import import_mpi
-from syncpretrain.cluster.transport import Beat, Link, Peers, Transport, has_died
+from syncpretrain.cluster.transport import Beat, Peers, Transport, has_died
 from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.ranks.placement import ranks_of_layers
@@ -28,8 +29,8 @@ PORT = (1, "things")
 
 
 @contextmanager
-def transports(size: int, **options):
-    made = [Transport(engine, Timeouts(join=WAIT), **options) for engine in local_engines(size)]
+def transports(size: int):
+    made = [Transport(engine, Timeouts(join=WAIT)) for engine in local_engines(size)]
     try:
         yield made
     finally:
@@ -244,7 +245,8 @@ def test_a_link_takes_messages_one_after_the_other():
     assert link.due(10.0, 2000) == 12.5
     assert link.due(11.0, 1000) == 13.5, "it waits for the first"
     assert link.due(20.0, 0) == 20.5
-    with transports(2, link=Link(latency=1e-3)) as (first, second):
+    with transports(2) as (first, second):
+        emulate(first, Link(latency=1e-3))
         for i in range(3):
             second.send(0, PORT, i)
         assert [first.take(PORT, WAIT)[1] for _ in range(3)] == [0, 1, 2]

@@ -208,7 +208,7 @@ class TestGuesses:
         ids=["bits", "black or white", "some missing", "sparse black or white"],
     )
     def test_zeros_and_ones_may_stay_with_rbms(self, monkeypatch, X, way):
-        monkeypatch.setattr(predictors, "likeliest", lambda ways, *_, **__: way)
+        monkeypatch.setattr(module, "likeliest", lambda ways, *_, **__: way)
         monkeypatch.setattr(predictors, "UNLABELLED_STEPS", 10)
         model = DBNClassifier(hidden=(4,), workers=1, random_state=0).fit(X[:60], some(KINDS[:60]))
         guesses = way == "guesses"
@@ -221,7 +221,7 @@ class TestGuesses:
     )
     def test_the_notice_says_why_classes_are_not_guessed(self, monkeypatch, capsys, labels, told):
         if labels > 2:
-            monkeypatch.setattr(predictors, "likeliest", lambda ways, *_, **__: "codes")
+            monkeypatch.setattr(module, "likeliest", lambda ways, *_, **__: "codes")
         y = np.full(60, -1)
         for kind in (0, 1):
             y[np.flatnonzero(KINDS[:60] == kind)[:labels]] = kind

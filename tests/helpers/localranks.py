@@ -6,10 +6,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from _links import Link, emulate
 from localengines import local_engines
 
 from syncpretrain.cluster.job import Membership, using
-from syncpretrain.cluster.transport import Link, Transport
+from syncpretrain.cluster.transport import Transport
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.ranks.worker import CONTROL, RunEnded, follow
 
@@ -50,7 +51,7 @@ def local_ranks(size: int, link: Link | None = None) -> Iterator[LocalRanks]:
     leader, *others = [Transport(engine, times) for engine in local_engines(size)]
     if link is not None:
         for transport in others:
-            transport.link = Link(link.bandwidth, link.latency)
+            emulate(transport, Link(link.bandwidth, link.latency))
     with using(leader) as own:
         ranks = LocalRanks(own, others)
         try:

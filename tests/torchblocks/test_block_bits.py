@@ -14,13 +14,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="blocks of PyTorch need it")
 
+from _links import Link  # noqa: E402
 from localranks import local_ranks  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 from torchnets import convolutional, digest, digest_of, perceptron, rows  # noqa: E402
 
-from syncpretrain.cluster.transport import Link  # noqa: E402
 from syncpretrain.data.order import PassOrder  # noqa: E402
 from syncpretrain.errors import CheckpointError, RunInterrupted  # noqa: E402
 from syncpretrain.events import EpochFinished, Notice  # noqa: E402
@@ -318,6 +318,7 @@ def test_a_state_of_another_loss_is_refused(tmp_path):
 
 KILLED = """
 import os, sys
+from _links import Link  # noqa: E402
 from localranks import local_ranks  # noqa: E402
 from torchnets import perceptron, rows
 from syncpretrain.events import EpochFinished

@@ -6,10 +6,10 @@ import multiprocessing as mp
 from types import SimpleNamespace
 
 import pytest
+from _links import Link
 from localranks import local_ranks
 
 from syncpretrain import Minibatches, pretrain
-from syncpretrain.cluster.transport import Link
 from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.pretraining import on_ranks

@@ -52,35 +52,27 @@ class Server(Protocol[VectorT]):
 
     def fetch(self, out: VectorT) -> int:
         """Copy the parameters to ``out``; return the clock, the number of changes taken so far."""
-        ...
 
     def push(self, change: VectorT, then: int, fetched: VectorT) -> Push:
         """Take a change made from the parameters ``fetched`` at the clock ``then``; use it up."""
-        ...
 
     def start(self) -> None:
         """Start the server's threads, before any replica."""
-        ...
 
     def settle(self) -> None:
         """Wait until all changes that were taken are added, and bring the parameters here."""
-        ...
 
     def end(self) -> None:
         """End the server's threads; called whatever happened."""
-        ...
 
     def state(self) -> dict[str, Array]:
         """Return the next push's inputs except the parameters, by name; live arrays."""
-        ...
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Go back to what :meth:`state` held, which is a part of the state of replicas."""
-        ...
 
     def add_late(self, state: Mapping[str, Array]) -> None:
         """Add the changes that wait in the state of replicas that took turns."""
-        ...
 
 
 class ParameterServer:

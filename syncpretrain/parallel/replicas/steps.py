@@ -9,7 +9,6 @@ leaves them alone from its order to the answer.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -47,19 +46,15 @@ class Replica(Protocol):
     @property
     def parameters(self) -> Sequence[Array]:
         """The arrays that it trains."""
-        ...
 
     def train(self, epoch: int, step: int) -> Sequence[float]:
         """Train on a minibatch; return its summed errors, one for each layer or output."""
-        ...
 
     def state(self) -> dict[str, Array]:
         """Return the next step's inputs except the parameters, by name; live arrays."""
-        ...
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Go back to what :meth:`state` held."""
-        ...
 
 
 ReplicaFactory = Callable[[Sequence[Any]], Replica]  # given the data; sent to processes
@@ -82,15 +77,12 @@ class Fleet(Protocol):
         These are the first ones, and their changes are in the parameters of the server, but where
         replicas take turns: there they wait until all tasks are done.
         """
-        ...
 
     def state(self) -> dict[str, Array]:
         """Return the next task's inputs except the parameters, by name."""
-        ...
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Go back to what :meth:`state` held."""
-        ...
 
 
 class LocalSteps:
@@ -159,34 +151,14 @@ class Load:
     state: Mapping[str, Array]
 
 
-@dataclass(frozen=True, slots=True)
-class Worked:
-    """A task is trained, and its change complete."""
-
-    errors: tuple[float, ...]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """The state that was asked for, or that was loaded."""
-
-    state: Mapping[str, Array]
-
-
-Answer = Worked | Saved
-
-
-def answer(steps: LocalSteps, order: Work | Save | Load) -> Answer:
-    """Do what an order asks for."""
+def answer(steps: LocalSteps, order: Work | Save | Load) -> tuple[float, ...] | dict[str, Array]:
+    """Do what an order asks for; return the errors of a task, or the state, {} once loaded."""
     if isinstance(order, Work):
-        started = time.monotonic()
-        errors = steps.work(order.task, fetches=order.fetches)
-        return Worked(errors, time.monotonic() - started)
+        return steps.work(order.task, fetches=order.fetches)
     if isinstance(order, Load):
         steps.replica.load_state(order.state)
-        return Saved({})
-    return Saved(steps.replica.state())
+        return {}
+    return steps.replica.state()
 
 
 def part_of(state: Mapping[str, Array], prefix: str) -> dict[str, Array]:

@@ -28,7 +28,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,6 @@ from syncpretrain.parallel.replicas.steps import (
     ReplicaFactory,
     Save,
     Work,
-    Worked,
     answer,
 )
 from syncpretrain.parallel.timeouts import Timeouts
@@ -422,7 +420,7 @@ class Changed:
     ``change`` is None with servers or windows; ``push`` is the outcome of a push to windows.
     """
 
-    worked: Worked
+    errors: tuple[float, ...]
     change: Array | None
     push: Push | None
 
@@ -469,7 +467,7 @@ class ReplicaLink(RankLink):
             np.copyto(self.change, found.change)
         if found.push is not None and self._on_push is not None:
             self._on_push(self.number, found.push)
-        return found.worked
+        return found.errors
 
 
 class ServerLink(RankLink):
@@ -570,31 +568,40 @@ class ReplicaAssignment(Assignment):
         """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
         fetched, change = (np.empty(self.size, np.float32) for _ in range(2))
         steps = LocalSteps(self.factory(self.data), fetched, change)
-        exchange: _WithServers | _InWindows | None = None
+        exchange: _WithServers | ParameterWindows | None = None
         if isinstance(self.servers, WindowPlaces):
-            windows = ParameterWindows(context.transport.windows, self.servers)
-            exchange = _InWindows(windows)
+            exchange = ParameterWindows(context.transport.windows, self.servers)
         elif self.servers:
             exchange = _WithServers(context, self.servers)
-        yield partial(_trained, steps, exchange)
+        yield _Replica(steps, exchange).obey
 
 
-def _trained(
-    steps: LocalSteps, exchange: _WithServers | _InWindows | None, order: ReplicaOrder
-) -> Any:
-    """Return the answer of a replica to an order, or None if the run ends first."""
-    if order.fetched is not None:
-        np.copyto(steps.fetched, order.fetched)
-    fetches = isinstance(order.order, Work) and order.order.fetches
-    if fetches and exchange is not None and not exchange.fetch(steps.fetched):
-        return None
-    found = answer(steps, order.order)
-    if not isinstance(found, Worked):
-        return found
-    # The change is not overwritten before the next order, which comes once rank 0 has the change.
-    if exchange is None:
-        return Changed(found, steps.change, None)
-    return Changed(found, None, exchange.push(steps.change))
+class _Replica:
+    """A replica that exchanges its parameters by itself, or through rank 0 without an exchange."""
+
+    def __init__(self, steps: LocalSteps, exchange: _WithServers | ParameterWindows | None) -> None:
+        self._steps, self._exchange = steps, exchange
+        self._known = 0  # the clock of its parameters
+
+    def obey(self, order: ReplicaOrder) -> Any:
+        """Return the answer to an order, or None if the run ends first."""
+        steps, exchange = self._steps, self._exchange
+        if order.fetched is not None:
+            np.copyto(steps.fetched, order.fetched)
+        if exchange is not None and isinstance(order.order, Work) and order.order.fetches:
+            known = exchange.fetch(steps.fetched)
+            if known is None:
+                return None
+            self._known = known
+        found = answer(steps, order.order)
+        if isinstance(found, dict):
+            return found
+        # The change is not overwritten before the next order, which comes once rank 0 has it.
+        if exchange is None:
+            return Changed(found, steps.change, None)
+        push = exchange.push(steps.change, self._known)
+        self._known += push is not None and push.is_taken  # its own push is no staleness
+        return Changed(found, None, push)
 
 
 class _WithServers:
@@ -603,42 +610,28 @@ class _WithServers:
     def __init__(self, context: RankContext, servers: Sequence[ServerRank]) -> None:
         self._context, self._servers = context, servers
 
-    def fetch(self, out: Array) -> bool:
-        """Copy the slices of the parameters to ``out``; return False if the run ends first."""
+    def fetch(self, out: Array) -> int | None:
+        """Copy the slices of the parameters to ``out``; return 0, None if the run ends first.
+
+        Rank 0 has the clock.
+        """
         parts = {server.number: slice(*server.own) for server in self._servers}
         for _ in parts:
             found = self._context.take("slices", self._context.number)
             if found is None:
-                return False
+                return None
             out[parts[found.server]] = found.values
-        return True
+        return 0
 
-    def push(self, change: Array) -> None:
-        """Send each server its slice of the change."""
+    def push(self, change: Array, then: int) -> Push | None:
+        """Send each server its slice of the change; rank 0 says what becomes of it."""
         # A copy: the next change may overwrite the array before it is sent.
         whole, context = change.copy(), self._context
         for server in self._servers:
             part = SliceOf(server.number, whole[slice(*server.own)])
             to = port(context.run, f"change {server.number}", context.number)
             context.transport.send(server.rank, to, part)
-
-
-class _InWindows:
-    """Exchange of a replica with parameters in windows."""
-
-    def __init__(self, parameters: ParameterWindows) -> None:
-        self._parameters, self._known = parameters, 0
-
-    def fetch(self, out: Array) -> bool:
-        """Copy the parameters to ``out``, and note the clock; return True."""
-        self._known = self._parameters.fetch(out)
-        return True
-
-    def push(self, change: Array) -> Push:
-        """Add a share of the change to the parameters; overwrite ``change``."""
-        push = self._parameters.push(change, self._known)
-        self._known += push.is_taken  # the replica's own push is no staleness
-        return push
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,16 +19,8 @@ from syncpretrain.cluster.job import Membership
 from syncpretrain.cluster.transport import Handler
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.link import Inbox, Place, Raised, RemoteTraceback
-from syncpretrain.workers.ranks.worker import (
-    CONTROL,
-    DUMP,
-    SHARED_ENDS,
-    Assignment,
-    RunJob,
-    RunOver,
-    port,
-    to_send,
-)
+from syncpretrain.workers.ranks import worker
+from syncpretrain.workers.ranks.worker import Assignment, RunJob, RunOver
 
 RANK_DUMP_SECONDS = 0.3
 
@@ -74,7 +66,7 @@ class RankLink:
 
     def take(self, source: int, answer: Any) -> None:
         """Store an answer of a rank."""
-        if isinstance(answer, Raised) and not isinstance(answer.error, SHARED_ENDS):
+        if isinstance(answer, Raised) and not isinstance(answer.error, worker.SHARED_ENDS):
             # A failure of one rank of a group may happen on all, and each rank sends it. A second
             # error would be taken for the answer to the next order, which asks for the layer.
             if self._has_failed and len(self.ranks.groups[self.number]) > 1:
@@ -191,7 +183,7 @@ class RunRanks(Place):
         self.listen("progress", self._record_progress)
         self.listen("failures", self._record_failure)
         # The data are packed once for all ranks.
-        sent = None if self._data is None else to_send(self._data)
+        sent = None if self._data is None else worker.to_send(self._data)
         for rank in sorted({rank for group in self.groups.values() for rank in group}):
             own = tuple(job for job in jobs if rank in self.groups[job.number])
             if not own:  # the rank only has memory, in a window
@@ -201,7 +193,7 @@ class RunRanks(Place):
             numbers = ", ".join(str(job.number) for job in own)
             self.own.describe(rank, self._called.format(numbers))
             run = RunJob(self.run, own, data, self._blas_threads, self._times)
-            self.transport.send(rank, CONTROL, run)
+            self.transport.send(rank, worker.CONTROL, run)
         return list(self.links.values())
 
     def set_workers(self, number: int, workers: int) -> None:
@@ -212,29 +204,29 @@ class RunRanks(Place):
     def send(self, number: int, name: str, thing: Any) -> None:
         """Send an object to a port of a worker, on every rank of the worker."""
         for rank in self.groups[number]:
-            self.transport.send(rank, port(self.run, name, number), thing)
+            self.transport.send(rank, worker.port(self.run, name, number), thing)
 
     def send_first(self, number: int, name: str, thing: Any) -> None:
         """Send an object to a port of a worker, on the rank that answers for the worker."""
-        self.transport.send(self.groups[number][0], port(self.run, name, number), thing)
+        self.transport.send(self.groups[number][0], worker.port(self.run, name, number), thing)
 
     def take(self, name: str, timeout: float) -> tuple[int, Any] | None:
         """Return the sender and the next object at a port of this rank, None after a timeout."""
-        return self.transport.take(port(self.run, name), timeout)
+        return self.transport.take(worker.port(self.run, name), timeout)
 
     def listen(self, name: str, handler: Handler, number: int = 0) -> None:
         """Call a function with every object that arrives at a port of this rank."""
-        self.transport.listen(port(self.run, name, number), handler)
+        self.transport.listen(worker.port(self.run, name, number), handler)
 
     def stop(self) -> None:
         """Ask every worker to leave after its minibatch."""
         for rank in self._begun:
-            self.transport.send(rank, port(self.run, "stop"), None)
+            self.transport.send(rank, worker.port(self.run, "stop"), None)
 
     def dump_stacks(self) -> None:
         """Ask every other rank to write the stacks of its threads on stderr."""
         for rank in self._begun:
-            self.transport.send(rank, DUMP, None)
+            self.transport.send(rank, worker.DUMP, None)
         time.sleep(RANK_DUMP_SECONDS)  # this process writes its own stacks to the same stream next
 
     def lost(self, number: int) -> str | None:
@@ -262,10 +254,10 @@ class RunRanks(Place):
         waited = {rank for rank in self._begun if self.transport.lost(rank) is None}
         lost = set(self._begun) - waited
         for rank in waited:
-            self.transport.send(rank, CONTROL, RunOver(self.run))
+            self.transport.send(rank, worker.CONTROL, RunOver(self.run))
         deadline, alive = time.monotonic() + self._times.join, list[str]()
         while waited and (left := deadline - time.monotonic()) > 0:
-            found = self.transport.take(port(self.run, "left"), min(left, self._times.tick))
+            found = self.transport.take(worker.port(self.run, "left"), min(left, self._times.tick))
             if found is not None:
                 waited.discard(found[0])
                 alive += [f"{name} of {self.transport.peers.name(found[0])}" for name in found[1]]
