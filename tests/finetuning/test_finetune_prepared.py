@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from randomstacks import normal_stack
 
-import syncpretrain.runs.run as run_module
 from syncpretrain.cli import main
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.scaling import Scaling
@@ -23,6 +22,7 @@ from syncpretrain.finetuning.tasks import Form, Part
 from syncpretrain.parallel import available_memory as memory_module
 from syncpretrain.pretraining import memory
 from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.runs import prepare
 from syncpretrain.runs.prepare import check_finetuning
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import settings_from
@@ -59,7 +59,7 @@ def refused_early(monkeypatch, tmp_path):
     def run(match, settings, data):
         with monkeypatch.context() as patched:
             patched.setattr(Pretraining, "run", work)
-            patched.setattr(run_module, "load_data", lambda settings, given: data)
+            patched.setattr(prepare, "load_data", lambda settings, given: data)
             with pytest.raises((SettingsError, DataError), match=match):
                 train_run(settings, out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
@@ -147,7 +147,7 @@ class TestRun:
         """Return a function that runs settings on data; it returns the metrics and the events."""
 
         def train(settings, data):
-            monkeypatch.setattr(run_module, "load_data", lambda settings, given: data)
+            monkeypatch.setattr(prepare, "load_data", lambda settings, given: data)
             events = []
             return train_run(settings, out=tmp_path / "run", observers=[events.append]), events
 

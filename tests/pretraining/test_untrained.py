@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import syncpretrain.runs.run as run_module
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.events import FinetuneEpochFinished, RunFinished, RunStarted
 from syncpretrain.learners.first_layers import untrained_stack
+from syncpretrain.runs import prepare
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 
@@ -51,7 +51,7 @@ def test_pictures_of_any_values_are_standardized():
 
 @pytest.fixture
 def toy(monkeypatch):
-    monkeypatch.setattr(run_module, "load_data", lambda *others, **how: make_data())
+    monkeypatch.setattr(prepare, "load_data", lambda *others, **how: make_data())
 
 
 @pytest.mark.parametrize("objective", ["classification", "reconstruction"])
