@@ -28,7 +28,12 @@ SPACES = " \t\r\n\v\f"
 # Not str.upper(), which makes two letters of some that are no ASCII.
 AS_LETTERS = str.maketrans(ascii_lowercase, ascii_uppercase, SPACES)
 UNKNOWN_CODE, REFUSED_CODE = -1, -2
+NUCLEOTIDES = "ACGTUN-."
 NOTICE = "{}: read {:,} unknown letters such as {!r} as missing values"
+NOT_PROTEINS = (
+    "{}: has the letters of DNA or RNA alone, and is read as amino acids, 20 choices a position; a CSV"
+    " file with a column for each position has a choice for each of its letters"
+)
 
 
 def read_fasta(path: Path) -> Table:
@@ -62,6 +67,8 @@ def read_fasta(path: Path) -> Table:
     codes = codes.reshape(len(sequences), length)
     unknown = codes == UNKNOWN_CODE
     notices = []
+    if set(map(chr, np.unique(letters))) <= set(NUCLEOTIDES):
+        notices.append(NOT_PROTEINS.format(path))
     if unknown.any():
         letter = chr(int(letters[unknown.ravel().argmax()]))
         notices.append(NOTICE.format(path, int(unknown.sum()), letter))

@@ -50,6 +50,13 @@ def test_lines_wrap_gaps_count_and_unknown_letters_are_missing(tmp_path, name):
     assert rows.notices[0].endswith("read 1 unknown letters such as 'X' as missing values")
 
 
+def test_nucleotides_are_read_as_amino_acids_and_told_so(tmp_path):
+    for letters in ("ACGT", "ACGUN-"):
+        rows = read(written(tmp_path, f">a\n{letters}\n>b\n{letters[::-1]}\n"))
+        assert "has the letters of DNA or RNA alone" in rows.notices[0]
+    assert not read(written(tmp_path, ">a\nACGT\n>b\nACGD\n")).notices
+
+
 def test_without_gaps_there_are_20_choices(tmp_path):
     rows = read(written(tmp_path, ">a\nACD\n>b\nWYA"))
     assert rows.columns.visible_units() == "softmax:3x20"
