@@ -31,8 +31,8 @@ UNKNOWN_CODE, REFUSED_CODE = -1, -2
 NUCLEOTIDES = "ACGTUN-."
 NOTICE = "{}: read {:,} unknown letters such as {!r} as missing values"
 NOT_PROTEINS = (
-    "{}: has the letters of DNA or RNA alone, and is read as amino acids, 20 choices a position; a CSV"
-    " file with a column for each position has a choice for each of its letters"
+    "{}: has the letters of DNA or RNA alone, and is read as amino acids, 20 choices a position; a"
+    " CSV file with a column for each position has a choice for each of its letters"
 )
 
 
