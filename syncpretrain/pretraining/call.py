@@ -166,7 +166,8 @@ def pretrain(
             driver = driver_for(wanted, rows, held_out, **own)
             saved = None
             if resume is not None:
-                saved = SavedCall(resume, driver.settings, look.X, weights=driver.weights)
+                more = {"weights": driver.weights, "validation": held_out}
+                saved = SavedCall(resume, driver.settings, look.X, **more)
                 driver.save, driver.resume = saved.save, saved.newest()
             for message in _notices(driver, taken.columns, look, chosen):
                 for observer in watching:
@@ -382,7 +383,7 @@ class SavedCall:
         own = {name: plain[name] for name in plain if name not in ELSEWHERE}
         self._header = {"settings": own, "data": _data_record(X)}
         for name, rows in more.items():
-            if rows is not None and len(rows):
+            if isinstance(rows, np.ndarray) and len(rows):
                 self._header["data"][name] = _data_record(rows.reshape(len(rows), -1))["sha256"]
         self._saved = time.monotonic()
 
@@ -394,9 +395,8 @@ class SavedCall:
         CheckpointError
             If it is damaged, or of another call.
         """
-        if not self.path.is_file():
-            return None
-        state: State = self._file.read(self.path, self._check)
+        is_saved = self.path.is_file()
+        state: State | None = self._file.read(self.path, self._check) if is_saved else None
         return state
 
     def save(self, state: Callable[[], State], *, done: Any, final: bool) -> None:
