@@ -166,7 +166,8 @@ def pretrain(
             driver = driver_for(wanted, rows, held_out, **own)
             saved = None
             if resume is not None:
-                saved = SavedCall(resume, driver.settings, look.X, driver.weights)
+                more = {"weights": driver.weights, "validation": held_out}
+                saved = SavedCall(resume, driver.settings, look.X, **more)
                 driver.save, driver.resume = saved.save, saved.newest()
             for message in _notices(driver, taken.columns, look, chosen):
                 for observer in watching:
@@ -357,6 +358,8 @@ class SavedCall:
         With the values that followed from the data.
     X : Any
         The examples; for an iterable or a file only the shape is compared.
+    **more : ndarray of shape (n, ...), optional
+        The weights, and the validation examples, since a state has what layers made of these.
 
     Raises
     ------
@@ -365,7 +368,7 @@ class SavedCall:
     """
 
     def __init__(
-        self, folder: str | PathLike[str], settings: PretrainSettings, X: Any, weights: Any = None
+        self, folder: str | PathLike[str], settings: PretrainSettings, X: Any, **more: Any
     ) -> None:
         self._file = state_file_of(settings)
         if not isinstance(folder, (str, PathLike)):
@@ -374,16 +377,14 @@ class SavedCall:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SettingsError(
-                f"resume: got {folder}, expected a folder ({error.strerror or error})"
-            ) from error
+            why = error.strerror or error
+            raise SettingsError(f"resume: got {folder}, expected a folder ({why})") from error
         plain = msgspec.json.decode(msgspec.json.encode(settings))
-        self._header = {
-            "settings": {name: plain[name] for name in plain if name not in ELSEWHERE},
-            "data": _data_record(X),
-        }
-        if weights is not None:
-            self._header["data"]["weights"] = _data_record(weights[:, None])["sha256"]
+        own = {name: plain[name] for name in plain if name not in ELSEWHERE}
+        self._header = {"settings": own, "data": _data_record(X)}
+        for name, rows in more.items():
+            if isinstance(rows, np.ndarray) and len(rows):
+                self._header["data"][name] = _data_record(rows.reshape(len(rows), -1))["sha256"]
         self._saved = time.monotonic()
 
     def newest(self) -> State | None:
@@ -394,9 +395,8 @@ class SavedCall:
         CheckpointError
             If it is damaged, or of another call.
         """
-        if not self.path.is_file():
-            return None
-        state: State = self._file.read(self.path, self._check)
+        is_saved = self.path.is_file()
+        state: State | None = self._file.read(self.path, self._check) if is_saved else None
         return state
 
     def save(self, state: Callable[[], State], *, done: Any, final: bool) -> None:
@@ -417,13 +417,12 @@ class SavedCall:
     def _check(self, header: dict[str, Any]) -> None:
         was, now = header.get("settings", {}), self._header["settings"]
         differing = sorted(name for name in now if was.get(name) != now[name])
-        if header.get("data") != self._header["data"]:
-            differing.insert(0, "X")
+        had, has = header.get("data", {}), self._header["data"]
+        if own := {name for name in {*had, *has} if had.get(name) != has.get(name)}:
+            differing.insert(0, "validation" if own == {"validation"} else "X")
         if differing:
-            raise CheckpointError(
-                f"is of another call, in which {differing[0]} was another; give what it was begun"
-                " with, or another folder"
-            )
+            what = f"is of another call, in which {differing[0]} was another"
+            raise CheckpointError(f"{what}; give what it was begun with, or another folder")
 
 
 def _data_record(X: Any) -> dict[str, Any]:

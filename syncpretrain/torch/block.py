@@ -372,6 +372,8 @@ def finish(
         for own, kind in ((block.optimizer, "LBFGS"), (block.scheduler, "ReduceLROnPlateau")):
             if type(own).__name__ == kind:
                 raise SettingsError(f"optimizer: got {kind}, expected one whose step needs nothing")
+        if getattr(block.scheduler, "optimizer", block.optimizer) is not block.optimizer:
+            raise SettingsError(f"scheduler: got another optimizer in block {block.number}")
 
 
 def is_count(own: Any) -> bool:

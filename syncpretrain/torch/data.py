@@ -56,7 +56,7 @@ def given_rows(
         batch_size=size,
         trained=passes,
     )
-    return Given(train, source.layout, first, size)
+    return Given(train, source.layout, first[:size], size)
 
 
 def held_out_rows(validation: Any, layout: Layout) -> Array:

@@ -188,7 +188,7 @@ class LocalTrainer:
             ("scheduler_every", scheduler_every not in STEPPED, scheduler_every, STEPPED),
             ("noise", not hasattr(noise, "__float__") or not 0 <= noise < 1, noise, "0 to below 1"),
             ("clip", not is_norm, clip, "a number above 0"),
-            ("precision", precision not in PRECISIONS, precision, "torch.bfloat16"),
+            ("precision", precision not in PRECISIONS, precision, "torch.bfloat16 or float16"),
             ("optimizer", not callable(optimizer), type(optimizer), "a function of parameters"),
             ("seed", not hasattr(seed, "__index__") or seed < 0, seed, "a whole number, 0 or more"),
             ("workers", not is_chosen, workers, "auto, or 1 or more"),
@@ -303,7 +303,8 @@ class LocalTrainer:
         self.history = driver.history
         if message:
             driver.emit(Notice(time.monotonic(), message))
-        saved = None if resume is None else SavedCall(resume, driver.settings, given.train)
+        own, more = (resume, driver.settings, given.train), {"validation": held_out}
+        saved = None if resume is None else SavedCall(*own, **more)
         if saved is not None:
             driver.save, driver.resume = saved.save, saved.newest()
         layers: Any = driver.run()

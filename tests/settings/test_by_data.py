@@ -360,6 +360,13 @@ class TestResume:
         with pytest.raises(CheckpointError, match=r"is of another .* in which X was another"):
             pretrain(1 - table(), resume=tmp_path, **RESUMED)
 
+    def test_a_call_with_other_validation_examples_is_refused(self, tmp_path):
+        for first in (table()[:9], None):
+            self.stopped(tmp_path, validation=first)
+            with pytest.raises(CheckpointError, match="in which validation was another; give"):
+                pretrain(table(), resume=tmp_path, validation=table()[9:18], **RESUMED)
+            pretrain(table(), resume=tmp_path, validation=first, **RESUMED)
+
     def test_a_file_is_no_folder(self, tmp_path):
         (tmp_path / "file").write_text("")
         with pytest.raises(SettingsError, match=r"^resume: got .*file, expected a folder"):

@@ -297,6 +297,17 @@ def test_a_schedule_by_the_numbers_of_epochs_resumes(tmp_path):
     assert digest_of(trained(perceptron, **own)) == digest_of(whole)
 
 
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_state_of_other_validation_examples_is_refused(tmp_path, is_given):
+    X, y = rows(90)
+    first = (X[20:40], y[20:40]) if is_given else None
+    fit, own = {"resume": tmp_path, "validation": first}, {"epochs": 6}
+    with pytest.raises(RunInterrupted):
+        trained(perceptron, fit=fit, observers=[interrupting(1, 2)], **own)
+    with pytest.raises(CheckpointError, match="of another call, in which validation was another"):
+        trained(perceptron, fit=fit | {"validation": (X[:20], y[:20])}, **own)
+
+
 def test_a_state_of_another_loss_is_refused(tmp_path):
     fit = {"resume": tmp_path}
     with pytest.raises(RunInterrupted):

@@ -331,6 +331,23 @@ def test_an_optimizer_of_all_parameters_is_refused():
         fitted(network, *rows(60), optimizer=lambda _: torch.optim.Adam(network.parameters()))
 
 
+def test_a_schedule_of_another_optimizer_is_refused():
+    other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
+    with pytest.raises(SettingsError, match="scheduler: got another optimizer in block 1"):
+        fitted(
+            perceptron(),
+            *rows(60),
+            scheduler=lambda _: torch.optim.lr_scheduler.StepLR(other, 1),
+        )
+
+
+def test_workers_are_measured_on_minibatches_that_are_larger_than_the_batch_size():
+    X, y = rows(60)
+    own = LocalTrainer(perceptron(), classes=3, workers="auto")
+    own.fit([(X[:40], y[:40]), (X[40:], y[40:])], batch_size=8)
+    assert len(own.history.layers[0].train) == 1
+
+
 def test_data_that_do_not_fit_are_refused():
     X, y = rows(60)
     with pytest.raises(SettingsError, match="y: got nothing with loss predsim"):
