@@ -381,7 +381,7 @@ class SavedCall:
             raise SettingsError(f"resume: got {folder}, expected a folder ({why})") from error
         plain = msgspec.json.decode(msgspec.json.encode(settings))
         own = {name: plain[name] for name in plain if name not in ELSEWHERE}
-        self._header = {"settings": own, "data": _data_record(X)}
+        self._header = {"settings": own, "data": _data_record(X) | {"validation": ""}}
         for name, rows in more.items():
             if isinstance(rows, np.ndarray) and len(rows):
                 self._header["data"][name] = _data_record(rows.reshape(len(rows), -1))["sha256"]
@@ -417,7 +417,9 @@ class SavedCall:
     def _check(self, header: dict[str, Any]) -> None:
         was, now = header.get("settings", {}), self._header["settings"]
         differing = sorted(name for name in now if was.get(name) != now[name])
-        had, has = header.get("data", {}), self._header["data"]
+        # Before validation examples were kept here, a state did not say whether it had any.
+        has = self._header["data"]
+        had = {"validation": has["validation"]} | header.get("data", {})
         if own := {name for name in {*had, *has} if had.get(name) != has.get(name)}:
             differing.insert(0, "validation" if own == {"validation"} else "X")
         if differing:

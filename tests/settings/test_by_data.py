@@ -22,6 +22,7 @@ from syncpretrain.errors import (
     SettingsError,
 )
 from syncpretrain.events import EpochFinished, Notice
+from syncpretrain.pretraining.call import SavedCall
 from syncpretrain.runs.prepare import settings_for_data
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import read_settings, settings_from
@@ -359,6 +360,19 @@ class TestResume:
             pretrain(table(), resume=tmp_path, **(RESUMED | others))
         with pytest.raises(CheckpointError, match=r"is of another .* in which X was another"):
             pretrain(1 - table(), resume=tmp_path, **RESUMED)
+
+    def test_a_state_that_names_no_validation_examples_goes_on(self, tmp_path, monkeypatch):
+        compared = SavedCall._check
+
+        def older(self, header):
+            del header["data"]["validation"]
+            compared(self, header)
+
+        monkeypatch.setattr(SavedCall, "_check", older)
+        self.stopped(tmp_path, validation=table()[:9])
+        options = RESUMED | {"validation": table()[:9]}
+        stack = pretrain(table(), resume=tmp_path, **options)
+        assert stack.parameters_sha256 == pretrain(table(), **options).parameters_sha256
 
     def test_a_call_with_other_validation_examples_is_refused(self, tmp_path):
         for first in (table()[:9], None):
