@@ -317,7 +317,7 @@ class BareProducts:
     Parameters
     ----------
     backend : Backend
-        Of the factors; they are random, for zeros would be faster.
+        The backend of the factors. These are random, for zeros would be faster.
     precision : Precision
     shape : LayerShape
         Shape of the layer; the rows of a convolution's products are the positions.
