@@ -13,6 +13,7 @@ import argparse
 import csv
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,21 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine
 from sklearn.preprocessing import OneHotEncoder
 
-__all__ = ["Array", "Figures", "Table", "parser_of", "show", "standard_error", "tables_asked"]
+from syncpretrain import Stack, finetune, pretrain
+from syncpretrain.settings.by_data import UNLABELLED_STEPS
+from syncpretrain.settings.finetuning import labelled_of
+from syncpretrain.sklearn.committee import network_settings
+
+__all__ = [
+    "Array",
+    "Figures",
+    "Table",
+    "few_labels_network",
+    "parser_of",
+    "show",
+    "standard_error",
+    "tables_asked",
+]
 
 Array = NDArray[Any]
 
@@ -71,6 +86,26 @@ class Figures:
         scores, (behind, error) = self.scores[method], self.difference(self.best(), method)
         star = "*" if (-behind if self.lower_is_better else behind) <= error else " "
         return f"{np.mean(scores):6.1f} ({standard_error(scores):.1f}){star}"
+
+
+def few_labels_network(X: Array, some: Array, seed: int, *, guess: bool, **start: Any) -> Stack:
+    """Train the network of few labels, on all rows for guessed classes or on the labels alone.
+
+    ``start`` are settings of pretraining; by default there is none. Classes are counted from 0, and
+    a row of -1 has no label.
+    """
+    units: dict[str, Any] = {"hidden_units": "relu", "visible_units": "gaussian"}
+    how: dict[str, Any] = {"seed": seed, "warn": False}
+    start = start or {"schedule": "none"}
+    stack = pretrain(X, layers=[X.shape[1], 128, 128], **units, **start, **how)
+    labels = int((some >= 0).sum())
+    settings = network_settings(X.shape, labels, None)
+    if not guess:  # minibatches of labels like those that stand beside rows without a label
+        each = ceil(labels / max(labelled_of(settings["batch_size"], labels), 2))
+        batch = max(ceil(labels / each), 2)
+        alone = {"unlabelled": "none", "dropout": 0.5, "batch_size": batch}
+        settings |= alone | {"epochs": ceil(UNLABELLED_STEPS / each)}
+    return finetune(stack, X, some, objective="classification", **settings, **how)
 
 
 def standard_error(values: Any) -> float:

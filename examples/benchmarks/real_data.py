@@ -24,7 +24,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from _tables import Array, Figures, Table, parser_of, show, tables_asked
+from _tables import Array, Figures, Table, few_labels_network, parser_of, show, tables_asked
 from sklearn.decomposition import PCA
 from sklearn.ensemble import (
     ExtraTreesClassifier,
@@ -42,9 +42,7 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from sklearn.svm import SVC, SVR
 
-from syncpretrain import finetune, pretrain
 from syncpretrain.sklearn import DBNClassifier, DBNRegressor
-from syncpretrain.sklearn.fit_choices import few_labels_settings
 
 HELD_OUT = 0.3
 FEWEST_OF_A_CLASS = 3
@@ -53,7 +51,7 @@ OURS = "DBN"
 STARTS: dict[str, dict[str, Any]] = {
     "random": {"schedule": "none"},
     "DAE": {"model": "denoising", "corruption": "gaussian:0.3"},
-    "RBM": {},
+    "RBM": {"model": "rbm"},
 }
 
 
@@ -65,14 +63,9 @@ class Started:
 
     def fit(self, X: Array, y: Array) -> Started:
         """Train on rows and the numbers of their classes, -1 where there is no label."""
-        units: dict[str, Any] = {"hidden_units": "relu", "visible_units": "gaussian"}
-        layers = [X.shape[1], 128, 128]
-        how: dict[str, Any] = {"seed": self._seed, "warn": False}
-        stack = pretrain(X, layers=layers, **units, **STARTS[self._start], **how)
-        labels = int((y >= 0).sum())
-        guess = self._guess and labels < len(y)
-        settings = few_labels_settings(X.shape, labels, None, guess=guess)
-        self._stack = finetune(stack, X, y, objective="classification", **settings, **how)
+        guess = self._guess and bool((y < 0).any())
+        start = STARTS[self._start]
+        self._stack = few_labels_network(X, y, self._seed, guess=guess, **start)
         return self
 
     def predict(self, X: Array) -> Array:

@@ -253,6 +253,12 @@ def objective_of(y: Any) -> str:
     return "classification" if few else "regression"
 
 
+def are_shares(y: Any) -> bool:
+    """Return whether targets have a row of numbers each: as classes their probabilities."""
+    shape = _as_array(y, "y").shape
+    return len(shape) == 2 and shape[1] > 1
+
+
 def as_classes(y: Any, name: str) -> NDArray[Any]:
     """Return classes as int64 with -1 for none, or as texts with "" for none.
 

@@ -62,7 +62,8 @@ def finetune(
         Texts and whole numbers are classes; -1, None or NaN means no label, and a ``Notice`` tells
         the observers how many rows have none. Other numbers are a regression's, and so are more
         than 50 different whole numbers of a float type; NaN means no target. Rows without a target
-        are left out. ``objective="regression"`` or ``"classification"`` overrides this choice.
+        are left out. ``objective="regression"`` or ``"classification"`` overrides this choice: with
+        the second, y of shape (n_examples, classes) has the probability of each class.
     weights : array-like of shape (n_examples,), optional
         Relative weight of each row in the loss; rows without a target do not count. The reported
         errors are not weighted.
@@ -192,5 +193,7 @@ def _examples(X: ArrayLike, stack: Stack, options: TuningOptions) -> Any:
 
 def _doubts(y: ArrayLike | None) -> list[str]:
     """Return sentences about classes that may be meant as something else."""
+    if labels.are_shares(y):
+        return []
     classes = labels.as_classes(y, "y")
     return labels.doubts_about(classes[is_labelled(classes)], labels.minus_ones(y), "y")

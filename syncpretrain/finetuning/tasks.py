@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.dataset import is_labelled
-from syncpretrain.data.labels import Classes, as_classes, single_numbers
+from syncpretrain.data.labels import Classes, are_shares, as_classes, single_numbers
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, SettingsError
@@ -35,6 +35,7 @@ from syncpretrain.shapes import LayerShape
 from syncpretrain.units.kinds import kind_of
 
 BYTES_OF_TARGET = 5  # a truth value, and then a float32 number
+ROUNDING = 1e-3  # of a sum of probabilities
 HEAD_SPREAD = 0.01  # standard deviation of the head's first weights
 
 
@@ -88,6 +89,8 @@ def labels_of(
 ) -> Labels:
     """Return classes as rows of zeros with a one; rows of -1, None or NaN have no label.
 
+    y may also have the probability of each class, of shape (n, classes).
+
     ``classes`` are the possible classes; a row of another class has zeros alone. None takes the
     ``usual`` classes if these hold all classes in y, else the classes in y.
 
@@ -97,6 +100,8 @@ def labels_of(
         If y is not one class a row, or ``classes`` is None and it has fewer than two; or if they
         are too many for the memory.
     """
+    if are_shares(y):
+        return _shares_of(y, examples, name, classes or usual)
     array = as_classes(y, name)
     if array.shape != (examples,):
         raise DataError(f"{name}: got shape {array.shape}, expected ({examples},), one a row")
@@ -123,6 +128,26 @@ def labels_of(
     targets = np.equal(array[rows, None], np.array(classes)).astype(np.float32)
     others = np.setdiff1d(array[rows], classes)
     return Labels(rows, targets, classes, tuple(others.tolist()))
+
+
+def _shares_of(y: Any, examples: int, name: str, classes: Classes) -> Labels:
+    """Return targets that are the probability of each class; rows with a NaN have none.
+
+    They are the probabilities of ``classes`` if these are as many, else of the classes 0, 1, ...
+    """
+    found = numbers_of(y, examples, name)
+    sums = found.targets.sum(axis=1)
+    wrong = (found.targets < 0).any(axis=1) | (np.abs(sums - 1) > ROUNDING)
+    if wrong.any():
+        row = int(found.rows[wrong.argmax()])
+        raise DataError(
+            f"{name}: got row {row} (counted from 0) with the sum {sums[wrong.argmax()]:g} or a"
+            " negative number, expected the probabilities of the classes; for numbers to predict"
+            " take regression"
+        )
+    outputs = found.targets.shape[1]
+    own = classes if len(classes) == outputs else tuple(range(outputs))
+    return replace(found, classes=own)
 
 
 def numbers_of(y: Any, examples: int, name: str, outputs: int | None = None) -> Labels:

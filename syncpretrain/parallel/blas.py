@@ -25,9 +25,9 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -132,6 +132,16 @@ class blas_limit:  # noqa: N801 - used like a function, in a with statement
                 _active.remove(self)
             if not _active:
                 _restore_found()
+
+
+@contextmanager
+def openmp_limit(threads: int) -> Iterator[None]:
+    """Limit the threads of OpenMP that this thread starts, such as in scikit-learn's code."""
+    with ExitStack() as found:
+        for library in loaded_libraries().select(user_api="openmp").lib_controllers:
+            found.callback(library.set_num_threads, library.num_threads)
+            library.set_num_threads(threads)
+        yield
 
 
 def _limit(threads: int) -> None:

@@ -3,8 +3,6 @@
 * Columns that share one range, such as pixels, are scaled to it: shares of a range are
   probabilities. Standardized, a pixel that is hardly ever on would count as much as one that
   separates digits; as a share of the common range, each pixel keeps the weight of its values.
-* Rows without a label train too where labels are few, for the class that the network takes them
-  for, unless labels that were left out are more likely otherwise: clusters need not be classes.
 * A few labels get a head before fine-tuning. If the code separates classes better than the columns
   do, it is worth keeping, and long fine-tuning with a random head moves the weights below further
   than a few labels justify (Kumar et al. 2022, arXiv:2202.10054). Then a logistic regression on the
@@ -36,7 +34,6 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.extmath import softmax
 
 from syncpretrain import Stack
 from syncpretrain.data.blocks import chunks
@@ -47,15 +44,12 @@ from syncpretrain.models.stack import Head
 from syncpretrain.settings.by_data import (
     BATCH_SHARE,
     FEW_LABELS,
-    GUESS_BATCH,
     OF_FEW_LABELS,
     OF_FEW_ROWS,
-    OF_UNLABELLED,
     SMALLEST_MINIBATCH,
-    UNLABELLED_STEPS,
 )
 from syncpretrain.settings.fields import PER_LAYER
-from syncpretrain.settings.finetuning import FinetuneSettings, labelled_of, steps_with_unlabelled
+from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.sklearn.passes import Matrix, codes_of, outputs_of
 from syncpretrain.units.kinds import kind_of
 
@@ -311,124 +305,7 @@ def _head_of_regression(own: LogisticRegression) -> Head:
     return Head(weight, bias, "classification", tuple(own.classes_.tolist()))
 
 
-# With few labels: a network with normalization, noise on its inputs, and minibatches of labels like
-# those that stand beside rows without a label.
-OF_GUESSES: dict[str, Any] = {"normalization": "batch", "input_noise": 0.1, "input_dropout": 0.1}
-OF_GUESSES["blas_threads"] = 1  # so small a network is no faster by more, which give other bits
-FEWEST_TO_DROP = 3  # of two columns one is half of what is known of a row
-GUESS_STEPS = 500  # steps of each short training
-LEAST_LIKELY = 0.01  # a label that is less likely is no worse: one row does not decide
-
-
 Start = tuple[Stack, dict[str, Any]]  # a stack to fine-tune, and settings of the fine-tuning
-Way = Callable[[Any, Targets, int], Start]  # from examples, classes and the fewest steps
-
-
-def few_labels_settings(
-    shape: tuple[int, ...],
-    labels: int,
-    batch_size: int | None,
-    steps: int = UNLABELLED_STEPS,
-    *,
-    guess: bool,
-) -> dict[str, Any]:
-    """Return settings of fine-tuning for few labels: on all rows, or on rows with a label alone.
-
-    Parameters
-    ----------
-    shape : (int, int)
-        Number of rows, and of columns.
-    labels : int
-        Number of rows with a label.
-    batch_size : int, optional
-        Minibatch of rows with and without a label; labels alone have a fifth of it.
-    steps : int, optional
-        Fewest steps; the last epoch is finished.
-    guess : bool
-        True to train on rows without a label for guessed classes.
-    """
-    rows, columns = shape
-    batch = max(min(batch_size or GUESS_BATCH, rows), 2)
-    if guess:
-        each = steps_with_unlabelled(batch, labels, rows - labels)
-        own: dict[str, Any] = {"unlabelled": "pseudo", "dropout": 0.2}
-    else:
-        each, own = math.ceil(labels / max(labelled_of(batch, labels), 2)), {"dropout": 0.5}
-        batch = max(math.ceil(labels / each), 2)  # of two rows at least, and about as large each
-    own |= {"batch_size": batch, "epochs": math.ceil(steps / each)}
-    if columns < FEWEST_TO_DROP:
-        own["input_dropout"] = 0.0
-    return OF_UNLABELLED | OF_GUESSES | own
-
-
-def likeliest(
-    ways: Mapping[str, Way],
-    finetuned: Callable[..., Stack],
-    X: Any,
-    targets: Targets,
-    seed: int,
-    *,
-    classes: int,
-    margin: float = 0.0,
-) -> str:
-    """Return the name of the way of training that makes labels left out more likely.
-
-    The labels are left out in turn, in three parts; what counts is the sum of the logarithms of
-    their probabilities. The second of two ways is returned if its sum is greater by ``margin``
-    standard errors of the difference. If a class has fewer than three labels, nothing can be told,
-    and the first is returned.
-
-    Parameters
-    ----------
-    ways : mapping of str to callable
-        Two of them.
-    finetuned : callable
-        Called with a stack, examples, targets and settings; returns a stack.
-    X : array or sparse matrix of shape (n_examples, n_features)
-    targets : Targets
-        Classes, and weights above 0.
-    seed : int
-        Seed of the parts.
-    classes : int
-        Number of classes.
-    margin : float
-        Standard errors by which the second way must be better.
-    """
-    rows, y, weights = targets
-    first, second = ways
-    if not enough_to_try(y, classes):
-        return first
-    most = GUESS_STEPS * GUESS_BATCH  # more rows are not seen in so few steps
-    others = np.setdiff1d(np.arange(X.shape[0]), rows)
-    others = np.random.default_rng(seed).permutation(others)[:most]
-    kept = np.sort(np.concatenate([rows, others]))
-    seen = X if len(kept) == X.shape[0] else X[kept]
-    placed = targets._replace(rows=np.searchsorted(kept, rows))
-    found = {name: np.zeros(len(y)) for name in ways}
-    split = StratifiedKFold(FOLDS, shuffle=True, random_state=seed % 2**32)
-    for trained, held_out in split.split(rows, y):
-        part = placed.part(trained)
-        known, own = part.spread_out(len(kept))
-        for name, way in ways.items():
-            stack, settings = way(seen, part, GUESS_STEPS)
-            options = settings | {"weights": own, "warn": False, "observers": ()}
-            outputs = outputs_of(finetuned(stack, seen, known, **options), X[rows[held_out]])
-            likely = _log_likelihoods(outputs, y[held_out])
-            found[name][held_out] = _times_weights(likely, weights, held_out)
-    apart = found[second] - found[first]
-    return second if apart.sum() > margin * math.sqrt(np.square(apart).sum()) else first
-
-
-def enough_to_try(y: NDArray[Any], classes: int) -> bool:
-    """Return whether each class has labels enough to leave some out in each part of a trial."""
-    return int(np.bincount(y, minlength=classes).min()) >= FOLDS
-
-
-def _log_likelihoods(outputs: Matrix, y: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the logarithm of the probability of each class in y, of shape (n,)."""
-    likely = softmax(outputs.astype(np.float64))[np.arange(len(y)), y]
-    logarithms: NDArray[np.float64] = np.log(np.maximum(likely, LEAST_LIKELY))
-    return logarithms
 
 
 TRIAL_UPDATES = 700  # updates of each short training

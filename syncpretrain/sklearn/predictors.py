@@ -36,10 +36,17 @@ from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 from syncpretrain.events import Notice
 from syncpretrain.models.stack import Head
-from syncpretrain.settings.by_data import UNLABELLED_STEPS
 from syncpretrain.sklearn import fit_choices as choices
 from syncpretrain.sklearn.base import StackEstimator, training_rows
-from syncpretrain.sklearn.fit_choices import Start, Targets, Way
+from syncpretrain.sklearn.committee import (
+    asked,
+    classifiers,
+    network_settings,
+    rows_to_learn,
+    stack_member,
+    student_settings,
+)
+from syncpretrain.sklearn.fit_choices import Start, Targets
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 
 ClassifierT = TypeVar("ClassifierT", bound="DBNClassifier")
@@ -112,9 +119,14 @@ class StackPredictor(StackEstimator):
     def _train(self, X: Matrix, targets: Targets, objective: str) -> None:
         """Train on examples and the targets of some of them."""
         self._check_tuning(objective, self.finetune_epochs)
-        rows, y, weights = targets
-        seed, self.n_unlabelled_ = self._seed(), X.shape[0] - len(rows)
-        suited = {}
+        seed, self.n_unlabelled_ = self._seed(), X.shape[0] - len(targets.rows)
+        self.stack_ = self._trained(X, targets, seed, objective)
+        for sentence in self.stack_.info.get("verdict", ()):
+            warnings.warn(sentence, PoorResultWarning, stacklevel=3)
+
+    def _trained(self, X: Matrix, targets: Targets, seed: int, objective: str) -> Stack:
+        """Return a stack, pretrained and fine-tuned."""
+        (rows, y, weights), suited = targets, {}
         if self.pretrained is None:
             suited = self._for_curves(X, targets, seed, objective)
         stack = self._to_train(self._start(X, len(rows), seed, **suited))
@@ -126,9 +138,7 @@ class StackPredictor(StackEstimator):
             y, weights = targets.spread_out(X.shape[0])
         options |= {"weights": weights, "warn": False}
         epochs = options.pop("epochs", self.finetune_epochs)
-        self.stack_ = self._finetuned(stack, X, y, seed, epochs, **options)
-        for sentence in self.stack_.info.get("verdict", ()):
-            warnings.warn(sentence, PoorResultWarning, stacklevel=3)
+        return self._finetuned(stack, X, y, seed, epochs, **options)
 
     def _to_train(self, stack: Stack) -> Stack:
         """Return a stack with its head, if any, converted to the targets of the training."""
@@ -147,9 +157,9 @@ class StackPredictor(StackEstimator):
 class DBNClassifier(ClassifierMixin, StackPredictor):
     """Classifier: a stack of RBMs, pretrained on all rows and fine-tuned on the labelled rows.
 
-    With few labels it is a rectified network, trained on the rows without a label too: for the
-    class that it takes them for (Lee 2013), unless labels that are left out become less likely so.
-    Then RBMs are taken for zeros and ones, and for other columns the network learns labels alone.
+    With few labels it is a rectified network that learns, on all rows, from a committee: itself
+    with guessed classes (Lee 2013), RBMs where all values are 0 or 1, and four classifiers of
+    scikit-learn, each with the weight that makes labels left out most likely.
 
     Parameters
     ----------
@@ -175,8 +185,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
     classes_ : ndarray of shape (n_classes,)
     n_unlabelled_ : int
         Number of rows without a label.
-    pseudo_labels_ : bool
-        True if these rows were trained for the classes that the network took them for.
+    teachers_ : dict of str to float
+        With few labels the weight of each member of the committee, else empty.
     stack_ : Stack
     n_features_in_ : int
         Number of columns.
@@ -228,11 +238,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         """
         rows = self._rows(X, reset=True)
         self.classes_, targets = classes_of(y, rows)
-        seen, _ = self._seen(rows)
-        self._tries_guesses = self._is_to_try(seen, len(targets.rows))
-        # RBMs learn what zeros and ones have in common, and little of a few measurements.
-        known = np.nan_to_num(seen) if has_missing(seen) else seen
-        self._starts_random = self._tries_guesses and not choices.are_bits(known)
+        self._asks_committee = self._is_to_ask(self._seen(rows)[0], len(targets.rows))
+        self.teachers_: dict[str, float] = {}
         weights = weights_of(sample_weight, rows, targets.rows)
         if self.class_weight is not None:
             by_class = compute_sample_weight(self.class_weight, self.classes_[targets.y])
@@ -240,13 +247,12 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
             weights = relative(weights, "sample_weight")
         self._train(rows, targets._replace(weights=weights), "classification")
         self.stack_ = for_labels(self.stack_, self.classes_)
-        self.pseudo_labels_ = self.stack_.info["finetune"][-1]["unlabelled"] != "none"
         return self
 
-    def _is_to_try(self, X: Matrix, labels: int) -> bool:
-        """Return whether to try a training on rows without a label, for classes that are guessed.
+    def _is_to_ask(self, X: Matrix, labels: int) -> bool:
+        """Return whether a committee of classifiers is asked for the classes of all rows.
 
-        It is tried where labels are few, unless the user has asked for a training of another kind
+        It is asked where labels are few, unless the user has asked for a training of another kind
         or X, as it is scaled, has counts of words, which RBMs alone read.
         """
         asked = (self.pretrained, self.epochs, self.learning_rate, self.finetune_epochs)
@@ -274,8 +280,6 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         return (X, None) if scaling is None else (choices.in_shared_range(X, scaling), scaling)
 
     def _pretrained_for(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
-        if self._starts_random:
-            return self._rectified(X, seed)
         # The user's settings may not go together with the settings for zeros and ones.
         is_free = self.learning_rate is None and not self._extra_settings(tuning=False)
         is_binary = self.visible_units in ("auto", "bernoulli")
@@ -297,53 +301,49 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         return stack if scaling is None else replace(stack, scaling=scaling)
 
     def _chosen(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
-        if self._tries_guesses:
-            return self._tried(stack, X, targets, seed)
         is_trained = self.pretrained is not None or self._trains(self.epochs)
         are_few = choices.are_few(X.shape[0], len(targets.rows))
         if self._given_tuning() or not is_trained or not are_few:
             return stack, {}
-        counted = targets.weighted()
-        if self._takes_head(stack, X, counted, seed):
+        return self._headed(stack, X, targets.weighted(), seed)
+
+    def _headed(self, stack: Stack, X: Matrix, counted: Targets, seed: int) -> Start:
+        """Return a stack with a head for its codes, if they are worth it, and settings."""
+        has_all = len(np.unique(counted.y)) == len(self.classes_)  # it needs a label of each
+        if has_all and choices.codes_are_better(stack, X, counted, seed):
             return choices.with_head(stack, X, counted)
         return stack, {}
 
-    def _takes_head(self, stack: Stack, X: Matrix, counted: Targets, seed: int) -> bool:
-        """Return whether a head for the codes comes first; it needs a label of each class."""
-        has_all = len(np.unique(counted.y)) == len(self.classes_)
-        return has_all and choices.codes_are_better(stack, X, counted, seed)
+    def _trained(self, X: Matrix, targets: Targets, seed: int, objective: str) -> Stack:
+        if not self._asks_committee:
+            return super()._trained(X, targets, seed, objective)
+        X, targets = rows_to_learn(X, targets, seed)
+        finetuned = partial(self._finetuned, seed=seed, objective=objective)
+        network = self._rectified(X, seed)
 
-    def _tried(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
-        """Return the stack to fine-tune, and settings, after a trial on labels left out."""
-        plain = stack if self._starts_random else self._rectified(X, seed)
-        counted, classes = targets.weighted(), len(self.classes_)
-        # Decided once: in each part of the trial it would take as long as the training.
-        headed = not self._starts_random and self._takes_head(stack, X, counted, seed)
+        def guesses(X: Matrix, some: Targets, steps: int) -> Start:
+            return network, network_settings(X.shape, len(some.rows), self.batch_size, steps)
 
-        def network(X: Matrix, some: Targets, steps: int, *, guess: bool) -> Start:
-            labels = len(some.rows)
-            size = X.shape, labels, self.batch_size, steps
-            return plain, choices.few_labels_settings(*size, guess=guess)
+        members = {"network": stack_member(guesses, finetuned)}
+        seen, _ = self._seen(X)
+        # RBMs learn what zeros and ones have in common, and little of a few measurements.
+        if choices.are_bits(np.nan_to_num(seen) if has_missing(seen) else seen):
+            rbms = self._pretrained_for(X, len(targets.rows), seed)
+            # Decided once: in each part of the trial it would take as long as the training.
+            is_headed = bool(self._headed(rbms, X, targets.weighted(), seed)[1])
 
-        def codes(X: Matrix, some: Targets, steps: int) -> Start:
-            return choices.with_head(stack, X, some.weighted()) if headed else (stack, {})
+            def codes(X: Matrix, some: Targets, steps: int) -> Start:
+                return choices.with_head(rbms, X, some.weighted()) if is_headed else (rbms, {})
 
-        guesses = partial(network, guess=True)
-        # As for the head, codes of zeros and ones stay unless the other way is clearly better.
-        ways: dict[str, Way] = {"codes": codes, "guesses": guesses}
-        if self._starts_random:
-            ways = {"guesses": guesses, "labels": partial(network, guess=False)}
-        margin = 0.0 if self._starts_random else 1.0
-        finetuned = partial(self._finetuned, seed=seed, objective="classification")
-        way = choices.likeliest(ways, finetuned, X, counted, seed, classes=classes, margin=margin)
-        if way != "guesses":
-            why = "a class has fewer than three labels, too few for a trial"
-            if choices.enough_to_try(counted.y, classes):
-                why = "labels that were left out were not more likely with guesses, in a trial"
-            text = f"classes of rows without a label are not guessed: {why}"
-            for observer in self._observers():
-                observer(Notice(time.monotonic(), text))
-        return ways[way](X, targets, UNLABELLED_STEPS)
+            members["rbms"] = stack_member(codes, finetuned)
+        members |= classifiers(X, len(self.classes_), seed)
+        shares, self.teachers_ = asked(members, X, targets, seed, classes=len(self.classes_))
+        weights = ", ".join(f"{name} {weight:.2f}" for name, weight in self.teachers_.items())
+        for observer in self._observers():
+            text = f"weights of the classifiers that the network learns from: {weights}"
+            observer(Notice(time.monotonic(), text))
+        settings = student_settings(X.shape[0], self.batch_size)
+        return finetuned(network, X, shares, warn=False, **settings)
 
     def predict_proba(self, X: Any) -> Matrix:
         """Return the probability of each class, of shape (n_examples, n_classes)."""

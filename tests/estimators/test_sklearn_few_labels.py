@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import pytest
 
@@ -13,18 +11,22 @@ from scipy import sparse
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 
-from syncpretrain import load
-from syncpretrain.sklearn import DBNClassifier, StackedRBM, predictors
+from syncpretrain import finetune, load, pretrain
+from syncpretrain.sklearn import DBNClassifier, StackedRBM, committee
 from syncpretrain.sklearn import fit_choices as module
+from syncpretrain.sklearn.committee import (
+    asked,
+    likeliest_weights,
+    network_settings,
+    rows_to_learn,
+)
 from syncpretrain.sklearn.fit_choices import (
     Targets,
     _inner_ends,
     are_bits,
     are_few,
     codes_are_better,
-    few_labels_settings,
     in_shared_range,
-    likeliest,
     settings_for_bits,
     shared_range,
     with_head,
@@ -160,17 +162,34 @@ def stripes(rows=400, seed=0):
     return X, y, labels
 
 
-class TestGuesses:
+def quick(monkeypatch, steps=10):
+    """Let the networks of a committee, and what learns from it, train for a few steps alone."""
+    monkeypatch.setattr(committee, "TRIAL_STEPS", steps)
+    monkeypatch.setattr(committee, "UNLABELLED_STEPS", steps)
+
+
+def ball(rows=600, columns=7, labels=80, seed=0):
+    """Return one cluster that a sphere cuts into two classes, and labels of some rows."""
+    X = np.random.default_rng(seed).normal(size=(rows, columns))
+    far = np.square(X).sum(axis=1)
+    y = (far > np.median(far)).astype(int)
+    return X, y, np.where(np.arange(rows) < labels, y, -1)
+
+
+class TestCommittee:
+    """A committee learns from the labels, and a network from its probabilities of all rows."""
+
     def test_rows_without_a_label_train_too(self):
         X, y, labels = stripes()
         fitted = DBNClassifier(hidden=(32, 32), workers=1, random_state=0).fit(X, labels)
-        assert fitted.score(X, y) > 0.98
+        assert fitted.score(X, y) > 0.9
         (record,) = fitted.stack_.info["finetune"]
-        assert (record["unlabelled"], record["normalization"]) == ("pseudo", "batch")
+        assert (record["unlabelled"], record["normalization"]) == ("none", "batch")
         assert fitted.stack_.units[1:] == ("relu", "relu")
+        assert set(fitted.teachers_) == {"network", "linear", "kernel", "trees", "boosting"}
 
     @pytest.mark.parametrize(
-        ("own", "guesses"),
+        ("own", "asks"),
         [
             ({}, True),
             ({"batch_size": 50}, True),
@@ -182,210 +201,181 @@ class TestGuesses:
             ({"settings": {"finetune_unlabelled": "none"}}, False),
         ],
     )
-    def test_another_training_that_is_asked_for_is_done(self, own, guesses):
+    def test_another_training_that_is_asked_for_is_done(self, monkeypatch, own, asks):
+        quick(monkeypatch)
         X, _, labels = stripes(60)
         model = DBNClassifier(hidden=(8,), workers=1, random_state=0, **own)
-        assert model._is_to_try(X, 4) is guesses
-        record = model.fit(X, labels).stack_.info["finetune"][-1]
-        assert (record["unlabelled"] == "pseudo") is guesses
+        assert model._is_to_ask(X, 4) is asks
+        assert bool(model.fit(X, labels).teachers_) is asks
 
     def test_counts_are_for_rbms(self):
         X = RNG.poisson(0.3, (200, 40)).astype(float)
         model = DBNClassifier(hidden=(8,), workers=1, random_state=0)
-        assert not model._is_to_try(X, 20)
+        assert not model._is_to_ask(X, 20)
         model.set_params(visible_units="counts")
-        assert not model._is_to_try(X + 0.5, 20)
+        assert not model._is_to_ask(X + 0.5, 20)
 
-    @pytest.mark.parametrize("way", ["codes", "guesses"])
     @pytest.mark.parametrize(
-        "X",
+        ("X", "are_bits"),
         [
-            BITS,
-            255 * BITS,
-            np.where(RNG.random(BITS.shape) < 0.1, np.nan, BITS),
-            sparse.csr_matrix(255 * BITS),
+            (BITS, True),
+            (255 * BITS, True),
+            (np.where(RNG.random(BITS.shape) < 0.1, np.nan, BITS), True),
+            (sparse.csr_matrix(255 * BITS), True),
+            (BITS + RNG.normal(size=BITS.shape), False),
         ],
-        ids=["bits", "black or white", "some missing", "sparse black or white"],
+        ids=["bits", "black or white", "some missing", "sparse black or white", "numbers"],
     )
-    def test_zeros_and_ones_may_stay_with_rbms(self, monkeypatch, X, way):
-        monkeypatch.setattr(module, "likeliest", lambda ways, *_, **__: way)
-        monkeypatch.setattr(predictors, "UNLABELLED_STEPS", 10)
+    def test_rbms_judge_zeros_and_ones(self, monkeypatch, X, are_bits):
+        quick(monkeypatch)
         model = DBNClassifier(hidden=(4,), workers=1, random_state=0).fit(X[:60], some(KINDS[:60]))
-        guesses = way == "guesses"
-        assert model.pseudo_labels_ is guesses
-        assert model.stack_.units[1:] == (("relu",) if guesses else ("bernoulli",))
+        assert ("rbms" in model.teachers_) is are_bits
         assert np.isfinite(model.predict_proba(X)).all()
 
-    @pytest.mark.parametrize(
-        ("labels", "told"), [(2, "fewer than three labels"), (3, "left out were not more likely")]
-    )
-    def test_the_notice_says_why_classes_are_not_guessed(self, monkeypatch, capsys, labels, told):
-        if labels > 2:
-            monkeypatch.setattr(module, "likeliest", lambda ways, *_, **__: "codes")
-        y = np.full(60, -1)
-        for kind in (0, 1):
-            y[np.flatnonzero(KINDS[:60] == kind)[:labels]] = kind
-        model = DBNClassifier(hidden=(4,), workers=1, random_state=0, verbose=1)
-        assert not model.fit(BITS[:60], y).pseudo_labels_
-        assert told in capsys.readouterr().out
+    def test_progress_tells_the_weights(self, monkeypatch, capsys):
+        quick(monkeypatch)
+        X, _, labels = stripes(60)
+        DBNClassifier(hidden=(4,), workers=1, random_state=0, verbose=1).fit(X, labels)
+        assert "learns from: network 0.20, linear 0.20" in " ".join(capsys.readouterr().out.split())
 
-    def test_the_result_does_not_depend_on_the_number_of_workers(self):
-        X, _, labels = stripes()
+    def test_the_result_does_not_depend_on_the_number_of_workers(self, monkeypatch):
+        quick(monkeypatch, 100)
+        X, y, _ = stripes()
+        labels = some(y, 20)  # enough of each class for a trial
         one, two = (
-            DBNClassifier(hidden=(32, 32), workers=n, random_state=0).fit(X, labels).stack_
-            for n in (1, 2)
+            DBNClassifier(hidden=(32, 32), workers=n, random_state=0).fit(X, labels) for n in (1, 2)
         )
-        assert one.parameters_sha256 == two.parameters_sha256
+        assert one.teachers_ == two.teachers_
+        assert one.stack_.parameters_sha256 == two.stack_.parameters_sha256
 
-    def test_enough_labels_need_no_guesses(self):
+    def test_enough_labels_need_no_committee(self):
         X, _, _ = stripes(60)
         model = DBNClassifier(hidden=(8,), workers=1, random_state=0)
-        assert not model._is_to_try(X, 12) and model._is_to_try(X, 11)
+        assert not model._is_to_ask(X, 12) and model._is_to_ask(X, 11)
 
-    def test_other_forms_of_the_rows_train_the_same(self):
-        X, _, labels = stripes(80)
+    def test_other_forms_of_the_rows_train_the_same(self, monkeypatch):
+        quick(monkeypatch, 100)
+        X, y, _ = stripes(80)
+        X, labels = X - X.min(axis=0) + 1, some(y, 7)  # no zeros: sparse columns keep their mean
         model = DBNClassifier(hidden=(8,), workers=1, random_state=0)
         first = model.fit(X, labels).predict_proba(X)
         for rows in (sparse.csr_matrix(X), X.astype(np.float32)):
             found = clone(model).fit(rows, labels).predict_proba(rows)
-            np.testing.assert_allclose(found, first, rtol=1e-2, atol=1e-3)
-
-
-def ball(rows=600, columns=7, labels=80, seed=0):
-    """Return one cluster that a sphere cuts into two classes, and labels of some rows."""
-    X = np.random.default_rng(seed).normal(size=(rows, columns))
-    far = np.square(X).sum(axis=1)
-    y = (far > np.median(far)).astype(int)
-    return X, y, np.where(np.arange(rows) < labels, y, -1)
-
-
-class TestTrial:
-    """Labels left out decide whether rows without a label are trained for guessed classes."""
-
-    @pytest.fixture
-    def trainings(self, monkeypatch):
-        """Record trainings in place of them; ``sure`` is the logit of the right class."""
-        found, sure = [], {"guesses": 1.0, "labels": 1.0}
-
-        def finetuned(stack, X, y, **settings):
-            found.append((stack, X, y, settings))
-            return stack
-
-        def outputs_of(stack, X):  # the first column is the class
-            return np.eye(2)[X[:, 0].astype(int)] * sure[stack]
-
-        monkeypatch.setattr(module, "outputs_of", outputs_of)
-        return found, sure, finetuned
-
-    ROWS, CLASSES = np.arange(0, 60, 10), np.array([0, 1, 0, 1, 0, 1])
-    WAYS: ClassVar = {name: lambda X, y, steps, n=name: (n, {}) for name in ("guesses", "labels")}
-
-    def table(self):
-        X = np.arange(120.0).reshape(60, 2)
-        X[self.ROWS, 0] = self.CLASSES
-        return X
-
-    def winner(self, finetuned, labels=6, weights=None, classes=2, margin=0.0):
-        targets = Targets(self.ROWS[:labels], self.CLASSES[:labels], weights)
-        options = {"classes": classes, "margin": margin}
-        return likeliest(self.WAYS, finetuned, self.table(), targets, 0, **options)
-
-    @pytest.mark.parametrize(
-        ("logit", "expected"), [(1.1, "guesses"), (1.0, "guesses"), (0.9, "labels")]
-    )
-    def test_the_more_likely_labels_win(self, trainings, logit, expected):
-        _, sure, finetuned = trainings
-        sure["guesses"] = logit
-        assert self.winner(finetuned) == expected
-
-    def test_one_row_that_is_far_off_does_not_decide(self, trainings):
-        _, sure, finetuned = trainings
-        sure["guesses"], sure["labels"] = -1000, -6  # both are below the least likelihood
-        assert self.winner(finetuned) == "guesses"
-
-    @pytest.mark.parametrize(("margin", "expected"), [(2.4, "labels"), (2.5, "guesses")])
-    def test_the_second_way_must_be_better_by_a_margin(self, trainings, margin, expected):
-        _, sure, finetuned = trainings
-        sure["guesses"] = 0.9  # the difference is equal for all six labels: 2.45 standard errors
-        assert self.winner(finetuned, margin=margin) == expected
-
-    def test_each_label_is_left_out_once_by_both_trainings(self, trainings):
-        found, _, finetuned = trainings
-        X, weights = self.table(), np.linspace(1, 2, 6)
-        self.winner(finetuned, weights=weights)
-        left_out = {name: np.zeros(6) for name in self.WAYS}
-        for name, rows, y, settings in found:
-            order = np.argsort(rows[:, 1])  # rows left out are rows without a label
-            np.testing.assert_array_equal(rows[order], X)
-            own, heavy = y[order][self.ROWS], settings["weights"][order][self.ROWS]
-            known = np.isfinite(own)
-            assert np.isfinite(y).sum() == known.sum() == 4
-            np.testing.assert_array_equal(own[known], self.CLASSES[known])
-            np.testing.assert_array_equal(heavy[known], weights[known])
-            left_out[name] += ~known
-        assert [each.tolist() for each in left_out.values()] == [[1] * 6, [1] * 6]
-
-    def test_no_more_rows_than_the_trial_reads(self, trainings, monkeypatch):
-        found, _, finetuned = trainings
-        monkeypatch.setattr(module, "GUESS_STEPS", 1)
-        monkeypatch.setattr(module, "GUESS_BATCH", 10)
-        self.winner(finetuned)
-        assert {len(X) for _, X, _, _ in found} == {16}
-
-    @pytest.mark.parametrize(("labels", "classes"), [(6, 3), (5, 2)])
-    def test_fewer_than_three_labels_of_a_class_decide_nothing(self, trainings, labels, classes):
-        found, sure, finetuned = trainings
-        sure["guesses"] = 0
-        assert self.winner(finetuned, labels, classes=classes) == "guesses"
-        assert found == []
-
-    @pytest.mark.parametrize(("columns", "share"), [(2, 0.0), (3, 0.1)])
-    def test_of_two_columns_none_is_left_out(self, columns, share):
-        own = few_labels_settings((100, columns), 20, None, guess=True)
-        assert own["input_dropout"] == share
-
-    @pytest.mark.parametrize(
-        ("labels", "batch_size", "expected"),
-        [(40, None, (40, 1500)), (65, None, (33, 750)), (65, 20, (4, 89)), (20, 7, (2, 150))],
-    )
-    def test_minibatches_of_labels_are_about_as_large_as_each_other(
-        self, labels, batch_size, expected
-    ):
-        own = few_labels_settings((1000, 3), labels, batch_size, guess=False)
-        assert (own["batch_size"], own["epochs"]) == expected
+            np.testing.assert_allclose(found, first, rtol=0.1, atol=0.02)
 
     @pytest.mark.parametrize("weight", [{0: 1, 1: 0}, {0: 0, 1: 1}])
     def test_a_class_without_any_weight_stays_a_class(self, monkeypatch, weight):
-        monkeypatch.setattr(predictors, "UNLABELLED_STEPS", 10)
+        quick(monkeypatch)
         X, y, _ = stripes(60)
         labels = np.where(np.arange(60) < 11, y, -1)
         model = DBNClassifier(hidden=(8,), workers=1, random_state=0, class_weight=weight)
         assert model.fit(X, labels).classes_.tolist() == [0, 1]
-        assert model.pseudo_labels_
-
-    def test_guesses_that_are_asked_for_are_told(self):
-        X, _, labels = stripes(60)
-        own = {"finetune_unlabelled": "pseudo"}
-        model = DBNClassifier(
-            hidden=(8,), epochs=1, finetune_epochs=1, random_state=0, settings=own
-        )
-        assert model.fit(X, labels).pseudo_labels_
+        assert set(model.teachers_.values()) == {0.2}
+        assert np.isfinite(model.predict_proba(X)).all()
 
     @pytest.mark.parametrize("batch_size", [1, 7])
     def test_small_minibatches_are_of_two_rows(self, monkeypatch, batch_size):
-        monkeypatch.setattr(module, "GUESS_STEPS", 10)
-        monkeypatch.setattr(predictors, "UNLABELLED_STEPS", 10)
+        quick(monkeypatch)
         X, y, _ = stripes(70)
         model = DBNClassifier(hidden=(8,), workers=1, random_state=0, batch_size=batch_size)
         model.fit(X, np.where(np.arange(70) < 13, y, -1))
         assert np.isfinite(model.predict_proba(X)).all()
 
-    def test_classes_that_part_inside_of_a_cluster(self, capsys):
-        X, _, labels = ball()
-        model = DBNClassifier(hidden=(32, 32), workers=1, random_state=0, verbose=1)
-        assert not model.fit(X, labels).pseudo_labels_
-        assert "classes of rows without a label are not guessed" in capsys.readouterr().out
-        assert model.stack_.info["finetune"][-1]["unlabelled"] == "none"
+    def test_guesses_count_little_where_classes_part_inside_of_a_cluster(self):
+        X, y, labels = ball()
+        model = DBNClassifier(hidden=(32, 32), workers=1, random_state=0).fit(X, labels)
+        others = sum(model.teachers_.values()) - model.teachers_["network"]
+        assert model.teachers_["network"] < 0.5 * others
+        random = {"hidden_units": "relu", "visible_units": "gaussian", "schedule": "none"}
+        start = pretrain(X, layers=[7, 32, 32], **random, warn=False)
+        guessed = finetune(start, X, labels, **network_settings(X.shape, 80, None), warn=False)
+        assert model.score(X, y) > (guessed.predict(X) == y).mean() + 0.02
+
+    def test_names_of_classes_and_missing_values(self, monkeypatch):
+        quick(monkeypatch, 200)
+        X, y, _ = stripes()
+        X[::7, 2] = np.nan
+        names = np.array(["left", "right"], dtype=object)[y]
+        model = DBNClassifier(hidden=(16,), workers=1, random_state=0)
+        model.fit(X, np.where(np.arange(len(y)) % 20 == 0, names, None))
+        assert model.stack_.head.classes == ("left", "right")
+        assert model.score(X, names) > 0.9
+
+
+class Told:
+    """A member that says what it is told, and remembers what it has learned from."""
+
+    def __init__(self, share):
+        self.share, self.seen = share, []
+
+    def __call__(self, X, targets, steps):
+        self.seen.append((X, targets, steps))
+        return lambda rows: np.log(self.share(rows))
+
+
+def right(certainty):
+    """Return probabilities by the first column, which holds the class."""
+    return lambda rows: np.where(np.arange(2) == rows[:, :1], certainty, 1 - certainty)
+
+
+class TestAsked:
+    X = np.stack([np.tile([0.0, 1.0], 30), np.arange(60.0)], axis=1)
+    LABELS = Targets(np.arange(0, 60, 5), X[::5, 0].astype(int))
+
+    def test_each_label_is_left_out_once_by_each_member(self):
+        members = {"a": Told(right(0.8)), "b": Told(right(0.6))}
+        weights = np.linspace(1, 2, 12)
+        asked(members, self.X, self.LABELS._replace(weights=weights), 0, classes=2)
+        for member in members.values():
+            *trial, (_, full, _) = member.seen
+            assert len(trial) == 3 and full.rows.tolist() == self.LABELS.rows.tolist()
+            learned = np.concatenate([part.rows for _, part, _ in trial])
+            assert (np.bincount(learned, minlength=60)[self.LABELS.rows] == 2).all()
+            for _, part, _ in trial:
+                places = np.searchsorted(self.LABELS.rows, part.rows)
+                np.testing.assert_array_equal(part.weights, weights[places])
+
+    def test_a_wrong_member_is_not_asked(self):
+        members = {"right": Told(right(0.9)), "wrong": Told(right(0.2))}
+        shares, weights = asked(members, self.X, self.LABELS, 0, classes=2)
+        assert weights["wrong"] == 0 and weights["right"] > 1
+        assert len(members["wrong"].seen) == 3  # in the trial alone
+        assert (shares.argmax(axis=1) == self.X[:, 0]).all()
+        np.testing.assert_allclose(shares.sum(axis=1), 1)
+
+    @pytest.mark.parametrize("labels", [5, 3])
+    def test_fewer_than_three_labels_of_a_class_make_equal_weights(self, labels):
+        members = {"a": Told(right(0.9)), "b": Told(right(0.2))}
+        few = Targets(self.LABELS.rows[:labels], self.LABELS.y[:labels])
+        shares, weights = asked(members, self.X, few, 0, classes=2)
+        assert weights == {"a": 0.5, "b": 0.5}
+        ratio = np.sqrt(0.9 * 0.2 / (0.1 * 0.8))
+        np.testing.assert_allclose(shares[0], [ratio / (1 + ratio), 1 / (1 + ratio)])
+
+    @pytest.mark.parametrize("own", [None, np.array([1.0, 2, 3, 4])])
+    def test_weights_are_the_best_of_a_grid(self, own):
+        logs = np.log(np.random.default_rng(1).dirichlet(np.ones(3), (2, 4)))
+        y, counts = np.array([0, 1, 2, 1]), np.ones(4) if own is None else own / own.mean()
+
+        def loss(a, b):
+            pooled = a * logs[0] + b * logs[1]
+            likely = pooled[np.arange(4), y] - np.log(np.exp(pooled).sum(axis=1))
+            return 0.3 * ((a - 0.5) ** 2 + (b - 0.5) ** 2) - (counts * likely).sum()
+
+        grid = np.linspace(0, 3, 301)
+        best = min(((a, b) for a in grid for b in grid), key=lambda pair: loss(*pair))
+        np.testing.assert_allclose(likeliest_weights(logs, y, own), best, atol=0.01)
+
+    def test_no_more_rows_than_are_seen_in_a_trial(self, monkeypatch):
+        monkeypatch.setattr(committee, "MOST_ROWS", 10)
+        rows, targets = rows_to_learn(self.X, self.LABELS, 0)
+        assert len(rows) == 22
+        np.testing.assert_array_equal(rows[targets.rows], self.X[self.LABELS.rows])
+        assert rows_to_learn(self.X[:20], self.LABELS.part(slice(4)), 0)[0].shape == (14, 2)
+
+    @pytest.mark.parametrize(("columns", "share"), [(2, 0.0), (3, 0.1)])
+    def test_of_two_columns_none_is_left_out(self, columns, share):
+        assert network_settings((100, columns), 20, None)["input_dropout"] == share
 
 
 class TestClassifier:

@@ -1,12 +1,54 @@
-"""Targets of fine-tuning that are refused."""
+"""Targets of fine-tuning: probabilities of classes, and targets that are refused."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from toyclasses import numbers, refused, toy, tuned
+from toyclasses import CLASSES, numbers, refused, toy, tuned
 
+from syncpretrain import finetune, pretrain
 from syncpretrain.errors import DataError, SettingsError
+
+
+class TestProbabilities:
+    def test_certain_ones_train_as_classes_do(self):
+        X, y = toy()
+        certain = np.equal.outer(y, CLASSES)
+        stacks = [tuned(None, X, own, objective="classification") for own in (certain, y)]
+        assert [stack.head.classes for stack in stacks] == [(0, 1, 2), (3, 7, 11)]
+        weights = [stack.head.weight for stack in stacks]
+        np.testing.assert_array_equal(*weights)
+
+    def test_a_stack_learns_them(self):
+        kinds = np.arange(60) % 2
+        X = np.repeat(kinds[:, None], 4, axis=1).astype(np.float32)
+        shares = np.array([[0.5, 0.3, 0.2], [0.1, 0.0, 0.9]])[kinds]
+        start = pretrain(X, layers=[4, 6], schedule="none", warn=False)
+        how = {"objective": "classification", "learning_rate": 0.05, "weight_decay": 0.0}
+        found = finetune(start, X, shares, epochs=500, batch_size=60, warn=False, **how)
+        np.testing.assert_allclose(found.predict_proba(X), shares, atol=0.01)
+
+    def test_a_row_of_nan_has_none_and_a_head_keeps_its_classes(self):
+        X, y = toy()
+        named = np.array(["a", "b", "c"])[y % 3]
+        shares = np.eye(3)[y % 3]
+        shares[::2] = np.nan
+        found = tuned(tuned(None, X, named), X, shares, objective="classification")
+        assert found.head.classes == ("a", "b", "c")
+        assert found.info["finetune"][-1]["examples"] == 30
+
+    @pytest.mark.parametrize(
+        ("row", "match"),
+        [
+            ([0.5, 0.4], r"y: got row 7 \(counted from 0\) with the sum 0.9"),
+            ([1.5, -0.5], r"y: got row 7 .* a negative number"),
+            ([1, 3], r"y: got row 7 .* with the sum 4"),
+        ],
+    )
+    def test_other_numbers_are_refused(self, row, match):
+        y = np.tile([0.5, 0.5], (60, 1))
+        y[7] = row
+        refused(DataError, match, y=y, objective="classification")
 
 
 class TestRefusedTargets:
