@@ -315,10 +315,8 @@ def _text_refused(table: Table, name: str, values: Texts, *, has_target: bool) -
 
 def _check_present(table: Table, name: str, missing: NDArray[np.bool_] | None) -> None:
     if missing is not None and missing.all():
-        raise DataError(
-            f"{table.name}: column {name!r} has no value in any row; leave it"
-            f" out{table.by_drop(name)}"
-        )
+        how = table.by_drop(name)
+        raise DataError(f"{table.name}: column {name!r} has no value in any row; leave it out{how}")
 
 
 def _is_constant(values: Any) -> bool:
@@ -327,9 +325,8 @@ def _is_constant(values: Any) -> bool:
 
 def _is_binary(values: NDArray[Any]) -> bool:
     """Return whether all values are 0, 1 or missing."""
-    if values.dtype.kind == "b":
-        return True
-    return bool(((values == 0) | (values == 1) | np.isnan(values)).all())
+    is_truth = values.dtype.kind == "b"
+    return is_truth or bool(((values == 0) | (values == 1) | np.isnan(values)).all())
 
 
 def _fill(out: NDArray[Any], column: Column, values: Values, name: str) -> None:

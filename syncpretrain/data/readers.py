@@ -221,10 +221,9 @@ def rows_of_table(table: Table, wanted: Wanted) -> Rows:
     without = by_place and len(table.names) == len(columns.features)
     labels, told = (None, ()) if without else _labels(table, target)
     as_array = not table.named and not columns.has_categories and target is None and not dropped
-    notices = (*table.notices, *told)
     own = None if as_array and known is None else columns
     weights = None if wanted.weights is None else _weights(table, dropped[-1])
-    return Rows(X, labels, notices, own, weights=weights)
+    return Rows(X, labels, (*table.notices, *told), own, weights=weights)
 
 
 def _weights(table: Table, name: str) -> NDArray[np.float64]:
