@@ -186,7 +186,7 @@ def _rows(name: str, stack: Stack) -> Rows:
     """Return all examples of a file, read by the columns that the stack was trained on."""
     if not expanded(name).exists():
         load_dataset(name)  # refuses the name, and lists the data sets
-    rows = read_rows(name, Wanted(**_read_by(stack)))
+    rows = read_rows(name, Wanted(drop=None, **_read_by(stack)))
     _check_width(name, rows.X.shape[1], stack.widths[0])
     return rows
 

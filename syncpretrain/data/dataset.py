@@ -235,10 +235,8 @@ def from_rows(
 
 def is_labelled(labels: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which rows have a label."""
-    if labels.dtype.kind == "f":
-        found: NDArray[np.bool_] = ~np.isnan(labels)
-    else:
-        found = np.not_equal(labels, "" if labels.dtype.kind == "U" else UNLABELLED)
+    none = "" if labels.dtype.kind == "U" else UNLABELLED
+    found: NDArray[np.bool_] = ~np.isnan(labels) if labels.dtype.kind == "f" else labels != none
     return found
 
 

@@ -85,7 +85,7 @@ def load_own(
     rows = readers.read_rows(path, wanted)
     notices = list(rows.notices)
     known: dict[str, Any] = {"columns": rows.columns, "meaning": rows.meaning}
-    again = wanted._replace(**known, target=None, drop=(), weights=None)
+    again = wanted._replace(**known, target=None, drop=None, weights=None)
     apart = None if test is None or share is not None else readers.read_rows(os.fspath(test), again)  # type: ignore[arg-type]
     if rows.test is not None:
         if test is not None:

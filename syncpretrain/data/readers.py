@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,15 +76,15 @@ class Wanted(NamedTuple):
     """Options of reading a file of examples.
 
     ``target``, ``drop`` and ``weights`` name columns, or number them from 1. ``task`` is None where
-    the labels decide it. ``encode`` permits categories, ``bounded`` refuses values outside [0, 1].
-    A file is read by the names of the ``columns`` of an earlier run, and by the ``meaning`` of an
-    earlier file's numbers, if they are given. ``images`` is the shape of images that the layers
-    read.
+    the labels decide it, ``drop`` where no option leaves out columns. ``encode`` permits
+    categories, ``bounded`` refuses values outside [0, 1]. A file is read by the names of the
+    ``columns`` of an earlier run, and by the ``meaning`` of an earlier file's numbers, if they are
+    given. ``images`` is the shape of images that the layers read.
     """
 
     bounded: bool = True
     target: str | None = None
-    drop: tuple[str, ...] = ()
+    drop: tuple[str, ...] | None = ()
     task: str | None = None
     encode: bool = False
     columns: Columns | None = None
@@ -170,8 +171,7 @@ def _of_folder(path: Path, wanted: Wanted) -> Rows:
                 " of a class"
             ) from None
     rows = _labelled(X, names, str(path), wanted, target="class")
-    said = (*notices, *rows.notices)
-    return _checked(rows._replace(notices=said, meaning=own), path, wanted)
+    return _checked(rows._replace(notices=(*notices, *rows.notices), meaning=own), path, wanted)
 
 
 def _of_table(table: Table, wanted: Wanted) -> Rows:
@@ -189,14 +189,15 @@ def rows_of_table(table: Table, wanted: Wanted) -> Rows:
         If a column is missing, or has values of another kind than expected.
     """
     known = wanted.columns if wanted.columns and wanted.columns.features else None
-    dropped = [table.find(name, "drop") for name in wanted.drop]
+    table = replace(table, is_file=wanted.drop is not None, of_run=wanted.meaning is not None)
+    dropped = [table.find(name, "drop") for name in wanted.drop or ()]
     name = None if wanted.target is None else table.find(wanted.target, "target")
     if wanted.weights is not None:
         dropped.append(table.find(wanted.weights, "weights"))
     if name in dropped or len(set(dropped)) < len(dropped):
         twice = max(dropped, key=dropped.count) if name not in dropped else name
         # The target is named twice with one of these, another column with two.
-        once = dropped[: len(wanted.drop)].count(str(twice))
+        once = dropped[: len(wanted.drop or ())].count(str(twice))
         option = "drop" if once > (twice != name) else "weights"
         what = "the target" if twice == name else "a column that is dropped"
         raise DataError(f"{option}: got {twice!r}, {what}; name a column once")
@@ -206,18 +207,18 @@ def rows_of_table(table: Table, wanted: Wanted) -> Rows:
             " trained on"
         )
     target = None if name is None else target_of(table, name, wanted.task)
+    by_place = known is not None and not (known.named and table.named)
+    rest = table.without([*dropped, name] if name and not by_place else dropped)
     if known is None:
-        rest = table.without([*dropped, *([name] if name else [])])
         if name is None:
             _check_last(rest)
         columns = columns_of(rest, encode=wanted.encode, target=target, dropped=dropped)
         X = columns.encode(rest)
     else:
         exact = wanted.meaning is not None and bool(wanted.meaning.origin)
-        X = known.encode(table.without(dropped), exact=exact)
+        X = known.encode(rest, exact=exact)
         target = target or known.target
         columns = Columns(known.features, known.named, target, known.dropped)
-    by_place = known is not None and not (known.named and table.named)
     without = by_place and len(table.names) == len(columns.features)
     labels, told = (None, ()) if without else _labels(table, target)
     as_array = not table.named and not columns.has_categories and target is None and not dropped
@@ -328,7 +329,8 @@ def colours_last(shape: tuple[int, ...], path: Path) -> tuple[str, ...]:
 
 
 def _refuse_columns(path: Path, wanted: Wanted, expected: str = ARRAY_LABELS) -> None:
-    given = {"target": wanted.target, "drop": ",".join(wanted.drop), "weights": wanted.weights}
+    drop = ",".join(wanted.drop or ())
+    given = {"target": wanted.target, "drop": drop, "weights": wanted.weights}
     for name, value in given.items():
         if value:
             raise DataError(

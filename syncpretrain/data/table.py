@@ -99,6 +99,8 @@ class Table:
         when they are used.
     is_file : bool
         True if the option ``drop`` can leave out columns.
+    of_run : bool
+        True if its rows are for an earlier run.
     all_names : tuple of str
         Names of the columns before some were left out; empty if none was. Numbers of columns count
         in them.
@@ -112,6 +114,7 @@ class Table:
     notices: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     is_file: bool = True
+    of_run: bool = False
     all_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
