@@ -232,9 +232,8 @@ def _kind(cell: Any) -> str | None:
 
 def _is_missing(cell: Any) -> bool:
     """Return whether a cell is None, NaN, or the missing value of pandas."""
-    if cell is None or type(cell).__name__ in ("NAType", "NaTType"):
-        return True
-    return isinstance(cell, (float, np.floating, Decimal)) and bool(cell != cell)
+    is_nan = isinstance(cell, (float, np.floating, Decimal)) and bool(cell != cell)
+    return is_nan or cell is None or type(cell).__name__ in ("NAType", "NaTType")
 
 
 def _text(cell: Any) -> str | None:

@@ -325,6 +325,5 @@ def _texts(cells: list[str], shape: tuple[int, ...]) -> NDArray[np.str_]:
 
 
 def _is_missing(cell: Any) -> bool:
-    if cell is None or type(cell).__name__ == "NAType":
-        return True
-    return isinstance(cell, float) and cell != cell
+    is_nan = isinstance(cell, float) and cell != cell
+    return is_nan or cell is None or type(cell).__name__ == "NAType"
