@@ -233,6 +233,11 @@ def from_rows(
     )
 
 
+def all_of(path: Any, count: int) -> str:
+    """Return the source of a data set that has all examples of a file."""
+    return f"the {count:,} example{'' if count == 1 else 's'} of {path}"
+
+
 def is_labelled(labels: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which rows have a label."""
     none = "" if labels.dtype.kind == "U" else UNLABELLED

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data import readers
-from syncpretrain.data.dataset import UNLABELLED, Dataset, Rows, hold_out
+from syncpretrain.data.dataset import UNLABELLED, Dataset, Rows, all_of, hold_out
 from syncpretrain.data.examples import as_examples, checked_rows, scale_examples, watched_rows
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.images import check_image_shape
@@ -105,7 +105,7 @@ def load_own(
     data = readers.divided(path, rows, validation=validation, test=share, seed=seed)
     if unlabelled is not None:
         more = f"{len(rows.X) - count:,} without labels of {unlabelled}"
-        data = replace(data, source=f"the {count:,} examples of {path}, {more}")
+        data = replace(data, source=f"{all_of(path, count)}, {more}")
     if apart is None:
         return data
     labels = apart.labels
@@ -225,7 +225,7 @@ def load_mapped(
             notices.append(ALL_ONES.format(path))
     return Dataset(
         str(path),
-        f"the {n:,} examples of {path}",
+        all_of(path, n),
         train=_part(rows, kept),
         validation=_part(rows, held),
         test=_part(rows, held[:0]),

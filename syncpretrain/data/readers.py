@@ -24,6 +24,7 @@ from syncpretrain.data.csv_table import read_csv_table
 from syncpretrain.data.dataset import (
     Dataset,
     Rows,
+    all_of,
     classes_only,
     from_rows,
     hold_out,
@@ -387,8 +388,7 @@ def divided(
         )
     own = None if labels is None else labels[kept]
     train, held = hold_out(kept, own, validation=validation, default=len(kept) // 10, seed=seed)
-    source = f"the {n:,} examples of {path}"
-    return from_rows(str(path), rows, source=source, parts=(train, held, tested))
+    return from_rows(str(path), rows, source=all_of(path, n), parts=(train, held, tested))
 
 
 def check_file(path: Path) -> bytes:

@@ -167,6 +167,14 @@ class TestParts:
         parts = [data.train, data.validation, data.test]
         assert sorted(np.concatenate(parts)[:, 0]) == np.load(tmp_path / "x.npy")[:, 0].tolist()
 
+    def test_one_example_is_named_in_the_singular(self, tmp_path):
+        for shape, words in (((1, 2), "the 1 example of x"), ((2, 2), "the 2 examples of x")):
+            np.save(tmp_path / "x.npy", np.zeros(shape, dtype=np.float32))
+            np.savez(tmp_path / "x.npz", X=np.zeros(shape, dtype=np.float32))
+            for name, mapped in (("x.npy", False), ("x.npy", True), ("x.npz", False)):
+                data = load_dataset(tmp_path / name, validation=0, mapped=mapped)
+                assert data.source.replace(str(tmp_path / name), "x") == words
+
     def test_a_file_to_test_with(self, folder):
         data = load(folder, test=folder / "few.csv")
         assert data.test.tolist() == [[0.5, 1], [0.25, 0]]
