@@ -171,7 +171,7 @@ def _check_there(option: str, name: str | float | os.PathLike[str] | None) -> No
         expected = f"{', '.join(DATASETS)}, or " if option == "data" else ""
         raise DataError(
             f"{option}: got {str(name)!r}, which is neither a data set nor a file that exists;"
-            f" expected {expected}the path of a file: {FORMATS}"
+            f" expected {expected}the path of a file: {FORMATS}, or of a folder of images"
         )
 
 

@@ -129,9 +129,12 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
         Raises
         ------
         DataError
-            If a column is missing, is one too many, or holds a text that is not known.
+            If there is no row, or a column is missing, is one too many, or holds a text that is
+            not known.
         """
         columns = self._matched(table)
+        if not len(table):
+            raise DataError(f"{table.name}: got no rows, expected one example or more")
         numbers = [x for x in columns if not isinstance(x, Texts) and x.dtype.kind in "iuf"]
         exact = exact or any(origin_of(values[:, None]) for values in numbers)
         X = np.empty((len(table), self.width), dtype=np.float64 if exact else np.float32)

@@ -86,8 +86,6 @@ def encoded(
     table = table_of(X, name)
     columns = known or columns_of(table, encode=takes_categories(units))
     rows = columns.encode(table, exact=exact)
-    if not len(rows):
-        raise DataError(f"{name}: got no rows, expected one example or more")
     check_values(rows, name, bounded=bounded, names=columns.names, missing=True)
     return rows, columns
 

@@ -62,6 +62,7 @@ COLOURS_LAST = (  # format with a path and a shape
     " channel by channel; save X.transpose(0, 3, 1, 2)"
 )
 ARRAY_LABELS = "expected a .csv or .parquet file, or labels beside the examples (.npz with X and y)"
+TABLES = "expected a .csv or .parquet file"
 FOLDER_LABELS = "its subfolders are the classes, so leave it out"
 NEW_FOLDERS = (  # format with a path, a number and folders
     "{}: images without a label, as no class of their folder's name was trained on: {:,} (of {})"
@@ -146,7 +147,8 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
     elif array_formats.is_idx(head) or head[:2] == array_formats.GZIP_MAGIC or _named_idx(path):
         X = array_formats.read_idx(path)
     else:
-        raise DataError(f"{path}: got a file of an unknown format, expected {FORMATS}")
+        expected = f"{FORMATS}, or a folder of images"
+        raise DataError(f"{path}: got a file of an unknown format, expected {expected}")
     return _checked(Rows(X), path, wanted)
 
 
@@ -334,9 +336,8 @@ def _refuse_columns(path: Path, wanted: Wanted, expected: str = ARRAY_LABELS) ->
     given = {"target": wanted.target, "drop": drop, "weights": wanted.weights}
     for name, value in given.items():
         if value:
-            raise DataError(
-                f"{name}: got {value!r} for {path}, which has no named columns; {expected}"
-            )
+            what = TABLES if name == "weights" else expected
+            raise DataError(f"{name}: got {value!r} for {path}, which has no named columns; {what}")
 
 
 def load_file(

@@ -606,6 +606,10 @@ class TestImages:
         with pytest.raises(DataError, match=r"no named columns; its subfolders are the classes"):
             load_dataset(folder, **option)
 
+    def test_they_have_no_weights(self, folder):
+        with pytest.raises(DataError, match=r"no named columns; expected a .csv or .parquet file$"):
+            load_dataset(folder, weights="1")
+
     def test_no_image(self, folder):
         (folder / "dog" / "2.png").write_text("no image")
         with pytest.raises(DataError, match=r"2.png: got no image that can be read"):
@@ -647,6 +651,17 @@ def test_parquet_with_a_column_that_is_dropped(folder):
     data = load_dataset(path, drop="day", validation=0)
     assert data.train.tolist() == [[0.5], [1]]
     assert load_dataset(path, columns=data.columns, validation=0).train.shape == (2, 1)
+
+
+def test_parquet_without_rows_to_test_with(folder):
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
+    from pyarrow import parquet
+
+    for name, count in (("x", 9), ("none", 0)):
+        rows = pyarrow.table({"a": np.arange(count) / 9, "k": ["u", "v", "w"] * (count // 3)})
+        parquet.write_table(rows, folder / f"{name}.parquet")
+    with pytest.raises(DataError, match=r"none.parquet: got no rows, expected one example or mo"):
+        load_dataset(folder / "x.parquet", target="k", test=folder / "none.parquet")
 
 
 def test_parquet_with_two_columns_of_one_name(folder):
