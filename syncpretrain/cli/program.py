@@ -214,7 +214,7 @@ def _nearest(name: str, known: list[str]) -> str:
 
     usual = USUAL_ELSEWHERE.get(name.lstrip("-").replace("-", "_"), "")
     option = "--" + usual.replace("_", "-")
-    found = [option] if option in known else get_close_matches(name, known, n=1)
+    found = [option] if option in known else get_close_matches(name, known, n=1, cutoff=0.65)
     return f"; the nearest one is {found[0]}" if found else ""
 
 

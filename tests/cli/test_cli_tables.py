@@ -198,7 +198,8 @@ class TestTrain:
             ("--target kind --task regression", "--task: got regression, but column 'kind'"),
             (
                 "--target kind --task regression --finetune classification",
-                "--task: got regression with fine-tuning for classification",
+                "--task: got regression with fine-tuning for classification; leave it out, or take"
+                " --finetune regression",
             ),
             ("--drop kind --hidden 3", "--hidden: got it beside --layers"),
             ("--drop kind --unlabelled new.csv", "--unlabelled: got new.csv, but t.csv has no lab"),
