@@ -307,7 +307,7 @@ def _text_refused(table: Table, name: str, values: Texts, *, has_target: bool) -
         return DataError(
             f"target: got none for {table.name}, whose last column, {name!r}, holds text such as"
             f" {text!r}; give target={own} if it is the class, or drop={own} to leave it out"
-            + ("" if table.of_run else "; take visible units auto to train on it")
+            + ("" if table.of_run else ", or take visible units auto to train on it")
         )
     if table.of_run:
         return DataError(

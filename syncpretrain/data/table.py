@@ -160,7 +160,7 @@ class Table:
             number = 0
         if 1 <= number <= len(self.names) or -len(self.names) <= number <= -1:
             return self.names[number - 1 if number > 0 else number]
-        by_number = "; give a column with commas in its name by number from 1"
+        by_number = " (write a name with commas as its number, from 1)"
         raise DataError(
             f"{option}: got {wanted!r}, which is no column of {self.name};"
             f" {nearest(wanted, self.names)}"

@@ -215,7 +215,7 @@ class TestTrain:
         words = "Error: empty.csv: column 'b' has no value in any row; leave it out with --drop b"
         assert refusal(call, *given).strip() == words
 
-    @pytest.mark.parametrize("hidden", ["conv:4x3,5", "1x2x2,5", "-3", "5,"])
+    @pytest.mark.parametrize("hidden", ["conv:4x3,5", "1x2x2,5", "-3", "5,", "0", "4,0"])
     def test_hidden_units_are_those_of_dense_layers(self, call, folder, hidden):
         given = (*TRAIN, "--data", "t.csv", f"--hidden={hidden}", "--out", "no")
         message = f"Error: --hidden: got {hidden!r}, expected the units of each dense layer"
