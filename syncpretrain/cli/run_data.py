@@ -184,7 +184,7 @@ def _test_set(name: str, stack: Stack) -> Dataset:
 
 def _rows(name: str, stack: Stack) -> Rows:
     """Return all examples of a file, read by the columns that the stack was trained on."""
-    if not expanded(name).exists():
+    if not (name and expanded(name).exists()):
         load_dataset(name)  # refuses the name, and lists the data sets
     rows = read_rows(name, Wanted(drop=None, **_read_by(stack)))
     _check_width(name, rows.X.shape[1], stack.widths[0])

@@ -167,7 +167,7 @@ def _check_there(option: str, name: str | float | os.PathLike[str] | None) -> No
     """Refuse the path of a file that does not exist."""
     from syncpretrain.data.readers import FORMATS
 
-    if name is not None and not _exists(str(name)):
+    if name is not None and not (name and _exists(str(name))):  # "" is no folder
         expected = f"{', '.join(DATASETS)}, or " if option == "data" else ""
         raise DataError(
             f"{option}: got {str(name)!r}, which is neither a data set nor a file that exists;"

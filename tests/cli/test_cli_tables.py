@@ -259,6 +259,8 @@ class TestFinetuneOnText:
         for run in ("npy", "csv"):
             err = refusal(call, command, run, "--data", "text.csv", "--out", "z.npy")
             assert "leave it out" in err and "drop" not in err and "target" not in err
+        err = refusal(call, command, "npy", "--data", "", "--out", "z.npy")
+        assert err.startswith("Error: --data: got '', which is neither a data set nor a file")
 
 
 class TestPredict:
