@@ -253,10 +253,10 @@ def _check_last(table: Table) -> None:
     """Refuse to train on a last column that is likely to be the class."""
     names: Sequence[str] = table.names
     if table.named and len(names) > 1 and names[-1].lower() in LIKE_A_TARGET:
+        how = f"give target={names[-1]} to predict it, or drop={names[-1]} to leave it out"
         raise DataError(
-            f"target: got none for {table.name}, whose last column is named {names[-1]!r}; give"
-            f" target={names[-1]} to predict it, or drop={names[-1]} to leave it out (under another"
-            " name it is trained on)"
+            f"target: got none for {table.name}, whose last column is named {names[-1]!r};"
+            f" {how if table.is_file else 'leave it out'} (under another name it is trained on)"
         )
 
 

@@ -54,8 +54,7 @@ class Scaling:
             np.maximum(high, block.max(axis=0), out=high)
         if np.isnan(mean).any():
             return cls._of_known(X)
-        scale = np.sqrt(squares / count)
-        return cls._from(mean, scale, low, high)
+        return cls._from(mean, np.sqrt(squares / count), low, high)
 
     @classmethod
     def for_units(cls, X: Any, units: str) -> Scaling | None:
