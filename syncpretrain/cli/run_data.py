@@ -103,6 +103,12 @@ def is_weighted(run: Path) -> bool:
     return settings is not None and settings.weights is not None
 
 
+def data_files(run: Path | str | None) -> tuple[str | None, ...]:
+    """Return the files that a run read; none of what is no run."""
+    settings = _data_settings(run) if isinstance(run, Path) else None
+    return () if settings is None else (settings.name, settings.test, settings.unlabelled)
+
+
 def _data_settings(run: Path) -> DataSettings | None:
     """Return the settings of the run's data; None for a model file alone."""
     settings = _settings(run)
