@@ -95,7 +95,7 @@ def load_own(
         apart = rows.test
     if apart is not None:
         notices += apart.notices
-        _check_width("test", test or path, apart, rows, path)
+        _check_width("test", test or f"X_test of {path}", apart, rows, path)
     count = len(rows.X)
     if unlabelled is not None:
         others = readers.read_rows(unlabelled, again)

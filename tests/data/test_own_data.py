@@ -167,6 +167,11 @@ class TestParts:
         parts = [data.train, data.validation, data.test]
         assert sorted(np.concatenate(parts)[:, 0]) == np.load(tmp_path / "x.npy")[:, 0].tolist()
 
+    def test_a_test_part_of_another_width_is_named(self, tmp_path):
+        np.savez(tmp_path / "x.npz", X_train=np.zeros((9, 3)), X_test=np.zeros((9, 2)))
+        with pytest.raises(DataError, match=r"^test: X_test of .*x.npz has 2 values an example, "):
+            load_dataset(tmp_path / "x.npz")
+
     def test_one_example_is_named_in_the_singular(self, tmp_path):
         for shape, words in (((1, 2), "the 1 example of x"), ((2, 2), "the 2 examples of x")):
             np.save(tmp_path / "x.npy", np.zeros(shape, dtype=np.float32))
