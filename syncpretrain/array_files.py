@@ -120,7 +120,8 @@ def read_tensors(
         TypeError,
         AttributeError,
     ) as error:
-        raise error_type(f"{path}: cannot be read as a {kind}: {error}") from error
+        expected = f"a {kind} of syncpretrain, a .safetensors file"
+        raise error_type(f"{path}: cannot be read as {expected}: {error}") from error
     if any(array.dtype != np.float32 for array in tensors.values()):
         raise error_type(f"{path}: holds arrays that are not float32")
     found = metadata.get("format")

@@ -116,9 +116,7 @@ def _without_libraries(cupy: Any, device: int) -> str | None:
             " missing, pip install 'cupy-cuda12x[ctk]' (or 'cupy-cuda13x[ctk]')"
         )
     # Ones of 2 x 2: their product has 2 everywhere, which is 1 too much in four places.
-    if found != 4.0:
-        return f"GPU {device} computes {found} where 4 is right"
-    return None
+    return None if found == 4.0 else f"GPU {device} computes {found} where 4 is right"
 
 
 def _version(number: int) -> str:

@@ -125,7 +125,7 @@ def _loaded(data: str | None, settings: PretrainSettings) -> Dataset | None:
 
     if data is None:
         return None
-    dataset = load_dataset(data, images=settings.shapes[0].images)
+    dataset = load_dataset(data, drop=None, images=settings.shapes[0].images)
     check_width(settings.shapes, dataset.width)
     return dataset
 

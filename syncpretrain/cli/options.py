@@ -160,7 +160,8 @@ def check_target(path: Path, *read: Path | str | None, option: str = "out") -> N
     ----------
     path : Path
     *read : Path, str or None
-        Files that the command reads; names of data sets and None are ignored.
+        Files and runs that the command reads; a run's data are read too. Names of data sets and
+        None are ignored.
     option : str
         Option that names the file.
 
@@ -169,6 +170,8 @@ def check_target(path: Path, *read: Path | str | None, option: str = "out") -> N
     SettingsError
     """
     import os
+
+    from syncpretrain.cli.run_data import data_files
 
     if path.is_dir():
         raise SettingsError(f"{option}: {path} is a folder; name a file")
@@ -179,9 +182,9 @@ def check_target(path: Path, *read: Path | str | None, option: str = "out") -> N
     if not path.exists():
         return
     if is_run_file(path):
-        raise SettingsError(
-            f"{option}: {path} is a file of the run in {path.parent}; name another file"
-        )
-    for other in (expanded(name) for name in read if name is not None):
+        here = f"a file of the run in {path.parent}"
+        raise SettingsError(f"{option}: {path} is {here}; name another file")
+    own = [name for x in read for name in (x, *data_files(x))]
+    for other in (expanded(name) for name in own if name is not None):
         if other.is_file() and other.samefile(path):
             raise SettingsError(f"{option}: {path} is a file that is read; name another one")

@@ -107,13 +107,9 @@ class Program(click.Group):
             click.echo(f"Error: {_usage(error, ctx)}", err=True)
             return ctx.exit(REFUSED)
 
+    @leading()
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; turn an error into one message and an exit status."""
-        with leading():
-            return self._invoked(ctx)
-
-    def _invoked(self, ctx: click.Context) -> Any:
-
         try:
             with _warnings_in_lines():
                 return super().invoke(ctx)
@@ -135,17 +131,24 @@ class Program(click.Group):
             return _end(ctx, f"Error: there is not enough memory: {error}", FAILED)
 
     def _in_option_names(self, message: str, ctx: click.Context) -> str:
-        """Write names of settings as options: at the start of a message, and in name=value."""
-        command = self.get_command(ctx, ctx.invoked_subcommand or "")
-        options = {name for p in (command.params if command else ()) for name in p.opts}
-        setting, colon, rest = message.partition(": ")
+        """Write names of settings as options: at the start of a message, and in name=value.
+
+        A value may also be that of an option of ``train``, by which a run could have begun.
+        """
+        commands = [self.get_command(ctx, x) for x in (ctx.invoked_subcommand or "", "train")]
+        options, begun = (
+            {x for p in (own.params if own else ()) for x in p.opts} for own in commands
+        )
+        setting, colon, rest = message.partition(": ") if ": " in message else ("", "", message)
         option = "--" + setting.replace("_", "-")
         head = option if option in options else setting  # the name of a file stays
-        rest = re.sub(
-            r"\b([a-z_]+)=(?=\S)",
-            lambda found: f"--{found[1]} " if f"--{found[1]}" in options else found[0],
-            rest,
-        )
+
+        def in_words(found: re.Match[str]) -> str:
+            option = "--" + found[1].replace("_", "-")
+            end = "" if found[2] else " "
+            return f"{option}{end}" if option in options | begun else found[0]
+
+        rest = re.sub(r"(?<!['\"])\b([a-z_]+)=(True\b|(?=\S))", in_words, rest)
         return f"{head}{colon}{rest}"
 
 
@@ -211,7 +214,7 @@ def _nearest(name: str, known: list[str]) -> str:
 
     usual = USUAL_ELSEWHERE.get(name.lstrip("-").replace("-", "_"), "")
     option = "--" + usual.replace("_", "-")
-    found = [option] if option in known else get_close_matches(name, known, n=1)
+    found = [option] if option in known else get_close_matches(name, known, n=1, cutoff=0.65)
     return f"; the nearest one is {found[0]}" if found else ""
 
 

@@ -109,7 +109,7 @@ def report(
     if len({record.name for record in runs}) < len(runs):  # two folders have the same name
         runs = [read_run(path, name=str(path)) for path in (run, other) if path is not None]
     target = out or runs[0].folder / REPORT_NAME
-    options.check_target(target, data)
+    options.check_target(target, data, run, other)
     examples = () if runs[0].stack is None else _shown(runs[0], runs[0].stack, data, part, shape)
     sections = sections_of_comparison(runs, *examples) if other else sections_of(runs[0], *examples)
     write_atomically(target, report_page(runs, sections))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.data import DATASETS, check_whole, load_dataset, located
 from syncpretrain.data.columns import columns_in, takes_categories
-from syncpretrain.data.dataset import Dataset, Rows, from_rows, record_in, record_of
+from syncpretrain.data.dataset import Dataset, Rows, all_of, from_rows, record_in, record_of
 from syncpretrain.data.examples import scale_examples
 from syncpretrain.data.own_data import is_mapped_file
 from syncpretrain.data.readers import Wanted, divided, read_rows
@@ -103,6 +103,12 @@ def is_weighted(run: Path) -> bool:
     return settings is not None and settings.weights is not None
 
 
+def data_files(run: Path | str | None) -> tuple[str | None, ...]:
+    """Return the files that a run read; none of what is no run."""
+    settings = _data_settings(run) if isinstance(run, Path) else None
+    return () if settings is None else (settings.name, settings.test, settings.unlabelled)
+
+
 def _data_settings(run: Path) -> DataSettings | None:
     """Return the settings of the run's data; None for a model file alone."""
     settings = _settings(run)
@@ -178,15 +184,15 @@ def _test_set(name: str, stack: Stack) -> Dataset:
     found = _rows(name, stack)
     _print_notices(found.notices)
     rows = np.arange(len(found.X))
-    source, parts = f"the {len(rows):,} examples of {name}", (rows[:0], rows[:0], rows)
-    return from_rows(name, found, source=source, parts=parts)
+    parts = (rows[:0], rows[:0], rows)
+    return from_rows(name, found, source=all_of(name, len(rows)), parts=parts)
 
 
 def _rows(name: str, stack: Stack) -> Rows:
     """Return all examples of a file, read by the columns that the stack was trained on."""
-    if not expanded(name).exists():
+    if not (name and expanded(name).exists()):
         load_dataset(name)  # refuses the name, and lists the data sets
-    rows = read_rows(name, Wanted(**_read_by(stack)))
+    rows = read_rows(name, Wanted(drop=None, **_read_by(stack)))
     _check_width(name, rows.X.shape[1], stack.widths[0])
     return rows
 

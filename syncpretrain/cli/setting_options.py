@@ -262,7 +262,7 @@ def complete_by_data(
 
     if hidden is not None and options["layers"] is not None:
         raise SettingsError("hidden: got it beside --layers, expected one of the two")
-    if hidden is not None and not all(part.strip().isdecimal() for part in hidden.split(",")):
+    if hidden is not None and not all(x.strip().isdecimal() and int(x) for x in hidden.split(",")):
         raise SettingsError(
             f"hidden: got {hidden!r}, expected the units of each dense layer, such as 100,50;"
             " convolutions stand in --layers, behind the shape of the images"

@@ -36,7 +36,7 @@ def load_dataset(
     mapped: bool = False,
     known: KnownFile | None = None,
     target: str | int | None = None,
-    drop: str | Sequence[str] = (),
+    drop: str | Sequence[str] | None = (),
     task: str | None = None,
     test: str | float | os.PathLike[str] | None = None,
     unlabelled: str | os.PathLike[str] | None = None,
@@ -73,8 +73,9 @@ def load_dataset(
     target : str or int, optional
         The column of a table that holds the labels, by its name or its number, counted from 1, -1
         for the last one.
-    drop : str or sequence of str
-        Columns to leave out; a text holds names between commas.
+    drop : str or sequence of str, optional
+        Columns to leave out; a text holds names between commas. With None errors do not advise to
+        leave columns out so.
     task : str, optional
         ``classification`` or ``regression``; None takes texts, truth values and whole numbers for
         classes.
@@ -159,19 +160,20 @@ def _refuse(given: dict[str, Any], what: str) -> None:
         raise DataError(f"{option}: got {value!r} for {what}; leave it out")
 
 
-def _names(drop: str | Sequence[str]) -> tuple[str, ...]:
-    return tuple(filter(None, drop.split(","))) if isinstance(drop, str) else tuple(drop)
+def _names(drop: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    names = filter(None, drop.split(",")) if isinstance(drop, str) else drop
+    return None if names is None else tuple(names)
 
 
 def _check_there(option: str, name: str | float | os.PathLike[str] | None) -> None:
     """Refuse the path of a file that does not exist."""
     from syncpretrain.data.readers import FORMATS
 
-    if name is not None and not _exists(str(name)):
+    if name is not None and not (name and _exists(str(name))):  # "" is no folder
         expected = f"{', '.join(DATASETS)}, or " if option == "data" else ""
         raise DataError(
             f"{option}: got {str(name)!r}, which is neither a data set nor a file that exists;"
-            f" expected {expected}the path of a file: {FORMATS}"
+            f" expected {expected}the path of a file: {FORMATS}, or of a folder of images"
         )
 
 

@@ -114,9 +114,8 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
         kinds = [(column.kind, column.width) for column in self.features if column.width]
         blocks = []
         for (kind, width), run in groupby(kinds):
-            size = len(list(run))
-            name = BLOCKS[kind]
-            blocks.append(f"{name}:{size}x{width}" if kind == "category" else f"{name}:{size}")
+            block = f"{BLOCKS[kind]}:{len(list(run))}"
+            blocks.append(f"{block}x{width}" if kind == "category" else block)
         names = {block.partition(":")[0] for block in blocks}
         return names.pop() if len(blocks) == 1 and "softmax" not in names else ",".join(blocks)
 
@@ -130,9 +129,12 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
         Raises
         ------
         DataError
-            If a column is missing, is one too many, or holds a text that is not known.
+            If there is no row, or a column is missing, is one too many, or holds a text that is
+            not known.
         """
         columns = self._matched(table)
+        if not len(table):
+            raise DataError(f"{table.name}: got no rows, expected one example or more")
         numbers = [x for x in columns if not isinstance(x, Texts) and x.dtype.kind in "iuf"]
         exact = exact or any(origin_of(values[:, None]) for values in numbers)
         X = np.empty((len(table), self.width), dtype=np.float64 if exact else np.float32)
@@ -171,9 +173,10 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
         known = {*wanted, *self.dropped, *([self.target.name] if self.target else [])}
         others = [name for name in table.names if name not in known]
         if others:
+            own, out = table.option(others[0]), table.by_drop(others[0]) or " of the table"
             raise DataError(
                 f"{table.name}: has the column {others[0]!r}, which was not trained on; leave it"
-                " out of the file"
+                f" out{out}{f', or give target={own} to predict it' if table.is_file else ''}"
             )
         return [table.column(name) for name in wanted]
 
@@ -303,8 +306,14 @@ def _text_refused(table: Table, name: str, values: Texts, *, has_target: bool) -
         own = table.option(name)
         return DataError(
             f"target: got none for {table.name}, whose last column, {name!r}, holds text such as"
-            f" {text!r}; give target={own} if it is the class, drop={own} to leave it out, or"
-            " visible units auto to train on it"
+            f" {text!r}; give target={own} if it is the class, or drop={own} to leave it out"
+            + ("" if table.of_run else ", or take visible units auto to train on it")
+        )
+    if table.of_run:
+        return DataError(
+            f"{table.name}: column {name!r} holds text such as {text!r}, expected numbers, as the"
+            f" run was trained on; leave it out{table.by_drop(name)}, or write numbers for its"
+            " texts, the same as in the training data"
         )
     return DataError(
         f"visible_units: got units of numbers for {table.name}, whose column {name!r} holds text"
@@ -315,10 +324,8 @@ def _text_refused(table: Table, name: str, values: Texts, *, has_target: bool) -
 
 def _check_present(table: Table, name: str, missing: NDArray[np.bool_] | None) -> None:
     if missing is not None and missing.all():
-        raise DataError(
-            f"{table.name}: column {name!r} has no value in any row; leave it"
-            f" out{table.by_drop(name)}"
-        )
+        how = table.by_drop(name)
+        raise DataError(f"{table.name}: column {name!r} has no value in any row; leave it out{how}")
 
 
 def _is_constant(values: Any) -> bool:
@@ -327,9 +334,8 @@ def _is_constant(values: Any) -> bool:
 
 def _is_binary(values: NDArray[Any]) -> bool:
     """Return whether all values are 0, 1 or missing."""
-    if values.dtype.kind == "b":
-        return True
-    return bool(((values == 0) | (values == 1) | np.isnan(values)).all())
+    is_truth = values.dtype.kind == "b"
+    return is_truth or bool(((values == 0) | (values == 1) | np.isnan(values)).all())
 
 
 def _fill(out: NDArray[Any], column: Column, values: Values, name: str) -> None:
@@ -358,8 +364,6 @@ def _fill(out: NDArray[Any], column: Column, values: Values, name: str) -> None:
             f"{name}: column {column.name!r} holds {texts.values[texts.codes[row]]!r} at row {row}"
             f" (counted from 0), a category that was not trained on; expected {shown}{more}"
         )
-    if column.kind == "constant":
-        return
     out[:] = codes[:, None] == np.arange(column.width)
     out[codes == -1] = np.nan
 

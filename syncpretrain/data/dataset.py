@@ -233,12 +233,15 @@ def from_rows(
     )
 
 
+def all_of(path: Any, count: int) -> str:
+    """Return the source of a data set that has all examples of a file."""
+    return f"the {count:,} example{'' if count == 1 else 's'} of {path}"
+
+
 def is_labelled(labels: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which rows have a label."""
-    if labels.dtype.kind == "f":
-        found: NDArray[np.bool_] = ~np.isnan(labels)
-    else:
-        found = np.not_equal(labels, "" if labels.dtype.kind == "U" else UNLABELLED)
+    none = "" if labels.dtype.kind == "U" else UNLABELLED
+    found: NDArray[np.bool_] = ~np.isnan(labels) if labels.dtype.kind == "f" else labels != none
     return found
 
 

@@ -59,8 +59,7 @@ def look_at(X: Any, *, streams: bool = False) -> Look:
     if isinstance(X, FileRows) or (streams and rows_in_file(X) is not None):
         return Look(X, Facts(*X.shape))
     rows = as_examples(X, "X")
-    facts = facts_of(rows)
-    return Look(as_bits(rows), facts, Meaning.of(rows))
+    return Look(as_bits(rows), facts_of(rows), Meaning.of(rows))
 
 
 def facts_of(X: Any, *, reads: bool = False) -> Facts:

@@ -86,8 +86,6 @@ def encoded(
     table = table_of(X, name)
     columns = known or columns_of(table, encode=takes_categories(units))
     rows = columns.encode(table, exact=exact)
-    if not len(rows):
-        raise DataError(f"{name}: got no rows, expected one example or more")
     check_values(rows, name, bounded=bounded, names=columns.names, missing=True)
     return rows, columns
 
@@ -232,9 +230,8 @@ def _kind(cell: Any) -> str | None:
 
 def _is_missing(cell: Any) -> bool:
     """Return whether a cell is None, NaN, or the missing value of pandas."""
-    if cell is None or type(cell).__name__ in ("NAType", "NaTType"):
-        return True
-    return isinstance(cell, (float, np.floating, Decimal)) and bool(cell != cell)
+    is_nan = isinstance(cell, (float, np.floating, Decimal)) and bool(cell != cell)
+    return is_nan or cell is None or type(cell).__name__ in ("NAType", "NaTType")
 
 
 def _text(cell: Any) -> str | None:

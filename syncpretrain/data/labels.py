@@ -130,7 +130,7 @@ def whole_labels(values: NDArray[Any], name: str) -> NDArray[np.int64]:
     if not np.array_equal(labels[~missing], values[~missing]):
         raise DataError(
             f"{name}: got labels that are not whole numbers, expected classes such as 0, 1, 2;"
-            " number the classes, or take task regression"
+            " number the classes, or take regression as the task and for fine-tuning"
         )
     known = np.unique(labels)
     if len(known) == 2 and not missing.any() and known[0] == UNLABELLED:
@@ -331,6 +331,5 @@ def _texts(cells: list[str], shape: tuple[int, ...]) -> NDArray[np.str_]:
 
 
 def _is_missing(cell: Any) -> bool:
-    if cell is None or type(cell).__name__ == "NAType":
-        return True
-    return isinstance(cell, float) and cell != cell
+    is_nan = isinstance(cell, float) and cell != cell
+    return is_nan or cell is None or type(cell).__name__ == "NAType"

@@ -279,8 +279,7 @@ class ArrayPasses:
 
     def blocks(self) -> Iterator[Examples]:
         """Yield the first pass, a few rows at a time."""
-        rows = next(chunks(self.shape)).stop
-        return self.minibatches(1, rows)
+        return self.minibatches(1, next(chunks(self.shape)).stop)
 
     def _peek(self) -> None:
         name = "X: array 1 of pass 1, for minibatch 1 of layer 1"

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data import readers
-from syncpretrain.data.dataset import UNLABELLED, Dataset, Rows, hold_out
+from syncpretrain.data.dataset import UNLABELLED, Dataset, Rows, all_of, hold_out
 from syncpretrain.data.examples import as_examples, checked_rows, scale_examples, watched_rows
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.images import check_image_shape
@@ -85,7 +85,7 @@ def load_own(
     rows = readers.read_rows(path, wanted)
     notices = list(rows.notices)
     known: dict[str, Any] = {"columns": rows.columns, "meaning": rows.meaning}
-    again = wanted._replace(**known, target=None, drop=(), weights=None)
+    again = wanted._replace(**known, target=None, drop=None, weights=None)
     apart = None if test is None or share is not None else readers.read_rows(os.fspath(test), again)  # type: ignore[arg-type]
     if rows.test is not None:
         if test is not None:
@@ -95,7 +95,7 @@ def load_own(
         apart = rows.test
     if apart is not None:
         notices += apart.notices
-        _check_width("test", test or path, apart, rows, path)
+        _check_width("test", test or f"X_test of {path}", apart, rows, path)
     count = len(rows.X)
     if unlabelled is not None:
         others = readers.read_rows(unlabelled, again)
@@ -105,7 +105,7 @@ def load_own(
     data = readers.divided(path, rows, validation=validation, test=share, seed=seed)
     if unlabelled is not None:
         more = f"{len(rows.X) - count:,} without labels of {unlabelled}"
-        data = replace(data, source=f"the {count:,} examples of {path}, {more}")
+        data = replace(data, source=f"{all_of(path, count)}, {more}")
     if apart is None:
         return data
     labels = apart.labels
@@ -225,7 +225,7 @@ def load_mapped(
             notices.append(ALL_ONES.format(path))
     return Dataset(
         str(path),
-        f"the {n:,} examples of {path}",
+        all_of(path, n),
         train=_part(rows, kept),
         validation=_part(rows, held),
         test=_part(rows, held[:0]),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from syncpretrain.data.csv_table import read_csv_table
 from syncpretrain.data.dataset import (
     Dataset,
     Rows,
+    all_of,
     classes_only,
     from_rows,
     hold_out,
@@ -60,6 +62,7 @@ COLOURS_LAST = (  # format with a path and a shape
     " channel by channel; save X.transpose(0, 3, 1, 2)"
 )
 ARRAY_LABELS = "expected a .csv or .parquet file, or labels beside the examples (.npz with X and y)"
+TABLES = "expected a .csv or .parquet file"
 FOLDER_LABELS = "its subfolders are the classes, so leave it out"
 NEW_FOLDERS = (  # format with a path, a number and folders
     "{}: images without a label, as no class of their folder's name was trained on: {:,} (of {})"
@@ -75,15 +78,15 @@ class Wanted(NamedTuple):
     """Options of reading a file of examples.
 
     ``target``, ``drop`` and ``weights`` name columns, or number them from 1. ``task`` is None where
-    the labels decide it. ``encode`` permits categories, ``bounded`` refuses values outside [0, 1].
-    A file is read by the names of the ``columns`` of an earlier run, and by the ``meaning`` of an
-    earlier file's numbers, if they are given. ``images`` is the shape of images that the layers
-    read.
+    the labels decide it, ``drop`` where no option leaves out columns. ``encode`` permits
+    categories, ``bounded`` refuses values outside [0, 1]. A file is read by the names of the
+    ``columns`` of an earlier run, and by the ``meaning`` of an earlier file's numbers, if they are
+    given. ``images`` is the shape of images that the layers read.
     """
 
     bounded: bool = True
     target: str | None = None
-    drop: tuple[str, ...] = ()
+    drop: tuple[str, ...] | None = ()
     task: str | None = None
     encode: bool = False
     columns: Columns | None = None
@@ -144,7 +147,8 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
     elif array_formats.is_idx(head) or head[:2] == array_formats.GZIP_MAGIC or _named_idx(path):
         X = array_formats.read_idx(path)
     else:
-        raise DataError(f"{path}: got a file of an unknown format, expected {FORMATS}")
+        expected = f"{FORMATS}, or a folder of images"
+        raise DataError(f"{path}: got a file of an unknown format, expected {expected}")
     return _checked(Rows(X), path, wanted)
 
 
@@ -170,8 +174,7 @@ def _of_folder(path: Path, wanted: Wanted) -> Rows:
                 " of a class"
             ) from None
     rows = _labelled(X, names, str(path), wanted, target="class")
-    said = (*notices, *rows.notices)
-    return _checked(rows._replace(notices=said, meaning=own), path, wanted)
+    return _checked(rows._replace(notices=(*notices, *rows.notices), meaning=own), path, wanted)
 
 
 def _of_table(table: Table, wanted: Wanted) -> Rows:
@@ -189,14 +192,15 @@ def rows_of_table(table: Table, wanted: Wanted) -> Rows:
         If a column is missing, or has values of another kind than expected.
     """
     known = wanted.columns if wanted.columns and wanted.columns.features else None
-    dropped = [table.find(name, "drop") for name in wanted.drop]
+    table = replace(table, is_file=wanted.drop is not None, of_run=wanted.meaning is not None)
+    dropped = [table.find(name, "drop") for name in wanted.drop or ()]
     name = None if wanted.target is None else table.find(wanted.target, "target")
     if wanted.weights is not None:
         dropped.append(table.find(wanted.weights, "weights"))
     if name in dropped or len(set(dropped)) < len(dropped):
         twice = max(dropped, key=dropped.count) if name not in dropped else name
         # The target is named twice with one of these, another column with two.
-        once = dropped[: len(wanted.drop)].count(str(twice))
+        once = dropped[: len(wanted.drop or ())].count(str(twice))
         option = "drop" if once > (twice != name) else "weights"
         what = "the target" if twice == name else "a column that is dropped"
         raise DataError(f"{option}: got {twice!r}, {what}; name a column once")
@@ -206,25 +210,24 @@ def rows_of_table(table: Table, wanted: Wanted) -> Rows:
             " trained on"
         )
     target = None if name is None else target_of(table, name, wanted.task)
+    by_place = known is not None and not (known.named and table.named)
+    rest = table.without([*dropped, name] if name and not by_place else dropped)
     if known is None:
-        rest = table.without([*dropped, *([name] if name else [])])
         if name is None:
             _check_last(rest)
         columns = columns_of(rest, encode=wanted.encode, target=target, dropped=dropped)
         X = columns.encode(rest)
     else:
         exact = wanted.meaning is not None and bool(wanted.meaning.origin)
-        X = known.encode(table.without(dropped), exact=exact)
+        X = known.encode(rest, exact=exact)
         target = target or known.target
         columns = Columns(known.features, known.named, target, known.dropped)
-    by_place = known is not None and not (known.named and table.named)
     without = by_place and len(table.names) == len(columns.features)
     labels, told = (None, ()) if without else _labels(table, target)
     as_array = not table.named and not columns.has_categories and target is None and not dropped
-    notices = (*table.notices, *told)
     own = None if as_array and known is None else columns
     weights = None if wanted.weights is None else _weights(table, dropped[-1])
-    return Rows(X, labels, notices, own, weights=weights)
+    return Rows(X, labels, (*table.notices, *told), own, weights=weights)
 
 
 def _weights(table: Table, name: str) -> NDArray[np.float64]:
@@ -250,10 +253,10 @@ def _check_last(table: Table) -> None:
     """Refuse to train on a last column that is likely to be the class."""
     names: Sequence[str] = table.names
     if table.named and len(names) > 1 and names[-1].lower() in LIKE_A_TARGET:
+        how = f"give target={names[-1]} to predict it, or drop={names[-1]} to leave it out"
         raise DataError(
-            f"target: got none for {table.name}, whose last column is named {names[-1]!r}; give"
-            f" target={names[-1]} to predict it, or drop={names[-1]} to leave it out (under another"
-            " name it is trained on)"
+            f"target: got none for {table.name}, whose last column is named {names[-1]!r};"
+            f" {how if table.is_file else 'leave it out'} (under another name it is trained on)"
         )
 
 
@@ -329,12 +332,12 @@ def colours_last(shape: tuple[int, ...], path: Path) -> tuple[str, ...]:
 
 
 def _refuse_columns(path: Path, wanted: Wanted, expected: str = ARRAY_LABELS) -> None:
-    given = {"target": wanted.target, "drop": ",".join(wanted.drop), "weights": wanted.weights}
+    drop = ",".join(wanted.drop or ())
+    given = {"target": wanted.target, "drop": drop, "weights": wanted.weights}
     for name, value in given.items():
         if value:
-            raise DataError(
-                f"{name}: got {value!r} for {path}, which has no named columns; {expected}"
-            )
+            what = TABLES if name == "weights" else expected
+            raise DataError(f"{name}: got {value!r} for {path}, which has no named columns; {what}")
 
 
 def load_file(
@@ -386,8 +389,7 @@ def divided(
         )
     own = None if labels is None else labels[kept]
     train, held = hold_out(kept, own, validation=validation, default=len(kept) // 10, seed=seed)
-    source = f"the {n:,} examples of {path}"
-    return from_rows(str(path), rows, source=source, parts=(train, held, tested))
+    return from_rows(str(path), rows, source=all_of(path, n), parts=(train, held, tested))
 
 
 def check_file(path: Path) -> bytes:

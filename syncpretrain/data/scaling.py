@@ -54,8 +54,7 @@ class Scaling:
             np.maximum(high, block.max(axis=0), out=high)
         if np.isnan(mean).any():
             return cls._of_known(X)
-        scale = np.sqrt(squares / count)
-        return cls._from(mean, scale, low, high)
+        return cls._from(mean, np.sqrt(squares / count), low, high)
 
     @classmethod
     def for_units(cls, X: Any, units: str) -> Scaling | None:
@@ -192,10 +191,8 @@ def same_rows(X: Any, scaling: Scaling | None = None) -> str | None:
     if len(X) < 2 or (scaling is None and _vary(X)):
         return None
     which = f"all {X.shape[1]:,} columns are" if X.shape[1] > 1 else "the only column is"
-    return (
-        f"{which} constant, got {len(X):,} times the same row; expected rows that differ, of which"
-        " something can be learned"
-    )
+    how = "without a value" if isinstance(X, np.ndarray) and np.isnan(X[0]).all() else "constant"
+    return f"{which} {how}, got {len(X):,} times the same row; expected rows that differ"
 
 
 def _vary(X: Any) -> bool:

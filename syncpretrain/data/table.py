@@ -99,6 +99,11 @@ class Table:
         when they are used.
     is_file : bool
         True if the option ``drop`` can leave out columns.
+    of_run : bool
+        True if its rows are for an earlier run.
+    all_names : tuple of str
+        Names of the columns before some were left out; empty if none was. Numbers of columns count
+        in them.
     """
 
     name: str
@@ -109,6 +114,8 @@ class Table:
     notices: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     is_file: bool = True
+    of_run: bool = False
+    all_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.columns[0]) if self.columns else 0
@@ -133,8 +140,9 @@ class Table:
         return f" with drop={self.option(name)}" if self.is_file else ""
 
     def option(self, name: str) -> str:
-        """Return the value of an option for a column: the number of a name with line breaks."""
-        return name if name.isprintable() else str(self.names.index(name) + 1)
+        """Return a column as an option takes it: its number if the name has commas or breaks."""
+        plain = name.isprintable() and "," not in name
+        return name if plain else str((self.all_names or self.names).index(name) + 1)
 
     def find(self, wanted: str, option: str) -> str:
         """Return the name of the column with a name, or with a number from 1 (-1 for the last).
@@ -152,9 +160,11 @@ class Table:
             number = 0
         if 1 <= number <= len(self.names) or -len(self.names) <= number <= -1:
             return self.names[number - 1 if number > 0 else number]
+        by_number = " (write a name with commas as its number, from 1)"
         raise DataError(
             f"{option}: got {wanted!r}, which is no column of {self.name};"
             f" {nearest(wanted, self.names)}"
+            + (by_number if option == "drop" and any("," in name for name in self.names) else "")
         )
 
     def without(self, names: Iterable[str]) -> Table:
@@ -165,6 +175,7 @@ class Table:
             self,
             names=tuple(self.names[i] for i in kept),
             columns=tuple(self.columns[i] for i in kept),
+            all_names=self.all_names or self.names,
         )
 
 
@@ -244,9 +255,8 @@ def nearest(wanted: str, names: Sequence[str]) -> str:
     """Return advice on an unknown name: the nearest of ``names``, or a list of them."""
     from difflib import get_close_matches  # for a wrong name alone
 
-    close = get_close_matches(wanted, names, n=1) or [
-        name for name in names if name.lower() == wanted.lower()
-    ]
+    in_other_case = [name for name in names if name.lower() == wanted.lower()]
+    close = get_close_matches(wanted, names, n=1) or in_other_case
     if close:
         return f"did you mean {close[0]!r}?"
     shown = ", ".join(names[:LISTED])

@@ -47,8 +47,9 @@ def checked_weights(
         raise DataError(f"weights: got no numbers ({error}), expected one a row") from error
     if array.shape != (examples,):
         raise DataError(f"weights: got shape {array.shape}, expected ({examples},), one a row")
-    if not np.isfinite(array).all() or (array < 0).any():
-        raise DataError("weights: got one that is negative or not finite, expected 0 or more")
+    if len(bad := np.flatnonzero(~((array >= 0) & np.isfinite(array)))):
+        place = f"{array[bad[0]]:g} at row {bad[0]} (counted from 0)"
+        raise DataError(f"weights: got {place}, expected finite numbers of 0 or more")
     array = array if chosen is None else array[chosen]
     largest = array.max()
     if largest == 0:

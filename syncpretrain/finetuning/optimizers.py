@@ -192,9 +192,7 @@ def scheduled(schedule: str, done: float) -> float:
     """Return the share of the learning rate left once a share ``done`` of all is trained."""
     if schedule == "linear":
         return 1 - done
-    if schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * done))
-    return 1.0
+    return 0.5 * (1 + math.cos(math.pi * done)) if schedule == "cosine" else 1.0
 
 
 LINE_SEARCHES = 3  # on each minibatch (Hinton and Salakhutdinov 2006)

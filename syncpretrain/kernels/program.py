@@ -353,9 +353,7 @@ def _compiled_form(name: str, *arguments: Any) -> tuple[Any, ...]:
         raise ValueError(arguments[-1])
     if any(isinstance(value, ConvolutionShape) for value in arguments):
         return name, *_convolution_form(arguments)
-    if name == "adam_step":
-        return name, *arguments, 0.9, 0.999
-    return name, *arguments
+    return (name, *arguments, 0.9, 0.999) if name == "adam_step" else (name, *arguments)
 
 
 def _convolution_form(arguments: tuple[Any, ...]) -> list[Any]:

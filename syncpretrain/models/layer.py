@@ -162,8 +162,7 @@ class ConvolutionalLayer:
         autoencoder puts each number of the code back to the place of the maximum.
         """
         if self.model == "rbm":
-            unpooled = replace(self, shape=self.shape.unpooled)
-            return unpooled.down(self._unpooled(X))
+            return replace(self, shape=self.shape.unpooled).down(self._unpooled(X))
         code, places = (self._empty(X, len(X), self.shape.hidden) for _ in range(2))
         self._convolved(X, code, places, self.shape, self.hidden_units)
         return self._decoded(code, places, self.visible_units)

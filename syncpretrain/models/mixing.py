@@ -129,9 +129,8 @@ class Mixing:
             else f"the autocorrelation time of {self.autocorrelation:.3g} steps is too long for"
             f" {self.measured} measured steps"
         )
-        first = f"these chains have not mixed: {why}; take more steps"
-        if self.can_stack and self.method != "stacked":
-            first += ", or method stacked"
+        other = ", or method stacked" if self.can_stack and self.method != "stacked" else ""
+        first = f"these chains have not mixed: {why}; take more steps{other}"
         if self.mixed:
             first = "these chains have mixed: both starts agree, and"
             first += f" {self.samples:.3g} of their samples are independent"
@@ -141,9 +140,8 @@ class Mixing:
         """Return a sentence if the model, not the chains, has other shares than the data."""
         if not self.is_weighted_alike:
             return [UNWEIGHTED]
-        name, samples = "AIS", self.annealed_samples
-        if self.mixed:
-            name, samples = "from noise", self.samples / 2
+        of_ais, of_chains = ("AIS", self.annealed_samples), ("from noise", self.samples / 2)
+        name, samples = of_chains if self.mixed else of_ais
         if name not in self.occupancy or samples < LEAST_SAMPLES:
             return []
         model, data = self.occupancy[name], self.occupancy["data"]
@@ -252,8 +250,7 @@ def mixing_of(
     count = 2 * chains * (steps - steps // 2) / time
     accepted = [float(x) for x in np.mean([run.acceptance for run in runs], axis=0)]
     own = (names, occupancy, time, count, apart, log_z, annealed, accepted)
-    more = (effective, _can_stack(layers))
-    return Mixing(level, method, chains, steps, len(rows), *own, *more)
+    return Mixing(level, method, chains, steps, len(rows), *own, effective, _can_stack(layers))
 
 
 def _check(
@@ -265,10 +262,11 @@ def _check(
     ------
     DataError
     """
-    if len(X) < 2 or chains < LEAST_CHAINS or steps < LEAST_STEPS:
+    examples = int(((X != 0) | ~np.signbit(X)).any(axis=1).sum())  # -0 is a missing value
+    if examples < 2 or chains < LEAST_CHAINS or steps < LEAST_STEPS:
         raise DataError(
-            f"X, chains, steps: got {len(X)} examples, {chains} and {steps}, expected 2,"
-            f" {LEAST_CHAINS} and {LEAST_STEPS} or more"
+            f"X, chains, steps: got {examples} examples with a value, {chains} and {steps},"
+            f" expected 2, {LEAST_CHAINS} and {LEAST_STEPS} or more"
         )
     blocks = kind_of(levels_of(layers, level, method)[0].visible_units).blocks
     if blocks is not None and blocks.counts:
@@ -279,13 +277,13 @@ def _check(
     check_finite(layers)
 
 
-def _classes(labels: Any, count: int, rows: Any) -> NDArray[np.str_] | None:
+def _classes(labels: Any, count: int, rows: NDArray[np.intp]) -> NDArray[np.str_] | None:
     """Return the classes of some rows as texts, "" for none.
 
     Raises
     ------
     DataError
-        If there is not one label a row.
+        If there is not one label a row, or they are not of two classes or more.
     """
     if labels is None:
         return None
@@ -295,10 +293,18 @@ def _classes(labels: Any, count: int, rows: Any) -> NDArray[np.str_] | None:
         raise DataError(f"labels: got lists of several lengths, expected {count}") from error
     if array.shape != (count,):
         raise DataError(f"labels: got shape {array.shape}, expected ({count},), one a row of X")
-    array = array[rows]
-    lost = [x is None or (isinstance(x, float) and x != x) for x in array.tolist()]
-    texts = array.astype(str)
-    return np.where(lost | np.isin(texts, NO_LABEL), "", texts)
+    cells, texts = array.tolist(), array.astype(str)
+    lost = [x is None or (isinstance(x, float) and x != x) for x in cells]
+    classes = np.where(lost | np.isin(texts, NO_LABEL), "", texts)
+    broken = [x for x in cells if isinstance(x, float) and x == x and not x.is_integer()]
+    found = sorted(set(classes.tolist()) - {""})
+    if broken or len(found) < 2:
+        got = f"{broken[0]}, which is no class" if broken else f"the classes {found}"
+        raise DataError(
+            f"labels: got {got}, expected two classes or more, which become the regions; without"
+            " labels two clusters of the examples do"
+        )
+    return classes[rows]
 
 
 def _shares(near: Array, weights: Any) -> tuple[Doubles, float]:

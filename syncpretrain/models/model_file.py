@@ -245,14 +245,12 @@ def _check_shapes(file: Path, layers: tuple[Layer, ...]) -> None:
 def _arrays_fit(layer: Layer) -> bool:
     """Return whether the arrays of a layer have the shapes of their kind."""
     biases = (*layer.visible_bias.shape, *layer.hidden_bias.shape)
-    weight = layer.weight.shape
+    weight, blocks = layer.weight.shape, kind_of(layer.visible_units).blocks
     if isinstance(layer, ConvolutionalLayer):
         shape = layer.shape
         wanted = (shape.size, shape.size, shape.reads, shape.filters)
-        if kind_of(layer.visible_units).blocks is not None:
-            return False
-        return weight == wanted == layer.decoding.shape and biases == shape.biases
-    blocks = kind_of(layer.visible_units).blocks
+        as_wanted = weight == wanted == layer.decoding.shape and biases == shape.biases
+        return as_wanted and blocks is None
     if blocks is not None and blocks.width != len(layer.weight):
         return False
     if layer.chains is not None and layer.chains.shape[1:] != layer.hidden_bias.shape:

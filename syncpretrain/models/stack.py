@@ -313,7 +313,7 @@ class Stack:
             raise DataError(
                 f"start: got {start!r}, expected noise, chains, or the examples as an array"
             )
-        if save is not None and Path(save).suffix != ".npy":
+        if save is not None and Path(str(save)).suffix != ".npy":  # the text of what is no path
             raise DataError(f"save: got {save}, expected a file that ends in .npy")
         if save is not None and not Path(save).absolute().parent.is_dir():
             raise DataError(f"save: got {save}, expected a file in a folder that exists")

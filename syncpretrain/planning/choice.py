@@ -87,9 +87,7 @@ class Plan:
     @property
     def asynchronous(self) -> AsyncPlan | None:
         """Asynchronous runs, which are no choice: their result depends on timing. None on GPUs."""
-        if self.timings.unit == GPU:
-            return None
-        return predict_async(self.task, self.timings)
+        return None if self.timings.unit == GPU else predict_async(self.task, self.timings)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -87,8 +87,7 @@ class _Epoch:
         """Return the share of its part done in a second, given the number of busy cores."""
         cores = self.cores(own)
         slower = self._slowdown(busy, workers) / self._slowdown(cores, workers)
-        seconds = self._parts[0][cores] * slower
-        return 1 / max(seconds, 1e-12)
+        return 1 / max(self._parts[0][cores] * slower, 1e-12)
 
     def advance(self, share: float) -> None:
         """Do a share of the part, and go on to the next one if that was all."""

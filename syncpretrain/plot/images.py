@@ -136,6 +136,8 @@ def image_grid(*images: NDArray[np.float32], shape: ImageShape) -> NDArray[np.fl
 def save_png(grid: NDArray[np.float32], path: Path, *, enlarge: int = ENLARGE) -> None:
     """Write a grid of values in [0, 1] as a PNG, grey or in colour, each pixel as a square.
 
+    A missing value, NaN, has the colour of the background.
+
     Raises
     ------
     DataError
@@ -148,7 +150,7 @@ def png_bytes(grid: NDArray[np.float32], *, enlarge: int = ENLARGE) -> bytes:
     """Return a grid as the bytes of a PNG; see :func:`save_png`."""
     text = 'a PNG needs Pillow: pip install "syncpretrain[plot]"'
     Image = needed("PIL.Image", DataError(text))
-    pixels = np.round(np.clip(grid, 0, 1) * 255).astype(np.uint8)
+    pixels = np.round(np.nan_to_num(grid, nan=BACKGROUND).clip(0, 1) * 255).astype(np.uint8)
     image = Image.fromarray(pixels.repeat(enlarge, axis=0).repeat(enlarge, axis=1))
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", optimize=True)

@@ -263,12 +263,10 @@ def is_plain(learner: Learner) -> TypeGuard[RBM]:
 
 def _is_cd(learner: Learner) -> TypeGuard[RBM]:
     """Return whether the learner does plain CD-k, without chains, conditions and the like."""
-    if not isinstance(learner, RBM):
+    if not isinstance(learner, RBM) or learner.row_weights is not None:
         return False
     own = learner.settings
     if own.sparse or own.sample_visible or own.sample_input or own.centred:
-        return False
-    if learner.row_weights is not None:
         return False
     return not (own.is_conditioned or own.persistent or own.sparsity_cost or own.hidden_dropout)
 

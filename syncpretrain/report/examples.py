@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.columns import columns_in
-from syncpretrain.data.dataset import PARTS, Dataset
+from syncpretrain.data.dataset import PARTS, Dataset, classes_only, is_labelled
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import DataError
 from syncpretrain.models.couplings import couplings, has_couplings, outside_gauge
@@ -222,9 +222,11 @@ def _sampled(stack: Stack, images: ImageShape | None) -> str:
 
 
 def mixing_shown(stack: Stack, shown: Shown, **options: Any) -> Mixing:
-    """Return the mixing of chains by examples, with their weights."""
-    own = shown.weights
-    found = stack.for_prepared_rows().mixing(shown.rows, shown.labels, weights=own, **options)
+    """Return the mixing of chains by examples, with their weights, and classes if there are two."""
+    own, labels = shown.weights, classes_only(shown.labels)
+    if labels is not None and len(np.unique(labels[is_labelled(labels)])) < 2:
+        labels = None
+    found = stack.for_prepared_rows().mixing(shown.rows, labels, weights=own, **options)
     return replace(found, is_weighted_alike=own is not None or not shown.is_weighted)
 
 

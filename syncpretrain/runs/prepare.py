@@ -119,7 +119,8 @@ def table_options(settings: Settings) -> dict[str, Any]:
     tasks = ("classification", "regression")
     if data.task is not None and objective in tasks and data.task != objective:
         raise SettingsError(
-            f"task: got {data.task} with fine-tuning for {objective}; leave one of the two out"
+            f"task: got {data.task} with fine-tuning for {objective}; leave it out, or take"
+            f" finetune={data.task}"
         )
     names = ("target", "weights", "test", "unlabelled", "examples")
     own = {name: getattr(data, name) for name in names}

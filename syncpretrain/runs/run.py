@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -318,16 +318,17 @@ class Run:
             self.report_start(out)
             saved = Checkpoints(out, self.settings, self.data, self.identity, self.report)
             with self.saving(files):
-                stack, metrics, seconds = self.train(files, saved, log, resuming)
-            slots = self.pretraining.slots
-            seconds["total"] = time.monotonic() - self.started
-            report = report_of(self.settings, slots, metrics, self.history, stack, seconds, out)
-            card = card_of(report, self.settings, self.identity, self.command).encode()
-            files.write(CARD_NAME, lambda path: write_atomically(path, card))
-            text = json.dumps(report, indent=2).encode()
-            files.write(METRICS_NAME, lambda path: write_atomically(path, text))
-            files.check()
-            saved.delete()
+                with self.traced(out):
+                    stack, metrics, seconds = self.train(files, saved, log, resuming)
+                slots = self.pretraining.slots
+                seconds["total"] = time.monotonic() - self.started
+                report = report_of(self.settings, slots, metrics, self.history, stack, seconds, out)
+                card = card_of(report, self.settings, self.identity, self.command).encode()
+                files.write(CARD_NAME, lambda path: write_atomically(path, card))
+                text = json.dumps(report, indent=2).encode()
+                files.write(METRICS_NAME, lambda path: write_atomically(path, text))
+                files.check()
+                saved.delete()
             return report
 
     def train(
@@ -376,8 +377,7 @@ class Run:
                 yield
             except BaseException as error:
                 failed = not isinstance(error, KeyboardInterrupt)
-                reason = _reason(error)
-                self.emit(RunStopped(time.monotonic(), failed, reason))
+                self.emit(RunStopped(time.monotonic(), failed, _reason(error)))
                 raise
 
     def with_data_record(self, stack: Stack) -> Stack:
@@ -410,10 +410,14 @@ class Run:
 
     def save_early(self, stack: Stack, out: Path) -> None:
         """Save a model that will be trained further; go on if that fails."""
+        self.write_or_tell(out / MODEL_NAME, self.as_saved(stack).save)
+
+    def write_or_tell(self, path: Path, write: Callable[[Path], Any]) -> None:
+        """Write a file by ``write(path)``; report that it could not be written, and go on."""
         try:
-            self.as_saved(stack).save(out / MODEL_NAME)
+            write(path)
         except OSError as error:
-            self.report(f"warning: {unwritten(out / MODEL_NAME, error)}")
+            self.report(f"warning: {unwritten(path, error)}")
 
     def pretrain(self, saved: Checkpoints, resuming: bool) -> Stack:
         """Pretrain, from the newest checkpoint if one is there; again if a worker fails."""
@@ -471,44 +475,42 @@ class Run:
         for observer in self.observers:
             observer(event)
 
-    def stopped_outside_training(self, files: FinalFiles, signum: int) -> RunInterrupted:
-        """Save the model of a run that is stopped outside its training; return its error."""
-        where = _saved_in(self.save_newest_model(files), files.folder)
-        return RunInterrupted(f"the run was stopped. {where}", signum=signum)
-
     def save_newest_model(self, files: FinalFiles) -> Path:
         """Save the newest model, unless it is in the folder already; return its path."""
-        model = files.folder / MODEL_NAME
-        if self.unsaved is None and model.is_file():
-            return model
+        for folder in filter(None, (files.elsewhere, files.folder)):
+            if self.unsaved is None and (model := folder / MODEL_NAME).is_file():
+                return model
         stack = self.unsaved or self.with_data_record(self.pretraining.stack())
         return files.write(MODEL_NAME, self.as_saved(stack).save)
 
     @contextmanager
     def saving(self, files: FinalFiles) -> Iterator[None]:
-        """Save the model of a run that fails or is stopped, and the trace of any run."""
+        """Save the model of a run that fails or is stopped."""
         try:
             yield
-        except (WorkerError, RunInterrupted) as error:
-            if error.stack is not None:
-                model = files.write(
-                    MODEL_NAME, self.as_saved(self.with_data_record(error.stack)).save
-                )
+        except (WorkerError, KeyboardInterrupt) as error:
+            stack = getattr(error, "stack", None)
+            if stack is not None:
+                model = files.write(MODEL_NAME, self.as_saved(self.with_data_record(stack)).save)
                 where = _saved_in(model, files.folder, onward=not isinstance(error, DivergedError))
                 error.args = (f"{error.args[0]}. {where}",)
-            elif isinstance(error, RunInterrupted):
-                raise self.stopped_outside_training(files, error.signum) from None
+            elif isinstance(error, KeyboardInterrupt):
+                unfinished = not (files.folder / METRICS_NAME).is_file()
+                where = _saved_in(self.save_newest_model(files), files.folder, onward=unfinished)
+                signum = getattr(error, "signum", SIGINT)
+                raise RunInterrupted(f"the run was stopped. {where}", signum=signum) from None
             raise
-        except KeyboardInterrupt:
-            raise self.stopped_outside_training(files, SIGINT) from None
         except BaseException:  # whatever it is, a closed pipe say, no result is lost
             self.save_newest_model(files)
             raise
+
+    @contextmanager
+    def traced(self, out: Path) -> Iterator[None]:
+        """Write the trace of a run, however it ends."""
+        try:
+            yield
         finally:
-            try:
-                write_trace(self.history.events, files.folder / TRACE_NAME)
-            except OSError as error:
-                self.report(f"warning: {unwritten(files.folder / TRACE_NAME, error)}")
+            self.write_or_tell(out / TRACE_NAME, partial(write_trace, self.history.events))
 
 
 def _reason(error: BaseException) -> str:

@@ -62,7 +62,6 @@ Each = tuple[T, ...]  # a value for each layer
 AsyncRate = Literal["staleness", "constant"]
 Precision = Literal["float32", "tf32", "bfloat16", "auto"]  # precision of products
 CORRUPTIONS = ("masking", "salt-and-pepper", "gaussian")
-MODELS = ("rbm", "autoencoder", "denoising", "contractive")
 
 # Defaults that differ from the fields'.
 HANDOFF_DEFAULTS: dict[str, dict[str, Any]] = {

@@ -259,6 +259,7 @@ def read_settings(path: Path) -> Settings:
         return _from_sections(sections, pretrain.pop("layers"), pretrain)
     except OSError as error:
         reason = error.strerror or str(error)
+        reason += "; expected a file, such as config.toml of a run" if path.is_dir() else ""
         raise SettingsError(f"{path}: cannot read these settings: {reason}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(f"{path}: these settings are no TOML: {error}") from error

@@ -251,8 +251,9 @@ def training_rows(X: Matrix, stack: Stack | None = None) -> NDArray[Any]:
         return as_examples(X, "X")
     if origin_of(X) or (stack is not None and stack.meaning is not None and stack.meaning.origin):
         return X
-    with np.errstate(over="ignore"):  # infinite values are refused, with their place
-        return np.ascontiguousarray(X, dtype=np.float32)
+    with np.errstate(over="ignore"):
+        rows = np.ascontiguousarray(X, dtype=np.float32)
+    return X if np.isinf(rows).any() else rows  # X is refused later, with the number and its place
 
 
 def core_limit(workers: int | None) -> int | None:

@@ -461,5 +461,4 @@ FOLDS = 3
 
 def trial_epochs(rows: int, updates: int) -> int:
     """Return the epochs of a short training on most of the rows, for a number of updates."""
-    steps = min(rows // SMALLEST_MINIBATCH, BATCH_SHARE)
-    return math.ceil(updates / steps)
+    return math.ceil(updates / min(rows // SMALLEST_MINIBATCH, BATCH_SHARE))

@@ -558,10 +558,9 @@ def classes_of(y: Any, X: NDArray[Any]) -> tuple[NDArray[Any], Targets]:
         check_classification_targets(known)
     labels, places = np.unique(known, return_inverse=True)
     if len(labels) < 2:
-        raise DataError(
-            f"y: got 1 class, {labels.tolist()[0]!r}, expected two or more; label rows of another"
-            " class"
-        )
+        only = labels.tolist()[0]
+        label = "two classes, with -1 for no label" if only == UNLABELLED else "another class"
+        raise DataError(f"y: got 1 class, {only!r}, expected two or more; label rows of {label}")
     for doubt in doubts_about(known, ones, "y"):
         warnings.warn(doubt, PoorResultWarning, stacklevel=3)
     return labels, Targets(rows, places)

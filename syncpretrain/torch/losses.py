@@ -69,9 +69,7 @@ def default_head(loss: Any, inputs: tuple[int, ...], shape: tuple[int, ...], cla
         return nn.Sequential(
             nn.Flatten(), nn.Linear(math.prod(shape), math.prod(inputs)), nn.Unflatten(1, inputs)
         )
-    if loss == "predsim":
-        return PredSimHead(shape, classes)
-    return PooledHead(shape, classes)
+    return PredSimHead(shape, classes) if loss == "predsim" else PooledHead(shape, classes)
 
 
 @dataclass(frozen=True, slots=True)

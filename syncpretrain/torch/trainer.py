@@ -127,7 +127,8 @@ class LocalTrainer:
         Minibatches that give a step of the optimizer their mean gradient; an epoch ends with a
         step.
     precision : torch.dtype, optional
-        The type of automatic mixed precision, such as ``torch.bfloat16``.
+        The type of automatic mixed precision: ``torch.bfloat16``, or ``torch.float16``, in which
+        values above 65,504 are infinite and gradients below 6e-8 are lost: no loss is scaled.
     noise : float
         Share of a block's input that is set to 0 while it trains.
     workers : int or "auto"

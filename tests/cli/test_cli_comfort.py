@@ -131,6 +131,7 @@ class TestCompletion:
         (["train", "--layer", "3"], "No such option --layer; the nearest one is --layers; see"),
         (["train", "--lr", "3"], "No such option --lr; the nearest one is --learning-rate; see"),
         (["train", "--n-jobs", "3"], "No such option --n-jobs; the nearest one is --workers; see"),
+        (["plan", "--data", "x"], "No such option --data; see syncpretrain plan --help"),
         (["runs", "--states", "x"], "No such option --states; the nearest one is --state; see"),
         (["runs", "shw"], "No such command 'shw'; the nearest one is show; see syncpretrain runs"),
         (["data", "zzz"], "No such command 'zzz'; see syncpretrain data --help"),

@@ -257,6 +257,10 @@ class TestSample:
                 ["on-file", "--level", "2", "--save", "y.npy", "--shape", "8x8"],
                 "Error: --shape: got 8x8 for samples that are no images; leave it out",
             ),
+            (
+                ["on-file", "--start", "chains"],
+                "Error: layer 1 keeps no chains; pretrain with --persistent and --chains 500, say,",
+            ),
             (["on-file", "--save", "no/x.npy"], "Error: --save: the folder no does not exist"),
             (
                 ["on-file", "--save", "on-file/model.safetensors"],

@@ -298,6 +298,16 @@ class TestBench:
         wrong = ("--layers", "15,8", "--data", "x.npy")
         assert "the first number is 15" in call("bench", *wrong, status=2)[1]
 
+    def test_it_names_no_option_that_it_lacks(self, call, tmp_path):
+        for column, words in (
+            ("label", "whose last column is named 'label'; leave it out (under"),
+            ("text", "or leave it out\n"),
+        ):
+            lines = "".join(f"{i / 9},{'u' if column == 'text' else i % 2}\n" for i in range(9))
+            (tmp_path / "t.csv").write_text(f"a,{column}\n{lines}")
+            err = call("bench", "--data", tmp_path / "t.csv", "--layers", "2,1", status=2)[1]
+            assert words in err and "drop" not in err
+
 
 def test_the_printed_command_trains_the_chosen_candidate(call, tmp_path):
     """The settings of a file that the candidate does not share are named on the command line."""

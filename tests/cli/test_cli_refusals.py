@@ -333,6 +333,14 @@ class TestOthers:
         line = refusal(capsys, "export", alone, "--out", "net.safetensors")
         assert line == "Error: --out: net.safetensors is a file that is read; name another one"
 
+    @pytest.mark.parametrize("command", ["encode", "score", "reconstruct", "report"])
+    def test_the_data_of_a_run_are_not_replaced(self, folder, capsys, trained, command):
+        data = trained.parent / "x.npy"
+        before = data.read_bytes()
+        line = refusal(capsys, command, trained, "--out", data)
+        assert line == f"Error: --out: {data} is a file that is read; name another one"
+        assert data.read_bytes() == before
+
     def test_a_file_that_is_read_from_the_home_folder(self, folder, capsys, trained, monkeypatch):
         monkeypatch.setenv("HOME", str(folder))
         line = refusal(capsys, "encode", trained, "--data", "~/x.npy", "--out", folder / "x.npy")

@@ -198,7 +198,8 @@ class TestTrain:
             ("--target kind --task regression", "--task: got regression, but column 'kind'"),
             (
                 "--target kind --task regression --finetune classification",
-                "--task: got regression with fine-tuning for classification",
+                "--task: got regression with fine-tuning for classification; leave it out, or take"
+                " --finetune regression",
             ),
             ("--drop kind --hidden 3", "--hidden: got it beside --layers"),
             ("--drop kind --unlabelled new.csv", "--unlabelled: got new.csv, but t.csv has no lab"),
@@ -214,11 +215,52 @@ class TestTrain:
         words = "Error: empty.csv: column 'b' has no value in any row; leave it out with --drop b"
         assert refusal(call, *given).strip() == words
 
-    @pytest.mark.parametrize("hidden", ["conv:4x3,5", "1x2x2,5", "-3", "5,"])
+    @pytest.mark.parametrize("hidden", ["conv:4x3,5", "1x2x2,5", "-3", "5,", "0", "4,0"])
     def test_hidden_units_are_those_of_dense_layers(self, call, folder, hidden):
         given = (*TRAIN, "--data", "t.csv", f"--hidden={hidden}", "--out", "no")
         message = f"Error: --hidden: got {hidden!r}, expected the units of each dense layer"
         assert refusal(call, *given).startswith(message)
+
+
+class TestFinetuneOnText:
+    """Runs on arrays and on tables of numbers, fine-tuned on a table with text."""
+
+    @pytest.fixture
+    def call(self, call):
+        rows = [[f"{x:.3f}" for x in row] for row in np.random.default_rng(0).random((60, 4))]
+        lines = [",".join([*row, "red", "uv"[i % 2]]) for i, row in enumerate(rows)]
+        Path("text.csv").write_text("\n".join(["a,b,c,d,colour,kind", *lines]))
+        Path("x.csv").write_text("\n".join(["a,b,c,d", *map(",".join, rows)]))
+        np.save("x.npy", np.array(rows, dtype=np.float32))
+        for data in ("x.csv", "x.npy"):
+            call(*TRAIN, "--data", data, "--hidden", 3, "--out", data[2:])
+        return call
+
+    TUNED = ("--data", "text.csv", "--out", "again", "--quiet")
+
+    def test_it_tells_how_to_leave_a_column_out(self, call):
+        err = refusal(call, "finetune", "npy", *self.TUNED)
+        assert err.startswith("Error: text.csv: column 'colour' holds text such as 'red', expected")
+        assert "as the run was trained on; leave it out with --drop colour, or write numbers" in err
+        err = refusal(call, "finetune", "npy", *self.TUNED, "--drop", "colour")
+        assert err.endswith(
+            "give --target kind if it is the class, or --drop kind to leave it out\n"
+        )
+        err = refusal(call, "finetune", "csv", *self.TUNED)
+        assert "leave it out with --drop colour, or give --target colour to predict it" in err
+
+    @pytest.mark.parametrize("run", ["npy", "csv"])
+    def test_the_target_need_not_have_been_in_the_earlier_table(self, call, run):
+        call("finetune", run, *self.TUNED, "--drop", "colour", "--target", "kind", *TUNE)
+        assert syncpretrain.load("again").info["columns"]["target"]["name"] == "kind"
+
+    @pytest.mark.parametrize("command", ["encode", "score"])
+    def test_a_command_without_that_option_names_none(self, call, command):
+        for run in ("npy", "csv"):
+            err = refusal(call, command, run, "--data", "text.csv", "--out", "z.npy")
+            assert "leave it out" in err and "drop" not in err and "target" not in err
+        err = refusal(call, command, "npy", "--data", "", "--out", "z.npy")
+        assert err.startswith("Error: --data: got '', which is neither a data set nor a file")
 
 
 class TestPredict:

@@ -257,6 +257,19 @@ def test_a_name_that_is_nothing_lists_what_there_is():
         load_dataset("mnits")
 
 
+@pytest.mark.parametrize("option", ["name", "unlabelled"])
+def test_no_name_is_not_the_folder_it_is_called_in(tmp_path, monkeypatch, option):
+    """A variable of the shell that is not set gives such a name."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("x.npz", X=np.eye(4, dtype=np.float32), y=[0, 1, 0, 1])
+    pillow = pytest.importorskip("PIL.Image", reason="images need Pillow")
+    for number in range(4):
+        pillow.fromarray(np.full((2, 2), number, np.uint8)).save(f"{number}.png")
+    assert load_dataset(".").width == 4
+    with pytest.raises(DataError, match="got '', which is neither a data set nor a file"):
+        load_dataset(**{"name": "x.npz", "validation": 0, option: ""})
+
+
 def test_a_missing_file_and_a_folder(tmp_path):
     refused(tmp_path / "no.npy", "neither a data set nor a file")
     refused(tmp_path, "got a folder")

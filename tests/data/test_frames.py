@@ -90,6 +90,14 @@ def test_a_frame_without_rows(library):
         pretrain(library.DataFrame({"a": []}), hidden=3)
 
 
+def test_a_frame_without_rows_for_a_stack():
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    frame = pandas.DataFrame({"a": np.linspace(0, 1, 30), "b": [0.0, 1.0, 0.5] * 10})
+    stack = pretrain(frame, hidden=2, epochs=1)
+    with pytest.raises(DataError, match=r"^X: got no rows, expected one example or more$"):
+        stack.encode(frame[:0])
+
+
 def test_numbers_that_are_a_category():
     pandas = pytest.importorskip("pandas", reason="needs pandas")
     frame = pandas.DataFrame({"k": pandas.Categorical([3, 7, 3, None])})

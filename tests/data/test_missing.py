@@ -166,6 +166,13 @@ def test_a_column_without_values_is_refused():
         pretrain(X, layers=[6, 3], batch_size=8)
 
 
+@pytest.mark.parametrize("units", ["bernoulli", "gaussian"])
+def test_rows_without_any_value_are_refused_as_such(units):
+    X = np.full_like(rows(), np.nan)
+    with pytest.raises(DataError, match="X: all 6 columns are without a value, got 40 times"):
+        pretrain(X, layers=[6, 3], batch_size=8, visible_units=units)
+
+
 def test_an_iterable_has_no_missing_values():
     with pytest.raises(DataError, match="expected finite numbers"):
         pretrain(

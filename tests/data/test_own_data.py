@@ -167,6 +167,19 @@ class TestParts:
         parts = [data.train, data.validation, data.test]
         assert sorted(np.concatenate(parts)[:, 0]) == np.load(tmp_path / "x.npy")[:, 0].tolist()
 
+    def test_a_test_part_of_another_width_is_named(self, tmp_path):
+        np.savez(tmp_path / "x.npz", X_train=np.zeros((9, 3)), X_test=np.zeros((9, 2)))
+        with pytest.raises(DataError, match=r"^test: X_test of .*x.npz has 2 values an example, "):
+            load_dataset(tmp_path / "x.npz")
+
+    def test_one_example_is_named_in_the_singular(self, tmp_path):
+        for shape, words in (((1, 2), "the 1 example of x"), ((2, 2), "the 2 examples of x")):
+            np.save(tmp_path / "x.npy", np.zeros(shape, dtype=np.float32))
+            np.savez(tmp_path / "x.npz", X=np.zeros(shape, dtype=np.float32))
+            for name, mapped in (("x.npy", False), ("x.npy", True), ("x.npz", False)):
+                data = load_dataset(tmp_path / name, validation=0, mapped=mapped)
+                assert data.source.replace(str(tmp_path / name), "x") == words
+
     def test_a_file_to_test_with(self, folder):
         data = load(folder, test=folder / "few.csv")
         assert data.test.tolist() == [[0.5, 1], [0.25, 0]]
@@ -598,6 +611,10 @@ class TestImages:
         with pytest.raises(DataError, match=r"no named columns; its subfolders are the classes"):
             load_dataset(folder, **option)
 
+    def test_they_have_no_weights(self, folder):
+        with pytest.raises(DataError, match=r"no named columns; expected a .csv or .parquet file$"):
+            load_dataset(folder, weights="1")
+
     def test_no_image(self, folder):
         (folder / "dog" / "2.png").write_text("no image")
         with pytest.raises(DataError, match=r"2.png: got no image that can be read"):
@@ -639,6 +656,17 @@ def test_parquet_with_a_column_that_is_dropped(folder):
     data = load_dataset(path, drop="day", validation=0)
     assert data.train.tolist() == [[0.5], [1]]
     assert load_dataset(path, columns=data.columns, validation=0).train.shape == (2, 1)
+
+
+def test_parquet_without_rows_to_test_with(folder):
+    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
+    from pyarrow import parquet
+
+    for name, count in (("x", 9), ("none", 0)):
+        rows = pyarrow.table({"a": np.arange(count) / 9, "k": ["u", "v", "w"] * (count // 3)})
+        parquet.write_table(rows, folder / f"{name}.parquet")
+    with pytest.raises(DataError, match=r"none.parquet: got no rows, expected one example or mo"):
+        load_dataset(folder / "x.parquet", target="k", test=folder / "none.parquet")
 
 
 def test_parquet_with_two_columns_of_one_name(folder):

@@ -280,6 +280,24 @@ class TestFind:
         with pytest.raises(DataError, match=f"^target: got '{wanted}', .*{words}"):
             self.NAMES.find(wanted, "target")
 
+    def test_a_name_with_commas_is_dropped_by_number(self):
+        columns = Table("x.csv", ("age", "size, cm"), (np.zeros(1),) * 2)
+        words = r"'size, cm'\? \(write a name with commas as its number, from 1\)$"
+        with pytest.raises(DataError, match=rf"^drop: got 'size', .*{words}"):
+            columns.find("size", "drop")
+
+
+@pytest.mark.parametrize(("name", "option"), [("size, cm", "4"), ("a\nb", "4"), ("size", "size")])
+@pytest.mark.parametrize("drop", [["day"], ["2"], ["id", "day"], []])
+def test_the_hint_to_drop_a_column_counts_in_the_file(tmp_path, name, option, drop):
+    """Also once other columns were dropped: the same command takes the hint."""
+    texts = "".join(f"{i / 90},{i / 95},{i / 99},text {i},1\n" for i in range(90))
+    (tmp_path / "x.csv").write_text(f'id,day,width,"{name}",y\n{texts}')
+    with pytest.raises(DataError, match=f"too many .* leave it out with drop={option}$"):
+        load_dataset(tmp_path / "x.csv", drop=drop, encode=True)
+    data = load_dataset(tmp_path / "x.csv", drop=[*drop, option], encode=True)
+    assert name not in [column.name for column in data.columns.features]
+
 
 class TestColumns:
     def columns(self, tmp_path):

@@ -159,6 +159,20 @@ def test_targets_whose_squares_are_infinite_are_refused():
         DBNRegressor(**SMALL).fit(ROWS, ROWS[:, 0] * 1e300)
 
 
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_numbers_that_float32_cannot_hold_are_named(estimator):
+    """Not as infinity, into which they would turn."""
+    words = r"^X: got \S+e\+(299|300) at row \d+, column \d .* divide by a larger unit"
+    rows = np.abs(ROWS) * 1e300
+    with pytest.raises(DataError, match=words):
+        estimator(**SMALL).fit(rows, np.arange(len(rows)) % 2)
+
+
+def test_minus_one_alone_is_said_to_be_no_label():
+    with pytest.raises(DataError, match=r"^y: got 1 class, -1, .* two classes, with -1 for no lab"):
+        DBNClassifier(**SMALL).fit(ROWS, np.full(len(ROWS), -1))
+
+
 @pytest.mark.parametrize("unit", [1e-200, 1e-162])
 def test_targets_whose_squares_are_0_or_lose_digits_are_refused(unit):
     y = np.column_stack([ROWS[:, 0], ROWS[:, 0] * unit])

@@ -240,7 +240,9 @@ def test_weights_are_refused_where_rows_are_alike(bits, given, message):
     ("weights", "message"),
     [
         (np.ones(3), r"weights: got shape \(3,\), expected \(200,\)"),
-        (np.full(200, -1), "weights: got one that is negative"),
+        (np.full(200, -1), r"weights: got -1 at row 0 \(counted from 0\), expected finite numbers"),
+        ([1] * 7 + [np.nan] * 193, "weights: got nan at row 7 .* of 0 or more"),
+        ([np.inf] * 200, "weights: got inf at row 0 "),
         (np.zeros(200), "weights: got 0 for every row"),
     ],
 )

@@ -14,6 +14,7 @@ from syncpretrain import pretrain
 from syncpretrain.errors import DataError
 from syncpretrain.models.mixing import Mixing
 from syncpretrain.models.stack import DenseLayer, Stack
+from syncpretrain.report.examples import Shown, mixing_shown
 
 STEPS = 400
 NOT_MIXED, MIXED = "these chains have not mixed", "these chains have mixed"
@@ -192,7 +193,12 @@ def test_equal_examples_have_one_region():
     assert found.occupancy["data"].max() == 1
 
 
-@pytest.mark.parametrize("arguments", [{"chains": 9}, {"steps": 3}, {"X": MODES[:1]}])
+NO_VALUES = np.full_like(MODES, np.nan)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"chains": 9}, {"steps": 3}, {"X": MODES[:1]}, {"X": NO_VALUES}]
+)
 def test_too_little_is_refused(arguments):
     with pytest.raises(DataError, match="expected 2, 10 and 4 or more"):
         Stack((two_modes(1, 0),)).mixing(**{"X": MODES, **arguments})
@@ -222,6 +228,29 @@ def test_unweighted_shares_do_not_judge_a_weighted_model():
 def test_labels_that_do_not_fit_are_refused(labels):
     with pytest.raises(DataError, match=r"^labels: got .*expected \(?100"):
         Stack((two_modes(1, 0),)).mixing(MODES, labels, steps=20)
+
+
+@pytest.mark.parametrize(
+    ("labels", "got"),
+    [
+        (["a"] * 100, r"the classes \['a'\]"),
+        ([3] * 99 + [-1], r"the classes \['3'\]"),
+        ([-1] * 100, r"the classes \[\]"),
+        (np.arange(100) / 8, "0.125, which is no class"),
+        ([None, *np.arange(99) / 8], "0.125, which is no class"),
+        (np.repeat([1, np.inf], 50), "inf, which is no class"),
+    ],
+)
+def test_labels_that_are_no_two_classes_are_refused(labels, got):
+    with pytest.raises(DataError, match=f"^labels: got {got}, expected two classes or more"):
+        Stack((two_modes(1, 0),)).mixing(MODES, labels, steps=20)
+
+
+@pytest.mark.parametrize("labels", [["a"] * 100, np.arange(100) / 8, [-1] * 99 + [2], None])
+def test_a_report_takes_two_clusters_where_labels_are_no_classes(labels):
+    shown = Shown(MODES, None if labels is None else np.asarray(labels), "x")
+    found = mixing_shown(Stack((two_modes(0.3, 0),)), shown, steps=20)
+    assert found.regions == ("A", "B")
 
 
 @pytest.mark.parametrize("lost", [np.nan, None, -1, -1.0, ""])

@@ -110,3 +110,9 @@ def test_the_joint_gaussian_of_linear_units_is_sampled():
     means = Stack((layer,)).sample(40_000, steps=25)
     expected = w**2 / (1 - w**2)  # of w h, where h has the variance of v
     assert means.var() == pytest.approx(expected, rel=5 * math.sqrt(2 / 40_000))
+
+
+@pytest.mark.parametrize("save", [5, True, "x.txt", ["x.npy"]])
+def test_what_names_no_npy_file_is_refused(save):
+    with pytest.raises(DataError, match=r"^save: got .*, expected a file that ends in .npy"):
+        Stack((make_layer(),)).sample(2, save=save)

@@ -144,6 +144,11 @@ class TestFile:
             pixels = np.asarray(image)[::ENLARGE, ::ENLARGE]
         np.testing.assert_array_equal(pixels, [[0, 255, 128], [255, 0, 0]])
 
+    def test_a_missing_pixel_has_the_colour_of_the_background(self, tmp_path):
+        save_png(np.float32([[0, np.nan, 1]]), tmp_path / "grid.png", enlarge=1)
+        with Image.open(tmp_path / "grid.png") as image:
+            assert np.asarray(image).tolist() == [[0, 64, 255]]
+
     def test_without_pillow_it_says_what_to_install(self, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "PIL", None)
         with pytest.raises(DataError, match="needs Pillow: pip install"):

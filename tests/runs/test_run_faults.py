@@ -28,6 +28,7 @@ from syncpretrain.runs.folder import CARD_NAME, EVENTS_NAME, IDENTITY_NAME, METR
 from syncpretrain.runs.run import Run, resume_run, train_run
 
 LAYERS = (16, 10, 6, 4)
+LAST_STEPS = ["measure", "write_trace", "report_of", "card_of"]
 
 
 @pytest.fixture
@@ -229,7 +230,10 @@ class TestCheckpointsFolder:
 class TestSigterm:
     """Between the stages, where nobody asks whether to stop."""
 
-    @pytest.mark.parametrize("name", ["finetuning.prepared.Finetuning.run", "runs.run.measure"])
+    @pytest.mark.parametrize(
+        "name",
+        ["finetuning.prepared.Finetuning.run", *map("runs.run.{}".format, LAST_STEPS)],
+    )
     def test_it_tells_where_the_model_is(self, settings, tmp_path, monkeypatch, name):
         def end(*arguments, **options):
             signal.raise_signal(signal.SIGTERM)
@@ -243,6 +247,37 @@ class TestSigterm:
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         whole = train_run(settings, out=tmp_path / "whole")
         assert resume_run(tmp_path / "run")["parameters_sha256"] == whole["parameters_sha256"]
+
+    @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+    def test_after_the_metrics_there_is_nothing_to_resume(
+        self, settings, tmp_path, monkeypatch, signum
+    ):
+        monkeypatch.setattr(Checkpoints, "delete", lambda *_: signal.raise_signal(signum))
+        with pytest.raises(RunInterrupted) as caught:
+            train_run(settings, out=tmp_path / "run")
+        model = tmp_path / "run" / MODEL_NAME
+        assert str(caught.value) == f"the run was stopped. What was learned so far is in {model}"
+        assert caught.value.signum == signum
+
+    @pytest.mark.parametrize("name", ["measure", "card_of"])
+    def test_a_model_kept_elsewhere_stays_as_it_is(
+        self, settings, tmp_path, monkeypatch, rescue, name
+    ):
+        whole = train_run(settings, out=tmp_path / "whole")
+        disk = Disk(monkeypatch, tmp_path / "run")
+
+        def fill(event) -> None:
+            disk.is_full |= isinstance(event, EpochFinished)
+
+        def end(*arguments, **options):
+            signal.raise_signal(signal.SIGTERM)
+
+        monkeypatch.setattr(f"syncpretrain.runs.run.{name}", end)
+        with pytest.raises(RunInterrupted, match="What was learned so far is in") as caught:
+            train_run(settings, out=tmp_path / "run", observers=[fill])
+        (kept,) = rescue.iterdir()
+        assert f"{kept / MODEL_NAME}; resume with" in str(caught.value)
+        assert load(kept).parameters_sha256 == whole["parameters_sha256"]
 
     @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
     def test_before_the_pretrained_stack_is_saved_it_is(

@@ -536,6 +536,8 @@ class TestFiles:
         path = tmp_path / "config.toml"
         with pytest.raises(SettingsError, match="cannot read these settings: No such file"):
             read_settings(path)
+        with pytest.raises(SettingsError, match=r"directory; expected a file, such as config.toml"):
+            read_settings(tmp_path)
 
 
 class TestReplaced:
