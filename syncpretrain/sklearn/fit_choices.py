@@ -3,11 +3,6 @@
 * Columns that share one range, such as pixels, are scaled to it: shares of a range are
   probabilities. Standardized, a pixel that is hardly ever on would count as much as one that
   separates digits; as a share of the common range, each pixel keeps the weight of its values.
-* A few labels get a head before fine-tuning. If the code separates classes better than the columns
-  do, it is worth keeping, and long fine-tuning with a random head moves the weights below further
-  than a few labels justify (Kumar et al. 2022, arXiv:2202.10054). Then a logistic regression on the
-  codes is the first head, and fine-tuning is slow and short. Otherwise all layers are fine-tuned as
-  usual.
 * Layer 1 gets rectified units for classes with curved boundaries and for curved numbers. Sigmoids
   that see standardized columns through the small weights of pretraining stay in their linear part,
   which bends few boundaries. Rectified units bend them, and learn noise by heart sooner. So they
@@ -23,7 +18,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,19 +33,15 @@ from syncpretrain import Stack
 from syncpretrain.data.blocks import chunks
 from syncpretrain.data.facts import facts_of, look_like_counts
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.data.visible import has_missing
-from syncpretrain.models.stack import Head
 from syncpretrain.settings.by_data import (
     BATCH_SHARE,
     FEW_LABELS,
-    OF_FEW_LABELS,
     OF_FEW_ROWS,
     SMALLEST_MINIBATCH,
 )
 from syncpretrain.settings.fields import PER_LAYER
 from syncpretrain.settings.finetuning import FinetuneSettings
-from syncpretrain.sklearn.passes import Matrix, codes_of, outputs_of
-from syncpretrain.units.kinds import kind_of
+from syncpretrain.sklearn.passes import Matrix, outputs_of
 
 
 class Targets(NamedTuple):
@@ -203,10 +193,6 @@ def _moments(X: Any, shift: float, scale: float) -> tuple[NDArray[Any], NDArray[
 # With contrastive divergence, layer 1 learns the noise of zeros and ones by heart. With persistent
 # chains (Tieleman 2008), which need a lower rate, and more weight decay it learns their structure.
 OF_BITS = {"persistent": True, "learning_rate": 0.01, "weight_decay": 0.01}
-SLOW = 0.001  # learning rate of fine-tuning with a first head
-UPDATES_WITH_A_HEAD = 1000
-EPOCHS_WITH_A_HEAD = 100
-LABEL_PARTS, TURNS = 5, 3
 MOST_ITERATIONS = 1000
 
 
@@ -220,57 +206,6 @@ def settings_for_bits(layers: int) -> dict[str, list[Any]]:
     return {name: [value] + [PER_LAYER[name]] * (layers - 1) for name, value in OF_BITS.items()}
 
 
-def codes_are_better(stack: Stack, X: Any, targets: Targets, seed: int) -> bool:
-    """Return whether codes predict labels that are left out better than the columns do.
-
-    A logistic regression on either predicts the labels that are left out in turn; codes are better
-    if they are by more than a standard error. A stack with a head keeps the head, and codes of
-    visible units beyond [0, 1] need the usual fine-tuning: of these codes the answer is no.
-
-    Parameters
-    ----------
-    stack : Stack
-    X : array or sparse matrix of shape (n_examples, n_features)
-    targets : Targets
-        Classes, and weights above 0.
-    seed : int
-        Seed of the cross-validation.
-    """
-    if stack.head is not None or not kind_of(stack.units[0]).is_unit_interval:
-        return False
-    rows, y, weights = targets
-    columns = _columns_of(X, rows)
-    codes = codes_of(stack, columns).astype(np.float64)
-    if stack.scaling is not None:
-        columns = in_shared_range(columns, stack.scaling)
-    if has_missing(columns):
-        columns = np.nan_to_num(columns)
-    apart = _share_right(codes, y, weights, seed) - _share_right(columns, y, weights, seed)
-    return bool(apart.sum() > math.sqrt((apart**2).sum()))  # a standard error
-
-
-def with_head(stack: Stack, X: Any, targets: Targets) -> Start:
-    """Return a stack with a logistic regression on its codes as its head, and short settings.
-
-    Parameters
-    ----------
-    stack : Stack
-    X : array or sparse matrix of shape (n_examples, n_features)
-    targets : Targets
-        Classes, and weights above 0.
-    """
-    rows, y, weights = targets
-    own = _regression(codes_of(stack, _columns_of(X, rows)).astype(np.float64), y, weights)
-    steps = max(min(len(y) // SMALLEST_MINIBATCH, BATCH_SHARE), 1)
-    epochs = min(math.ceil(UPDATES_WITH_A_HEAD / steps), EPOCHS_WITH_A_HEAD)
-    settings = {**OF_FEW_ROWS, **OF_FEW_LABELS, "learning_rate": SLOW, "epochs": epochs}
-    return replace(stack, head=_head_of_regression(own)), settings
-
-
-def _columns_of(X: Any, rows: NDArray[np.intp]) -> Any:
-    return X[rows].astype(np.float32, copy=False)  # float64 examples choose as float32 ones do
-
-
 def _regression(
     inputs: Any, y: NDArray[Any], weights: Matrix | None, penalty: float = 1.0
 ) -> LogisticRegression:
@@ -279,30 +214,6 @@ def _regression(
         # As a head it is fine-tuned from here; in a comparison it is good enough.
         warnings.simplefilter("ignore", ConvergenceWarning)
         return model.fit(inputs, y, sample_weight=weights)
-
-
-def _share_right(
-    inputs: Any, y: NDArray[Any], weights: Matrix | None, seed: int
-) -> NDArray[np.float64]:
-    """Return each label's share of right predictions by regressions on other rows, times weight."""
-    right = np.zeros(len(y))
-    parts = min(LABEL_PARTS, int(np.bincount(y).min()))
-    for turn in range(TURNS if parts > 1 else 0):
-        split = StratifiedKFold(parts, shuffle=True, random_state=(seed + turn) % 2**32)
-        for trained, held_out in split.split(inputs, y):
-            own = None if weights is None else weights[trained]
-            predicted = _regression(inputs[trained], y[trained], own).predict(inputs[held_out])
-            right[held_out] += (predicted == y[held_out]) / TURNS
-    return right if weights is None else right * weights
-
-
-def _head_of_regression(own: LogisticRegression) -> Head:
-    """Return a logistic regression as a head; with two classes it gets one output a class too."""
-    weight, bias = own.coef_.T, own.intercept_
-    if weight.shape[1] == 1:
-        weight, bias = np.hstack([-weight, weight]) / 2, np.hstack([-bias, bias]) / 2
-    weight, bias = (np.ascontiguousarray(x, dtype=np.float32) for x in (weight, bias))
-    return Head(weight, bias, "classification", tuple(own.classes_.tolist()))
 
 
 Start = tuple[Stack, dict[str, Any]]  # a stack to fine-tune, and settings of the fine-tuning

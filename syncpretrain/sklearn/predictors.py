@@ -300,20 +300,6 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         stack = self._pretrained_on(seen, seed, **options)
         return stack if scaling is None else replace(stack, scaling=scaling)
 
-    def _chosen(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
-        is_trained = self.pretrained is not None or self._trains(self.epochs)
-        are_few = choices.are_few(X.shape[0], len(targets.rows))
-        if self._given_tuning() or not is_trained or not are_few:
-            return stack, {}
-        return self._headed(stack, X, targets.weighted(), seed)
-
-    def _headed(self, stack: Stack, X: Matrix, counted: Targets, seed: int) -> Start:
-        """Return a stack with a head for its codes, if they are worth it, and settings."""
-        has_all = len(np.unique(counted.y)) == len(self.classes_)  # it needs a label of each
-        if has_all and choices.codes_are_better(stack, X, counted, seed):
-            return choices.with_head(stack, X, counted)
-        return stack, {}
-
     def _trained(self, X: Matrix, targets: Targets, seed: int, objective: str) -> Stack:
         if not self._asks_committee:
             return super()._trained(X, targets, seed, objective)
@@ -329,11 +315,9 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         # RBMs learn what zeros and ones have in common, and little of a few measurements.
         if choices.are_bits(np.nan_to_num(seen) if has_missing(seen) else seen):
             rbms = self._pretrained_for(X, len(targets.rows), seed)
-            # Decided once: in each part of the trial it would take as long as the training.
-            is_headed = bool(self._headed(rbms, X, targets.weighted(), seed)[1])
 
             def codes(X: Matrix, some: Targets, steps: int) -> Start:
-                return choices.with_head(rbms, X, some.weighted()) if is_headed else (rbms, {})
+                return rbms, {}  # the data decide
 
             members["rbms"] = stack_member(codes, finetuned)
         members |= classifiers(X, len(self.classes_), seed)

@@ -17,7 +17,7 @@ from torch import nn
 
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.draws import GLOBAL_DRAWS
+from syncpretrain.parallel.worker_pool import GLOBAL_DRAWS
 from syncpretrain.torch.losses import LocalLoss
 
 

@@ -1,4 +1,4 @@
-"""Few labels: columns that share a range, tables of 0 and 1, and a head before fine-tuning."""
+"""Few labels: columns that share a range, tables of 0 and 1, and a committee."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scik
 
 from scipy import sparse
 from sklearn.base import clone
-from sklearn.linear_model import LogisticRegression
 
 from syncpretrain import finetune, load, pretrain
-from syncpretrain.sklearn import DBNClassifier, StackedRBM, committee
-from syncpretrain.sklearn import fit_choices as module
+from syncpretrain.sklearn import DBNClassifier, committee
 from syncpretrain.sklearn.committee import (
     asked,
     likeliest_weights,
@@ -25,13 +23,10 @@ from syncpretrain.sklearn.fit_choices import (
     _inner_ends,
     are_bits,
     are_few,
-    codes_are_better,
     in_shared_range,
     settings_for_bits,
     shared_range,
-    with_head,
 )
-from syncpretrain.sklearn.passes import codes_of, outputs_of
 
 RNG = np.random.default_rng(0)
 SMALL = {"hidden": (12, 6), "workers": 1, "random_state": 0}
@@ -139,16 +134,6 @@ def test_zeros_and_ones(X, expected):
 )
 def test_when_labels_are_few(rows, labels, expected):
     assert are_few(rows, labels) is expected
-
-
-@pytest.fixture
-def better_codes(monkeypatch):
-    """Make the codes, which have fewer columns, right for every label, and the columns for none."""
-    monkeypatch.setattr(
-        module,
-        "_share_right",
-        lambda X, y, *rest: np.full(len(y), float(X.shape[1] < BITS.shape[1])),
-    )
 
 
 def stripes(rows=400, seed=0):
@@ -425,45 +410,6 @@ class TestClassifier:
     def test_settings_of_zeros_and_ones(self, own, y, persistent):
         stack = DBNClassifier(**SMALL, epochs=1, finetune_epochs=1, **own).fit(BITS, y).stack_
         assert stack.info["pretrain"]["persistent"] == persistent
-
-    def test_the_head_begins_as_a_logistic_regression(self, better_codes):
-        stack = StackedRBM(**SMALL, epochs=20).fit(BITS).stack_
-        rows = np.flatnonzero(some(KINDS) >= 0)
-        headed, settings = with_head(stack, BITS, Targets(rows, KINDS[rows]))
-        codes = codes_of(stack, BITS)
-        own = LogisticRegression().fit(codes[rows], KINDS[rows])
-        outputs = outputs_of(headed, BITS)
-        np.testing.assert_allclose(
-            outputs[:, 1] - outputs[:, 0], own.decision_function(codes), atol=1e-3
-        )
-        assert settings["learning_rate"] < 0.003
-        assert settings["epochs"] == 100
-
-    def test_codes_that_tell_nothing_get_no_head(self):
-        stack = DBNClassifier(**SMALL, epochs=0, finetune_epochs=1).fit(BITS, KINDS).stack_
-        layer = stack.layers[0]
-        blind = type(stack)((layer.to(np.zeros_like), *stack.layers[1:]))
-        assert not codes_are_better(blind, BITS, ALL, 0)
-
-    def test_a_head_that_is_there_stays(self, better_codes):
-        stack = StackedRBM(**SMALL, epochs=1).fit(BITS).stack_
-        assert codes_are_better(stack, BITS, ALL, 0)
-        headed, _ = with_head(stack, BITS, ALL)
-        assert not codes_are_better(headed, BITS, ALL, 0)
-
-    @pytest.mark.parametrize("weights", [None, np.full(200, 0.5)])
-    def test_labels_left_out_are_predicted(self, weights):
-        right = module._share_right(KINDS[:, None] - 0.5, KINDS, weights, 0)
-        np.testing.assert_allclose(right, 1 if weights is None else weights)
-        assert module._share_right(np.zeros((200, 1)), KINDS, None, 0).mean() < 0.7
-
-    def test_settings_of_the_user_leave_it_out(self, better_codes):
-        y = some(KINDS)
-        usual = DBNClassifier(**SMALL, epochs=20).fit(BITS, y)
-        given = DBNClassifier(**SMALL, epochs=20, settings={"finetune_dropout": 0.3}).fit(BITS, y)
-        rates = [own.stack_.info["finetune"][-1]["learning_rate"] for own in (usual, given)]
-        assert rates == [0.001, 0.003]
-        assert usual.score(BITS, KINDS) > 0.85
 
     @pytest.mark.parametrize("counted", [0, 1, 2])
     def test_classes_without_any_weight_stay_classes(self, counted):
