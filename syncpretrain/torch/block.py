@@ -20,6 +20,8 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.draws import GLOBAL_DRAWS
 from syncpretrain.torch.losses import LocalLoss
 
+STEPPED = "epoch", "minibatch"  # after which a schedule is stepped
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -147,14 +149,14 @@ class Block:
     def __getstate__(self) -> dict[str, Any]:
         # As one whole, so that the optimizer has the parameters of the modules.
         for own in (*self.modules.modules(), *self.head.modules(), self.loss.kind):
-            _check_is_importable(self.number, own)
-        try:
-            return {"saved": saved(self.__dict__)}
-        except Exception as error:  # methods of a module may raise anything
-            raise SettingsError(
-                f"runtime: block {self.number} cannot be sent to a process ({error}), expected"
-                " modules, an optimizer and a schedule without functions of a script; take threads"
-            ) from error
+            kind = type(own) if isinstance(own, nn.Module) else own
+            if getattr(kind, "__module__", "") == "__main__":
+                raise SettingsError(
+                    f"runtime: got processes, but {kind.__qualname__} of block {self.number} is"
+                    " defined in the script itself, which processes do not run; move it to a"
+                    " module, or take threads"
+                )
+        return {"saved": saved(f"block {self.number}, its optimizer or schedule", self.__dict__)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(loaded(state["saved"]))
@@ -174,26 +176,26 @@ class Block:
             self.optimizer.step = step
 
 
-def saved(things: dict[str, Any]) -> bytes:
-    """Return objects as bytes, for a process that this one starts."""
+def saved(what: str, things: dict[str, Any]) -> bytes:
+    """Return objects as bytes, for a process that this one starts; ``what`` names them.
+
+    Raises SettingsError if one cannot be saved.
+    """
     # A pickle of multiprocessing would send every tensor through a file of its own.
     file = io.BytesIO()
-    torch.save(dict(things), file)
+    try:
+        torch.save(dict(things), file)
+    except Exception as error:  # methods of what is saved may raise anything
+        raise SettingsError(
+            f"runtime: {what} cannot be sent to a process ({error}), expected one without functions"
+            " of a script; take threads"
+        ) from error
     return file.getvalue()
 
 
 def loaded(data: bytes) -> Any:
     """Return what :func:`saved` was given; it comes from the process that started this one."""
     return torch.load(io.BytesIO(data), weights_only=False)
-
-
-def _check_is_importable(number: int, own: Any) -> None:
-    kind = type(own) if isinstance(own, nn.Module) else own
-    if getattr(kind, "__module__", "") == "__main__":
-        raise SettingsError(
-            f"runtime: got processes, but {kind.__qualname__} of block {number} is defined in the"
-            " script itself, which processes do not run; move it to a module, or take threads"
-        )
 
 
 def blocks_of(model: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,11 +11,12 @@ import torch
 
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.minibatches import ArrayPasses, Minibatches
-from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.torch.block import Layout, drawing, loaded, saved, seeded
 from syncpretrain.workers.worker import PROBE_ROWS
 
+END = object()  # of an iterable
 LOADER = -1  # in place of a block's number: the draws of a pass over a loader
 
 
@@ -136,13 +138,7 @@ class _Passes:
         self.layout: Any = None  # from the first minibatch on
 
     def __getstate__(self) -> dict[str, Any]:
-        try:
-            return {"saved": saved(self.__dict__)}
-        except Exception as error:  # methods of a data set may raise anything
-            raise SettingsError(
-                f"runtime: the iterable cannot be sent to a process ({error}), expected one without"
-                " functions of a script; take threads"
-            ) from error
+        return {"saved": saved("the iterable", self.__dict__)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(loaded(state["saved"]))
@@ -155,13 +151,9 @@ class _Passes:
         with drawing(state):
             minibatches = iter(self._source)
         while True:
-            try:
-                if others:
-                    item = next(minibatches)
-                else:
-                    with drawing(state):
-                        item = next(minibatches)
-            except StopIteration:
+            with nullcontext() if others else drawing(state):
+                item = next(minibatches, END)
+            if item is END:
                 return
             parts = _parts(item)
             if self.layout is None:

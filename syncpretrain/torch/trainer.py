@@ -23,19 +23,18 @@ from syncpretrain.models.layer import ModuleLayer
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.pretraining.call import SavedCall
 from syncpretrain.pretraining.memory import StreamSize
 from syncpretrain.pretraining.streamed import BuildLayer, StreamedPretraining
 from syncpretrain.settings.sections import PretrainSettings, settings_from
 from syncpretrain.torch import block as building
-from syncpretrain.torch.block import Block, Layout
+from syncpretrain.torch.block import STEPPED, Block, Layout
 from syncpretrain.torch.data import Given, given_rows, held_out_rows
-from syncpretrain.torch.learner import ModuleLearner, build_block, load_layer, load_state
+from syncpretrain.torch.learner import ModuleLearner, SavedFit, build_block, load_layer, load_state
 from syncpretrain.torch.losses import LOSSES, LocalLoss, PredSimHead, check_loss, default_head
 from syncpretrain.workers.activations import Split
 from syncpretrain.workers.restarts import Restarts
 
-RUNTIMES, STEPPED = ("serial", "threads", "processes", "mpi", "auto"), ("epoch", "minibatch")
+RUNTIMES = "serial", "threads", "processes", "mpi", "auto"
 PRECISIONS = None, torch.bfloat16, torch.float16  # that PyTorch casts to on a CPU
 MEASURED_STEPS = 3  # of which the least time counts
 MEASURED_SECONDS = 0.5  # of one block, at most; one step more may be running by then
@@ -303,8 +302,8 @@ class LocalTrainer:
         self.history = driver.history
         if message:
             driver.emit(Notice(time.monotonic(), message))
-        own, more = (resume, driver.settings, given.train), {"validation": held_out}
-        saved = None if resume is None else SavedCall(*own, **more)
+        own = self._blocks, resume, driver.settings, given.train
+        saved = None if resume is None else SavedFit(*own, validation=held_out)
         if saved is not None:
             driver.save, driver.resume = saved.save, saved.newest()
         layers: Any = driver.run()
@@ -423,10 +422,8 @@ class LocalTrainer:
                 f"{workers} worker{'s' if workers > 1 else ''} for {len(costs)} blocks, measured at"
                 f" {times} ms a minibatch; {how} {gain:.2f} times one"
             )
-        runtime = self._runtime
-        if runtime == "auto":
-            runtime = "threads" if workers > 1 else "serial"
-        return workers, runtime, message
+        by_workers = "threads" if workers > 1 else "serial"
+        return workers, by_workers if self._runtime == "auto" else self._runtime, message
 
     def _probes(self, given: Given) -> list[Probe]:
         """Return a copy of each block, which has trained on a minibatch, with its minibatch."""

@@ -308,23 +308,59 @@ def test_a_state_of_other_validation_examples_is_refused(tmp_path, is_given):
         trained(perceptron, fit=fit | {"validation": (X[:20], y[:20])}, **own)
 
 
-def test_a_state_of_another_loss_is_refused(tmp_path):
-    fit = {"resume": tmp_path}
+def narrower():
+    return nn.Sequential(*perceptron()[:4], nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, 3))
+
+
+OTHERS = [
+    ({"network": lambda: perceptron()[:6]}, "block 3 was Shaken, Linear, ReLU, and not none;"),
+    ({"network": lambda: perceptron()[:5]}, "block 2 was Linear, ReLU, and not Linear;"),
+    (
+        {"network": narrower},
+        r"block 2 was Linear\(in_features=16, out_features=16.*, and not Linear\(.*_features=9, b",
+    ),
+    (
+        {"network": lambda: perceptron(drop=0.3)},
+        r"block 1 was Dropout\(p=0.2, inplace=False\), and not Dropout\(p=0.3",
+    ),
+    ({"loss": "cross-entropy"}, "the loss of block 1 was predsim, and not cross-entropy; give"),
+    ({"loss": "reconstruction"}, "the loss of block 1 was predsim, and not reconstruction; give"),
+    ({"optimizer": lambda p: torch.optim.AdamW(p, 0.001)}, "optimizer of block 1 was Adam, and"),
+    ({"clip": 1.0}, "the clip of block 1 was None, and not 1.0"),
+    ({"accumulate": 2}, "the accumulate of block 1 was 1, and not 2"),
+    ({"epochs": 5}, "epochs was another"),
+    ({"data": (rows(90)[0], rows(90)[1][::-1])}, "X, y or weight was another"),
+]
+
+
+def test_a_state_of_another_call_is_refused_in_short_words(tmp_path):
+    own = {"network": perceptron, "epochs": 6, "fit": {"resume": tmp_path, "validation": None}}
     with pytest.raises(RunInterrupted):
-        trained(perceptron, epochs=6, fit=fit, observers=[interrupting(1, 2)])
-    with pytest.raises(CheckpointError, match=r"state of layer 1 is of another layer"):
-        trained(perceptron, epochs=6, fit=fit, loss="cross-entropy")
-    for other, name in (
-        ({"optimizer": lambda p: torch.optim.AdamW(p, 0.001)}, "optimizer Adam"),
-        ({"clip": 1.0}, "clip, noise, precision None"),
-        ({"accumulate": 2}, "accumulate 1"),
-    ):
-        with pytest.raises(CheckpointError, match=f"it has {name}.*, and not"):
-            trained(perceptron, epochs=6, fit=fit, **other)
-    with pytest.raises(CheckpointError, match="it has modules"):
-        trained(lambda: perceptron(drop=0.3), epochs=6, fit=fit)
-    with pytest.raises(CheckpointError, match="epochs was another"):
-        trained(perceptron, epochs=5, fit=fit)
+        trained(**own, observers=[interrupting(1, 2)])
+    for other, words in OTHERS:
+        with pytest.raises(CheckpointError, match=f"is of another call, in which .*{words}") as e:
+            trained(**own | other)
+        assert len(str(e.value)) < 350
+        assert "\n" not in str(e.value)
+    assert digest_of(trained(**own)) == digest_of(trained(perceptron, epochs=6))
+
+
+class Smooth:
+    """A loss without a name of its own."""
+
+    def __call__(self, h, y):
+        return functional.cross_entropy(h, y, label_smoothing=0.1)
+
+
+def test_a_loss_that_another_process_has_elsewhere_goes_on(tmp_path):
+    own = {"epochs": 6, "heads": lambda _, below, above: nn.Linear(above[0], 3)}
+    own["fit"] = {"resume": tmp_path}
+    with pytest.raises(RunInterrupted):
+        trained(perceptron, loss=Smooth(), observers=[interrupting(1, 2)], **own)
+    other = Smooth()  # at another address
+    assert digest_of(trained(perceptron, loss=other, **own)) == digest_of(
+        trained(perceptron, loss=other, **own)
+    )
 
 
 KILLED = """
