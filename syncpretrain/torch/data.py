@@ -51,13 +51,9 @@ def given_rows(
         raise DataError("X: got an iterable without a minibatch, expected one or more")
     size = batch_size or getattr(X, "batch_size", None) or len(first)
     # A pass has as many rows as it says; an iterable that says nothing is read once to count them.
-    train = ArrayPasses(
-        Minibatches(source, n_examples=_rows_of(X)),
-        source.layout.width,
-        bounded=False,
-        batch_size=size,
-        trained=passes,
-    )
+    minibatches = Minibatches(source, n_examples=_rows_of(X))
+    how: dict[str, Any] = {"bounded": False, "batch_size": size, "trained": passes}
+    train = ArrayPasses(minibatches, source.layout.width, **how)
     return Given(train, source.layout, first[:size], size)
 
 

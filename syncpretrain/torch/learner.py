@@ -40,9 +40,13 @@ FACTS = "facts"  # in a state: all that is no tensor
 
 @dataclass(frozen=True, eq=False)
 class LiveLayer(ModuleLayer):
-    """The arrays of a block in training, and its forward pass."""
+    """The arrays of a block in training, and its forward pass; of a copy by pickle the arrays."""
 
     learner: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The tensors of a learner would go through descriptors that end with their process.
+        return ModuleLayer, (self.named,)
 
     @property
     def shape(self) -> DenseShape:
@@ -216,9 +220,8 @@ class ModuleLearner(Learner):
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        own = self.block.modules, self.block.head
-        modes = {module: False for part in own for module in part.modules()}
-        with in_modes(modes), torch.no_grad(), self._computing():
+        both = nn.ModuleList([self.block.modules, self.block.head])
+        with in_modes(dict.fromkeys(both.modules(), False)), torch.no_grad(), self._computing():
             yield
 
     def current(self) -> Any:

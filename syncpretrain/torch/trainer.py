@@ -386,17 +386,10 @@ class LocalTrainer:
 
     def _settings(self, given: Given, epochs: int, workers: int, runtime: str) -> PretrainSettings:
         widths = [given.layout.width, *(block.above.width for block in self._blocks)]
-        return settings_from(
-            widths,
-            epochs=epochs,
-            batch_size=given.batch_size,
-            handoff="minibatch",
-            delay=0.0,
-            runtime=runtime,
-            workers=workers,
-            seed=self._seed,
-            learning_rate=[float(b.optimizer.param_groups[0]["lr"]) for b in self._blocks],
-        ).pretrain
+        rates = [float(b.optimizer.param_groups[0]["lr"]) for b in self._blocks]
+        how: dict[str, Any] = {"epochs": epochs, "runtime": runtime, "workers": workers}
+        how |= {"batch_size": given.batch_size, "seed": self._seed, "learning_rate": rates}
+        return settings_from(widths, handoff="minibatch", delay=0.0, **how).pretrain
 
     def _chosen(self, given: Given) -> tuple[int, str, str]:
         """Return the number of workers, the runtime, and what is to be said of a choice."""

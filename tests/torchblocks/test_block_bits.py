@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -24,7 +25,10 @@ from torchnets import convolutional, digest, digest_of, perceptron, rows  # noqa
 from syncpretrain.data.order import PassOrder  # noqa: E402
 from syncpretrain.errors import CheckpointError, RunInterrupted  # noqa: E402
 from syncpretrain.events import EpochFinished, Notice  # noqa: E402
+from syncpretrain.models.layer import ModuleLayer  # noqa: E402
+from syncpretrain.settings.sections import settings_from  # noqa: E402
 from syncpretrain.torch import LocalTrainer  # noqa: E402
+from syncpretrain.torch.learner import ModuleLearner  # noqa: E402
 
 PLACES = [("threads", 2), ("threads", 3), ("threads", 4), ("processes", 1), ("processes", 3)]
 
@@ -399,7 +403,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(runtime, tmp_path):
     assert digest_of(rest) == digest_of(trained(perceptron, epochs=6))
 
 
-def test_a_killed_process_of_a_block_is_replaced():
+@pytest.mark.parametrize("examples", [90, 600])  # of 600 a state is kept within an epoch
+def test_a_killed_process_of_a_block_is_replaced(examples):
     killed, notices = [], []
 
     def kill(event):
@@ -415,12 +420,24 @@ def test_a_killed_process_of_a_block_is_replaced():
         runtime="processes",
         workers=2,
         epochs=12,
+        data=rows(examples),
         observers=[kill],
         fit={"max_restarts": 2},
     )
     assert killed
     assert any("a new process goes on" in message for message in notices)
-    assert digest_of(other) == digest_of(trained(perceptron, epochs=12))
+    assert digest_of(other) == digest_of(trained(perceptron, epochs=12, data=rows(examples)))
+
+
+def test_a_copy_of_a_block_in_training_has_arrays_alone():
+    """Tensors would go through a descriptor of their process, which ends with it."""
+    own = trained(perceptron)._blocks[0]
+    settings = settings_from([12, 16], handoff="minibatch").pretrain.of_layer(1)
+    live = ModuleLearner(1, own, settings).current()
+    copied = pickle.loads(pickle.dumps(live))
+    assert type(copied) is ModuleLayer
+    for name, array in live.arrays():
+        np.testing.assert_array_equal(copied.named[name], array)
 
 
 def loaded(runtime, workers, *, observers=(), others=0, **fit):
