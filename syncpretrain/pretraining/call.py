@@ -389,7 +389,7 @@ class SavedCall:
         for name, rows in more.items():
             if isinstance(rows, np.ndarray) and len(rows):
                 data[name] = _data_record(rows.reshape(len(rows), -1))["sha256"]
-        self._saved = time.monotonic()
+        self._saved, self._way_out = time.monotonic(), "delete the file to begin anew"
 
     def newest(self) -> State | None:
         """Return the state that an earlier call left behind; None without one.
@@ -399,7 +399,10 @@ class SavedCall:
         CheckpointError
             If it is damaged, or of another call.
         """
-        return self._file.read(self.path, self._check) if self.path.is_file() else None
+        try:
+            return self._file.read(self.path, self._check) if self.path.is_file() else None
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; {self._way_out}") from error
 
     def save(self, state: Callable[[], State], *, done: Any, final: bool) -> None:
         """Write the state, if it is time to, or at a stop; training goes on where that fails."""
@@ -418,8 +421,8 @@ class SavedCall:
 
     def _check(self, header: dict[str, Any]) -> None:
         if (what := self._difference(header)) is not None:
-            how = "give what it was begun with, or another folder"
-            raise CheckpointError(f"is of another call, in which {what}; {how}")
+            self._way_out = "give what it was begun with, or another folder"
+            raise CheckpointError(f"is of another call, in which {what}")
 
     def _difference(self, header: dict[str, Any]) -> str | None:
         """Return the most telling difference from the call that wrote a header, if any."""

@@ -95,6 +95,9 @@ class Layout:
 
 def _columns(name: str, values: Any, rows: int, shape: tuple[int, ...]) -> Array:
     found = np.asarray([] if values is None else values)
+    if found.dtype.kind == "c":
+        how = "real numbers; give real and imaginary parts as columns"
+        raise DataError(f"{name}: got {found.dtype}, expected {how}")
     if found.shape != (rows, *shape):
         raise DataError(f"{name}: got shape {found.shape}, expected {(rows, *shape)}")
     with np.errstate(over="ignore"):
@@ -249,7 +252,8 @@ def check_apart(name: str, groups: Iterable[Iterable[Any]]) -> None:
         for tensor in (t for own in group for t in (*own.parameters(), *own.buffers())):
             kind = f"{tensor.dtype} on {tensor.device}"
             if tensor.is_floating_point() and kind != "torch.float32 on cpu":
-                raise SettingsError(f"{name}: block {i} has {kind}, expected torch.float32 on cpu")
+                how = "torch.float32 on cpu; take module.float().cpu()"
+                raise SettingsError(f"{name}: block {i} has {kind}, expected {how}")
             if owner.setdefault(id(tensor), i) != i:
                 raise SettingsError(
                     f"{name}: blocks {owner[id(tensor)]} and {i} share a parameter or buffer;"
@@ -295,7 +299,8 @@ def tensor_of(number: int, output: Any) -> Any:
         )
     if not output.is_floating_point():
         raise SettingsError(
-            f"model: block {number} returns {output.dtype}, expected floating-point numbers"
+            f"model: block {number} returns {output.dtype}, expected floating-point numbers; wrap"
+            " the module in one that returns them"
         )
     return output
 
@@ -321,9 +326,8 @@ def handed_up(number: int, modules: Any, x: Any) -> tuple[Any, bool]:
     with named(f"{what} {tuple(x.shape[1:])}"), drawing(state), torch.no_grad():
         output = tensor_of(number, copy.deepcopy(modules)(x.clone()))
     if len(output) != len(x):
-        raise SettingsError(
-            f"model: block {number} returns {len(output)} rows for {len(x)}, expected as many"
-        )
+        got = f"{len(output)} rows for {len(x)}"
+        raise SettingsError(f"model: block {number} returns {got}, expected as many")
     return output.float(), not torch.equal(state, before)
 
 
@@ -398,6 +402,5 @@ def check_schedule(block: Block, epochs: int) -> None:
     windows = -(-block.steps // block.accumulate)
     steps = block.scheduler.last_epoch + (epochs * windows if block.is_per_step else epochs - 1)
     if steps > most:
-        raise SettingsError(
-            f"scheduler: got total_steps {most} in block {block.number}, expected {steps} or more"
-        )
+        got = f"total_steps {most} in block {block.number}"
+        raise SettingsError(f"scheduler: got {got}, expected {steps} or more")

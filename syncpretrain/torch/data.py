@@ -48,7 +48,8 @@ def given_rows(
     source = _Passes(X, seed, classes)
     first = next(source(1), None)
     if first is None:
-        raise DataError("X: got an iterable without a minibatch, expected one or more")
+        expected = "one or more; drop_last leaves out a smaller one than batch_size"
+        raise DataError(f"X: got an iterable without a minibatch, expected {expected}")
     size = batch_size or getattr(X, "batch_size", None) or len(first)
     # A pass has as many rows as it says; an iterable that says nothing is read once to count them.
     minibatches = Minibatches(source, n_examples=_rows_of(X))
@@ -65,23 +66,23 @@ def held_out_rows(validation: Any, layout: Layout) -> Array:
     if not is_whole and not isinstance(validation, Iterable):
         got = type(validation).__name__
         raise DataError(f"validation: got {got}, expected (X, y) or an iterable of minibatches")
-    rows, count = [np.empty((0, layout.width), np.float32)], 0
+    rows = [np.empty((0, layout.width), np.float32)]
     try:
         for item in [validation] if is_whole and len(validation) else validation:
             rows.append(layout.rows(*map(_host, _parts(item))))
-            count += len(rows[-1])
-            if count >= PROBE_ROWS:
+            if sum(map(len, rows)) >= PROBE_ROWS:
                 break
-    except DataError as error:
+    except (DataError, TypeError) as error:  # of what has no length
         raise DataError(f"validation: {error}") from error
-    if not count:
+    if not len(own := np.concatenate(rows)):
         raise DataError("validation: got no examples, expected one or more")
-    own = np.concatenate(rows)
     return evenly_spaced(own, PROBE_ROWS) if is_whole else own[:PROBE_ROWS]
 
 
 def _layout(classes: int | None, x: Any, y: Any = None, weight: Any = None) -> Layout:
     """Return the layout of arrays or tensors."""
+    if any(getattr(own, "shape", ())[:1] == (0,) for own in (x, y)):
+        raise DataError("X or y: got no rows, expected one or more; give examples to train on")
     try:
         x = torch.tensor(np.asarray(_host(x))[0].copy())
         y = None if y is None else torch.tensor(np.asarray(_host(y))[0].copy())
@@ -141,13 +142,12 @@ class _Passes:
 
     def __call__(self, number: int) -> Iterator[Array]:
         """Return an iterator over the minibatches of a pass."""
-        # Processes of a loader draw for themselves: then only the begin of a pass is in turn.
-        others = getattr(self._source, "num_workers", 0)
         state = seeded(self._seed + (number << 32), -LOADER << 32)
         with drawing(state):
             minibatches = iter(self._source)
         while True:
-            with nullcontext() if others else drawing(state):
+            # Processes of a loader draw for themselves: then only the begin of a pass is in turn.
+            with nullcontext() if getattr(self._source, "num_workers", 0) else drawing(state):
                 item = next(minibatches, END)
             if item is END:
                 return

@@ -301,6 +301,50 @@ def test_a_schedule_by_the_numbers_of_epochs_resumes(tmp_path):
     assert digest_of(trained(perceptron, **own)) == digest_of(whole)
 
 
+@pytest.mark.parametrize("bytes_left", [0, 5, 100, 20_000, -3])
+def test_a_torn_state_is_refused_before_training(tmp_path, bytes_left):
+    own = {"epochs": 6, "fit": {"resume": tmp_path}}
+    with pytest.raises(RunInterrupted):
+        trained(perceptron, observers=[interrupting(1, 2)], **own)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:bytes_left])
+    seen = []
+    with pytest.raises(CheckpointError, match=r"cannot be read as a .*; delete the file to"):
+        trained(perceptron, observers=[seen.append], **own)
+    assert not seen
+    path.unlink()
+    assert digest_of(trained(perceptron, **own)) == digest_of(trained(perceptron, epochs=6))
+
+
+class Spectral(nn.Module):
+    """A block with complex parameters and real outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(12, 8, dtype=torch.complex64))
+        self.register_buffer("mean", torch.zeros(8, dtype=torch.complex64))
+
+    def forward(self, x):
+        h = x.to(torch.complex64) @ self.weight
+        self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        return (h - self.mean).abs()
+
+
+def spectral():
+    torch.manual_seed(3)
+    return nn.Sequential(Spectral(), nn.Linear(8, 3))
+
+
+def test_complex_parameters_have_the_same_bits(tmp_path):
+    own = {"epochs": 6, "optimizer": adam, "clip": 1.0}
+    whole = digest_of(trained(spectral, **own))
+    assert digest_of(trained(spectral, runtime="threads", workers=2, **own)) == whole
+    own["fit"] = {"resume": tmp_path}
+    with pytest.raises(RunInterrupted):
+        trained(spectral, observers=[interrupting(2, 2)], **own)
+    assert digest_of(trained(spectral, **own)) == whole
+
+
 @pytest.mark.parametrize("is_given", [False, True])
 def test_a_state_of_other_validation_examples_is_refused(tmp_path, is_given):
     X, y = rows(90)
