@@ -382,6 +382,11 @@ def finish(
             raise SettingsError(f"scheduler: got another optimizer in block {block.number}")
 
 
+def shown(own: Any) -> str:
+    """Return a value for a message; of a module its class."""
+    return type(own).__name__ if isinstance(own, nn.Module) else repr(own)
+
+
 def is_count(own: Any) -> bool:
     """Return whether this is a whole number of 1 or more."""
     return not isinstance(own, bool) and isinstance(own, (int, np.integer)) and bool(own >= 1)
@@ -391,7 +396,7 @@ def check_whole(**numbers: Any) -> None:
     """Refuse what is no whole number of 1 or more, or nothing where there may be nothing."""
     for name, own in numbers.items():
         if not is_count(own) and not (own is None and name in ("classes", "batch_size")):
-            raise SettingsError(f"{name}: got {own!r}, expected a whole number, 1 or more")
+            raise SettingsError(f"{name}: got {shown(own)}, expected a whole number, 1 or more")
 
 
 def check_schedule(block: Block, epochs: int) -> None:

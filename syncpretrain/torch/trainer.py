@@ -193,7 +193,7 @@ class LocalTrainer:
             ("workers", not is_chosen, workers, "auto, or 1 or more"),
         ):
             if is_wrong:
-                raise SettingsError(f"{name}: got {own!r}, expected {expected}")
+                raise SettingsError(f"{name}: got {building.shown(own)}, expected {expected}")
         building.check_whole(classes=classes, block_threads=block_threads, accumulate=accumulate)
         if accumulate > 1 and any(getattr(own, "sparse", False) for own in self.model.modules()):
             raise SettingsError(f"accumulate: got {accumulate} with sparse gradients, expected 1")
@@ -264,7 +264,8 @@ class LocalTrainer:
         """
         building.check_whole(batch_size=batch_size, epochs=epochs)
         if max_restarts != 0 and not building.is_count(max_restarts):
-            raise SettingsError(f"max_restarts: got {max_restarts!r}, expected 0 or more")
+            got = building.shown(max_restarts)
+            raise SettingsError(f"max_restarts: got {got}, expected 0 or more")
         how: dict[str, Any] = {"batch_size": batch_size, "passes": epochs, "seed": self._seed}
         classes = self._classes if self._loss in LOSSES[:2] else None
         given = given_rows(X, y, weight, classes=classes, **how)
@@ -318,10 +319,10 @@ class LocalTrainer:
     def _build_blocks(self, given: Given) -> None:
         """Build heads and optimizers; another call of fit goes on with the first call's."""
         if self._blocks:
-            if self._blocks[0].below != given.layout:
-                raise SettingsError(
-                    f"X: got {given.layout}, expected {self._blocks[0].below} as in the first call"
-                )
+            first = self._blocks[0].below
+            for name in Layout.__slots__:
+                if (got := getattr(given.layout, name)) != (had := getattr(first, name)):
+                    raise SettingsError(f"X: got {name} {got}, expected {had} as in the first call")
             return
         rows = given.sample[:PROBED_ROWS]
         x, y, weight = given.layout.cut(rows if len(rows) > 1 else np.repeat(rows, 2, axis=0))

@@ -73,8 +73,10 @@ def test_a_second_call_goes_on():
     own.fit(X, y, batch_size=30)
     assert digest(own.model) != before
     assert own.heads == heads
-    with pytest.raises(SettingsError, match="as in the first call"):
+    with pytest.raises(SettingsError, match=r"X: got shape \(5,\), expected \(12,\) as in"):
         own.fit(X[:, :5], y)
+    with pytest.raises(SettingsError, match="X: got is_weighted True, expected False as in the f"):
+        own.fit(X, y, np.ones(60))
 
 
 def test_reconstruction_needs_no_targets_and_can_be_fine_tuned():
@@ -332,6 +334,7 @@ def test_a_schedule_that_ends_too_early_is_refused_before_training(every, steps)
     [
         ({"max_restarts": -1}, "max_restarts: got -1, expected 0 or more"),
         ({"max_restarts": "a"}, "max_restarts: got 'a', expected 0 or more"),
+        ({"max_restarts": nn.Sequential(nn.ReLU())}, "max_restarts: got Sequential, expected 0"),
         ({"resume": 3}, "resume: got 3, expected the path of a folder"),
     ],
 )
@@ -339,6 +342,17 @@ def test_a_wrong_argument_of_fit_is_refused(wrong, message):
     own = LocalTrainer(perceptron(), classes=3, runtime="serial", workers=1)
     with pytest.raises(SettingsError, match=message):
         own.fit(*rows(60), **wrong)
+
+
+MODULE = nn.Sequential(*(nn.Linear(12, 12) for _ in range(9)))
+
+
+@pytest.mark.parametrize(
+    "name", ["classes", "clip", "runtime", "noise", "workers", "seed", "precision", "accumulate"]
+)
+def test_a_module_in_a_wrong_place_is_named_by_its_class(name):
+    with pytest.raises(SettingsError, match=f"^{name}: got Sequential, expected "):
+        fitted(perceptron(), *rows(60), **{name: MODULE})
 
 
 def test_an_optimizer_of_all_parameters_is_refused():
