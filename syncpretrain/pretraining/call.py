@@ -344,11 +344,12 @@ def rows_by_columns(X: Any, validation: Any, units: str | None) -> Taken:
 
 
 STATE_NAME = "pretrain.safetensors"
+MOST_TELLING = "layers", "schedule", "handoff"  # others often follow from them
 SAVE_SECONDS = 60.0  # between two checkpoints
 
 
 class SavedCall:
-    """The folder of a call that may be stopped.
+    """The folder of a call that may be stopped; ``examples`` is what the call names them.
 
     Parameters
     ----------
@@ -367,6 +368,8 @@ class SavedCall:
         If the folder cannot be made.
     """
 
+    examples = "X"
+
     def __init__(
         self, folder: str | PathLike[str], settings: PretrainSettings, X: Any, **more: Any
     ) -> None:
@@ -381,11 +384,12 @@ class SavedCall:
             raise SettingsError(f"resume: got {folder}, expected a folder ({why})") from error
         plain = msgspec.json.decode(msgspec.json.encode(settings))
         own = {name: plain[name] for name in plain if name not in ELSEWHERE}
-        self._header = {"settings": own, "data": _data_record(X) | {"validation": ""}}
+        data = _data_record(X) | {"validation": ""}
+        self._header: dict[str, Any] = {"settings": own, "data": data}
         for name, rows in more.items():
             if isinstance(rows, np.ndarray) and len(rows):
-                self._header["data"][name] = _data_record(rows.reshape(len(rows), -1))["sha256"]
-        self._saved = time.monotonic()
+                data[name] = _data_record(rows.reshape(len(rows), -1))["sha256"]
+        self._saved, self._way_out = time.monotonic(), "delete the file to begin anew"
 
     def newest(self) -> State | None:
         """Return the state that an earlier call left behind; None without one.
@@ -395,9 +399,10 @@ class SavedCall:
         CheckpointError
             If it is damaged, or of another call.
         """
-        is_saved = self.path.is_file()
-        state: State | None = self._file.read(self.path, self._check) if is_saved else None
-        return state
+        try:
+            return self._file.read(self.path, self._check) if self.path.is_file() else None
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; {self._way_out}") from error
 
     def save(self, state: Callable[[], State], *, done: Any, final: bool) -> None:
         """Write the state, if it is time to, or at a stop; training goes on where that fails."""
@@ -415,26 +420,31 @@ class SavedCall:
         self.path.unlink(missing_ok=True)
 
     def _check(self, header: dict[str, Any]) -> None:
+        if (what := self._difference(header)) is not None:
+            self._way_out = "give what it was begun with, or another folder"
+            raise CheckpointError(f"is of another call, in which {what}")
+
+    def _difference(self, header: dict[str, Any]) -> str | None:
+        """Return the most telling difference from the call that wrote a header, if any."""
         was, now = header.get("settings", {}), self._header["settings"]
-        differing = sorted(name for name in now if was.get(name) != now[name])
+        others = (name for name in now if was.get(name) != now[name])
+        differing = sorted(others, key=lambda name: (name not in MOST_TELLING, name))
         # Before validation examples were kept here, a state did not say whether it had any.
         has = self._header["data"]
         had = {"validation": has["validation"]} | header.get("data", {})
         if own := {name for name in {*had, *has} if had.get(name) != has.get(name)}:
-            differing.insert(0, "validation" if own == {"validation"} else "X")
-        if differing:
-            what = f"is of another call, in which {differing[0]} was another"
-            raise CheckpointError(f"{what}; give what it was begun with, or another folder")
+            differing.insert(0, "validation" if own == {"validation"} else self.examples)
+        return f"{differing[0]} was another" if differing else None
 
 
 def _data_record(X: Any) -> dict[str, Any]:
     """Return a record that identifies examples: JSON values."""
     if isinstance(X, SparseRows):
-        digest = hashlib.sha256(b"".join(np.ascontiguousarray(own).data for own in X.csr))
-        return {"shape": list(X.shape), "sha256": digest.hexdigest()}
-    if not isinstance(X, np.ndarray):
+        parts, digest = iter(X.csr), hashlib.sha256()
+    elif isinstance(X, np.ndarray):
+        parts, digest = map(X.__getitem__, chunks(X.shape)), hashlib.sha256(X.dtype.str.encode())
+    else:
         return {"shape": list(getattr(X, "shape", ()))}
-    digest = hashlib.sha256(X.dtype.str.encode())
-    for rows in chunks(X.shape):
-        digest.update(np.ascontiguousarray(X[rows]).data)
+    for part in parts:
+        digest.update(np.ascontiguousarray(part).data)
     return {"shape": list(X.shape), "sha256": digest.hexdigest()}

@@ -20,6 +20,8 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.worker_pool import GLOBAL_DRAWS
 from syncpretrain.torch.losses import LocalLoss
 
+STEPPED = "epoch", "minibatch"  # after which a schedule is stepped
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -93,6 +95,9 @@ class Layout:
 
 def _columns(name: str, values: Any, rows: int, shape: tuple[int, ...]) -> Array:
     found = np.asarray([] if values is None else values)
+    if found.dtype.kind == "c":
+        how = "real numbers; give real and imaginary parts as columns"
+        raise DataError(f"{name}: got {found.dtype}, expected {how}")
     if found.shape != (rows, *shape):
         raise DataError(f"{name}: got shape {found.shape}, expected {(rows, *shape)}")
     with np.errstate(over="ignore"):
@@ -147,14 +152,14 @@ class Block:
     def __getstate__(self) -> dict[str, Any]:
         # As one whole, so that the optimizer has the parameters of the modules.
         for own in (*self.modules.modules(), *self.head.modules(), self.loss.kind):
-            _check_is_importable(self.number, own)
-        try:
-            return {"saved": saved(self.__dict__)}
-        except Exception as error:  # methods of a module may raise anything
-            raise SettingsError(
-                f"runtime: block {self.number} cannot be sent to a process ({error}), expected"
-                " modules, an optimizer and a schedule without functions of a script; take threads"
-            ) from error
+            kind = type(own) if isinstance(own, nn.Module) else own
+            if getattr(kind, "__module__", "") == "__main__":
+                raise SettingsError(
+                    f"runtime: got processes, but {kind.__qualname__} of block {self.number} is"
+                    " defined in the script itself, which processes do not run; move it to a"
+                    " module, or take threads"
+                )
+        return {"saved": saved(f"block {self.number}, its optimizer or schedule", self.__dict__)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(loaded(state["saved"]))
@@ -174,26 +179,26 @@ class Block:
             self.optimizer.step = step
 
 
-def saved(things: dict[str, Any]) -> bytes:
-    """Return objects as bytes, for a process that this one starts."""
+def saved(what: str, things: dict[str, Any]) -> bytes:
+    """Return objects as bytes, for a process that this one starts; ``what`` names them.
+
+    Raises SettingsError if one cannot be saved.
+    """
     # A pickle of multiprocessing would send every tensor through a file of its own.
     file = io.BytesIO()
-    torch.save(dict(things), file)
+    try:
+        torch.save(dict(things), file)
+    except Exception as error:  # methods of what is saved may raise anything
+        raise SettingsError(
+            f"runtime: {what} cannot be sent to a process ({error}), expected one without functions"
+            " of a script; take threads"
+        ) from error
     return file.getvalue()
 
 
 def loaded(data: bytes) -> Any:
     """Return what :func:`saved` was given; it comes from the process that started this one."""
     return torch.load(io.BytesIO(data), weights_only=False)
-
-
-def _check_is_importable(number: int, own: Any) -> None:
-    kind = type(own) if isinstance(own, nn.Module) else own
-    if getattr(kind, "__module__", "") == "__main__":
-        raise SettingsError(
-            f"runtime: got processes, but {kind.__qualname__} of block {number} is defined in the"
-            " script itself, which processes do not run; move it to a module, or take threads"
-        )
 
 
 def blocks_of(model: Any) -> list[Any]:
@@ -247,7 +252,8 @@ def check_apart(name: str, groups: Iterable[Iterable[Any]]) -> None:
         for tensor in (t for own in group for t in (*own.parameters(), *own.buffers())):
             kind = f"{tensor.dtype} on {tensor.device}"
             if tensor.is_floating_point() and kind != "torch.float32 on cpu":
-                raise SettingsError(f"{name}: block {i} has {kind}, expected torch.float32 on cpu")
+                how = "torch.float32 on cpu; take module.float().cpu()"
+                raise SettingsError(f"{name}: block {i} has {kind}, expected {how}")
             if owner.setdefault(id(tensor), i) != i:
                 raise SettingsError(
                     f"{name}: blocks {owner[id(tensor)]} and {i} share a parameter or buffer;"
@@ -293,7 +299,8 @@ def tensor_of(number: int, output: Any) -> Any:
         )
     if not output.is_floating_point():
         raise SettingsError(
-            f"model: block {number} returns {output.dtype}, expected floating-point numbers"
+            f"model: block {number} returns {output.dtype}, expected floating-point numbers; wrap"
+            " the module in one that returns them"
         )
     return output
 
@@ -319,9 +326,8 @@ def handed_up(number: int, modules: Any, x: Any) -> tuple[Any, bool]:
     with named(f"{what} {tuple(x.shape[1:])}"), drawing(state), torch.no_grad():
         output = tensor_of(number, copy.deepcopy(modules)(x.clone()))
     if len(output) != len(x):
-        raise SettingsError(
-            f"model: block {number} returns {len(output)} rows for {len(x)}, expected as many"
-        )
+        got = f"{len(output)} rows for {len(x)}"
+        raise SettingsError(f"model: block {number} returns {got}, expected as many")
     return output.float(), not torch.equal(state, before)
 
 
@@ -376,6 +382,11 @@ def finish(
             raise SettingsError(f"scheduler: got another optimizer in block {block.number}")
 
 
+def shown(own: Any) -> str:
+    """Return a value for a message; of a module its class."""
+    return type(own).__name__ if isinstance(own, nn.Module) else repr(own)
+
+
 def is_count(own: Any) -> bool:
     """Return whether this is a whole number of 1 or more."""
     return not isinstance(own, bool) and isinstance(own, (int, np.integer)) and bool(own >= 1)
@@ -385,7 +396,7 @@ def check_whole(**numbers: Any) -> None:
     """Refuse what is no whole number of 1 or more, or nothing where there may be nothing."""
     for name, own in numbers.items():
         if not is_count(own) and not (own is None and name in ("classes", "batch_size")):
-            raise SettingsError(f"{name}: got {own!r}, expected a whole number, 1 or more")
+            raise SettingsError(f"{name}: got {shown(own)}, expected a whole number, 1 or more")
 
 
 def check_schedule(block: Block, epochs: int) -> None:
@@ -396,6 +407,5 @@ def check_schedule(block: Block, epochs: int) -> None:
     windows = -(-block.steps // block.accumulate)
     steps = block.scheduler.last_epoch + (epochs * windows if block.is_per_step else epochs - 1)
     if steps > most:
-        raise SettingsError(
-            f"scheduler: got total_steps {most} in block {block.number}, expected {steps} or more"
-        )
+        got = f"total_steps {most} in block {block.number}"
+        raise SettingsError(f"scheduler: got {got}, expected {steps} or more")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,11 +11,12 @@ import torch
 
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.minibatches import ArrayPasses, Minibatches
-from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.torch.block import Layout, drawing, loaded, saved, seeded
 from syncpretrain.workers.worker import PROBE_ROWS
 
+END = object()  # of an iterable
 LOADER = -1  # in place of a block's number: the draws of a pass over a loader
 
 
@@ -46,16 +48,13 @@ def given_rows(
     source = _Passes(X, seed, classes)
     first = next(source(1), None)
     if first is None:
-        raise DataError("X: got an iterable without a minibatch, expected one or more")
+        expected = "one or more; drop_last leaves out a smaller one than batch_size"
+        raise DataError(f"X: got an iterable without a minibatch, expected {expected}")
     size = batch_size or getattr(X, "batch_size", None) or len(first)
     # A pass has as many rows as it says; an iterable that says nothing is read once to count them.
-    train = ArrayPasses(
-        Minibatches(source, n_examples=_rows_of(X)),
-        source.layout.width,
-        bounded=False,
-        batch_size=size,
-        trained=passes,
-    )
+    minibatches = Minibatches(source, n_examples=_rows_of(X))
+    how: dict[str, Any] = {"bounded": False, "batch_size": size, "trained": passes}
+    train = ArrayPasses(minibatches, source.layout.width, **how)
     return Given(train, source.layout, first[:size], size)
 
 
@@ -67,23 +66,23 @@ def held_out_rows(validation: Any, layout: Layout) -> Array:
     if not is_whole and not isinstance(validation, Iterable):
         got = type(validation).__name__
         raise DataError(f"validation: got {got}, expected (X, y) or an iterable of minibatches")
-    rows, count = [np.empty((0, layout.width), np.float32)], 0
+    rows = [np.empty((0, layout.width), np.float32)]
     try:
         for item in [validation] if is_whole and len(validation) else validation:
             rows.append(layout.rows(*map(_host, _parts(item))))
-            count += len(rows[-1])
-            if count >= PROBE_ROWS:
+            if sum(map(len, rows)) >= PROBE_ROWS:
                 break
-    except DataError as error:
+    except (DataError, TypeError) as error:  # of what has no length
         raise DataError(f"validation: {error}") from error
-    if not count:
+    if not len(own := np.concatenate(rows)):
         raise DataError("validation: got no examples, expected one or more")
-    own = np.concatenate(rows)
     return evenly_spaced(own, PROBE_ROWS) if is_whole else own[:PROBE_ROWS]
 
 
 def _layout(classes: int | None, x: Any, y: Any = None, weight: Any = None) -> Layout:
     """Return the layout of arrays or tensors."""
+    if any(getattr(own, "shape", ())[:1] == (0,) for own in (x, y)):
+        raise DataError("X or y: got no rows, expected one or more; give examples to train on")
     try:
         x = torch.tensor(np.asarray(_host(x))[0].copy())
         y = None if y is None else torch.tensor(np.asarray(_host(y))[0].copy())
@@ -136,32 +135,21 @@ class _Passes:
         self.layout: Any = None  # from the first minibatch on
 
     def __getstate__(self) -> dict[str, Any]:
-        try:
-            return {"saved": saved(self.__dict__)}
-        except Exception as error:  # methods of a data set may raise anything
-            raise SettingsError(
-                f"runtime: the iterable cannot be sent to a process ({error}), expected one without"
-                " functions of a script; take threads"
-            ) from error
+        return {"saved": saved("the iterable", self.__dict__)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(loaded(state["saved"]))
 
     def __call__(self, number: int) -> Iterator[Array]:
         """Return an iterator over the minibatches of a pass."""
-        # Processes of a loader draw for themselves: then only the begin of a pass is in turn.
-        others = getattr(self._source, "num_workers", 0)
         state = seeded(self._seed + (number << 32), -LOADER << 32)
         with drawing(state):
             minibatches = iter(self._source)
         while True:
-            try:
-                if others:
-                    item = next(minibatches)
-                else:
-                    with drawing(state):
-                        item = next(minibatches)
-            except StopIteration:
+            # Processes of a loader draw for themselves: then only the begin of a pass is in turn.
+            with nullcontext() if getattr(self._source, "num_workers", 0) else drawing(state):
+                item = next(minibatches, END)
+            if item is END:
                 return
             parts = _parts(item)
             if self.layout is None:

@@ -7,9 +7,12 @@ bits of training one block after another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain, zip_longest
+from textwrap import shorten
 from typing import Any
 
 import msgspec
@@ -23,21 +26,27 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.models.layer import ModuleLayer
+from syncpretrain.pretraining.call import SavedCall
 from syncpretrain.settings.fields import LayerSettings
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.shapes import DenseShape
-from syncpretrain.torch.block import Block, drawing, in_modes, tensor_of
+from syncpretrain.torch.block import STEPPED, Block, drawing, in_modes, tensor_of
 from syncpretrain.torch.losses import noisy
 from syncpretrain.workers.worker import LayerInTraining
 
+WORDS = 80  # characters of a message for what a block had
 FACTS = "facts"  # in a state: all that is no tensor
 
 
 @dataclass(frozen=True, eq=False)
 class LiveLayer(ModuleLayer):
-    """The arrays of a block in training, and its forward pass."""
+    """The arrays of a block in training, and its forward pass; of a copy by pickle the arrays."""
 
     learner: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The tensors of a learner would go through descriptors that end with their process.
+        return ModuleLayer, (self.named,)
 
     @property
     def shape(self) -> DenseShape:
@@ -48,10 +57,9 @@ class LiveLayer(ModuleLayer):
     def up(self, X: Array, *, out: Array | None = None) -> Array:
         """Return rows for the block above, without training."""
         found: Array = self.learner.up(X)
-        if out is None:
-            return found
-        np.copyto(out, found)
-        return out
+        if out is not None:
+            np.copyto(out, found)
+        return found if out is None else out
 
 
 class ModuleStep(WholeStep):
@@ -77,8 +85,7 @@ class ModuleLearner(Learner):
         self._epoch = 0
         self._step = -1  # minibatch of the epoch, counted from 0
         self._is_left_out = True  # while all weights of a step's minibatches are 0
-        now: Any = LiveLayer(self._arrays(), learner=self)
-        super().__init__(layer, now, settings)
+        super().__init__(layer, self.current(), settings)
 
     def _train(self, layer: Any) -> None:
         self._allocate(self.batch_size)
@@ -178,16 +185,14 @@ class ModuleLearner(Learner):
         out[:, inputs:] = self._tail
         return True
 
-    def _with_tail(self, h: Any, tail: Array) -> Array:
-        flat = h.reshape(len(tail), -1).float().numpy()
-        return np.concatenate([flat, tail], axis=1) if tail.shape[1] else flat
-
     def up(self, X: Array) -> Array:
         """Return rows for the block above, in evaluation mode."""
         own = np.ascontiguousarray(X, np.float32)
         with self._evaluating():
             h = self.block.modules(self.block.below.cut(own)[0])
-        return self._with_tail(h, own[:, self.block.below.inputs :])
+            flat = h.reshape(len(own), -1).float().numpy()
+        tail = own[:, self.block.below.inputs :]
+        return np.concatenate([flat, tail], axis=1) if tail.shape[1] else flat
 
     def summed_error(self, X: Array, hidden: Array | None = None) -> Any:
         """Return the loss in evaluation mode, times the examples."""
@@ -208,20 +213,15 @@ class ModuleLearner(Learner):
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        own = drawing(self.block.generator) if self.block.draws else nullcontext()
-        with own, self._cast():
+        draws, precision = self.block.draws, self.block.precision
+        cast = nullcontext() if precision is None else torch.autocast("cpu", precision)
+        with drawing(self.block.generator) if draws else nullcontext(), cast:
             yield
-
-    def _cast(self) -> Any:
-        if self.block.precision is None:
-            return nullcontext()
-        return torch.autocast("cpu", self.block.precision)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        own = self.block.modules, self.block.head
-        modes = {module: False for part in own for module in part.modules()}
-        with in_modes(modes), torch.no_grad(), self._computing():
+        both = nn.ModuleList([self.block.modules, self.block.head])
+        with in_modes(dict.fromkeys(both.modules(), False)), torch.no_grad(), self._computing():
             yield
 
     def current(self) -> Any:
@@ -261,7 +261,6 @@ class ModuleLearner(Learner):
                 else:
                     plain.setdefault(number, {})[name] = value
         facts = {
-            "same": _same(block),
             "tensors": kinds,
             "plain": plain,
             "groups": optimizer["param_groups"],
@@ -281,10 +280,7 @@ class ModuleLearner(Learner):
 
     def load_arrays(self, live: Mapping[str, Array], state: Mapping[str, Array]) -> None:
         """Continue with what :meth:`state` returned; see the base class."""
-        facts, own = _facts(state), _facts(live)
-        for name, was in facts["same"].items():
-            if was != own["same"][name]:
-                raise ValueError(f"it has {name} {was}, and not {own['same'][name]}")
+        facts = _facts(state)
         load_state(self.block, state)
         self._rate, self._epoch = facts["rate"], facts["epoch"]
         self._step, self._is_left_out = facts["step"], facts["left out"]
@@ -305,15 +301,45 @@ def _facts(state: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def _same(block: Block) -> dict[str, str]:
-    """Return what has to be the same when a run goes on."""
-    return {
-        "loss": str(getattr(block.loss.kind, "__qualname__", block.loss.kind)),
-        "optimizer": f"{type(block.optimizer).__name__} ({len(block.optimizer.param_groups)})",
-        "scheduler": f"{type(block.scheduler).__name__}, {block.is_per_step}",
-        "clip, noise, precision": f"{block.clip}, {block.noise}, {block.precision}",
-        "accumulate": str(block.accumulate),
-        "modules": f"{block.modules}, head {block.head}",
-    }
+    """Return what has to be the same when a run goes on, what is most likely to differ first."""
+    kind, optimizer = block.loss.kind, block.optimizer
+    own = {
+        "loss": getattr(kind, "__qualname__", kind),
+        "head": block.head,
+        "optimizer": f"{type(optimizer).__name__} ({len(optimizer.param_groups)})",
+        "scheduler": f"{type(block.scheduler).__name__} ({STEPPED[block.is_per_step]})",
+    } | {name: getattr(block, name) for name in ("clip", "noise", "precision", "accumulate")}
+    named = {f"block {block.number}": block.modules}
+    named |= {f"the {name} of block {block.number}": text for name, text in own.items()}
+    return {name: re.sub(" at 0x[0-9a-f]+", "", str(text)) for name, text in named.items()}
+
+
+class SavedFit(SavedCall):
+    """The folder of a call of ``fit``."""
+
+    examples = "X, y or weight"
+
+    def __init__(self, blocks: Iterable[Block], *call: Any, **more: Any) -> None:
+        super().__init__(*call, **more)
+        self._header["blocks"] = dict(chain.from_iterable(_same(own).items() for own in blocks))
+
+    def _difference(self, header: dict[str, Any]) -> str | None:
+        now = self._header["blocks"]
+        had = header.get("blocks", now)  # older states say nothing
+        for name in had | now:
+            if had.get(name) != now.get(name):
+                was, given = _in_words(had.get(name, ""), now.get(name, ""))
+                return f"{name} was {was}, and not {given}"
+        return super()._difference(header)
+
+
+def _in_words(*texts: str) -> Iterator[str]:
+    """Yield the classes in texts of modules, or their first lines that differ."""
+    lines = [[re.sub(r"^ *(\(\w+\): )?", "", own) for own in text.splitlines()] for text in texts]
+    classes = [", ".join(own.partition("(")[0].strip() for own in x if own != ")") for x in lines]
+    pairs = zip_longest(*lines, fillvalue="")
+    found = classes if classes[0] != classes[1] else next(x for x in pairs if x[0] != x[1])
+    yield from (shorten(own.replace("Sequential, ", ""), WORDS) or "none" for own in found)
 
 
 def load_state(block: Block, state: Mapping[str, Array]) -> None:
@@ -381,16 +407,11 @@ def load_layer(block: Block, layer: ModuleLayer) -> None:
 
 
 def build_block(
-    block: Block,
-    settings: PretrainSettings,
-    layer: int,
-    backend: Any = None,
-    shared: Any = None,
-    **how: Any,
+    block: Block, settings: PretrainSettings, layer: int, *rest: Any, **how: Any
 ) -> LayerInTraining:
     """Return a block, ready to be trained; see :func:`syncpretrain.pretraining.build.build_layer`.
 
-    ``shared`` is None: no ranks share a block.
+    A block has one backend, and no ranks share it.
     """
     learner = ModuleLearner(layer, block, settings.of_layer(layer))
     return LayerInTraining(learner, ModuleStep(learner))

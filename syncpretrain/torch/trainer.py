@@ -23,19 +23,18 @@ from syncpretrain.models.layer import ModuleLayer
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.pretraining.call import SavedCall
 from syncpretrain.pretraining.memory import StreamSize
 from syncpretrain.pretraining.streamed import BuildLayer, StreamedPretraining
 from syncpretrain.settings.sections import PretrainSettings, settings_from
 from syncpretrain.torch import block as building
-from syncpretrain.torch.block import Block, Layout
+from syncpretrain.torch.block import STEPPED, Block, Layout
 from syncpretrain.torch.data import Given, given_rows, held_out_rows
-from syncpretrain.torch.learner import ModuleLearner, build_block, load_layer, load_state
+from syncpretrain.torch.learner import ModuleLearner, SavedFit, build_block, load_layer, load_state
 from syncpretrain.torch.losses import LOSSES, LocalLoss, PredSimHead, check_loss, default_head
 from syncpretrain.workers.activations import Split
 from syncpretrain.workers.restarts import Restarts
 
-RUNTIMES, STEPPED = ("serial", "threads", "processes", "mpi", "auto"), ("epoch", "minibatch")
+RUNTIMES = "serial", "threads", "processes", "mpi", "auto"
 PRECISIONS = None, torch.bfloat16, torch.float16  # that PyTorch casts to on a CPU
 MEASURED_STEPS = 3  # of which the least time counts
 MEASURED_SECONDS = 0.5  # of one block, at most; one step more may be running by then
@@ -195,7 +194,7 @@ class LocalTrainer:
             ("workers", not is_chosen, workers, "auto, or 1 or more"),
         ):
             if is_wrong:
-                raise SettingsError(f"{name}: got {own!r}, expected {expected}")
+                raise SettingsError(f"{name}: got {building.shown(own)}, expected {expected}")
         building.check_whole(classes=classes, block_threads=block_threads, accumulate=accumulate)
         if accumulate > 1 and any(getattr(own, "sparse", False) for own in self.model.modules()):
             raise SettingsError(f"accumulate: got {accumulate} with sparse gradients, expected 1")
@@ -266,7 +265,8 @@ class LocalTrainer:
         """
         building.check_whole(batch_size=batch_size, epochs=epochs)
         if max_restarts != 0 and not building.is_count(max_restarts):
-            raise SettingsError(f"max_restarts: got {max_restarts!r}, expected 0 or more")
+            got = building.shown(max_restarts)
+            raise SettingsError(f"max_restarts: got {got}, expected 0 or more")
         how: dict[str, Any] = {"batch_size": batch_size, "passes": epochs, "seed": self._seed}
         classes = self._classes if self._loss in LOSSES[:2] else None
         given = given_rows(X, y, weight, classes=classes, **how)
@@ -304,8 +304,8 @@ class LocalTrainer:
         self.history = driver.history
         if message:
             driver.emit(Notice(time.monotonic(), message))
-        own, more = (resume, driver.settings, given.train), {"validation": held_out}
-        saved = None if resume is None else SavedCall(*own, **more)
+        own = self._blocks, resume, driver.settings, given.train
+        saved = None if resume is None else SavedFit(*own, validation=held_out)
         if saved is not None:
             driver.save, driver.resume = saved.save, saved.newest()
         layers: Any = driver.run()
@@ -320,10 +320,10 @@ class LocalTrainer:
     def _build_blocks(self, given: Given) -> None:
         """Build heads and optimizers; another call of fit goes on with the first call's."""
         if self._blocks:
-            if self._blocks[0].below != given.layout:
-                raise SettingsError(
-                    f"X: got {given.layout}, expected {self._blocks[0].below} as in the first call"
-                )
+            first = self._blocks[0].below
+            for name in Layout.__slots__:
+                if (got := getattr(given.layout, name)) != (had := getattr(first, name)):
+                    raise SettingsError(f"X: got {name} {got}, expected {had} as in the first call")
             return
         rows = given.sample[:PROBED_ROWS]
         x, y, weight = given.layout.cut(rows if len(rows) > 1 else np.repeat(rows, 2, axis=0))
@@ -388,17 +388,10 @@ class LocalTrainer:
 
     def _settings(self, given: Given, epochs: int, workers: int, runtime: str) -> PretrainSettings:
         widths = [given.layout.width, *(block.above.width for block in self._blocks)]
-        return settings_from(
-            widths,
-            epochs=epochs,
-            batch_size=given.batch_size,
-            handoff="minibatch",
-            delay=0.0,
-            runtime=runtime,
-            workers=workers,
-            seed=self._seed,
-            learning_rate=[float(b.optimizer.param_groups[0]["lr"]) for b in self._blocks],
-        ).pretrain
+        rates = [float(b.optimizer.param_groups[0]["lr"]) for b in self._blocks]
+        how: dict[str, Any] = {"epochs": epochs, "runtime": runtime, "workers": workers}
+        how |= {"batch_size": given.batch_size, "seed": self._seed, "learning_rate": rates}
+        return settings_from(widths, handoff="minibatch", delay=0.0, **how).pretrain
 
     def _chosen(self, given: Given) -> tuple[int, str, str]:
         """Return the number of workers, the runtime, and what is to be said of a choice."""
@@ -424,10 +417,8 @@ class LocalTrainer:
                 f"{workers} worker{'s' if workers > 1 else ''} for {len(costs)} blocks, measured at"
                 f" {times} ms a minibatch; {how} {gain:.2f} times one"
             )
-        runtime = self._runtime
-        if runtime == "auto":
-            runtime = "threads" if workers > 1 else "serial"
-        return workers, runtime, message
+        by_workers = "threads" if workers > 1 else "serial"
+        return workers, by_workers if self._runtime == "auto" else self._runtime, message
 
     def _probes(self, given: Given) -> list[Probe]:
         """Return a copy of each block, which has trained on a minibatch, with its minibatch."""

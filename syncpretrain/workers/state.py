@@ -215,7 +215,7 @@ class StateFile(Generic[StateT]):
         """
         arrays: dict[str, Array] = {}
         header = {"run": dict(run), **self.pack(state, arrays)}
-        write_arrays(path, _finite(msgspec.to_builtins(header)), arrays)
+        write_arrays(path, _each(msgspec.to_builtins(header), _finite), arrays)
 
     def read(self, path: Path, check: Callable[[dict[str, Any]], Any] | None = None) -> StateT:
         """Return the state in a file.
@@ -231,10 +231,10 @@ class StateFile(Generic[StateT]):
         values, arrays = read_arrays(path)
         try:
             run = msgspec.convert(values, _OfRun).run
-            own = {name: _infinite(x) for name, x in values.items() if name != "run"}
-            header = msgspec.convert(own, self.header)
             if check is not None:
                 check(run)
+            own = {name: _each(x, _infinite) for name, x in values.items() if name != "run"}
+            header = msgspec.convert(own, self.header)
             return self.unpack(header, arrays)
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
@@ -246,21 +246,22 @@ class _OfRun(msgspec.Struct):
     run: dict[str, Any]
 
 
-def _finite(value: Any) -> Any:
-    """Replace numbers that JSON lacks by texts: the best error of early stopping begins as inf."""
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return JSON values with each that is no dict and no list changed."""
     if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
+        return {name: _each(item, change) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [_each(item, change) for item in value]
+    return change(value)
+
+
+def _finite(value: Any) -> Any:
+    """Replace a number that JSON lacks by a text; the best error of early stopping begins so."""
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _infinite(value: Any) -> Any:
     """Undo :func:`_finite`."""
-    if isinstance(value, dict):
-        return {name: _infinite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_infinite(item) for item in value]
     return float(value) if value in ("inf", "-inf", "nan") else value
 
 
@@ -373,10 +374,8 @@ def _unpack_epochs(header: _EpochsHeader, arrays: dict[str, Array]) -> PretrainS
         for number, own in enumerate(header.states, start=1)
     ]
     snapshots = {
-        (number, version): _read_layer(
-            f"snapshot.{number}.{version}", header.kinds[number - 1], arrays
-        )
-        for number, version in header.snapshots
+        (i, version): _read_layer(f"snapshot.{i}.{version}", header.kinds[i - 1], arrays)
+        for i, version in header.snapshots
     }
     state = PretrainState(header.past, snapshots, header.made, tuple(states), header.curves)
     # A damaged file is refused here, not in the middle of the resumed run.

@@ -352,7 +352,14 @@ class TestResume:
         assert not list((tmp_path / "state").iterdir())
 
     @pytest.mark.parametrize(
-        ("others", "name"), [({"seed": 2}, "seed"), ({"learning_rate": 0.2}, "learning_rate")]
+        ("others", "name"),
+        [
+            ({"seed": 2}, "seed"),
+            ({"learning_rate": 0.2}, "learning_rate"),
+            ({"hidden": [6]}, "layers"),
+            ({"handoff": "minibatch"}, "handoff"),
+            ({"schedule": "async"}, "schedule"),
+        ],
     )
     def test_another_call_is_refused(self, tmp_path, others, name):
         self.stopped(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -24,7 +25,10 @@ from torchnets import convolutional, digest, digest_of, perceptron, rows  # noqa
 from syncpretrain.data.order import PassOrder  # noqa: E402
 from syncpretrain.errors import CheckpointError, RunInterrupted  # noqa: E402
 from syncpretrain.events import EpochFinished, Notice  # noqa: E402
+from syncpretrain.models.layer import ModuleLayer  # noqa: E402
+from syncpretrain.settings.sections import settings_from  # noqa: E402
 from syncpretrain.torch import LocalTrainer  # noqa: E402
+from syncpretrain.torch.learner import ModuleLearner  # noqa: E402
 
 PLACES = [("threads", 2), ("threads", 3), ("threads", 4), ("processes", 1), ("processes", 3)]
 
@@ -297,6 +301,50 @@ def test_a_schedule_by_the_numbers_of_epochs_resumes(tmp_path):
     assert digest_of(trained(perceptron, **own)) == digest_of(whole)
 
 
+@pytest.mark.parametrize("bytes_left", [0, 5, 100, 20_000, -3])
+def test_a_torn_state_is_refused_before_training(tmp_path, bytes_left):
+    own = {"epochs": 6, "fit": {"resume": tmp_path}}
+    with pytest.raises(RunInterrupted):
+        trained(perceptron, observers=[interrupting(1, 2)], **own)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:bytes_left])
+    seen = []
+    with pytest.raises(CheckpointError, match=r"cannot be read as a .*; delete the file to"):
+        trained(perceptron, observers=[seen.append], **own)
+    assert not seen
+    path.unlink()
+    assert digest_of(trained(perceptron, **own)) == digest_of(trained(perceptron, epochs=6))
+
+
+class Spectral(nn.Module):
+    """A block with complex parameters and real outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(12, 8, dtype=torch.complex64))
+        self.register_buffer("mean", torch.zeros(8, dtype=torch.complex64))
+
+    def forward(self, x):
+        h = x.to(torch.complex64) @ self.weight
+        self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        return (h - self.mean).abs()
+
+
+def spectral():
+    torch.manual_seed(3)
+    return nn.Sequential(Spectral(), nn.Linear(8, 3))
+
+
+def test_complex_parameters_have_the_same_bits(tmp_path):
+    own = {"epochs": 6, "optimizer": adam, "clip": 1.0}
+    whole = digest_of(trained(spectral, **own))
+    assert digest_of(trained(spectral, runtime="threads", workers=2, **own)) == whole
+    own["fit"] = {"resume": tmp_path}
+    with pytest.raises(RunInterrupted):
+        trained(spectral, observers=[interrupting(2, 2)], **own)
+    assert digest_of(trained(spectral, **own)) == whole
+
+
 @pytest.mark.parametrize("is_given", [False, True])
 def test_a_state_of_other_validation_examples_is_refused(tmp_path, is_given):
     X, y = rows(90)
@@ -308,23 +356,59 @@ def test_a_state_of_other_validation_examples_is_refused(tmp_path, is_given):
         trained(perceptron, fit=fit | {"validation": (X[:20], y[:20])}, **own)
 
 
-def test_a_state_of_another_loss_is_refused(tmp_path):
-    fit = {"resume": tmp_path}
+def narrower():
+    return nn.Sequential(*perceptron()[:4], nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, 3))
+
+
+OTHERS = [
+    ({"network": lambda: perceptron()[:6]}, "block 3 was Shaken, Linear, ReLU, and not none;"),
+    ({"network": lambda: perceptron()[:5]}, "block 2 was Linear, ReLU, and not Linear;"),
+    (
+        {"network": narrower},
+        r"block 2 was Linear\(in_features=16, out_features=16.*, and not Linear\(.*_features=9, b",
+    ),
+    (
+        {"network": lambda: perceptron(drop=0.3)},
+        r"block 1 was Dropout\(p=0.2, inplace=False\), and not Dropout\(p=0.3",
+    ),
+    ({"loss": "cross-entropy"}, "the loss of block 1 was predsim, and not cross-entropy; give"),
+    ({"loss": "reconstruction"}, "the loss of block 1 was predsim, and not reconstruction; give"),
+    ({"optimizer": lambda p: torch.optim.AdamW(p, 0.001)}, "optimizer of block 1 was Adam, and"),
+    ({"clip": 1.0}, "the clip of block 1 was None, and not 1.0"),
+    ({"accumulate": 2}, "the accumulate of block 1 was 1, and not 2"),
+    ({"epochs": 5}, "epochs was another"),
+    ({"data": (rows(90)[0], rows(90)[1][::-1])}, "X, y or weight was another"),
+]
+
+
+def test_a_state_of_another_call_is_refused_in_short_words(tmp_path):
+    own = {"network": perceptron, "epochs": 6, "fit": {"resume": tmp_path, "validation": None}}
     with pytest.raises(RunInterrupted):
-        trained(perceptron, epochs=6, fit=fit, observers=[interrupting(1, 2)])
-    with pytest.raises(CheckpointError, match=r"state of layer 1 is of another layer"):
-        trained(perceptron, epochs=6, fit=fit, loss="cross-entropy")
-    for other, name in (
-        ({"optimizer": lambda p: torch.optim.AdamW(p, 0.001)}, "optimizer Adam"),
-        ({"clip": 1.0}, "clip, noise, precision None"),
-        ({"accumulate": 2}, "accumulate 1"),
-    ):
-        with pytest.raises(CheckpointError, match=f"it has {name}.*, and not"):
-            trained(perceptron, epochs=6, fit=fit, **other)
-    with pytest.raises(CheckpointError, match="it has modules"):
-        trained(lambda: perceptron(drop=0.3), epochs=6, fit=fit)
-    with pytest.raises(CheckpointError, match="epochs was another"):
-        trained(perceptron, epochs=5, fit=fit)
+        trained(**own, observers=[interrupting(1, 2)])
+    for other, words in OTHERS:
+        with pytest.raises(CheckpointError, match=f"is of another call, in which .*{words}") as e:
+            trained(**own | other)
+        assert len(str(e.value)) < 350
+        assert "\n" not in str(e.value)
+    assert digest_of(trained(**own)) == digest_of(trained(perceptron, epochs=6))
+
+
+class Smooth:
+    """A loss without a name of its own."""
+
+    def __call__(self, h, y):
+        return functional.cross_entropy(h, y, label_smoothing=0.1)
+
+
+def test_a_loss_that_another_process_has_elsewhere_goes_on(tmp_path):
+    own = {"epochs": 6, "heads": lambda _, below, above: nn.Linear(above[0], 3)}
+    own["fit"] = {"resume": tmp_path}
+    with pytest.raises(RunInterrupted):
+        trained(perceptron, loss=Smooth(), observers=[interrupting(1, 2)], **own)
+    other = Smooth()  # at another address
+    assert digest_of(trained(perceptron, loss=other, **own)) == digest_of(
+        trained(perceptron, loss=other, **own)
+    )
 
 
 KILLED = """
@@ -363,7 +447,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(runtime, tmp_path):
     assert digest_of(rest) == digest_of(trained(perceptron, epochs=6))
 
 
-def test_a_killed_process_of_a_block_is_replaced():
+@pytest.mark.parametrize("examples", [90, 600])  # of 600 a state is kept within an epoch
+def test_a_killed_process_of_a_block_is_replaced(examples):
     killed, notices = [], []
 
     def kill(event):
@@ -379,12 +464,24 @@ def test_a_killed_process_of_a_block_is_replaced():
         runtime="processes",
         workers=2,
         epochs=12,
+        data=rows(examples),
         observers=[kill],
         fit={"max_restarts": 2},
     )
     assert killed
     assert any("a new process goes on" in message for message in notices)
-    assert digest_of(other) == digest_of(trained(perceptron, epochs=12))
+    assert digest_of(other) == digest_of(trained(perceptron, epochs=12, data=rows(examples)))
+
+
+def test_a_copy_of_a_block_in_training_has_arrays_alone():
+    """Tensors would go through a descriptor of their process, which ends with it."""
+    own = trained(perceptron)._blocks[0]
+    settings = settings_from([12, 16], handoff="minibatch").pretrain.of_layer(1)
+    live = ModuleLearner(1, own, settings).current()
+    copied = pickle.loads(pickle.dumps(live))
+    assert type(copied) is ModuleLayer
+    for name, array in live.arrays():
+        np.testing.assert_array_equal(copied.named[name], array)
 
 
 def loaded(runtime, workers, *, observers=(), others=0, **fit):

@@ -73,8 +73,10 @@ def test_a_second_call_goes_on():
     own.fit(X, y, batch_size=30)
     assert digest(own.model) != before
     assert own.heads == heads
-    with pytest.raises(SettingsError, match="as in the first call"):
+    with pytest.raises(SettingsError, match=r"X: got shape \(5,\), expected \(12,\) as in"):
         own.fit(X[:, :5], y)
+    with pytest.raises(SettingsError, match="X: got is_weighted True, expected False as in the f"):
+        own.fit(X, y, np.ones(60))
 
 
 def test_reconstruction_needs_no_targets_and_can_be_fine_tuned():
@@ -222,12 +224,28 @@ class Stateful(nn.Linear):
         """Take nothing."""
 
 
+class Turned(nn.Module):
+    """A block that returns complex numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(12, 8, dtype=torch.complex64))
+
+    def forward(self, x):
+        return x.to(torch.complex64) @ self.weight
+
+
 CASES = [
     (lambda: nn.Linear(12, 3), {}, "got Linear, expected an nn.Sequential"),
     (lambda: nn.Sequential(nn.ReLU()), {}, "no module with a weight"),
     (lambda: nn.Sequential(Two(), nn.Linear(12, 3)), {}, "block 1 returns tuple, expected one"),
     (shared, {}, "blocks 2 and 3 share a parameter"),
-    (lambda: perceptron().double(), {}, "block 1 has torch.float64 on cpu, expected torch.float32"),
+    (
+        lambda: perceptron().double(),
+        {},
+        r"block 1 has torch.float64 on cpu, expected torch.float32 on cpu; take module.float\(\)",
+    ),
+    (lambda: nn.Sequential(Turned(), nn.Linear(8, 3)), {}, "block 1 returns torch.complex64, .*wr"),
     (lambda: nn.Sequential(nn.Linear(12, 8), nn.Linear(7, 3)), {}, r"block 2 fails on .* \(8,\)"),
     (
         perceptron,
@@ -316,6 +334,7 @@ def test_a_schedule_that_ends_too_early_is_refused_before_training(every, steps)
     [
         ({"max_restarts": -1}, "max_restarts: got -1, expected 0 or more"),
         ({"max_restarts": "a"}, "max_restarts: got 'a', expected 0 or more"),
+        ({"max_restarts": nn.Sequential(nn.ReLU())}, "max_restarts: got Sequential, expected 0"),
         ({"resume": 3}, "resume: got 3, expected the path of a folder"),
     ],
 )
@@ -323,6 +342,17 @@ def test_a_wrong_argument_of_fit_is_refused(wrong, message):
     own = LocalTrainer(perceptron(), classes=3, runtime="serial", workers=1)
     with pytest.raises(SettingsError, match=message):
         own.fit(*rows(60), **wrong)
+
+
+MODULE = nn.Sequential(*(nn.Linear(12, 12) for _ in range(9)))
+
+
+@pytest.mark.parametrize(
+    "name", ["classes", "clip", "runtime", "noise", "workers", "seed", "precision", "accumulate"]
+)
+def test_a_module_in_a_wrong_place_is_named_by_its_class(name):
+    with pytest.raises(SettingsError, match=f"^{name}: got Sequential, expected "):
+        fitted(perceptron(), *rows(60), **{name: MODULE})
 
 
 def test_an_optimizer_of_all_parameters_is_refused():
@@ -360,14 +390,18 @@ def test_data_that_do_not_fit_are_refused():
         ([(X, y, y, y)], "X: got 4 parts of a minibatch, expected X, y and weights"),
         ([{"x": X}], "X or y: expected numbers, a row an example"),
         ([3], "X or y: expected numbers, a row an example"),
-        (X[:0], "X or y: expected numbers, a row an example"),
+        (X[:0], "X or y: got no rows, expected one or more; give examples"),
+        ([(X[:0], y[:0])], "X or y: got no rows, expected one or more; give examples"),
+        (X.astype(complex), "X: got complex128, expected real numbers; give real and"),
+        ([X.astype(np.complex64)], "X: got complex64, expected real numbers; give real and"),
         (X.astype(str), "X or y: expected numbers, a row an example"),
         (torch.from_numpy(X).bfloat16(), "X or y: .* an example .*BFloat16"),
     ):
         with pytest.raises(DataError, match=message):
-            fitted(perceptron(), own, y[:0] if hasattr(own, "shape") else None)
-    with pytest.raises(DataError, match="without a minibatch"):
-        fitted(perceptron(), [])
+            fitted(perceptron(), own, y[: len(own)] if hasattr(own, "shape") else None)
+    for own in ([], DataLoader(TensorDataset(torch.ones(9, 12)), batch_size=10, drop_last=True)):
+        with pytest.raises(DataError, match="without a minibatch, expected one or more; drop_last"):
+            fitted(perceptron(), own)
     loader = DataLoader(TensorDataset(torch.from_numpy(X)), batch_size=10)
     with pytest.raises(DataError, match="y: got it with an iterable"):
         fitted(perceptron(), loader, y)
@@ -385,6 +419,7 @@ BROKEN = [
     ({"validation": (rows(60)[0], rows(60)[1] + 3)}, "validation: y: got 3 to 5"),
     ({"validation": []}, "validation: got no examples"),
     ({"validation": 3}, r"validation: got int, expected \(X, y\) or an iterable of minibatches"),
+    ({"validation": (3, 4)}, r"validation: object of type 'int' has no len\(\)"),
     ({"validation": (rows(60)[0],) * 4}, "validation: X: got 4 parts of a minibatch"),
     ({"X": np.where(np.arange(720) == 15, np.nan, 0).reshape(60, 12)}, "nan .* row 1, column 3"),
     ({"X": np.full((60, 12), 1e300)}, "X: got inf as float32 in row 0, column 0"),
