@@ -99,7 +99,7 @@ def few_labels_network(X: Array, some: Array, seed: int, *, guess: bool, **start
     start = start or {"schedule": "none"}
     stack = pretrain(X, layers=[X.shape[1], 128, 128], **units, **start, **how)
     labels = int((some >= 0).sum())
-    settings = network_settings(X.shape, labels, None)
+    settings = network_settings(X.shape, labels)
     if not guess:  # minibatches of labels like those that stand beside rows without a label
         each = ceil(labels / max(labelled_of(settings["batch_size"], labels), 2))
         batch = max(ceil(labels / each), 2)

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from syncpretrain.data.columns import Columns, columns_in, columns_of, takes_categories
 from syncpretrain.data.examples import check_values
 from syncpretrain.data.meaning import meaning_in
-from syncpretrain.data.table import Mixed, Table, Values, check_distinct_names, texts_of
+from syncpretrain.data.table import (
+    Mixed,
+    Table,
+    Values,
+    check_distinct_names,
+    is_null,
+    texts_of,
+)
 from syncpretrain.errors import DataError, needed
 from syncpretrain.units.kinds import KINDS, kind_of
 
@@ -203,7 +210,7 @@ class _Columns:
         return np.full(rows, np.nan)
 
     def _of_cells(self, name: str, cells: list[Any]) -> Values:
-        cells = [None if _is_missing(cell) else cell for cell in cells]
+        cells = [None if is_null(cell) else cell for cell in cells]
         kinds = {_kind(cell) for cell in cells if cell is not None}
         if None in kinds:
             other = next(cell for cell in cells if cell is not None and _kind(cell) is None)
@@ -228,15 +235,9 @@ def _kind(cell: Any) -> str | None:
     return "text" if isinstance(cell, str) else None
 
 
-def _is_missing(cell: Any) -> bool:
-    """Return whether a cell is None, NaN, or the missing value of pandas."""
-    is_nan = isinstance(cell, (float, np.floating, Decimal)) and bool(cell != cell)
-    return is_nan or cell is None or type(cell).__name__ in ("NAType", "NaTType")
-
-
 def _text(cell: Any) -> str | None:
     """Return a cell as the text that a CSV file would have; None for a missing one."""
-    if _is_missing(cell):
+    if is_null(cell):
         return None
     if isinstance(cell, (str, bool)):
         return str(cell)

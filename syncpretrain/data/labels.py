@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.columns import Target
 from syncpretrain.data.dataset import UNLABELLED, is_labelled
-from syncpretrain.data.table import Table, Texts, Values, check_decimals
+from syncpretrain.data.table import Table, Texts, Values, check_decimals, is_null
 from syncpretrain.errors import DataError
 
 Classes = tuple[int, ...] | tuple[str, ...]
@@ -308,7 +308,7 @@ def _as_array(y: Any, name: str, dtype: Any = None) -> NDArray[Any]:
 
 def _of_one_type(array: NDArray[Any], name: str) -> NDArray[Any]:
     """Return an array of objects as texts, or as numbers with NaN for what is missing."""
-    cells = [None if _is_missing(cell) else cell for cell in array.ravel().tolist()]
+    cells = [None if is_null(cell) else cell for cell in array.ravel().tolist()]
     texts = [cell for cell in cells if isinstance(cell, str)]
     others = [cell for cell in cells if cell is not None and not isinstance(cell, str)]
     if not all(isinstance(cell, Real) for cell in others):
@@ -328,8 +328,3 @@ def _of_one_type(array: NDArray[Any], name: str) -> NDArray[Any]:
 
 def _texts(cells: list[str], shape: tuple[int, ...]) -> NDArray[np.str_]:
     return np.array(cells, dtype=np.str_).reshape(shape)
-
-
-def _is_missing(cell: Any) -> bool:
-    is_nan = isinstance(cell, float) and cell != cell
-    return is_nan or cell is None or type(cell).__name__ == "NAType"

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -261,3 +262,9 @@ def nearest(wanted: str, names: Sequence[str]) -> str:
         return f"did you mean {close[0]!r}?"
     shown = ", ".join(names[:LISTED])
     return f"its columns are {shown}" + (", ..." if len(names) > LISTED else "")
+
+
+def is_null(cell: Any) -> bool:
+    """Return whether a cell is None, NaN, or the missing value of pandas."""
+    is_nan = isinstance(cell, (float, np.floating, Decimal)) and bool(cell != cell)
+    return is_nan or cell is None or type(cell).__name__ in ("NAType", "NaTType")

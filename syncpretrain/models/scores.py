@@ -67,7 +67,7 @@ def scores(stack: Stack, X: ArrayLike, *, by: str = "reconstruction") -> NDArray
     """
     check_scores(stack, by)
     if by == "free-energy":
-        return _by_rows(stack, X, _energies)
+        return _by_rows(stack, X, row_energies)
     return _by_rows(stack, X, lambda own, rows, **given: _squares(own, rows, **given).sum(axis=1))
 
 
@@ -102,7 +102,8 @@ def feature_names(stack: Stack) -> list[str]:
     return [str(number) for number in range(width)]
 
 
-def _energies(stack: Stack, rows: Array, *, missing: bool) -> NDArray[np.float64]:
+def row_energies(stack: Stack, rows: Array, *, missing: bool) -> NDArray[np.float64]:
+    """Return the free energies of prepared rows, with new values of constant columns marked."""
     seen = without_novel(rows, stack.scaling)
     energies: NDArray[np.float64] = free_energy(stack.layers[0], seen, missing=missing)
     energies += 0.5 * np.square(rows - seen).sum(axis=1, dtype=np.float64)

@@ -32,8 +32,8 @@ from syncpretrain.kernels.program import Phase, Phases, Program, in_turn
 from syncpretrain.parallel import waiting
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 
-# For draws from a generator of the whole process: held for a forward pass, or for one minibatch of an
-# iterable, and never while waiting for a worker.
+# For draws from a generator of the whole process: held for a forward pass, or for one minibatch of
+# an iterable, and never while waiting for a worker.
 GLOBAL_DRAWS = threading.Lock()
 BROKEN, BEGUN, ARRIVED = 0, 1, 2  # counters: a failure; the newest step; phases done, one a worker
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.dataset import is_labelled
+from syncpretrain.data.table import is_null
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.diagnosis import idle_units
@@ -70,17 +71,13 @@ def codes(stack: Stack, X: Any, y: Any = None, *, axes: Any = None) -> Any:
     found = stack.encode(X)
     labels = None if y is None else np.asarray(y)
     if labels is not None and labels.dtype.kind == "O":  # texts among which None is no label
-        labels = np.array(["" if _is_none(label) else str(label) for label in labels.ravel()])
+        labels = np.array(["" if is_null(label) else str(label) for label in labels.ravel()])
         labels = labels.reshape(np.shape(y))
     if labels is not None and labels.shape != (len(found),):
         raise DataError(f"y: got shape {labels.shape}, expected ({len(found)},), one an example")
     axes = canvas.new_axes(axes, size=(5.6, 4.6))
     draw_codes(axes, found, labels)
     return axes
-
-
-def _is_none(label: Any) -> bool:
-    return label is None or type(label).__name__ == "NAType" or bool(label != label)
 
 
 def principal_components(codes: Array) -> tuple[NDArray[np.float64], float]:

@@ -11,7 +11,7 @@ from sklearn.base import OutlierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.sklearn.base import StackEstimator
+from syncpretrain.sklearn.base import StackEstimator, keep
 from syncpretrain.sklearn.passes import Matrix, Usual, energies
 
 WIDER, WIDEST = 4, 512  # units of the wide layer: this many times the columns, and at most
@@ -59,6 +59,9 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
         Names of the columns, if X has any.
     """
 
+    by: str
+    contamination: float
+
     def __init__(
         self,
         hidden: Sequence[int] | None = None,
@@ -75,18 +78,7 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
         verbose: int = 0,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        self.hidden = hidden
-        self.by = by
-        self.contamination = contamination
-        self.epochs = epochs
-        self.finetune_epochs = finetune_epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.visible_units = visible_units
-        self.workers = workers
-        self.random_state = random_state
-        self.verbose = verbose
-        self.settings = settings
+        keep(self, locals())
 
     @property
     def _model(self) -> str:  # type: ignore[override]

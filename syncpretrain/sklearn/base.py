@@ -20,7 +20,7 @@ from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.data.examples import as_examples
 from syncpretrain.data.frames import is_frame
 from syncpretrain.data.meaning import Meaning, origin_of
-from syncpretrain.data.table import check_distinct_names
+from syncpretrain.data.table import check_distinct_names, is_null
 from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer
@@ -232,6 +232,16 @@ class StackEstimator(BaseEstimator):
         return not are_zero.all()
 
 
+def keep(estimator: StackEstimator, given: dict[str, Any]) -> None:
+    """Keep the arguments of a constructor, its ``locals()``, as attributes of the same names.
+
+    scikit-learn reads the names of parameters from each class's own signature.
+    """
+    for name, value in given.items():
+        if name != "self":
+            setattr(estimator, name, value)
+
+
 def of_numbers(stack: Stack) -> Stack:
     """Return a stack that takes bytes as plain numbers, as scikit-learn's estimators do.
 
@@ -340,7 +350,7 @@ def _check_cells(frame: Any, cause: Exception) -> None:
 
 def _wrong_cell(cell: Any) -> tuple[str, str] | None:
     """Return a wrong cell in words, and the values expected; None for a number or no value."""
-    if cell is None or type(cell).__name__ == "NAType":
+    if is_null(cell):
         return None
     try:
         is_infinite = np.isinf(float(cell))

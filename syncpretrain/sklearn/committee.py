@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,12 +29,10 @@ from scipy.optimize import minimize
 from sklearn.base import clone
 from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.impute import SimpleImputer
 from sklearn.kernel_approximation import Nystroem
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils.extmath import softmax
 
 from syncpretrain import Stack
@@ -43,12 +40,12 @@ from syncpretrain.data.blocks import chunks
 from syncpretrain.parallel.blas import blas_limit, openmp_limit
 from syncpretrain.settings.by_data import GUESS_BATCH, OF_UNLABELLED, UNLABELLED_STEPS
 from syncpretrain.settings.finetuning import steps_with_unlabelled
-from syncpretrain.sklearn.fit_choices import MOST_ITERATIONS, Targets
+from syncpretrain.sklearn.fit_choices import MOST_ITERATIONS, Targets, standardizer
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 
 Judge = Callable[[Any], Matrix]  # logarithms of the probabilities of classes, (n_rows, classes)
+Settings = Callable[[tuple[int, ...], int, int], dict[str, Any]]
 Member = Callable[[Any, Targets, int], Judge]  # learns from examples, classes and in some steps
-Way = Callable[[Any, Targets, int], tuple[Stack, dict[str, Any]]]  # a stack, and how to tune it
 
 PARTS = 3  # of the labels, each left out once
 TRIAL_STEPS = 500  # of the networks that learn without some labels
@@ -60,7 +57,10 @@ LANDMARKS, KERNEL_PENALTY = 300, 0.1  # of the regression on a kernel
 
 
 def network_settings(
-    shape: tuple[int, ...], labels: int, batch_size: int | None, steps: int = UNLABELLED_STEPS
+    shape: tuple[int, ...],
+    labels: int,
+    steps: int = UNLABELLED_STEPS,
+    batch_size: int | None = None,
 ) -> dict[str, Any]:
     """Return settings of fine-tuning on few labels, and on other rows for guessed classes.
 
@@ -70,10 +70,10 @@ def network_settings(
         Number of rows, and of columns.
     labels : int
         Number of rows with a label.
-    batch_size : int, optional
-        Minibatch of rows with and without a label.
     steps : int
         Fewest steps; the last epoch is finished.
+    batch_size : int, optional
+        Minibatch of rows with and without a label.
     """
     rows, columns = shape
     batch = _batch(rows, batch_size)
@@ -112,22 +112,27 @@ def rows_to_learn(X: Any, targets: Targets, seed: int) -> tuple[Any, Targets]:
     return X[kept], targets._replace(rows=np.searchsorted(kept, targets.rows))
 
 
-def stack_member(way: Way, finetuned: Callable[..., Stack]) -> Member:
+def stack_member(
+    stack: Stack,
+    finetuned: Callable[..., Stack],
+    settings: Callable[..., dict[str, Any]] | None = None,
+) -> Member:
     """Return a member that fine-tunes a stack.
 
     Parameters
     ----------
-    way : callable
-        From examples, classes and the fewest steps, returns a stack and settings.
+    stack : Stack
     finetuned : callable
         Called with a stack, examples, targets and settings; returns a stack.
+    settings : callable
+        From the shape of the examples, the number of labels and the fewest steps; by default the
+        data decide.
     """
 
     def learn(X: Any, some: Targets, steps: int) -> Judge:
-        stack, settings = way(X, some, steps)
         y, weights = some.spread_out(X.shape[0])
-        quiet = {"weights": weights, "warn": False, "observers": ()}
-        trained = finetuned(stack, X, y, **(settings | quiet))
+        own = {} if settings is None else settings(X.shape, len(some.rows), steps)
+        trained = finetuned(stack, X, y, **own, weights=weights, warn=False, observers=())
         return lambda rows: _logarithms(softmax(outputs_of(trained, rows).astype(np.float64)))
 
     return learn
@@ -135,11 +140,7 @@ def stack_member(way: Way, finetuned: Callable[..., Stack]) -> Member:
 
 def classifiers(X: Any, classes: int, seed: int) -> dict[str, Member]:
     """Return the members that are scikit-learn's, for the columns of X."""
-    columns = make_pipeline(
-        SimpleImputer(keep_empty_features=True), StandardScaler(with_mean=not _is_sparse(X))
-    )
-    # Sparse rows permit no other container, whatever the user has set.
-    columns = columns.set_output(transform="default").fit(X)
+    columns = standardizer(X)
     kernel = Nystroem(gamma=1 / X.shape[1], n_components=LANDMARKS, random_state=seed)
     usual: dict[str, Any] = {"max_iter": MOST_ITERATIONS}
     on_kernel = make_pipeline(kernel, LogisticRegression(C=1 / KERNEL_PENALTY, **usual))
@@ -156,11 +157,12 @@ def _classifier(model: Pipeline, scaled: Callable[[Matrix], Matrix], classes: in
     """Return a member that learns from the labels alone, on columns that are scaled or not."""
 
     def read(rows: Any) -> Matrix:
-        return scaled(rows.toarray() if _is_sparse(rows) else rows)
+        return scaled(rows.toarray() if hasattr(rows, "toarray") else rows)
 
     def learn(X: Any, some: Targets, steps: int) -> Judge:
         own, last = clone(model), model.steps[-1][0]
-        with _one_thread(), warnings.catch_warnings():
+        # One thread gives the same bits on any cores; more would wait for cores that others use.
+        with blas_limit(1), openmp_limit(1), warnings.catch_warnings():
             # A regression that has not converged is good enough, and so are fewer landmarks.
             warnings.simplefilter("ignore", ConvergenceWarning)
             warnings.simplefilter("ignore", UserWarning)
@@ -168,7 +170,7 @@ def _classifier(model: Pipeline, scaled: Callable[[Matrix], Matrix], classes: in
 
         def judge(rows: Any) -> Matrix:
             shares = np.zeros((rows.shape[0], classes))
-            with _one_thread():
+            with blas_limit(1), openmp_limit(1):
                 for part in chunks(rows.shape):  # a class that was not met has no probability
                     shares[part, own.classes_] = own.predict_proba(read(rows[part]))
             return _logarithms(shares)
@@ -176,17 +178,6 @@ def _classifier(model: Pipeline, scaled: Callable[[Matrix], Matrix], classes: in
         return judge
 
     return learn
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Give the same bits on any number of cores; and threads wait for cores that others use."""
-    with blas_limit(1), openmp_limit(1):
-        yield
-
-
-def _is_sparse(X: Any) -> bool:
-    return hasattr(X, "toarray")
 
 
 def _logarithms(shares: Matrix) -> Matrix:

@@ -26,7 +26,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import KFold, StratifiedKFold
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from syncpretrain import Stack
@@ -206,19 +206,6 @@ def settings_for_bits(layers: int) -> dict[str, list[Any]]:
     return {name: [value] + [PER_LAYER[name]] * (layers - 1) for name, value in OF_BITS.items()}
 
 
-def _regression(
-    inputs: Any, y: NDArray[Any], weights: Matrix | None, penalty: float = 1.0
-) -> LogisticRegression:
-    model = LogisticRegression(C=1 / penalty, max_iter=MOST_ITERATIONS)
-    with warnings.catch_warnings():
-        # As a head it is fine-tuned from here; in a comparison it is good enough.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return model.fit(inputs, y, sample_weight=weights)
-
-
-Start = tuple[Stack, dict[str, Any]]  # a stack to fine-tune, and settings of the fine-tuning
-
-
 TRIAL_UPDATES = 700  # updates of each short training
 TRIAL_DECAY = 1.0  # weight decay of the short trainings: they find curves among noise sooner
 CLEARLY = 2  # standard errors by which the network must be better
@@ -292,17 +279,28 @@ def _linear_predictions(
     trained: Matrix, y: Matrix, weights: Matrix | None, held_out: Matrix, *, are_classes: bool
 ) -> Iterator[Matrix]:
     """Train linear models of standardized columns on some rows; yield predictions for others."""
-    is_dense = not hasattr(trained, "toarray")
-    columns = make_pipeline(
-        SimpleImputer(keep_empty_features=True), StandardScaler(with_mean=is_dense)
-    ).set_output(transform="default")  # sparse rows permit no other, whatever the user has set
-    rows, others = columns.fit_transform(trained), columns.transform(held_out)
+    columns = standardizer(trained)
+    rows, others = columns.transform(trained), columns.transform(held_out)
     for penalty in PENALTIES:
         if are_classes:
-            yield _regression(rows, y, weights, penalty).predict_proba(others)
+            with warnings.catch_warnings():
+                # In a comparison one that has not converged is good enough.
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                model = LogisticRegression(C=1 / penalty, max_iter=MOST_ITERATIONS)
+                yield model.fit(rows, y, sample_weight=weights).predict_proba(others)
         else:
             numbers = Ridge(penalty).fit(rows, y, sample_weight=weights).predict(others)
             yield np.reshape(numbers, (len(numbers), -1))
+
+
+def standardizer(X: Any) -> Pipeline:
+    """Return what standardizes columns as those of X, and fills missing values in."""
+    columns = make_pipeline(
+        SimpleImputer(keep_empty_features=True),
+        StandardScaler(with_mean=not hasattr(X, "toarray")),
+    )
+    # Sparse rows permit no other container, whatever the user has set.
+    return columns.set_output(transform="default").fit(X)
 
 
 def _misses(outputs: Matrix, y: NDArray[Any]) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ from syncpretrain.data.visible import has_missing, marked
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.layer import rows_at_once, with_log_odds
-from syncpretrain.models.likelihood import free_energy
+from syncpretrain.models.scores import row_energies
 from syncpretrain.models.stack import Stack
 
 Matrix = NDArray[Any]  # float32 or float64
@@ -149,10 +149,7 @@ def energies(stack: Stack, X: Matrix) -> NDArray[np.float64]:
     """Return the free energy of each example under layer 1, an RBM, in nats."""
 
     def own_energies(own: Stack, rows: Matrix) -> Matrix:
-        marked_rows, seen = _with_novel(own, rows)
-        energies: Matrix = free_energy(own.layers[0], seen, missing=has_missing(rows))
-        energies += 0.5 * np.square(marked_rows - seen).sum(axis=1, dtype=np.float64)
-        return energies
+        return row_energies(own, _with_novel(own, rows)[0], missing=has_missing(rows))
 
     return _by_rows(_as_meant(stack, X), stack, own_energies)
 

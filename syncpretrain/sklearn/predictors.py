@@ -32,12 +32,13 @@ from syncpretrain.data.dataset import UNLABELLED
 from syncpretrain.data.facts import facts_of
 from syncpretrain.data.labels import Classes, doubts_about
 from syncpretrain.data.scaling import Scaling
+from syncpretrain.data.table import is_null
 from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 from syncpretrain.events import Notice
 from syncpretrain.models.stack import Head
 from syncpretrain.sklearn import fit_choices as choices
-from syncpretrain.sklearn.base import StackEstimator, training_rows
+from syncpretrain.sklearn.base import StackEstimator, keep, training_rows
 from syncpretrain.sklearn.committee import (
     asked,
     classifiers,
@@ -46,7 +47,7 @@ from syncpretrain.sklearn.committee import (
     stack_member,
     student_settings,
 )
-from syncpretrain.sklearn.fit_choices import Start, Targets
+from syncpretrain.sklearn.fit_choices import Targets
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 
 ClassifierT = TypeVar("ClassifierT", bound="DBNClassifier")
@@ -98,10 +99,8 @@ class StackPredictor(StackEstimator):
         is_free = self.learning_rate is None and not (self.settings or self._given_tuning())
         if not is_free or not choices.chooses_decay(X.shape[0], len(targets.rows), {}):
             return {}
-        if (
-            not choices.are_measurements(training_rows(X), self.visible_units)
-            or self._scaling(X) is not None
-        ):
+        read = training_rows(X)
+        if not choices.are_measurements(read, self.visible_units) or self._scaling(X) is not None:
             return {}
         layers = len(self._widths(X.shape[1]))
         suited = choices.rectified_settings(layers, X.shape[0], self.batch_size)
@@ -130,23 +129,21 @@ class StackPredictor(StackEstimator):
         if self.pretrained is None:
             suited = self._for_curves(X, targets, seed, objective)
         stack = self._to_train(self._start(X, len(rows), seed, **suited))
-        stack, options = self._chosen(stack, X, targets, seed)
-        options["objective"] = objective
+        options = {"objective": objective} | self._chosen(stack, X, targets, seed)
         if self.batch_size is not None:
             options.setdefault("batch_size", min(self.batch_size, len(rows)))
         if len(rows) < X.shape[0]:  # settings for few targets depend on the number of all rows
             y, weights = targets.spread_out(X.shape[0])
         options |= {"weights": weights, "warn": False}
-        epochs = options.pop("epochs", self.finetune_epochs)
-        return self._finetuned(stack, X, y, seed, epochs, **options)
+        return self._finetuned(stack, X, y, seed, self.finetune_epochs, **options)
 
     def _to_train(self, stack: Stack) -> Stack:
         """Return a stack with its head, if any, converted to the targets of the training."""
         raise NotImplementedError
 
-    def _chosen(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
-        """Return the stack to fine-tune, and settings of fine-tuning; data as for ``_train``."""
-        return stack, {}
+    def _chosen(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> dict[str, Any]:
+        """Return settings of fine-tuning a stack; data as for ``_train``."""
+        return {}
 
     def _given_tuning(self) -> dict[str, Any]:
         """Return the settings of fine-tuning that the user gave."""
@@ -194,6 +191,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         Names of the columns, if X has any.
     """
 
+    class_weight: Any
+
     def __init__(
         self,
         hidden: Sequence[int] | None = None,
@@ -210,18 +209,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         verbose: int = 0,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        self.hidden = hidden
-        self.epochs = epochs
-        self.finetune_epochs = finetune_epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.visible_units = visible_units
-        self.pretrained = pretrained
-        self.class_weight = class_weight
-        self.workers = workers
-        self.random_state = random_state
-        self.verbose = verbose
-        self.settings = settings
+        keep(self, locals())
 
     def fit(self: ClassifierT, X: Any, y: Any, sample_weight: Any = None) -> ClassifierT:
         """Pretrain on all rows, then fine-tune on the rows with a label.
@@ -307,27 +295,21 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         finetuned = partial(self._finetuned, seed=seed, objective=objective)
         network = self._rectified(X, seed)
 
-        def guesses(X: Matrix, some: Targets, steps: int) -> Start:
-            return network, network_settings(X.shape, len(some.rows), self.batch_size, steps)
-
-        members = {"network": stack_member(guesses, finetuned)}
+        settings = partial(network_settings, batch_size=self.batch_size)
+        members = {"network": stack_member(network, finetuned, settings)}
         seen, _ = self._seen(X)
         # RBMs learn what zeros and ones have in common, and little of a few measurements.
         if choices.are_bits(np.nan_to_num(seen) if has_missing(seen) else seen):
             rbms = self._pretrained_for(X, len(targets.rows), seed)
-
-            def codes(X: Matrix, some: Targets, steps: int) -> Start:
-                return rbms, {}  # the data decide
-
-            members["rbms"] = stack_member(codes, finetuned)
+            members["rbms"] = stack_member(rbms, finetuned)
         members |= classifiers(X, len(self.classes_), seed)
         shares, self.teachers_ = asked(members, X, targets, seed, classes=len(self.classes_))
         weights = ", ".join(f"{name} {weight:.2f}" for name, weight in self.teachers_.items())
         for observer in self._observers():
             text = f"weights of the classifiers that the network learns from: {weights}"
             observer(Notice(time.monotonic(), text))
-        settings = student_settings(X.shape[0], self.batch_size)
-        return finetuned(network, X, shares, warn=False, **settings)
+        own = student_settings(X.shape[0], self.batch_size)
+        return finetuned(network, X, shares, warn=False, **own)
 
     def predict_proba(self, X: Any) -> Matrix:
         """Return the probability of each class, of shape (n_examples, n_classes)."""
@@ -389,17 +371,7 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         verbose: int = 0,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        self.hidden = hidden
-        self.epochs = epochs
-        self.finetune_epochs = finetune_epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.visible_units = visible_units
-        self.pretrained = pretrained
-        self.workers = workers
-        self.random_state = random_state
-        self.verbose = verbose
-        self.settings = settings
+        keep(self, locals())
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -431,14 +403,14 @@ class DBNRegressor(RegressorMixin, StackPredictor):
     def _to_train(self, stack: Stack) -> Stack:
         return for_standardized(stack, self.target_mean_, self.target_scale_)
 
-    def _chosen(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> Start:
+    def _chosen(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> dict[str, Any]:
         targets = targets.weighted()
+        self.weight_decay_ = None
         if not choices.chooses_decay(X.shape[0], len(targets.rows), self._given_tuning()):
-            self.weight_decay_ = None
-            return stack, {}
+            return {}
         finetuned = partial(self._finetuned, stack, seed=seed, objective="regression")
         self.weight_decay_ = choices.chosen_decay(finetuned, X, targets, seed)
-        return stack, {"weight_decay": self.weight_decay_}
+        return {"weight_decay": self.weight_decay_}
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Return the numbers of each row, of the shape of y."""
@@ -523,7 +495,7 @@ def classes_of(y: Any, X: NDArray[Any]) -> tuple[NDArray[Any], Targets]:
     _check_given(y, "labels")
     values = _one_column(y)
     check_consistent_length(X, values)
-    missing, ones = _missing(values), 0
+    missing, ones = np.array([is_null(cell) for cell in values.tolist()], dtype=bool), 0
     if values.dtype.kind in "ifO":
         unlabelled = np.zeros(len(values), dtype=bool)
         unlabelled[~missing] = values[~missing] == UNLABELLED  # NA of pandas cannot be compared
@@ -667,17 +639,6 @@ def _one_column(y: Any) -> NDArray[Any]:
     if values.dtype.kind == "f" and np.isinf(values).any():
         raise DataError("y: holds infinite values, expected labels")
     return values
-
-
-def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return where there is None or NaN; only NaN differs from itself."""
-    if values.dtype.kind == "f":
-        nan: NDArray[np.bool_] = np.isnan(values)
-        return nan
-    if values.dtype != object:
-        return np.zeros(len(values), dtype=bool)
-    flags = [v is None or type(v).__name__ == "NAType" or v != v for v in values]
-    return np.array(flags, dtype=bool)
 
 
 def _of_one_type(values: NDArray[Any]) -> NDArray[Any]:

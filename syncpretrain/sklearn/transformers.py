@@ -15,7 +15,7 @@ from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 from syncpretrain.kernels.activations import activate
 from syncpretrain.models.layer import check_have_odds
 from syncpretrain.pretraining.online import OnlineStack
-from syncpretrain.sklearn.base import StackEstimator, of_numbers, rows_for, training_rows
+from syncpretrain.sklearn.base import StackEstimator, keep, of_numbers, rows_for, training_rows
 from syncpretrain.sklearn.passes import Matrix, codes_of, decoded, energies, reconstruction_errors
 from syncpretrain.units.kinds import UNITS
 
@@ -180,16 +180,7 @@ class StackedRBM(StackTransformer):
         log_odds: bool = False,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        self.hidden = hidden
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.visible_units = visible_units
-        self.workers = workers
-        self.random_state = random_state
-        self.verbose = verbose
-        self.log_odds = log_odds
-        self.settings = settings
+        keep(self, locals())
 
     def score_samples(self, X: Any) -> NDArray[np.float64]:
         """Return minus the free energy of each row under layer 1, in nats.
@@ -227,6 +218,7 @@ class StackedAutoencoder(StackTransformer):
         Names of the columns, if X has any.
     """
 
+    model: str
     _models: ClassVar[tuple[str, ...]] = ("denoising", "autoencoder", "contractive")
 
     def __init__(
@@ -245,18 +237,7 @@ class StackedAutoencoder(StackTransformer):
         log_odds: bool = False,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        self.hidden = hidden
-        self.model = model
-        self.epochs = epochs
-        self.finetune_epochs = finetune_epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.visible_units = visible_units
-        self.workers = workers
-        self.random_state = random_state
-        self.verbose = verbose
-        self.log_odds = log_odds
-        self.settings = settings
+        keep(self, locals())
 
     @property
     def _model(self) -> str:  # type: ignore[override]

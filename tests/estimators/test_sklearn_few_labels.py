@@ -273,7 +273,7 @@ class TestCommittee:
         assert model.teachers_["network"] < 0.5 * others
         random = {"hidden_units": "relu", "visible_units": "gaussian", "schedule": "none"}
         start = pretrain(X, layers=[7, 32, 32], **random, warn=False)
-        guessed = finetune(start, X, labels, **network_settings(X.shape, 80, None), warn=False)
+        guessed = finetune(start, X, labels, **network_settings(X.shape, 80), warn=False)
         assert model.score(X, y) > (guessed.predict(X) == y).mean() + 0.02
 
     def test_names_of_classes_and_missing_values(self, monkeypatch):
@@ -360,7 +360,7 @@ class TestAsked:
 
     @pytest.mark.parametrize(("columns", "share"), [(2, 0.0), (3, 0.1)])
     def test_of_two_columns_none_is_left_out(self, columns, share):
-        assert network_settings((100, columns), 20, None)["input_dropout"] == share
+        assert network_settings((100, columns), 20)["input_dropout"] == share
 
 
 class TestClassifier:
