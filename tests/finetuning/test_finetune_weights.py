@@ -106,8 +106,8 @@ def test_a_heavy_class_wins():
     [
         (np.ones(3), r"weights: got shape \(3,\), expected \(24,\)"),
         (np.ones((ROWS, 1)), "weights: got shape"),
-        (np.full(ROWS, -1.0), "negative"),
-        (np.full(ROWS, np.nan), "not finite"),
+        (np.full(ROWS, -1.0), "got -1 at row 0 .*, expected finite numbers of 0 or more"),
+        (np.full(ROWS, np.nan), "got nan at row 0 .*, expected finite numbers of 0 or more"),
         (np.zeros(ROWS), "got 0 for every row"),
         (["a"] * ROWS, "got no numbers"),
     ],
