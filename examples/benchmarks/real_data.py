@@ -12,8 +12,9 @@ others standardized columns. DBN, label spreading and self-training see the rows
 regression for numbers, on principal components with 95 % of the variance and on the codes of
 BernoulliRBM, whose columns are in [0, 1]. ``--peers starts`` has the network of few labels, as
 ``docs/estimators.rst`` describes it, from three starts, with labels alone and with guessed classes:
-random weights, denoising autoencoders, and RBMs. Figures are accuracies, or R2 of numbers, in per
-cent, each the mean of the draws with its standard error.
+random weights, denoising autoencoders, and RBMs. ``--peers committee`` has the committee that
+DBNClassifier learns from, without its networks: scikit-learn's four classifiers alone. Figures are
+accuracies, or R2 of numbers, in per cent, each the mean of the draws with its standard error.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from sklearn.svm import SVC, SVR
 
 from syncpretrain.sklearn import DBNClassifier, DBNRegressor
+from syncpretrain.sklearn.committee import asked, classifiers
+from syncpretrain.sklearn.fit_choices import Targets
 
 HELD_OUT = 0.3
 FEWEST_OF_A_CLASS = 3
@@ -73,11 +76,34 @@ class Started:
         return np.asarray(self._stack.predict(X))
 
 
-SEE_ALL_ROWS = (LabelSpreading, SelfTrainingClassifier, Started)
+class WithoutNetworks:
+    """The four classifiers of the committee, pooled as in DBNClassifier, without a network."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def fit(self, X: Array, y: Array) -> WithoutNetworks:
+        """Keep the rows and the numbers of their classes, -1 where there is no label."""
+        self._X, self._y = X, y
+        return self
+
+    def predict(self, X: Array) -> Array:
+        """Return the number of the class of each row."""
+        rows, classes = np.flatnonzero(self._y >= 0), int(self._y.max()) + 1
+        members = classifiers(self._X, classes, self._seed)
+        both = np.concatenate([self._X, X])
+        labels = Targets(rows, self._y[rows])
+        shares, _ = asked(members, both, labels, self._seed, classes=classes)
+        return np.asarray(shares[len(self._X) :].argmax(axis=1))
+
+
+SEE_ALL_ROWS = (LabelSpreading, SelfTrainingClassifier, Started, WithoutNetworks)
 
 
 def peers(seed: int, kind: str, *, is_classes: bool) -> dict[str, tuple[Any, Any]]:
     """Return for each method what sees all rows, or None, and what learns from labels."""
+    if kind == "committee":
+        return {"no networks": (None, WithoutNetworks(seed))}
     if kind == "starts":
         ways = {"labels": False, "guesses": True}
         return {
@@ -171,11 +197,13 @@ def main() -> None:
     """Run what the command line asks for."""
     parser = parser_of(__doc__, draws=3)
     parser.add_argument("--share", type=float, default=1.0, help="of the labels that are kept")
-    parser.add_argument("--peers", choices=("methods", "features", "starts"), default="methods")
+    parser.add_argument(
+        "--peers", choices=("methods", "features", "starts", "committee"), default="methods"
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of peers with their defaults
     tables = tables_asked(options)
-    if options.peers == "starts":
+    if options.peers in ("starts", "committee"):
         tables = [table for table in tables if table.is_classes]
 
     def rows() -> Iterator[tuple[str, Figures]]:
