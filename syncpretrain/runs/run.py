@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from syncpretrain.array_files import write_record
+from syncpretrain.cluster.launched import launched
 from syncpretrain.data.columns import read_columns
 from syncpretrain.data.dataset import PARTS, Dataset
 from syncpretrain.data.examples import evenly_spaced
@@ -523,5 +524,7 @@ def _reason(error: BaseException) -> str:
 def _saved_in(model: Path, folder: Path, *, onward: bool = True) -> str:
     """Return the path of the model, and the command to resume."""
     where = f"What was learned so far is in {model}"
-    command = f"; resume with: syncpretrain train --resume {quote(str(folder))}"
+    place = launched()
+    start = "" if place is None else f"mpiexec -n {place.size} "
+    command = f"; resume with: {start}syncpretrain train --resume {quote(str(folder))}"
     return where + command if onward else where

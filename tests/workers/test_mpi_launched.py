@@ -127,4 +127,5 @@ def test_a_signal_to_mpiexec_stops_with_a_checkpoint(data, signum, status):
         started.send_signal(signum)
         found, _, err = finished(started, 30)
     assert found == status, err
-    assert re.search(r"Pretraining was stopped; .*resume with: syncpretrain train --resume", err)
+    again = "resume with: mpiexec -n 3 syncpretrain train --resume"
+    assert re.search(f"Pretraining was stopped; .*{again}", err)
