@@ -82,7 +82,7 @@ def labels_in(values: Values, target: Target, name: str) -> NDArray[Any]:
     return whole_labels(values, f"{name}: column {target.name!r}")
 
 
-def single_numbers(values: Any, name: str) -> NDArray[np.float32]:
+def single_numbers(values: Any, name: str, *, may_be_alike: bool = False) -> NDArray[np.float32]:
     """Return numbers to predict, of shape (n,) or (n, outputs), as float32.
 
     Numbers that are too large become infinite, which fine-tuning refuses.
@@ -90,13 +90,17 @@ def single_numbers(values: Any, name: str) -> NDArray[np.float32]:
     Raises
     ------
     DataError
-        If the numbers are so much alike, or so small, that rounding would make them constant.
+        If there are other values, or the numbers are so much alike, or so small, that rounding
+        would make them constant, and may not be.
     """
-    exact = np.asarray(values, dtype=np.float64)
-    if not exact.ndim or not exact.size:
-        return exact.astype(np.float32)
+    try:
+        exact = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name}: got no numbers ({error})") from error
     with np.errstate(over="ignore"):
         rounded = exact.astype(np.float32)
+    if may_be_alike or not exact.ndim or not exact.size:
+        return rounded
     columns = [array.reshape(len(exact), -1).T for array in (exact, rounded)]
     for given, found in zip(*columns, strict=True):
         known = np.isfinite(found)

@@ -101,7 +101,7 @@ def labels_of(
         are too many for the memory.
     """
     if are_shares(y):
-        return _shares_of(y, examples, name, classes or usual)
+        return _shares_of(y, examples, name, classes, usual)
     array = as_classes(y, name)
     if array.shape != (examples,):
         raise DataError(f"{name}: got shape {array.shape}, expected ({examples},), one a row")
@@ -125,17 +125,22 @@ def labels_of(
             f" {needed / 1e9:.1f} GB as targets, more than is free; take regression to predict"
             " numbers, or a target of fewer classes"
         )
-    targets = np.equal(array[rows, None], np.array(classes)).astype(np.float32)
-    others = np.setdiff1d(array[rows], classes)
+    known = array[rows]
+    if len(known) and isinstance(classes[0], str) != (known.dtype.kind == "U"):
+        raise DataError(f"{name}: got {known[0].item()!r}, expected classes such as {classes[0]!r}")
+    targets = np.equal(known[:, None], np.array(classes)).astype(np.float32)
+    others = np.setdiff1d(known, classes)
     return Labels(rows, targets, classes, tuple(others.tolist()))
 
 
-def _shares_of(y: Any, examples: int, name: str, classes: Classes) -> Labels:
+def _shares_of(y: Any, examples: int, name: str, classes: Classes | None, usual: Classes) -> Labels:
     """Return targets that are the probability of each class; rows with a NaN have none.
 
-    They are the probabilities of ``classes`` if these are as many, else of the classes 0, 1, ...
+    They are the probabilities of ``classes``. None takes the ``usual`` ones if these are as many,
+    else the classes 0, 1, ...
     """
-    found = numbers_of(y, examples, name)
+    outputs = None if classes is None else len(classes)
+    found = numbers_of(single_numbers(y, name, may_be_alike=True), examples, name, outputs)
     sums = found.targets.sum(axis=1)
     wrong = (found.targets < 0).any(axis=1) | (np.abs(sums - 1) > ROUNDING)
     if wrong.any():
@@ -145,9 +150,8 @@ def _shares_of(y: Any, examples: int, name: str, classes: Classes) -> Labels:
             " negative number, expected the probabilities of the classes; for numbers to predict"
             " take regression"
         )
-    outputs = found.targets.shape[1]
-    own = classes if len(classes) == outputs else tuple(range(outputs))
-    return replace(found, classes=own)
+    own, columns = usual if classes is None else classes, range(found.targets.shape[1])
+    return replace(found, classes=own if len(own) == len(columns) else tuple(columns))
 
 
 def numbers_of(y: Any, examples: int, name: str, outputs: int | None = None) -> Labels:
@@ -160,12 +164,7 @@ def numbers_of(y: Any, examples: int, name: str, outputs: int | None = None) -> 
     DataError
         If y has another shape, is infinite, or has no number at all where ``outputs`` is None.
     """
-    try:
-        array = single_numbers(y, name)  # what overflows is found below
-    except DataError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{name}: got no numbers ({error})") from error
+    array = single_numbers(y, name)  # what overflows is found below
     array = array.reshape(-1, 1) if array.ndim == 1 else array
     if array.ndim != 2 or len(array) != examples or not array.shape[1]:
         raise DataError(f"{name}: got shape {np.shape(y)}, expected ({examples},), one a row")

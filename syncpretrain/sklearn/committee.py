@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.kernel_approximation import Nystroem
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
@@ -142,11 +142,11 @@ def classifiers(X: Any, classes: int, seed: int) -> dict[str, Member]:
     """Return the members that are scikit-learn's, for the columns of X."""
     columns = standardizer(X)
     kernel = Nystroem(gamma=1 / X.shape[1], n_components=LANDMARKS, random_state=seed)
-    usual: dict[str, Any] = {"max_iter": MOST_ITERATIONS}
-    on_kernel = make_pipeline(kernel, LogisticRegression(C=1 / KERNEL_PENALTY, **usual))
+    on_kernel = LogisticRegression(C=1 / KERNEL_PENALTY, max_iter=MOST_ITERATIONS)
+    linear = LogisticRegression(max_iter=MOST_ITERATIONS)
     found = {
-        "linear": (make_pipeline(LogisticRegression(**usual)), columns.transform),
-        "kernel": (on_kernel, columns.transform),
+        "linear": (make_pipeline(linear), columns.transform),
+        "kernel": (make_pipeline(kernel, on_kernel), columns.transform),
         "trees": (make_pipeline(ExtraTreesClassifier(random_state=seed)), np.asarray),
         "boosting": (make_pipeline(HistGradientBoostingClassifier(random_state=seed)), np.asarray),
     }
@@ -162,11 +162,14 @@ def _classifier(model: Pipeline, scaled: Callable[[Matrix], Matrix], classes: in
     def learn(X: Any, some: Targets, steps: int) -> Judge:
         own, last = clone(model), model.steps[-1][0]
         # One thread gives the same bits on any cores; more would wait for cores that others use.
-        with blas_limit(1), openmp_limit(1), warnings.catch_warnings():
+        # Passing weights on would be refused where the user has made routing of metadata strict.
+        routing = config_context(enable_metadata_routing=False)
+        with blas_limit(1), openmp_limit(1), routing, warnings.catch_warnings():
             # A regression that has not converged is good enough, and so are fewer landmarks.
-            warnings.simplefilter("ignore", ConvergenceWarning)
             warnings.simplefilter("ignore", UserWarning)
-            own.fit(read(X[some.rows]), some.y, **{f"{last}__sample_weight": some.weights})
+            known = read(X[some.rows])
+            known[:, np.isnan(known).all(axis=0)] = 0  # trees cannot split what has no value
+            own.fit(known, some.y, **{f"{last}__sample_weight": some.weights})
 
         def judge(rows: Any) -> Matrix:
             shares = np.zeros((rows.shape[0], classes))
@@ -203,23 +206,20 @@ def asked(
     classes : int
         Number of classes.
     """
-    counted = targets.weighted()
-    rows, y, own = counted
+    rows, y, own = counted = targets.weighted()
     weights = np.full(len(members), 1 / len(members))
     if len(members) > 1 and np.bincount(y, minlength=classes).min() >= PARTS:
         logs = np.zeros((len(members), len(y), classes))
-        split = StratifiedKFold(PARTS, shuffle=True, random_state=seed % 2**32)
-        for trained, left_out in split.split(rows, y):
-            part = counted.part(trained)
+        parts = StratifiedKFold(PARTS, shuffle=True, random_state=seed).split(rows, y)
+        for trained, others in parts:
             for log, learn in zip(logs, members.values(), strict=True):
-                log[left_out] = learn(X, part, TRIAL_STEPS)(X[rows[left_out]])
+                log[others] = learn(X, counted.part(trained), TRIAL_STEPS)(X[rows[others]])
         weights = likeliest_weights(logs, y, own)
     pooled = np.zeros((X.shape[0], classes))
     for weight, learn in zip(weights, members.values(), strict=True):
         if weight > 0:
             pooled += weight * learn(X, targets, UNLABELLED_STEPS)(X)
-    found = {name: float(weight) for name, weight in zip(members, weights, strict=True)}
-    return softmax(pooled), found
+    return softmax(pooled), dict(zip(members, weights.tolist(), strict=True))
 
 
 def likeliest_weights(

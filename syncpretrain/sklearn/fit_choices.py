@@ -357,12 +357,9 @@ def chosen_decay(finetuned: Callable[..., Stack], X: Any, targets: Targets, seed
             options = {**usual, "weights": own, "weight_decay": decay, "warn": False}
             stack = finetuned(X[trained], y[trained], epochs=epochs, observers=(), **options)
             squares = np.square(outputs_of(stack, X[held_out]) - y[held_out]).sum(axis=1)
-            errors[decay] += float(_times_weights(squares, weights, held_out).sum())
+            counted = squares if weights is None else squares * weights[held_out]
+            errors[decay] += float(counted.sum())
     return min(DECAYS, key=errors.__getitem__)
-
-
-def _times_weights(errors: Matrix, weights: Matrix | None, rows: NDArray[np.intp]) -> Matrix:
-    return errors if weights is None else errors * weights[rows]
 
 
 FOLDS = 3

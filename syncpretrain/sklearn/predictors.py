@@ -280,7 +280,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         """Return a stack of rectified units with random weights."""
         hidden = [GUESSING_UNITS] * 2 if self.hidden is None else self._widths(X.shape[1])
         network = {"layers": [X.shape[1], *hidden], "hidden_units": ["relu"] * len(hidden)}
-        return self._scaled(X, seed, **network, epochs=None, schedule="none", observers=())
+        untrained = {"epochs": None, "schedule": "none", "observers": (), "blas_threads": 1}
+        return self._scaled(X, seed, **network, **untrained)
 
     def _scaled(self, X: Matrix, seed: int, **options: Any) -> Stack:
         """Return a stack pretrained on examples as it sees them."""
@@ -292,7 +293,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         if not self._asks_committee:
             return super()._trained(X, targets, seed, objective)
         X, targets = rows_to_learn(X, targets, seed)
-        finetuned = partial(self._finetuned, seed=seed, objective=objective)
+        # All take one thread: fits in threads at once may not set limits of BLAS that differ.
+        finetuned = partial(self._finetuned, seed=seed, objective=objective, blas_threads=1)
         network = self._rectified(X, seed)
 
         settings = partial(network_settings, batch_size=self.batch_size)
@@ -300,7 +302,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         seen, _ = self._seen(X)
         # RBMs learn what zeros and ones have in common, and little of a few measurements.
         if choices.are_bits(np.nan_to_num(seen) if has_missing(seen) else seen):
-            rbms = self._pretrained_for(X, len(targets.rows), seed)
+            rbms = self._pretrained_for(X, len(targets.rows), seed, blas_threads=1)
             members["rbms"] = stack_member(rbms, finetuned)
         members |= classifiers(X, len(self.classes_), seed)
         shares, self.teachers_ = asked(members, X, targets, seed, classes=len(self.classes_))
@@ -318,8 +320,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable class of each row."""
-        outputs = self._outputs(X)
-        predicted: NDArray[Any] = self.classes_[outputs.argmax(axis=1)]
+        predicted: NDArray[Any] = self.classes_[self._outputs(X).argmax(axis=1)]
         return predicted
 
     def _outputs(self, X: Any) -> Matrix:
@@ -415,8 +416,8 @@ class DBNRegressor(RegressorMixin, StackPredictor):
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Return the numbers of each row, of the shape of y."""
         check_is_fitted(self)
-        rows = self._rows(X, reset=False)  # outputs get the precision of these rows
-        outputs = outputs_of(replace(self.stack_, head=self._head), rows)
+        # Outputs get the precision of the rows.
+        outputs = outputs_of(replace(self.stack_, head=self._head), self._rows(X, reset=False))
         numbers: NDArray[np.float64] = outputs * self.target_scale_ + self.target_mean_
         return numbers[:, 0] if self._one_dimensional else numbers
 

@@ -8,9 +8,11 @@ import pytest
 pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scikit-learn's")
 
 from scipy import sparse
+from sklearn import config_context
 from sklearn.base import clone
 
 from syncpretrain import finetune, load, pretrain
+from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.sklearn import DBNClassifier, committee
 from syncpretrain.sklearn.committee import (
     asked,
@@ -232,6 +234,34 @@ class TestCommittee:
         )
         assert one.teachers_ == two.teachers_
         assert one.stack_.parameters_sha256 == two.stack_.parameters_sha256
+
+    def test_fits_in_threads_at_once_share_a_limit_of_blas(self, monkeypatch):
+        quick(monkeypatch)
+        model = DBNClassifier(hidden=(8,), workers=2, random_state=0)
+        limits = []
+        enter = blas_limit.__enter__
+        monkeypatch.setattr(
+            blas_limit, "__enter__", lambda own: (limits.append(own._threads), enter(own))[1]
+        )
+        model.fit(BITS, some(KINDS, 20))
+        assert "rbms" in model.teachers_
+        assert set(limits) == {1}
+
+    def test_routing_of_metadata_changes_nothing(self, monkeypatch):
+        quick(monkeypatch)
+        X, _, labels = stripes(60)
+        models = [DBNClassifier(hidden=(4,), workers=1, random_state=0) for _ in range(2)]
+        first = models[0].fit(X, labels, np.ones(60)).predict_proba(X)
+        with config_context(enable_metadata_routing=True):
+            second = models[1].fit(X, labels, np.ones(60)).predict_proba(X)
+        np.testing.assert_array_equal(first, second)
+
+    def test_a_column_without_a_value_where_labels_are(self, monkeypatch):
+        quick(monkeypatch)
+        X, _, labels = stripes(60)
+        X[labels >= 0, 1] = np.nan
+        model = DBNClassifier(hidden=(4,), workers=1, random_state=0).fit(X, labels)
+        assert np.isfinite(model.predict_proba(X)).all()
 
     def test_enough_labels_need_no_committee(self):
         X, _, _ = stripes(60)

@@ -50,6 +50,22 @@ class TestProbabilities:
         y[7] = row
         refused(DataError, match, y=y, objective="classification")
 
+    @pytest.mark.parametrize("far", [1e-9, 1e-50])
+    def test_nearly_alike_and_tiny_ones_are_no_mistake(self, far):
+        X, _ = toy()
+        first = far * np.arange(1, 61)
+        shares = np.stack([first, 1 - first], axis=1)
+        found = tuned(None, X, shares, objective="classification")
+        assert np.isfinite(found.head.weight).all()
+
+    def test_validation_has_as_many(self):
+        X, y = toy()
+        shares = np.eye(4)[y % 4]
+        held_out = {"X": X, "y": np.eye(3)[y % 3], "objective": "classification", "validation": X}
+        refused(DataError, "validation_y: got 4 numbers a row", **held_out, validation_y=shares)
+        match = "validation_y: got 'a', expected classes such as 0"
+        refused(DataError, match, **held_out, validation_y=np.full(60, "a"))
+
 
 class TestRefusedTargets:
     @pytest.mark.parametrize(
