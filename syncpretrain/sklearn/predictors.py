@@ -320,7 +320,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable class of each row."""
-        predicted: NDArray[Any] = self.classes_[self._outputs(X).argmax(axis=1)]
+        outputs = self._outputs(X)  # refused before fit, which sets the classes
+        predicted: NDArray[Any] = self.classes_[outputs.argmax(axis=1)]
         return predicted
 
     def _outputs(self, X: Any) -> Matrix:
