@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-OTHERS = ("mpich_", "sem.", "joblib_")  # of tests that run at the same time
+# Of tests that run at the same time: MPICH, the UCX below either MPI, semaphores, joblib.
+OTHERS = ("mpich_", "ucx_", "sem.", "joblib_")
 
 
 def named_memory() -> set[str]:
