@@ -44,7 +44,6 @@ from syncpretrain.sklearn.fit_choices import MOST_ITERATIONS, Targets, standardi
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 
 Judge = Callable[[Any], Matrix]  # logarithms of the probabilities of classes, (n_rows, classes)
-Settings = Callable[[tuple[int, ...], int, int], dict[str, Any]]
 Member = Callable[[Any, Targets, int], Judge]  # learns from examples, classes and in some steps
 
 PARTS = 3  # of the labels, each left out once

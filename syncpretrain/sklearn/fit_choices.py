@@ -294,7 +294,7 @@ def _linear_predictions(
 
 
 def standardizer(X: Any) -> Pipeline:
-    """Return what standardizes columns as those of X, and fills missing values in."""
+    """Return a fitted pipeline that fills missing values in and standardizes the columns of X."""
     columns = make_pipeline(
         SimpleImputer(keep_empty_features=True),
         StandardScaler(with_mean=not hasattr(X, "toarray")),
