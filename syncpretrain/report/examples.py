@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,10 +27,12 @@ from syncpretrain.report.section import (
     drawn,
     figure,
     image,
+    number,
     paragraph,
     row_of_figures,
     table,
 )
+from syncpretrain.runs.record import RunRecord
 from syncpretrain.shapes import ConvolutionShape, ImageShape
 
 MOST_EXAMPLES = 1000
@@ -40,6 +42,7 @@ SAMPLED_ROWS, SAMPLED_COLUMNS = 6, 12  # of samples of a table
 MOST_HISTOGRAMS = 24
 BAR_INCHES = 0.19
 MOST_PAIRS = 20  # of positions, in the table of couplings
+NO_EXAMPLES = "There are no examples to show: {}"  # format with a reason
 
 
 class Shown(NamedTuple):
@@ -95,7 +98,7 @@ def example_sections(stack: Stack, images: ImageShape | None, shown: Shown | str
         ("filters", "What the lowest layer reads", filters)
     ]
     if isinstance(shown, str):
-        above = partial(paragraph, f"There are no examples to show: {shown}")
+        above = partial(paragraph, NO_EXAMPLES.format(shown))
     else:
         reads = stack.for_prepared_rows()
         above = partial(_reconstructions, reads, images, shown)
@@ -111,16 +114,21 @@ def example_sections(stack: Stack, images: ImageShape | None, shown: Shown | str
 def _reconstructions(stack: Stack, images: ImageShape | None, shown: Shown) -> str:
     plots.check_decoder(stack)
     if images is not None:
-        rows = evenly_spaced(shown.rows, DRAWN_EXAMPLES)
-        text = f"{len(rows)} examples of {shown.name}, each above its reconstruction"
-        drawn_rows = (shades(stack, part) for part in (rows, stack.reconstruct(rows)))
-        return figure(image(image_grid(*drawn_rows, shape=images), text), text)
+        return _grid([stack], images, shown, "each above its reconstruction")
     shares = plots.error_shares(stack, shown.rows)
     text = (
         f"The error of each value's reconstructions on {shown.name}, in percent of its mean's"
         " error: 0 is perfect, and 100 says nothing. The worst are on top."
     )
     return _bars(stack, shares, plots.SHARE_LABEL, "shares", text)
+
+
+def _grid(stacks: Sequence[Stack], images: ImageShape, shown: Shown, order: str) -> str:
+    """Return images, and below each its reconstruction by each stack."""
+    rows = evenly_spaced(shown.rows, DRAWN_EXAMPLES)
+    text = f"{len(rows)} examples of {shown.name}, {order}"
+    made = [shades(stack, stack.reconstruct(rows)) for stack in stacks]
+    return figure(image(image_grid(shades(stacks[0], rows), *made, shape=images), text), text)
 
 
 def _filters(stack: Stack, images: ImageShape | None) -> str:
@@ -242,3 +250,53 @@ def _mixing(stack: Stack, shown: Shown) -> str:
 
 def _value(value: Any) -> str:
     return f"{value:.4g}" if np.issubdtype(type(value), np.number) else str(value)
+
+
+def compared_reconstructions(
+    runs: Sequence[RunRecord], images: ImageShape | None, shown: Shown | str
+) -> Section:
+    """Return the section of examples and each run's reconstructions, or of each value's errors.
+
+    Parameters
+    ----------
+    runs : sequence of RunRecord
+    images : ImageShape or None
+        The shape of an example, None where it is no image.
+    shown : Shown or str
+        Examples of the first run, or the reason why there are none.
+    """
+    body = drawn(partial(_compared, runs, images, shown))
+    return Section("reconstructions", "Reconstructions", body)
+
+
+def _compared(runs: Sequence[RunRecord], images: ImageShape | None, shown: Shown | str) -> str:
+    without = [run.name for run in runs if run.stack is None]
+    if without:
+        return paragraph(f"Not drawn: {' and '.join(without)} left no model.")
+    if isinstance(shown, str):
+        return paragraph(NO_EXAMPLES.format(shown))
+    stacks = [run.stack.for_prepared_rows() for run in runs if run.stack is not None]
+    read = [plots.value_names(stack) for stack in stacks]
+    if any(names != read[0] for names in read):
+        return paragraph("Not drawn: the two do not read the same values.")
+    for stack in stacks:
+        plots.check_decoder(stack)
+    names = [run.name for run in runs]
+    if images is None:
+        return _error_table(stacks, names, shown)
+    order = f"and below each its reconstruction by {', then by '.join(names)}"
+    return _grid(stacks, images, shown, order)
+
+
+def _error_table(stacks: Sequence[Stack], names: Sequence[str], shown: Shown) -> str:
+    shares = np.array([plots.error_shares(stack, shown.rows) for stack in stacks])
+    worst = np.argsort(-shares.max(axis=0), kind="stable")[: plots.MOST_BARS_SHOWN]
+    values = plots.value_names(stacks[0])
+    rows = [(values[i], *(number(share) for share in shares[:, i])) for i in worst]
+    caption = (
+        f"The error of each value's reconstructions on {shown.name}, in percent of its mean's"
+        " error, the worst first"
+    )
+    left_out = len(values) - len(rows)
+    note = paragraph(f"Left out: {left_out} values with smaller errors.") if left_out else ""
+    return table(("", *names), rows, caption=caption) + note

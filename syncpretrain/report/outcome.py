@@ -1,16 +1,22 @@
-"""Section of the result: whether the run worked, in a sentence, and its figures."""
+"""Sections in words and tables: the result of a run, its settings, and how two runs differ.
+
+The result begins with a sentence: whether the run worked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
+
+import msgspec
 
 from syncpretrain.data.dataset import PARTS
 from syncpretrain.models.diagnosis import share_text
 from syncpretrain.report.section import (
     LEAST_SECONDS,
     Section,
+    details,
     number,
     paragraph,
     seconds_text,
@@ -18,6 +24,7 @@ from syncpretrain.report.section import (
     unordered,
 )
 from syncpretrain.runs.record import RunRecord
+from syncpretrain.settings import Settings
 
 NOTHING, LITTLE = 1.0, 0.75  # shares of a constant's error, from which so little was learned
 SIGNS = {"good": "✓", "poor": "!", "bad": "✕"}  # say what the colour says, which not everyone sees
@@ -27,6 +34,23 @@ RUN_ENDS = {
     "failed": ("bad", "This run failed"),
     "damaged": ("poor", "A file of this run is damaged"),
 }
+SHOWN_FIRST = {
+    "pretrain": (
+        *("layers", "architecture", "model", "visible_units", "hidden_units", "schedule", "pace"),
+        *("handoff", "delay", "runtime", "backend", "workers", "replicas", "split", "epochs"),
+        *("refresh_epochs", "finish", "batch_size", "learning_rate", "momentum", "weight_decay"),
+        *("cd_steps", "persistent", "seed"),
+    ),
+    "finetune": ("objective", "epochs", "optimizer", "learning_rate", "batch_size"),
+    "data": ("name", "validation", "labels", "target"),
+}
+SECTION_NAMES = {
+    "data": "Data",
+    "pretrain": "Pretraining",
+    "finetune": "Fine-tuning",
+    "run": "Run folder",
+}
+NOT_THERE = "-"  # in a table that compares runs
 
 
 class Headline(NamedTuple):
@@ -212,3 +236,147 @@ def _unfinished_text(run: RunRecord) -> str:
     elif run.stack is None:
         text += "It left neither a model nor a checkpoint."
     return text
+
+
+def configuration_section(run: RunRecord) -> Section:
+    """Return the section: the settings that say most, all settings, and the environment."""
+    found = texts_of_settings(run.settings)
+    parts = []
+    if not found:
+        parts.append(paragraph("The run has no config.toml that can be read."))
+    for section, names in SHOWN_FIRST.items():
+        fields = found.get(section, {})
+        if section == "finetune" and not is_tuned(fields):
+            parts.append(paragraph("There was no fine-tuning."))
+            continue
+        rows = [(name, fields[name]) for name in names if name in fields]
+        if rows:
+            parts.append(_settings_table(section, rows))
+    if found:
+        everything = (_settings_table(name, sorted(x.items())) for name, x in found.items())
+        inside = f'<div class="beside">{"".join(everything)}</div>'
+        parts = [f'<div class="beside">{"".join(parts)}</div>', details("All settings", inside)]
+    environment = _environment(run)
+    if environment:
+        caption = "What computed it; with the same, the same seed gives the same bits"
+        parts.append(table(("", ""), environment, caption=caption, left=2))
+    return Section("settings", "Settings and environment", "".join(parts))
+
+
+def _settings_table(section: str, rows: list[tuple[str, str]]) -> str:
+    caption = SECTION_NAMES.get(section, section)
+    return f"<div>{table(('setting', 'value'), rows, caption=caption, left=2)}</div>"
+
+
+def _environment(run: RunRecord) -> list[tuple[str, str]]:
+    rows = []
+    if run.identity is not None:
+        rows.append(("kernels", run.identity.kernels))
+        rows += sorted(run.identity.arithmetic.items())
+    timeline = run.timeline
+    if timeline.runtime:
+        plural = "" if timeline.workers == 1 else "s"
+        rows.append(("runtime", f"{timeline.runtime}, {timeline.workers} worker{plural}"))
+    version = None if run.stack is None else run.stack.info.get("version")
+    if version:
+        rows.append(("syncpretrain", str(version)))
+    return rows
+
+
+def texts_of_settings(settings: Settings | None) -> dict[str, dict[str, str]]:
+    """Return settings as texts by section and name; settings without a value are left out."""
+    if settings is None:
+        return {}
+    sections: dict[str, dict[str, Any]] = msgspec.to_builtins(settings)
+    return {
+        section: {
+            name: setting_text(value) for name, value in fields.items() if value not in (None, "")
+        }
+        for section, fields in sections.items()
+    }
+
+
+def is_tuned(fields: Mapping[str, str]) -> bool:
+    """Return whether settings of fine-tuning were used."""
+    return fields.get("objective", "none") != "none"
+
+
+def setting_text(value: Any) -> str:
+    """Return a setting as the command line has it; equal values of all layers as one."""
+    if isinstance(value, (list, tuple)):
+        texts = [setting_text(part) for part in value]
+        return texts[0] if len(texts) > 1 and len(set(texts)) == 1 else ",".join(texts)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def comparison_sections(runs: Sequence[RunRecord]) -> list[Section]:
+    """Return the settings in which runs differ, and their errors and times side by side."""
+    names = [run.name for run in runs]
+    differing = differing_settings(runs)
+    if differing:
+        head, caption = ("setting", *names), "Settings that differ"
+        settings = table(head, differing, caption=caption, left=len(head))
+    else:
+        settings = paragraph("The settings of the two are the same.")
+    errors = table(("", *names), _compared_figures(runs), caption="Errors and times")
+    return [
+        Section("errors", "Errors side by side", errors),
+        Section("settings", "Settings that differ", settings),
+    ]
+
+
+def differing_settings(runs: Sequence[RunRecord]) -> list[tuple[str, ...]]:
+    """Return the name of each setting that differs, and its value in each run."""
+    flat = [
+        {
+            f"{section}.{name}": value
+            for section, fields in found.items()
+            for name, value in fields.items()
+            if section != "finetune" or name == "objective" or is_tuned(fields)
+        }
+        for found in (texts_of_settings(run.settings) for run in runs)
+    ]
+    known = dict.fromkeys(name for fields in flat for name in fields)
+    rows = [(name, *(fields.get(name, NOT_THERE) for fields in flat)) for name in known]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _compared_figures(runs: Sequence[RunRecord]) -> list[tuple[str, ...]]:
+    rows = []
+    metrics = [run.metrics or {} for run in runs]
+    for part in ("train", "validation", "test"):
+        for title, name in (("whole stack", "reconstruction_error"), ("wrong classes", "accuracy")):
+            cells = [_compared_error(found, name, part) for found in metrics]
+            if set(cells) != {NOT_THERE}:
+                rows.append((f"{title}, {part}", *cells))
+    depth = max((len(found.get("layers", ())) for found in metrics), default=0)
+    for i in range(depth):
+        rows.append((f"layer {i + 1}", *(_layer_cell(found, i) for found in metrics)))
+    for name in ("pretrain", "finetune", "total"):
+        seconds = [(found.get("seconds") or {}).get(name) for found in metrics]
+        texts = [seconds_text(x) if x and x > LEAST_SECONDS else NOT_THERE for x in seconds]
+        if set(texts) != {NOT_THERE}:
+            rows.append((f"time, {name}", *texts))
+    rows.append(("state", *(run.state.name for run in runs)))
+    return rows
+
+
+def _compared_error(metrics: Mapping[str, Any], name: str, part: str) -> str:
+    value = (metrics.get(name) or {}).get(part)
+    if value is None:
+        return NOT_THERE
+    if name == "accuracy":
+        return f"{100 * (1 - value):.2f} %"
+    mean = (metrics.get("mean_error") or {}).get(part)
+    return f"{number(value)} ({share_text(value, mean)} of the mean's)" if mean else number(value)
+
+
+def _layer_cell(metrics: Mapping[str, Any], i: int) -> str:
+    layers = metrics.get("layers") or []
+    if i >= len(layers):
+        return NOT_THERE
+    errors = layers[i]["reconstruction_error"]
+    found = [(part, error) for part, error in errors.items() if error is not None]
+    return f"{number(found[-1][1])} ({found[-1][0]})" if found else NOT_THERE

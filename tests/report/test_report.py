@@ -16,8 +16,12 @@ from trialruns import DieAt, settings_on
 
 from syncpretrain.errors import RunInterrupted
 from syncpretrain.events import EpochFinished, FinetuneEpochFinished
-from syncpretrain.report.comparison import comparison_sections, differing_settings
-from syncpretrain.report.outcome import headline_of, outcome_section
+from syncpretrain.report.outcome import (
+    comparison_sections,
+    differing_settings,
+    headline_of,
+    outcome_section,
+)
 from syncpretrain.report.schedules import timings_of
 from syncpretrain.report.section import draw_svg
 from syncpretrain.runs.folder import owned
