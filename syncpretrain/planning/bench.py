@@ -19,9 +19,8 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.observers.history import History
 from syncpretrain.planning.candidates import Candidate, Task, settings_with
 from syncpretrain.planning.choice import Plan, limited, plan_for
-from syncpretrain.planning.gpu import device_peak
 from syncpretrain.planning.measure import is_on_gpus
-from syncpretrain.planning.peaks import core_peaks
+from syncpretrain.planning.peaks import core_peaks, device_peak
 from syncpretrain.planning.timings import CORE
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.settings import PretrainSettings

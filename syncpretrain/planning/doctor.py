@@ -6,9 +6,11 @@ matrices in several threads at the same time: whether the products are right, an
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import platform
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -27,13 +29,7 @@ from syncpretrain.kernels import native
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.precision_choice import PAYING_GAIN, bfloat16_gain, bfloat16_instructions
-from syncpretrain.planning.gpu import (
-    described_devices,
-    device_peak,
-    driver_version,
-    unreadable_pairs,
-)
-from syncpretrain.planning.peaks import core_peaks, in_words
+from syncpretrain.planning.peaks import core_peaks, device_peak, in_words, unreadable_pairs
 
 Status = Literal["ok", "warning", "problem"]
 Factors = tuple[Array, Array]
@@ -251,7 +247,7 @@ def _gpu() -> Finding:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # without a driver, importing CuPy only warns
             cupy = importlib.import_module("cupy")
-            devices = described_devices(cupy) if cupy.cuda.is_available() else []
+            devices = _described_devices(cupy) if cupy.cuda.is_available() else []
     except Exception as error:  # a half-installed CUDA fails in many ways
         if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
             return _without_cupy(driver_version())
@@ -277,6 +273,28 @@ def _gpu() -> Finding:
     found = f"CuPy {cupy.__version__} is installed, but finds no GPU"
     advice = "Install NVIDIA's driver and see that nvidia-smi lists the GPU, or train on the CPU."
     return Finding("gpu", "warning", found, advice, facts)
+
+
+def _described_devices(cupy: Any) -> list[str]:
+    """Return name, memory and compute capability of each GPU that CuPy finds."""
+    runtime = cupy.cuda.runtime
+    found = [runtime.getDeviceProperties(i) for i in range(runtime.getDeviceCount())]
+    return [
+        f"{x['name'].decode()} ({x['totalGlobalMem'] / 2**30:.0f} GiB, compute capability"
+        f" {x['major']}.{x['minor']})"
+        for x in found
+    ]
+
+
+def driver_version() -> int | None:
+    """Return the newest CUDA that the driver knows, such as 12040 for 12.4; None without one."""
+    number = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        failed = driver.cuDriverGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return None
+    return None if failed or not number.value else number.value
 
 
 def _without_cupy(driver: int | None) -> Finding:

@@ -28,7 +28,7 @@ from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.planning import probes
 from syncpretrain.planning.candidates import Task
-from syncpretrain.planning.gpu import unreadable_pairs
+from syncpretrain.planning.peaks import unreadable_pairs
 from syncpretrain.planning.timings import GPU, Timings, sizes
 from syncpretrain.pretraining import build
 from syncpretrain.pretraining.memory import chain_bytes, check_device_memory, check_memory

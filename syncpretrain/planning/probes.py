@@ -22,7 +22,7 @@ from syncpretrain.learners.steps import Step
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.planning.gpu import drawn
+from syncpretrain.planning.peaks import drawn
 from syncpretrain.planning.timings import LayerTimings, no_faster_than_linear
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.shapes import LayerShape

@@ -4,9 +4,8 @@ Each function draws on the given ``axes``, or on axes of a new figure. Matplotli
 ``plot``: ``pip install "syncpretrain[plot]"``.
 """
 
+from syncpretrain.plot.course import learning_curves, space_time
 from syncpretrain.plot.examples import filters, reconstructions
-from syncpretrain.plot.learning import learning_curves
-from syncpretrain.plot.space_time_diagram import space_time
 from syncpretrain.plot.units import activities, codes
 
 __all__ = ["activities", "codes", "filters", "learning_curves", "reconstructions", "space_time"]

@@ -10,14 +10,8 @@ from functools import partial
 from html import escape
 from typing import Any
 
+from syncpretrain.plot import course
 from syncpretrain.plot.canvas import colour_of
-from syncpretrain.plot.learning import Curve, curves_of, draw_curve
-from syncpretrain.plot.space_time_diagram import (
-    PIXELS_PER_INCH,
-    TUNING_NAME,
-    draw_space_time,
-    first_second,
-)
 from syncpretrain.report.section import (
     Section,
     details,
@@ -51,7 +45,7 @@ STREAMED_LEGEND = (
 
 def learning_section(runs: Sequence[RunRecord]) -> Section:
     """Return a panel a layer, and one for fine-tuning."""
-    by_run = [{curve.title: curve for curve in curves_of(run.timeline)} for run in runs]
+    by_run = [{curve.title: curve for curve in course.curves_of(run.timeline)} for run in runs]
     titles = list(dict.fromkeys(title for curves in by_run for title in curves))
     title = "Learning curves"
     if not titles:
@@ -88,13 +82,13 @@ def _list_of_marks(names: Sequence[str]) -> str:
     return f'<ul class="key">{"".join(items)}</ul>'
 
 
-def _panel(curves: Sequence[Curve | None], name: str) -> str:
+def _panel(curves: Sequence[course.Curve | None], name: str) -> str:
     """Return a panel with the curve of each run; a run without a curve keeps its colour."""
 
     def draw(axes: Any) -> None:
         for series, curve in enumerate(curves):
             if curve is not None:
-                draw_curve(axes, curve, series=series, legend=len(curves) == 1)
+                course.draw_curve(axes, curve, series=series, legend=len(curves) == 1)
 
     own = [curve for curve in curves if curve is not None]
     ends = (f"{len(curve.epochs)} epochs, the last {curve.train[-1]:.4g}" for curve in own)
@@ -125,7 +119,7 @@ def course_section(runs: Sequence[RunRecord]) -> Section:
 def _length(timeline: Timeline) -> float:
     """Return the seconds that a diagram has, from its first epoch to its last."""
     spans = (*timeline.spans, *timeline.tuning)
-    return max(span.end for span in spans) - first_second(timeline) if spans else 0.0
+    return max(span.end for span in spans) - course.first_second(timeline) if spans else 0.0
 
 
 def _diagram(timeline: Timeline, name: str, run: str, seconds: float) -> str:
@@ -134,7 +128,7 @@ def _diagram(timeline: Timeline, name: str, run: str, seconds: float) -> str:
     buttons, drawings = [], []
     for place, (label, width) in enumerate(ZOOMS.items()):
         own = f"{name}-{place}"
-        draw = partial(draw_space_time, timeline=timeline, prefix=f"{own}-", seconds=seconds)
+        draw = partial(course.draw_space_time, timeline=timeline, prefix=f"{own}-", seconds=seconds)
         what = f"{run}space-time diagram, {label}"
         svg = draw_svg(draw, name=own, label=what, size=(width, 0.75 + ROW_INCHES * rows))
         checked = "" if place else " checked"
@@ -145,7 +139,7 @@ def _diagram(timeline: Timeline, name: str, run: str, seconds: float) -> str:
         drawings.append(
             f'<div class="scroll zoom{place}" tabindex="0" role="region"'
             f' aria-label="{escape(what)}">'
-            f'<div style="min-width: {PIXELS_PER_INCH * width:.0f}px">{svg}</div></div>'
+            f'<div style="min-width: {course.PIXELS_PER_INCH * width:.0f}px">{svg}</div></div>'
         )
     controls = "".join(buttons)
     return f'<div class="zoomed"><span>Zoom</span>{controls}{"".join(drawings)}</div>'
@@ -201,7 +195,7 @@ def _epoch_table(timeline: Timeline, name: str) -> str:
     """Return a table of the epochs, for readers who cannot point at a bar."""
     rows = []
     for span in (*timeline.spans, *timeline.tuning)[:MOST_ROWS_SHOWN]:
-        layer = f"layer {span.layer}" if span.layer else TUNING_NAME
+        layer = f"layer {span.layer}" if span.layer else course.TUNING_NAME
         read = span.reads if span.layer > 1 and not timeline.is_streamed else "-"
         times = (f"{span.start:.3f}", f"{span.end:.3f}")
         errors = (number(span.train_error), number(span.validation_error))

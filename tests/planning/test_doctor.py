@@ -15,8 +15,7 @@ from threadpoolctl import threadpool_info
 
 from syncpretrain.parallel import precision_choice
 from syncpretrain.planning import doctor
-from syncpretrain.planning.doctor import diagnose
-from syncpretrain.planning.gpu import driver_version
+from syncpretrain.planning.doctor import diagnose, driver_version
 
 TOPICS = ["versions", "platform", "cores", "blas", "kernels", "float32", "products", "speed"]
 TOPICS += ["precision", "gpu"]

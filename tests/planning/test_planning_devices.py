@@ -17,12 +17,12 @@ from commandline import measure_one_round
 from syncpretrain.backends import cupy_backend
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import SettingsError
-from syncpretrain.planning import dry_run, gpu, measure
+from syncpretrain.planning import dry_run, measure, peaks
 from syncpretrain.planning.bench import bench, random_rows
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import plan_for
-from syncpretrain.planning.gpu import device_peak, unreadable_pairs
 from syncpretrain.planning.measure import measure_devices
+from syncpretrain.planning.peaks import device_peak, unreadable_pairs
 from syncpretrain.planning.probes import BareProducts
 from syncpretrain.planning.timings import GPU, LayerTimings, Timings
 from syncpretrain.settings import read_settings, settings_from
@@ -42,7 +42,7 @@ def machine(monkeypatch, tmp_path):
     """Two GPUs, in an empty folder with some data."""
     monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)
     monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 3)
-    monkeypatch.setattr(gpu, "SIDE_ON_GPU", 32)
+    monkeypatch.setattr(peaks, "SIDE_ON_GPU", 32)
     monkeypatch.setattr("syncpretrain.planning.probes.BLOCK_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", (np.random.default_rng(0).random((60, 16)) < 0.3).astype(np.float32))
@@ -108,13 +108,13 @@ class TestMeasured:
 
     def test_large_products(self, monkeypatch):
         times = iter([1.0, 3.0])
-        monkeypatch.setattr(gpu, "perf_counter", lambda: next(times))
+        monkeypatch.setattr(peaks, "perf_counter", lambda: next(times))
         assert device_peak(backend_for("cupy:1")) == 5 * 2 * 32**3 / 2
 
     def test_large_products_are_of_random_numbers(self, monkeypatch):
-        factors, real = [], gpu.multiply
+        factors, real = [], peaks.multiply
         monkeypatch.setattr(
-            gpu, "multiply", lambda *ab, out: (factors.extend(ab), real(*ab, out=out))
+            peaks, "multiply", lambda *ab, out: (factors.extend(ab), real(*ab, out=out))
         )
         device_peak(backend_for("cupy"))
         assert len(factors) == 12

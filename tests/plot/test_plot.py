@@ -22,7 +22,7 @@ from syncpretrain.plot.examples import draw_bars, error_shares
 from syncpretrain.plot.units import activities_of, draw_codes, principal_components
 
 pytestmark = pytest.mark.usefixtures("figures")
-DIAGRAM = "syncpretrain.plot.space_time_diagram"
+DIAGRAM = "syncpretrain.plot.course"
 
 
 @pytest.fixture(scope="module")

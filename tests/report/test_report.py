@@ -279,7 +279,7 @@ class TestWordsOfTheUser:
         def fails(*given, **options):
             raise ValueError("a < b")
 
-        monkeypatch.setattr("syncpretrain.report.course.draw_curve", fails)
+        monkeypatch.setattr("syncpretrain.plot.course.draw_curve", fails)
         monkeypatch.setattr("syncpretrain.report.examples.draw_codes", fails)
         monkeypatch.setattr("syncpretrain.plot.examples.filter_grid", fails)
         page = report("tuned")

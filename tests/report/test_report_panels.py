@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from syncpretrain.plot.canvas import MARKERS, colour_of
-from syncpretrain.plot.learning import POINTS_OF_A_LINE, Curve, draw_curve
+from syncpretrain.plot.course import POINTS_OF_A_LINE, Curve, draw_curve
 from syncpretrain.report import report_page
 from syncpretrain.report.course import MARKS_OF_RUNS, course_section, learning_section
 from syncpretrain.report.section import paragraph, table, unordered
