@@ -30,6 +30,7 @@ __all__ = [
     "Dataset",
     "Rows",
     "classes_only",
+    "divided",
     "from_rows",
     "hold_out",
     "is_labelled",
@@ -372,6 +373,36 @@ def _equal(sizes: Places, held_out: int, draws: np.random.Generator) -> Places:
         else:
             shares[able] = np.minimum(sizes[able], shares[able] + left // len(able))
     return shares
+
+
+def divided(
+    path: Any,
+    rows: Rows,
+    *,
+    validation: float | None = None,
+    test: float | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """Divide the examples and labels of a file into the parts of a data set.
+
+    ``test`` is the fraction to test with, held out before the validation part.
+
+    Raises
+    ------
+    DataError
+        If the fraction is not in [0, 1) or leaves nothing to train on.
+    """
+    n, labels = len(rows.X), rows.labels
+    kept = np.arange(n)
+    tested = kept[:0]
+    if test is not None:
+        # Step 3 makes the draws differ from the draws of the validation examples.
+        kept, tested = stratified_split(
+            classes_only(labels), n, held_out=max(round(test * n), 1), seed=seed, step=3
+        )
+    own = None if labels is None else labels[kept]
+    train, held = hold_out(kept, own, validation=validation, default=len(kept) // 10, seed=seed)
+    return from_rows(str(path), rows, source=all_of(path, n), parts=(train, held, tested))
 
 
 class DataRecord(msgspec.Struct, frozen=True):

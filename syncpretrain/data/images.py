@@ -31,6 +31,10 @@ ORIENTATION = 274  # the number of this entry in EXIF
 LISTED = 8  # classes in a notice
 TRANSPARENCY = ("LA", "La", "PA", "RGBA", "RGBa")
 COLOUR_CHANNELS = (3, 4)  # channels of an image in colour
+COLOURS_LAST = (  # format with a path and a shape
+    "{}: got images of shape {} with their colours last, which pictures and convolutions read"
+    " channel by channel; save X.transpose(0, 3, 1, 2)"
+)
 
 
 class Folder(NamedTuple):
@@ -139,6 +143,17 @@ def check_image_shape(shape: Sequence[int], images: ImageShape | None, name: str
         f"{name}: got examples of {'x'.join(map(str, shape))}, expected images of {images}, as the"
         f" layers read them; {_advice(shape, axes, images)}{anyway if fits else ''}"
     )
+
+
+def check_axes(shape: tuple[int, ...], images: ImageShape | None, path: Path) -> tuple[str, ...]:
+    """Check the axes of a file's examples by :func:`check_image_shape`.
+
+    Return a notice if they are images with their colours in the last axis.
+    """
+    check_image_shape(shape[1:], images, str(path))
+    if len(shape) != 4 or shape[-1] not in COLOUR_CHANNELS or shape[1] in (1, *COLOUR_CHANNELS):
+        return ()
+    return (COLOURS_LAST.format(path, shape),)
 
 
 def _advice(shape: Sequence[int], axes: Sequence[int], images: ImageShape) -> str:

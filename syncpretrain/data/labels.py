@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.columns import Target
-from syncpretrain.data.dataset import UNLABELLED, is_labelled
-from syncpretrain.data.table import Table, Texts, Values, check_decimals, is_null
+from syncpretrain.data.columns import Columns, Target
+from syncpretrain.data.dataset import UNLABELLED, Rows, is_labelled
+from syncpretrain.data.table import Table, Texts, Values, check_decimals, is_null, texts_of
 from syncpretrain.errors import DataError
 
 Classes = tuple[int, ...] | tuple[str, ...]
@@ -61,7 +61,7 @@ def target_of(table: Table, name: str, task: str | None) -> Target:
     return Target(name, "regression" if task == "regression" else "classification")
 
 
-def labels_in(values: Values, target: Target, name: str) -> NDArray[Any]:
+def _labels_in(values: Values, target: Target, name: str) -> NDArray[Any]:
     """Return the labels of a column: int64 with -1 for none; for a regression float32 with NaN.
 
     Raises
@@ -79,7 +79,56 @@ def labels_in(values: Values, target: Target, name: str) -> NDArray[Any]:
         raise DataError(
             f"{name}: column {target.name!r} holds text, expected classes as whole numbers"
         )
-    return whole_labels(values, f"{name}: column {target.name!r}")
+    return _whole_labels(values, f"{name}: column {target.name!r}")
+
+
+def labels_of(table: Table, target: Target | None) -> tuple[NDArray[Any] | None, tuple[str, ...]]:
+    """Return the labels of a table, if it has any, and notices about them."""
+    if target is None or target.name not in table.names:
+        return None, ()
+    values = table.column(target.name)
+    labels = _labels_in(values, target, table.name)
+    return labels, _label_notices(labels, values, f"{table.name}: column {target.name!r}")
+
+
+def labelled(
+    X: NDArray[Any],
+    labels: NDArray[Any] | None,
+    name: str,
+    known: Columns | None,
+    task: str | None,
+    *,
+    target: str = "y",
+) -> Rows:
+    """Return examples with their labels, the columns that name their classes, and notices.
+
+    ``known`` are the columns of an earlier run. ``target`` is the name of the target if the labels
+    are texts that no earlier run knows.
+
+    Raises
+    ------
+    DataError
+        If there is not one label for each example, or the labels do not suit the task.
+    """
+    n = len(X)
+    if labels is None:
+        return Rows(X, columns=known)
+    if labels.size != n or max(labels.shape, default=0) != n:
+        raise DataError(
+            f"{name}: got labels of shape {labels.shape} for {n} examples, expected one an example"
+        )
+    labels = labels.reshape(n)
+    if labels.dtype.kind == "U":
+        texts = texts_of(text or None for text in labels.tolist())
+        table = Table(name, (target,), (texts,))
+        aim = known.target if known is not None else None
+        aim = aim or target_of(table, target, task)
+        columns = known or Columns((), False, aim)
+        found: NDArray[Any] = _labels_in(texts, aim, name)
+        return Rows(X, found, _label_notices(found, texts, f"{name}: labels"), columns)
+    is_regression = task == "regression"
+    found = single_numbers(labels, name) if is_regression else _whole_labels(labels, name)
+    return Rows(X, found, _label_notices(found, labels, f"{name}: labels"), known)
 
 
 def single_numbers(values: Any, name: str, *, may_be_alike: bool = False) -> NDArray[np.float32]:
@@ -119,7 +168,7 @@ def single_numbers(values: Any, name: str, *, may_be_alike: bool = False) -> NDA
     return rounded
 
 
-def whole_labels(values: NDArray[Any], name: str) -> NDArray[np.int64]:
+def _whole_labels(values: NDArray[Any], name: str) -> NDArray[np.int64]:
     """Return classes as int64, with -1 in place of NaN.
 
     Raises
@@ -145,7 +194,7 @@ def whole_labels(values: NDArray[Any], name: str) -> NDArray[np.int64]:
     return labels
 
 
-def label_notices(labels: NDArray[Any], values: Values, name: str) -> tuple[str, ...]:
+def _label_notices(labels: NDArray[Any], values: Values, name: str) -> tuple[str, ...]:
     """Return notices about the labels of a file: the rows without a label, and doubts."""
     known = labels[is_labelled(labels)]
     notices = rows_without(len(labels) - len(known), len(labels), name)

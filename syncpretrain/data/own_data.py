@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data import readers
-from syncpretrain.data.dataset import UNLABELLED, Dataset, Rows, all_of, hold_out
+from syncpretrain.data.dataset import UNLABELLED, Dataset, Rows, all_of, divided, hold_out
 from syncpretrain.data.examples import as_examples, checked_rows, scale_examples, watched_rows
 from syncpretrain.data.file_rows import FileRows, rows_in_file
-from syncpretrain.data.images import check_image_shape
+from syncpretrain.data.images import check_axes
 from syncpretrain.data.meaning import ALL_ONES, Meaning, check_precision
 from syncpretrain.data.sparse_rows import SparseRows, joined
 from syncpretrain.errors import DataError
@@ -102,7 +102,7 @@ def load_own(
         notices += others.notices
         rows = _joined(rows, others, path, unlabelled)
     rows = rows._replace(notices=tuple(dict.fromkeys(notices)))
-    data = readers.divided(path, rows, validation=validation, test=share, seed=seed)
+    data = divided(path, rows, validation=validation, test=share, seed=seed)
     if unlabelled is not None:
         more = f"{len(rows.X) - count:,} without labels of {unlabelled}"
         data = replace(data, source=f"{all_of(path, count)}, {more}")
@@ -181,7 +181,7 @@ def load_mapped(
     images: ImageShape | None = None,
     meaning: Meaning | None = None,
 ) -> Dataset:
-    """Load a file as :func:`syncpretrain.data.readers.load_file` does, but leave the rows in it.
+    """Load a file as :func:`load_own` does, but leave the rows in it.
 
     A file in Fortran order is read into memory all the same, and so is a file with numbers of
     another type than the ``meaning`` of an earlier data set.
@@ -192,24 +192,24 @@ def load_mapped(
     Raises
     ------
     DataError
-        As :func:`syncpretrain.data.readers.load_file`.
+        As :func:`load_own`.
     """
     path = expanded(path)
     readers.check_file(path)
     stamp = _stamp_of(path)
-    how: dict[str, Any] = {"validation": validation, "seed": seed, "bounded": bounded}
+    how: dict[str, Any] = {"validation": validation, "seed": seed}
+    wanted = readers.Wanted(bounded=bounded)
     X = readers.map_npy(path)
-    check_image_shape(X.shape[1:], images, str(path))
-    notices = [*readers.colours_last(X.shape, path)]
+    notices = [*check_axes(X.shape, images, path)]
     if X.size and not X.flags.c_contiguous:
-        return _in_memory(path, **how)
+        return _in_memory(path, wanted, **how)
     X = as_examples(X.reshape(len(X), -1) if X.ndim > 2 and X.size else X, str(path))
     rows, n = rows_in_file(X), len(X)
     if rows is None:
-        return _in_memory(path, **how)
+        return _in_memory(path, wanted, **how)
     own = Meaning.of(rows, bounded=bounded)
     if meaning is not None and own.values != meaning.values:
-        return readers.load_file(path, **how, meaning=meaning)
+        return load_own(path, wanted._replace(meaning=meaning), **how)
     if not bounded:
         check_precision(rows, str(path))
     kept, held = hold_out(np.arange(n), None, validation=validation, default=n // 10, seed=seed)
@@ -263,8 +263,8 @@ def _stamp_of(path: Path) -> FileStamp | None:
     return FileStamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
-def _in_memory(path: Path, **options: Any) -> Dataset:
+def _in_memory(path: Path, wanted: readers.Wanted, **options: Any) -> Dataset:
     """Read a file in Fortran order, and add a notice."""
-    data = readers.load_file(path, **options)
+    data = load_own(path, wanted, **options)
     message = f"{path}: is in Fortran order, and was read into memory; save it again with"
     return replace(data, notices=(*data.notices, f"{message} numpy.ascontiguousarray"))

@@ -19,36 +19,17 @@ from numpy.typing import NDArray
 
 from syncpretrain.data import array_formats
 from syncpretrain.data.blocks import as_bits
-from syncpretrain.data.columns import Columns, Target, columns_of
+from syncpretrain.data.columns import Columns, columns_of
 from syncpretrain.data.csv_table import read_csv_table
-from syncpretrain.data.dataset import (
-    Dataset,
-    Rows,
-    all_of,
-    classes_only,
-    from_rows,
-    hold_out,
-    stratified_split,
-)
+from syncpretrain.data.dataset import Rows
 from syncpretrain.data.examples import as_examples, check_values
 from syncpretrain.data.facts import facts_of
 from syncpretrain.data.fasta import FASTA_SUFFIXES, read_fasta
 from syncpretrain.data.frames import read_parquet
-from syncpretrain.data.images import (
-    COLOUR_CHANNELS,
-    check_image_shape,
-    is_image_folder,
-    read_image_folder,
-)
-from syncpretrain.data.labels import (
-    label_notices,
-    labels_in,
-    single_numbers,
-    target_of,
-    whole_labels,
-)
+from syncpretrain.data.images import check_axes, is_image_folder, read_image_folder
+from syncpretrain.data.labels import labelled, labels_of, target_of
 from syncpretrain.data.meaning import SHARES, Meaning
-from syncpretrain.data.table import Table, texts_of
+from syncpretrain.data.table import Table
 from syncpretrain.data.weights import checked_weights
 from syncpretrain.errors import DataError
 from syncpretrain.shapes import ImageShape
@@ -57,10 +38,6 @@ from syncpretrain.storage import expanded
 LIKE_A_TARGET = ("class", "label", "labels", "target")  # names of a last column
 FORMATS = ".npy, .npz, IDX, .csv or .fasta (gzipped or not), or .parquet"
 CSV_SUFFIXES = (".csv", ".tsv")
-COLOURS_LAST = (  # format with a path and a shape
-    "{}: got images of shape {} with their colours last, which pictures and convolutions read"
-    " channel by channel; save X.transpose(0, 3, 1, 2)"
-)
 ARRAY_LABELS = "expected a .csv or .parquet file, or labels beside the examples (.npz with X and y)"
 TABLES = "expected a .csv or .parquet file"
 FOLDER_LABELS = "its subfolders are the classes, so leave it out"
@@ -135,12 +112,13 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
         return _of_table(read_parquet(path), wanted)
     _refuse_columns(path, wanted)
     if suffix == ".npz":
-        found = array_formats.read_npz(path)
-        rows = _checked(_labelled(found.X, found.labels, str(path), wanted), path, wanted)
+        found, task = array_formats.read_npz(path), wanted.task
+        rows = labelled(found.X, found.labels, str(path), wanted.columns, task)
+        rows = _checked(rows, path, wanted)
         if found.X_test is None:
             return rows
-        own = wanted._replace(columns=rows.columns, meaning=rows.meaning)
-        test = _labelled(found.X_test, found.test_labels, f"{path}: the test part", own)
+        own, name = wanted._replace(meaning=rows.meaning), f"{path}: the test part"
+        test = labelled(found.X_test, found.test_labels, name, rows.columns, task)
         return rows._replace(test=_checked(test, path, own))
     if suffix == ".npy":
         X = map_npy(path)
@@ -173,7 +151,7 @@ def _of_folder(path: Path, wanted: Wanted) -> Rows:
                 f"{path}: got a folder {name!r}, a name that is no text; rename it, for it is that"
                 " of a class"
             ) from None
-    rows = _labelled(X, names, str(path), wanted, target="class")
+    rows = labelled(X, names, str(path), wanted.columns, wanted.task, target="class")
     return _checked(rows._replace(notices=(*notices, *rows.notices), meaning=own), path, wanted)
 
 
@@ -223,7 +201,7 @@ def rows_of_table(table: Table, wanted: Wanted) -> Rows:
         target = target or known.target
         columns = Columns(known.features, known.named, target, known.dropped)
     without = by_place and len(table.names) == len(columns.features)
-    labels, told = (None, ()) if without else _labels(table, target)
+    labels, told = (None, ()) if without else labels_of(table, target)
     as_array = not table.named and not columns.has_categories and target is None and not dropped
     own = None if as_array and known is None else columns
     weights = None if wanted.weights is None else _weights(table, dropped[-1])
@@ -240,15 +218,6 @@ def _weights(table: Table, name: str) -> NDArray[np.float64]:
     return weights
 
 
-def _labels(table: Table, target: Target | None) -> tuple[NDArray[Any] | None, tuple[str, ...]]:
-    """Return the labels of a table, if it has any, and notices about them."""
-    if target is None or target.name not in table.names:
-        return None, ()
-    values = table.column(target.name)
-    labels = labels_in(values, target, table.name)
-    return labels, label_notices(labels, values, f"{table.name}: column {target.name!r}")
-
-
 def _check_last(table: Table) -> None:
     """Refuse to train on a last column that is likely to be the class."""
     names: Sequence[str] = table.names
@@ -260,44 +229,10 @@ def _check_last(table: Table) -> None:
         )
 
 
-def _labelled(
-    X: NDArray[Any], labels: NDArray[Any] | None, name: str, wanted: Wanted, *, target: str = "y"
-) -> Rows:
-    """Return examples with their labels, the columns that name their classes, and notices.
-
-    ``target`` is the name of the target if the labels are texts that no earlier run knows.
-
-    Raises
-    ------
-    DataError
-        If there is not one label for each example, or the labels do not suit the task.
-    """
-    n, known = len(X), wanted.columns
-    if labels is None:
-        return Rows(X, columns=known)
-    if labels.size != n or max(labels.shape, default=0) != n:
-        raise DataError(
-            f"{name}: got labels of shape {labels.shape} for {n} examples, expected one an example"
-        )
-    labels = labels.reshape(n)
-    if labels.dtype.kind == "U":
-        texts = texts_of(text or None for text in labels.tolist())
-        table = Table(name, (target,), (texts,))
-        aim = known.target if known is not None else None
-        aim = aim or target_of(table, target, wanted.task)
-        columns = known or Columns((), False, aim)
-        found: NDArray[Any] = labels_in(texts, aim, name)
-        return Rows(X, found, label_notices(found, texts, f"{name}: labels"), columns)
-    is_regression = wanted.task == "regression"
-    found = single_numbers(labels, name) if is_regression else whole_labels(labels, name)
-    return Rows(X, found, label_notices(found, labels, f"{name}: labels"), known)
-
-
 def _checked(rows: Rows, path: Path, wanted: Wanted) -> Rows:
     """Return rows with two dimensions, once their shape and values are checked."""
-    check_image_shape(rows.X.shape[1:], wanted.images, str(path))
+    notices = (*rows.notices, *check_axes(rows.X.shape, wanted.images, path))
     X = rows.X.reshape(len(rows.X), -1) if rows.X.ndim > 2 and rows.X.size else rows.X
-    notices = (*rows.notices, *colours_last(rows.X.shape, path))
     return _meant(rows._replace(notices=notices), as_examples(X, str(path)), str(path), wanted)
 
 
@@ -324,13 +259,6 @@ def _meant(
     return rows._replace(X=X, meaning=meaning)
 
 
-def colours_last(shape: tuple[int, ...], path: Path) -> tuple[str, ...]:
-    """Return a notice about images with their colours in the last axis; none for other arrays."""
-    if len(shape) != 4 or shape[-1] not in COLOUR_CHANNELS or shape[1] in (1, *COLOUR_CHANNELS):
-        return ()
-    return (COLOURS_LAST.format(path, shape),)
-
-
 def _refuse_columns(path: Path, wanted: Wanted, expected: str = ARRAY_LABELS) -> None:
     drop = ",".join(wanted.drop or ())
     given = {"target": wanted.target, "drop": drop, "weights": wanted.weights}
@@ -338,58 +266,6 @@ def _refuse_columns(path: Path, wanted: Wanted, expected: str = ARRAY_LABELS) ->
         if value:
             what = TABLES if name == "weights" else expected
             raise DataError(f"{name}: got {value!r} for {path}, which has no named columns; {what}")
-
-
-def load_file(
-    path: str | os.PathLike[str],
-    *,
-    validation: float | None = None,
-    seed: int = 0,
-    bounded: bool = True,
-    meaning: Meaning | None = None,
-) -> Dataset:
-    """Read a file and hold out a part of it for validation; there is no test part.
-
-    ``validation`` is the fraction held out, stratified where labels ride along; None takes a
-    tenth. With 0, a float32 ``.npy`` file stays on the disk and is read as needed.
-
-    Raises
-    ------
-    DataError
-        As :func:`read_rows`, or if the fraction is not in [0, 1) or leaves nothing to train on.
-    """
-    rows = read_rows(path, Wanted(bounded=bounded, meaning=meaning))
-    return divided(path, rows, validation=validation, seed=seed)
-
-
-def divided(
-    path: str | os.PathLike[str],
-    rows: Rows,
-    *,
-    validation: float | None = None,
-    test: float | None = None,
-    seed: int = 0,
-) -> Dataset:
-    """Divide the examples and labels of a file into the parts of a data set, for :func:`load_file`.
-
-    ``test`` is the fraction to test with, held out before the validation part.
-
-    Raises
-    ------
-    DataError
-        If the fraction is not in [0, 1) or leaves nothing to train on.
-    """
-    n, labels = len(rows.X), rows.labels
-    kept = np.arange(n)
-    tested = kept[:0]
-    if test is not None:
-        # Step 3 makes the draws differ from the draws of the validation examples.
-        kept, tested = stratified_split(
-            classes_only(labels), n, held_out=max(round(test * n), 1), seed=seed, step=3
-        )
-    own = None if labels is None else labels[kept]
-    train, held = hold_out(kept, own, validation=validation, default=len(kept) // 10, seed=seed)
-    return from_rows(str(path), rows, source=all_of(path, n), parts=(train, held, tested))
 
 
 def check_file(path: Path) -> bytes:

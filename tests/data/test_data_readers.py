@@ -14,7 +14,8 @@ from syncpretrain.data import load_dataset
 from syncpretrain.data.array_formats import read_idx
 from syncpretrain.data.columns import Column, Columns, Target
 from syncpretrain.data.csv_table import read_csv_table
-from syncpretrain.data.readers import Wanted, load_file, read_rows
+from syncpretrain.data.own_data import load_own
+from syncpretrain.data.readers import Wanted, read_rows
 from syncpretrain.errors import DataError
 
 X = (np.arange(24, dtype=np.float32) / 24).reshape(6, 4)
@@ -194,7 +195,7 @@ def test_npy(tmp_path, order, dtype):
 
 def test_npy_stays_on_the_disk_where_it_can(tmp_path):
     np.save(tmp_path / "x.npy", X)
-    train = load_file(tmp_path / "x.npy", validation=0).train
+    train = load_own(tmp_path / "x.npy", Wanted(), validation=0).train
     assert not train.flags.owndata
     assert not train.flags.writeable
     assert np.array_equal(train, X)
@@ -230,7 +231,7 @@ def test_idx(tmp_path, name, packed):
 
 def test_idx_of_big_endian_floats(tmp_path):
     (tmp_path / "x.idx").write_bytes(idx_bytes(X.astype(">f4"), kind=0x0D))
-    assert np.array_equal(load_file(tmp_path / "x.idx", validation=0).train, X)
+    assert np.array_equal(load_own(tmp_path / "x.idx", Wanted(), validation=0).train, X)
 
 
 def test_a_file_is_split_with_its_labels(tmp_path):
