@@ -13,15 +13,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.data import DATASETS, check_whole, load_dataset, located
 from syncpretrain.data.columns import columns_in, takes_categories
-from syncpretrain.data.dataset import (
-    Dataset,
-    Rows,
-    all_of,
-    divided,
-    from_rows,
-    record_in,
-    record_of,
-)
+from syncpretrain.data.dataset import Dataset, Rows, divided, from_rows, record_in, record_of
 from syncpretrain.data.examples import scale_examples
 from syncpretrain.data.own_data import is_mapped_file
 from syncpretrain.data.readers import Wanted, read_rows
@@ -192,8 +184,7 @@ def _test_set(name: str, stack: Stack) -> Dataset:
     found = _rows(name, stack)
     _print_notices(found.notices)
     rows = np.arange(len(found.X))
-    parts = (rows[:0], rows[:0], rows)
-    return from_rows(name, found, source=all_of(name, len(rows)), parts=parts)
+    return from_rows(name, found, parts=(rows[:0], rows[:0], rows))
 
 
 def _rows(name: str, stack: Stack) -> Rows:

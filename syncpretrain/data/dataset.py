@@ -202,7 +202,7 @@ def from_rows(
     name: str,
     rows: Rows,
     *,
-    source: str,
+    source: str = "",
     parts: tuple[Places, Places, Places],
     earlier: Meaning | None = None,
 ) -> Dataset:
@@ -210,7 +210,8 @@ def from_rows(
 
     ``rows`` hold checked examples of any numeric type; each part becomes float32 by itself, so that
     the whole never exists twice. If the rows have a meaning, they were prepared by it; else they
-    are prepared by the meaning of ``earlier`` examples, or have their own.
+    are prepared by the meaning of ``earlier`` examples, or have their own. Without a ``source``
+    they are all examples of the file ``name``.
     """
     X, labels, notices, columns, _, meaning, weights = rows
     if meaning is None:
@@ -220,7 +221,7 @@ def from_rows(
     own = [None if labels is None else labels[part] for part in parts]
     return Dataset(
         name,
-        source,
+        source or all_of(name, len(X)),
         train=scale_examples(X, rows=None if everything else parts[0]),
         validation=scale_examples(X, rows=parts[1]),
         test=scale_examples(X, rows=parts[2]),
@@ -402,7 +403,7 @@ def divided(
         )
     own = None if labels is None else labels[kept]
     train, held = hold_out(kept, own, validation=validation, default=len(kept) // 10, seed=seed)
-    return from_rows(str(path), rows, source=all_of(path, n), parts=(train, held, tested))
+    return from_rows(str(path), rows, parts=(train, held, tested))
 
 
 class DataRecord(msgspec.Struct, frozen=True):
