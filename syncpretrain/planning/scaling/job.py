@@ -61,14 +61,8 @@ def place(
                 f" expected at most {devices}, the fewest of --devices"
             )
         return counts
-    return _spread(group, load, devices=devices, most=most, every=rule == EVERY)
-
-
-def _spread(
-    group: Sequence[int], load: Load, *, devices: int, most: Sequence[int], every: bool
-) -> list[int]:
-    """Give the longest layer more devices, again and again, until none are left."""
-    counts = [1] * len(group)
+    # The longest layer gets more devices, again and again, until none are left.
+    counts, every = [1] * len(group), rule == EVERY
     free = devices - len(group)
     if free <= 0:
         return counts
@@ -183,6 +177,12 @@ class Job:
             network=self.network,
         )
 
+    def most(self, layer: int) -> int:
+        """Return the number of devices that a layer, counted from 0, can use."""
+        work = self.works[layer]
+        by_units = self.split == "units"
+        return min(work.visible, work.hidden) if by_units else self.settings.batch_size
+
     def load(self, layer: int, devices: int) -> float:
         """Return the seconds of a layer's own epochs on a number of devices."""
         own = self.steps * self.group(layer, devices).step + self.works[layer].end
@@ -220,10 +220,7 @@ class Placed(NamedTuple):
         for first in range(0, depth, size):
             group = range(first, min(first + size, depth))
             rule = job.replicas if isinstance(job.replicas, str) else job.replicas[first:][:size]
-            most = [
-                GroupWork.most(job.works[i], batch_size=settings.batch_size, split=job.split)
-                for i in group
-            ]
+            most = [job.most(layer) for layer in group]
             replicas += place(rule, group, job.load, devices=devices, most=most)
         return cls(job, tuple(replicas), min(devices, size))
 

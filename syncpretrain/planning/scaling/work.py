@@ -235,11 +235,6 @@ class GroupWork(NamedTuple):
             step, forward = together.step, together.forward
         return cls(devices, step, forward, waits, forward_waits, moved)
 
-    @classmethod
-    def most(cls, work: LayerWork, *, batch_size: int, split: str) -> int:
-        """Return the number of devices that a layer can use."""
-        return min(work.visible, work.hidden) if split == "units" else batch_size
-
 
 def costs_from(text: str, **stack: Any) -> list[LayerCosts]:
     """Return the costs that a text names: a JSON file, or the seconds of each layer's step.
