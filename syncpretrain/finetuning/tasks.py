@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.dataset import is_labelled
+from syncpretrain.data.examples import has_missing
 from syncpretrain.data.labels import Classes, are_shares, as_classes, single_numbers
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.finetuning.chain import Affine, Link, link_down, link_up, tuned
 from syncpretrain.kernels.arrays import Array

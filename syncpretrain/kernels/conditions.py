@@ -52,7 +52,7 @@ def conditions_of(v: Array, units: str, *, missing: bool = False) -> Conditions 
     Parameters
     ----------
     v : ndarray of shape (B, V)
-        Examples, marked by :func:`syncpretrain.data.visible.mark_missing` if ``missing``.
+        Examples, marked by :func:`syncpretrain.data.examples.mark_missing` if ``missing``.
     units : str
         The visible units.
     missing : bool

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from syncpretrain.data.examples import evenly_spaced
-from syncpretrain.data.visible import has_missing
+from syncpretrain.data.examples import evenly_spaced, has_missing
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.models.layer import DenseLayer, Layer, blocks_through, up_through

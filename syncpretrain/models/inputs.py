@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain.data.columns import Columns, columns_in
-from syncpretrain.data.examples import as_examples
+from syncpretrain.data.examples import as_examples, has_missing, marked, visible_examples
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.data.meaning import meaning_in
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.data.visible import has_missing, marked, visible_examples
 from syncpretrain.errors import DataError, NovelValueWarning
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.layer import DenseLayer, Layer

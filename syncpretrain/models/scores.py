@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from syncpretrain.data.columns import columns_in
+from syncpretrain.data.examples import has_missing
 from syncpretrain.data.scaling import without_novel
-from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents, is_missing

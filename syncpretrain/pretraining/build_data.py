@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncpretrain.backends.choice import backend_for, resolve_backend
-from syncpretrain.data import visible
-from syncpretrain.data.examples import as_examples, checked_rows, evenly_spaced
+from syncpretrain.data import examples
 from syncpretrain.data.facts import Look
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.minibatches import ArrayPasses, Minibatches, is_iterable_of_arrays
@@ -68,7 +67,7 @@ def build_data(
     is_sparse = isinstance(data.train, SparseRows)
     if is_sparse:
         check_sparse(settings)
-    missing = any(map(visible.has_missing, data))
+    missing = any(map(examples.has_missing, data))
     if missing:
         check_missing(settings)
     lacks = why_not_on_a_device(with_facts_of(settings, *data))
@@ -81,8 +80,8 @@ def build_data(
         check_varies(data.train, scaling)
     if missing:
         settings = msgspec.structs.replace(settings, missing=True)
-        visible.check_columns(data.train, "X")
-        data = Split(*(visible.marked(rows, scaling) for rows in data))
+        examples.check_columns(data.train, "X")
+        data = Split(*(examples.marked(rows, scaling) for rows in data))
     elif scaling is not None:
         data = Split(*map(scaling.apply, data))
     if is_sparse and scaling is None:
@@ -93,7 +92,7 @@ def build_data(
 
 
 def _check_memory(settings: PretrainSettings, data: Split) -> None:
-    examples = sum(map(len, data))
+    count = sum(map(len, data))
     backend = backend_for(settings.backend)
     free = backend.free_bytes()
     wakes = any(parsed_waking(text) is not None for text in settings.refresh_when[1:])
@@ -108,7 +107,7 @@ def _check_memory(settings: PretrainSettings, data: Split) -> None:
         examples=held if free is None else 0,
         batch_size=settings.batch_size,
         processes=settings.runtime == "processes",
-        shared=examples if isinstance(data.train, np.ndarray) else 0,
+        shared=count if isinstance(data.train, np.ndarray) else 0,
         sampled=PROBE_ROWS if wakes or any(settings.settle) else 0,
         others=memory.other_bytes(settings, steps),
     )
@@ -123,7 +122,7 @@ def _check_memory(settings: PretrainSettings, data: Split) -> None:
 
 def with_facts_of(settings: PretrainSettings, *parts: Any) -> PretrainSettings:
     """Return settings that say whether examples have missing values, or are sparse rows."""
-    missing = settings.missing or any(map(visible.has_missing, parts))
+    missing = settings.missing or any(map(examples.has_missing, parts))
     sparse = any(isinstance(X, SparseRows) for X in parts)
     return msgspec.structs.replace(settings, missing=missing, sparse=sparse)
 
@@ -148,15 +147,15 @@ def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLik
         return Split(train, np.empty((0, width), dtype=np.float32))
     held_out: Any = validation
     if not isinstance(validation, FileRows):
-        held_out = as_examples(validation, "validation")
+        held_out = examples.as_examples(validation, "validation")
     if held_out.shape[1] != width:
         raise SettingsError(f"validation: got {held_out.shape[1]} columns, expected {width}")
     units = settings.visible_units
     if not isinstance(validation, FileRows):
-        held_out = visible.check_visible(held_out, "validation", units)
+        held_out = examples.check_visible(held_out, "validation", units)
     # Activations of the validation rows are computed for every version, and a thousand rows say as
     # much as all.
-    return Split(train, visible.as_visible(evenly_spaced(held_out, PROBE_ROWS), units))
+    return Split(train, examples.as_visible(examples.evenly_spaced(held_out, PROBE_ROWS), units))
 
 
 def _train_rows(settings: PretrainSettings, X: Any) -> Any:
@@ -186,5 +185,5 @@ def _train_rows(settings: PretrainSettings, X: Any) -> Any:
     if isinstance(X, FileRows) and kind.blocks is None:
         return X if streams else np.asarray(X)
     if streams and kind.blocks is None and (rows := rows_in_file(X)) is not None:
-        return checked_rows(rows, bounded=bounded)
-    return visible.visible_examples(X, "X", settings.visible_units, missing=True)
+        return examples.checked_rows(rows, bounded=bounded)
+    return examples.visible_examples(X, "X", settings.visible_units, missing=True)

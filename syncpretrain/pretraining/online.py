@@ -13,11 +13,10 @@ import msgspec
 import numpy as np
 
 from syncpretrain.data.blocks import blocks_of
-from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.data.examples import check_columns, evenly_spaced, has_missing
 from syncpretrain.data.facts import look_at
 from syncpretrain.data.meaning import Meaning, origin_of
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.data.visible import check_columns, has_missing
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import diverged

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.dataset import PARTS, UNLABELLED, Dataset, is_labelled
-from syncpretrain.data.examples import evenly_spaced
+from syncpretrain.data.examples import evenly_spaced, has_missing
 from syncpretrain.data.scaling import spread
-from syncpretrain.data.visible import has_missing
 from syncpretrain.models.diagnosis import baselines
 from syncpretrain.models.evaluation import accuracies, layer_errors, regression_errors, stack_error
 from syncpretrain.models.stack import Stack

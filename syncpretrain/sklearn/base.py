@@ -17,11 +17,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
 from syncpretrain import Stack, finetune, pretrain
-from syncpretrain.data.examples import as_examples
+from syncpretrain.data.examples import as_examples, has_missing
 from syncpretrain.data.frames import is_frame
 from syncpretrain.data.meaning import Meaning, origin_of
 from syncpretrain.data.table import check_distinct_names, is_null
-from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import Observer
 from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tuning_options

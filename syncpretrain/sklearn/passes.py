@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.data.examples import has_missing, marked
 from syncpretrain.data.scaling import without_novel
 from syncpretrain.data.sparse_rows import SparseRows
-from syncpretrain.data.visible import has_missing, marked
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.layer import rows_at_once, with_log_odds

@@ -29,11 +29,11 @@ from sklearn.utils.validation import (
 
 from syncpretrain import Stack
 from syncpretrain.data.dataset import UNLABELLED
+from syncpretrain.data.examples import has_missing
 from syncpretrain.data.facts import facts_of
 from syncpretrain.data.labels import Classes, doubts_about
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.table import is_null
-from syncpretrain.data.visible import has_missing
 from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 from syncpretrain.events import Notice
 from syncpretrain.models.stack import Head

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from syncpretrain.data.blocks import CHUNK_VALUES
-from syncpretrain.data.visible import visible_examples
+from syncpretrain.data.examples import visible_examples
 from syncpretrain.errors import DataError
 
 X = (np.arange(24, dtype=np.float32) / 24).reshape(6, 4)

@@ -7,8 +7,8 @@ import pytest
 from onelayer import layer_settings
 
 from syncpretrain import finetune, pretrain
+from syncpretrain.data.examples import mark_missing
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.data.visible import mark_missing
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import EpochFinished, Notice
 from syncpretrain.kernels.conditions import is_missing, known_means
