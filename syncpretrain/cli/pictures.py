@@ -203,8 +203,7 @@ def _images_of(
     SettingsError
         If they are no images, and are not saved, or a picture of them is asked for.
     """
-    from syncpretrain.plot.examples import image_shape_of
-    from syncpretrain.plot.images import image_shape
+    from syncpretrain.plot.images import image_shape, image_shape_of
 
     if level is not None and level > len(stack.layers):
         raise SettingsError(f"level: got {level}, expected 1 to {len(stack.layers)}")

@@ -5,7 +5,7 @@ Each function draws on the given ``axes``, or on axes of a new figure. Matplotli
 """
 
 from syncpretrain.plot.course import learning_curves, space_time
-from syncpretrain.plot.examples import filters, reconstructions
+from syncpretrain.plot.images import filters, reconstructions
 from syncpretrain.plot.units import activities, codes
 
 __all__ = ["activities", "codes", "filters", "learning_curves", "reconstructions", "space_time"]

@@ -101,7 +101,7 @@ def _check_memory(settings: PretrainSettings, data: Split) -> None:
     if settings.handoff == "minibatch":
         waiting = memory.held_rows(settings, backend, steps=steps, held_out=len(data.validation))
         room = memory.room_bytes(settings, backend, steps)
-    held = examples if waiting is None else waiting
+    held = count if waiting is None else waiting
     memory.check_memory(
         settings.shapes,
         examples=held if free is None else 0,

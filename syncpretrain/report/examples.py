@@ -18,8 +18,7 @@ from syncpretrain.errors import DataError
 from syncpretrain.models.couplings import couplings, has_couplings, outside_gauge
 from syncpretrain.models.mixing import Mixing
 from syncpretrain.models.stack import Stack
-from syncpretrain.plot import examples as plots
-from syncpretrain.plot.images import image_grid, shades
+from syncpretrain.plot import images as plots
 from syncpretrain.plot.units import activities_of, draw_activity, draw_codes
 from syncpretrain.report.section import (
     Section,
@@ -127,8 +126,9 @@ def _grid(stacks: Sequence[Stack], images: ImageShape, shown: Shown, order: str)
     """Return images, and below each its reconstruction by each stack."""
     rows = evenly_spaced(shown.rows, DRAWN_EXAMPLES)
     text = f"{len(rows)} examples of {shown.name}, {order}"
-    made = [shades(stack, stack.reconstruct(rows)) for stack in stacks]
-    return figure(image(image_grid(shades(stacks[0], rows), *made, shape=images), text), text)
+    made = [plots.shades(stack, stack.reconstruct(rows)) for stack in stacks]
+    grid = plots.image_grid(plots.shades(stacks[0], rows), *made, shape=images)
+    return figure(image(grid, text), text)
 
 
 def _filters(stack: Stack, images: ImageShape | None) -> str:
@@ -214,8 +214,8 @@ def _samples(stack: Stack, images: ImageShape | None, shown: Shown | str) -> str
 
 def _sampled(stack: Stack, images: ImageShape | None) -> str:
     if images is not None:
-        made = shades(stack, stack.sample(SAMPLES, steps=SAMPLE_STEPS))
-        grid = image_grid(made, shape=images)
+        made = plots.shades(stack, stack.sample(SAMPLES, steps=SAMPLE_STEPS))
+        grid = plots.image_grid(made, shape=images)
         text = f"{SAMPLES} samples of the top RBM, after {SAMPLE_STEPS} steps from noise"
         return figure(image(grid, text), text)
     columns = columns_in(stack.info)

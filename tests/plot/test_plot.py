@@ -18,7 +18,7 @@ from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.models.diagnosis import diagnose_layers
 from syncpretrain.observers.history import History
 from syncpretrain.plot.canvas import new_axes
-from syncpretrain.plot.examples import draw_bars, error_shares
+from syncpretrain.plot.images import draw_bars, error_shares
 from syncpretrain.plot.units import activities_of, draw_codes, principal_components
 
 pytestmark = pytest.mark.usefixtures("figures")
