@@ -15,8 +15,7 @@ from syncpretrain.data import DATASETS, check_whole, load_dataset, located
 from syncpretrain.data.columns import columns_in, takes_categories
 from syncpretrain.data.dataset import Dataset, Rows, divided, from_rows, record_in, record_of
 from syncpretrain.data.examples import scale_examples
-from syncpretrain.data.own_data import is_mapped_file
-from syncpretrain.data.readers import Wanted, read_rows
+from syncpretrain.data.readers import Wanted, is_mapped_file, read_rows
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
 from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.model_file import MODEL_NAME

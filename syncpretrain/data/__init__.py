@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from syncpretrain.data.columns import Columns
     from syncpretrain.data.dataset import Dataset
     from syncpretrain.data.meaning import Meaning
-    from syncpretrain.data.own_data import KnownFile
+    from syncpretrain.data.readers import KnownFile
     from syncpretrain.shapes import ImageShape
 
 __all__ = ["DATASETS", "check_whole", "load_dataset", "located"]
@@ -113,22 +113,20 @@ def load_dataset(
         _refuse(given, f"{name}, which has labels and a test part of its own")
         data = load_published(str(name), bounded=bounded, meaning=meaning, **how)
     else:
-        from syncpretrain.data.own_data import is_mapped_file, load_mapped, load_own, share_of
-        from syncpretrain.data.readers import Wanted
+        from syncpretrain.data import readers
 
-        share = share_of(test)
+        share = readers.share_of(test)
         _check_there("data", name)
         _check_there("unlabelled", unlabelled)
         _check_there("test", None if share else test)
-        if mapped and is_mapped_file(name):
+        named = None if target is None else str(target)
+        options = bounded, named, _names(drop), task, encode, columns, images, meaning, weights
+        wanted = readers.Wanted(*options)
+        if mapped and readers.is_mapped_file(name):
             _refuse(given, f"{name} with handoff minibatch, which leaves it on the disk")
-            how |= {"bounded": bounded, "known": known, "images": images, "meaning": meaning}
-            data = load_mapped(name, **how)
+            data = readers.load_mapped(name, wanted, known=known, **how)
         else:
-            named = None if target is None else str(target)
-            wanted = Wanted(bounded, named, _names(drop), task, encode, columns, images, meaning)
-            wanted = wanted._replace(weights=weights)
-            data = load_own(name, wanted, test=test, unlabelled=unlabelled, **how)
+            data = readers.load_own(name, wanted, test=test, unlabelled=unlabelled, **how)
     return data if examples is None else data.with_examples(examples, seed=seed)
 
 

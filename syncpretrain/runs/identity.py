@@ -17,7 +17,7 @@ from syncpretrain.array_files import read_record
 from syncpretrain.data.dataset import DataRecord, Dataset, record_of
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.meaning import Meaning
-from syncpretrain.data.own_data import FileStamp, KnownFile
+from syncpretrain.data.readers import FileStamp, KnownFile
 from syncpretrain.errors import CheckpointError, SettingsError
 from syncpretrain.kernels.native import ORDER_VARIABLE, ORDERS, available, bfloat16_order
 from syncpretrain.parallel.blas import loaded_libraries

@@ -14,7 +14,7 @@ from syncpretrain.data.columns import Columns, takes_categories
 from syncpretrain.data.dataset import Dataset, is_labelled
 from syncpretrain.data.facts import facts_of
 from syncpretrain.data.meaning import Meaning
-from syncpretrain.data.own_data import KnownFile, is_mapped_file, share_of
+from syncpretrain.data.readers import KnownFile, is_mapped_file, share_of
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.options import tuning_options, tuning_precision
 from syncpretrain.finetuning.prepared import Finetuning

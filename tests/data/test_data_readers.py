@@ -14,8 +14,7 @@ from syncpretrain.data import load_dataset
 from syncpretrain.data.array_formats import read_idx
 from syncpretrain.data.columns import Column, Columns, Target
 from syncpretrain.data.csv_table import read_csv_table
-from syncpretrain.data.own_data import load_own
-from syncpretrain.data.readers import Wanted, read_rows
+from syncpretrain.data.readers import Wanted, load_own, read_rows
 from syncpretrain.errors import DataError
 
 X = (np.arange(24, dtype=np.float32) / 24).reshape(6, 4)

@@ -15,7 +15,7 @@ from largerdata import LAYERS, ROWS, example_rows
 from trialruns import notices_of
 
 from syncpretrain import load
-from syncpretrain.data import load_dataset, own_data
+from syncpretrain.data import load_dataset, readers
 from syncpretrain.data.file_rows import FileRows
 from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.events import EpochFinished
@@ -31,7 +31,7 @@ class TestRun:
     @pytest.fixture
     def file(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(own_data, "RECENT_NS", 0)  # or a new file has no stamp
+        monkeypatch.setattr(readers, "RECENT_NS", 0)  # or a new file has no stamp
         np.save("x.npy", example_rows("float32"))
         return tmp_path / "x.npy"
 
@@ -60,10 +60,10 @@ class TestRun:
             "import os\n"
             "from pathlib import Path\n"
             "from syncpretrain.events import EpochFinished\n"
-            "from syncpretrain.data import own_data\n"
+            "from syncpretrain.data import readers\n"
             "from syncpretrain.runs.run import train_run\n"
             "from syncpretrain.settings import read_settings\n"
-            "own_data.RECENT_NS = 0\n"
+            "readers.RECENT_NS = 0\n"
             "def die(event):\n"
             "    if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (2, 2):\n"
             "        os.kill(os.getpid(), 9)\n"
@@ -119,7 +119,7 @@ class TestRun:
             resume_run(Path("run"))
 
     def test_a_file_that_was_just_written_is_read_again(self, file, reads, monkeypatch):
-        monkeypatch.setattr(own_data, "RECENT_NS", 10**12)
+        monkeypatch.setattr(readers, "RECENT_NS", 10**12)
         train_run(self.options(), out=Path("whole"))
         assert json.loads(Path("whole/run.json").read_text())["stamp"] is None
 
