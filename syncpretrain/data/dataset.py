@@ -7,7 +7,7 @@ there are labels. A model and a run keep the record: a few words, the sizes and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -42,7 +42,6 @@ __all__ = [
 PARTS = ("train", "validation", "test")
 UNLABELLED = -1  # among labels, stands for none
 Places = NDArray[np.intp]
-Share = Callable[[Places, int, np.random.Generator], Places]
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,20 +337,13 @@ def stratified_split(
     if labels is None:
         held[draws.permutation(n)[:held_out]] = True
     else:
-        share = _equal if equal_classes else _proportional
-        held[_draw_by_class(labels, held_out, share, draws)] = True
+        _, classes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        shares = (_equal if equal_classes else _proportional)(sizes, held_out, draws)
+        # Rows grouped by class, each group in row order.
+        groups = np.split(np.argsort(classes, kind="stable"), np.cumsum(sizes)[:-1])
+        for group, count in zip(groups, shares, strict=True):
+            held[draws.permutation(group)[:count]] = True
     return np.flatnonzero(~held), np.flatnonzero(held)
-
-
-def _draw_by_class(
-    labels: NDArray[Any], held_out: int, share: Share, draws: np.random.Generator
-) -> Places:
-    _, classes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    shares = share(sizes, held_out, draws)
-    # Rows grouped by class, each group in row order.
-    groups = np.split(np.argsort(classes, kind="stable"), np.cumsum(sizes)[:-1])
-    chosen = [draws.permutation(g)[:n] for g, n in zip(groups, shares, strict=True)]
-    return np.concatenate(chosen)
 
 
 def _proportional(sizes: Places, held_out: int, draws: np.random.Generator) -> Places:

@@ -203,8 +203,20 @@ def _check_block(
         return
     if missing:
         values = np.where(np.isnan(values), np.float32(0), values)
-    if not _is_inside(values, low, high):
-        raise DataError(f"{name}: {_first_bad(X, values, start, (low, high), names, advice)}")
+    if _is_inside(values, low, high):
+        return
+    good = (values >= low) & (values <= high)
+    row, column = divmod(int(np.argmin(good)), good.shape[1])
+    value = float(X[row, column])
+    place = f"got {value:g} at row {start + row}, column {column} (counted from 0)"
+    if names is not None:
+        place = f"got {value:g} at row {start + row} (counted from 0), column {names[column]!r}"
+    expected = f"values in [0, 1]; {advice}"
+    if not math.isfinite(value):
+        expected = "finite numbers; drop such rows, or fill in their values"
+    elif low < 0:
+        expected = f"numbers from {low:g} to {high:g}; divide by a larger unit"
+    raise DataError(f"{name}: {place}, expected {expected}")
 
 
 def _range(bounded: bool) -> tuple[float, float]:
@@ -240,28 +252,6 @@ def evenly_spaced(X: NDArray[T], most: int) -> NDArray[T]:
     if len(X) <= most:
         return X if isinstance(X, np.ndarray) else X[:]  # out of its file
     return X[np.arange(most) * len(X) // most]
-
-
-def _first_bad(
-    original: NDArray[Any],
-    values: NDArray[np.float32],
-    start: int,
-    limits: tuple[float, float],
-    names: Sequence[str] | None,
-    advice: str,
-) -> str:
-    low, high = limits
-    good = (values >= low) & (values <= high)
-    row, column = divmod(int(np.argmin(good)), good.shape[1])
-    value = float(original[row, column])
-    place = f"got {value:g} at row {start + row}, column {column} (counted from 0)"
-    if names is not None:
-        place = f"got {value:g} at row {start + row} (counted from 0), column {names[column]!r}"
-    if not math.isfinite(value):
-        return f"{place}, expected finite numbers; drop such rows, or fill in their values"
-    if low < 0:
-        return f"{place}, expected numbers from {low:g} to {high:g}; divide by a larger unit"
-    return f"{place}, expected values in [0, 1]; {advice}"
 
 
 def visible_examples(X: ArrayLike, name: str, units: str, *, missing: bool = True) -> Floats:

@@ -166,27 +166,22 @@ def fetch(
         except DataError as error:
             raise DataError(f"name: {named.name} cannot be fetched: {error}") from error
     for file in missing:
-        _fetch_file(named, file, folder / file.name, mirror, report)
+        most, told = 2 * file.bytes, partial(report, file)
+        get = partial(fetched, most=most, seconds=SET_SECONDS, report=told)
+        urls, check = named.urls(file, mirror), partial(_check_sum, file=file)
+        try:
+            reasons = _stored(urls, folder / file.name, get, check)
+        except ImportError as error:
+            raise DataError(
+                f"name: {named.name} cannot be fetched without pooch ({error}); pip install"
+                ' "syncpretrain[digits]"'
+            ) from error
+        if reasons is not None:
+            raise DataError(
+                f"name: {named.name} could not be fetched: {file.name}: {'; '.join(reasons)}; try"
+                f" another address with --mirror URL, or put the file into {folder}"
+            )
     return missing
-
-
-def _fetch_file(
-    named: NamedData, file: RemoteFile, path: Path, mirror: str | None, report: Fetching
-) -> None:
-    get = partial(fetched, most=2 * file.bytes, seconds=SET_SECONDS, report=partial(report, file))
-    try:
-        reasons = _stored(named.urls(file, mirror), path, get, partial(_check_sum, file=file))
-    except ImportError as error:
-        raise DataError(
-            f"name: {named.name} cannot be fetched without pooch ({error}); pip install"
-            ' "syncpretrain[digits]"'
-        ) from error
-    if reasons is None:
-        return
-    raise DataError(
-        f"name: {named.name} could not be fetched: {file.name}: {'; '.join(reasons)}; try another"
-        f" address with --mirror URL, or put the file into {path.parent}"
-    )
 
 
 def _stored(

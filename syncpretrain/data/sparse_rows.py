@@ -219,8 +219,11 @@ def sparse_rows(arrays: Mapping[str, NDArray[Any]], form: str, name: str) -> Spa
             f"{name}: got a sparse matrix whose arrays do not fit each other; save it again with"
             " scipy.sparse.save_npz"
         )
-    if form == "csc":
-        indices, indptr, data = _transposed(indices, indptr, data, columns)
+    if form == "csc":  # the arrays of the transposed matrix
+        order = np.argsort(indices, kind="stable")
+        owners = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+        ends = np.cumsum(np.bincount(indices, minlength=columns))
+        indices, indptr, data = owners[order], np.concatenate([[0], ends]), data[order]
         columns = rows
     return _settled(data, indices, indptr, columns)
 
@@ -263,13 +266,3 @@ def _settled(
         counts = np.bincount(owners[kept], minlength=len(indptr) - 1)
         indptr = np.concatenate([[0], np.cumsum(counts)])
     return SparseRows(values, indices, indptr, columns)
-
-
-def _transposed(
-    indices: NDArray[Any], indptr: NDArray[Any], data: NDArray[Any], columns: int
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return the arrays of a transposed matrix, which has ``columns`` rows."""
-    order = np.argsort(indices, kind="stable")
-    owners = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
-    counts = np.bincount(indices, minlength=columns)
-    return owners[order], np.concatenate([[0], np.cumsum(counts)]), data[order]

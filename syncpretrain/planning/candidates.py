@@ -186,23 +186,15 @@ def _with_replicas(task: Task, settings: PretrainSettings, timings: Timings) -> 
     order = sorted(range(len(timings.layers)), key=lambda i: -timings.layers[i].step)
     for i in order * 2:
         for size in (1, *sizes(timings.workers)):
-            tried = _with_size(short, i, size, timings.layers[i])
-            if tried is None or tried.replicas == short.replicas:
+            is_measured = (short.split_of(i + 1), size) in timings.layers[i].sharded
+            if size == short.replicas[i] or not (size == 1 or is_measured):
                 continue
+            replicas = (*short.replicas[:i], size, *short.replicas[i + 1 :])
+            tried = msgspec.structs.replace(short, replicas=replicas, shards=replicas)
             seconds = simulated(task, tried, timings).seconds
             if seconds < best * (WORTH_IT if size > short.replicas[i] else 1):
                 short, best = tried, seconds
     return msgspec.structs.replace(short, epochs=settings.epochs)
-
-
-def _with_size(
-    settings: PretrainSettings, i: int, size: int, timings: LayerTimings
-) -> PretrainSettings | None:
-    """Return the settings with ``size`` workers for a layer, None where that was not measured."""
-    if size > 1 and (settings.split_of(i + 1), size) not in timings.sharded:
-        return None
-    replicas = (*settings.replicas[:i], size, *settings.replicas[i + 1 :])
-    return msgspec.structs.replace(settings, replicas=replicas, shards=replicas)
 
 
 def simulated(task: Task, settings: PretrainSettings, timings: Timings) -> Simulated:
