@@ -15,14 +15,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.columns import Columns, columns_in, columns_of, takes_categories
 from syncpretrain.data.examples import check_values
 from syncpretrain.data.meaning import meaning_in
-from syncpretrain.data.table import (
-    Mixed,
-    Table,
-    Values,
-    check_distinct_names,
-    is_null,
-    texts_of,
-)
+from syncpretrain.data.table import Mixed, Table, Values, check_distinct_names, is_null, texts_of
 from syncpretrain.errors import DataError, needed
 from syncpretrain.units.kinds import KINDS, kind_of
 

@@ -120,11 +120,6 @@ def predict_stages(stages: Sequence[AsyncStage], *, workers: int, rate: AsyncRat
     return AsyncPlan(tuple(_way(stages, workers, replicas, rate) for replicas in tried))
 
 
-def exchange_seconds(fields: AsyncFields, exchange: Exchange) -> float:
-    """Return the seconds of the server in a task, by how often replicas fetch."""
-    return exchange.fetch / fields.period + exchange.push
-
-
 def _way(stages: Sequence[AsyncStage], workers: int, replicas: int, rate: AsyncRate) -> AsyncWay:
     share = AsyncFields(async_rate=rate).share(replicas - 1)
     training = sum(stage.training(workers, replicas) for stage in stages)
@@ -168,7 +163,7 @@ def _stages(task: Task, timings: Timings) -> list[AsyncStage]:
                 computing=sum(steps),
                 contention=crowded / sum(steps) if sum(steps) else 1.0,
                 local=sum(exchange.local for exchange in exchanges),
-                server=sum(exchange_seconds(s, exchange) for exchange in exchanges),
+                server=sum(exchange.server(s.period) for exchange in exchanges),
                 rest=_others(task, timings, layers),
             )
         )

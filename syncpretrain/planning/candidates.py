@@ -39,6 +39,15 @@ class Task:
         """How many examples' activations each version has."""
         return self.examples + min(self.held_out, PROBE_ROWS)
 
+    def floor_seconds(self, timings: Timings) -> float:
+        """Return the time of nothing but the matrix products, spread evenly over all workers.
+
+        Those of the stipulated epochs' training steps, as one core takes for them alone.
+        """
+        rows = zip(timings.layers, self.settings.epochs, strict=True)
+        steps = self.examples / self.settings.batch_size
+        return sum(layer.products * epochs * steps for layer, epochs in rows) / timings.workers
+
 
 class Candidate(NamedTuple):
     """One way to train a stack, with its predicted time.
@@ -87,16 +96,6 @@ def candidates(task: Task, timings: Timings) -> list[Candidate]:
         run = simulated(task, settings, timings)
         found.append(Candidate(name, options, run.seconds, _bytes(task, settings, run), run.epochs))
     return found
-
-
-def floor_seconds(task: Task, timings: Timings) -> float:
-    """Return the time of nothing but the matrix products, spread evenly over all workers.
-
-    Those of the stipulated epochs' training steps, as one core takes for them alone.
-    """
-    rows = zip(timings.layers, task.settings.epochs, strict=True)
-    steps = task.examples / task.settings.batch_size
-    return sum(layer.products * epochs * steps for layer, epochs in rows) / timings.workers
 
 
 def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[str, Any]]]:

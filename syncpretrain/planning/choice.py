@@ -12,24 +12,10 @@ import msgspec
 from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.planning.asynchronous import AsyncPlan, predict_async
-from syncpretrain.planning.candidates import (
-    Candidate,
-    Task,
-    candidates,
-    floor_seconds,
-    settings_with,
-)
+from syncpretrain.planning.candidates import Candidate, Task, candidates, settings_with
 from syncpretrain.planning.exchange import exchanges, handover_seconds
 from syncpretrain.planning.measure import is_on_gpus, timings_of
-from syncpretrain.planning.timings import (
-    CORE,
-    GPU,
-    LayerTimings,
-    Timings,
-    place_of_timings,
-    remember,
-    remembered,
-)
+from syncpretrain.planning.timings import CORE, GPU, Timings, place_of_timings, remembered
 from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.settings.fields import MAX_WORKERS
 
@@ -142,7 +128,7 @@ class Plan:
             "unit": self.timings.unit,
             "asynchronous": None if self.asynchronous is None else self.asynchronous.report(),
             "candidates": [self._row(candidate) for candidate in self.candidates],
-            "measured": [_milliseconds(layer) for layer in self.timings.layers],
+            "measured": [layer.milliseconds() for layer in self.timings.layers],
             "measuring_seconds": self.timings.seconds,
             "notes": list(self.timings.notes),
         }
@@ -236,18 +222,18 @@ def plan_for(
     task = replace(task, settings=msgspec.structs.replace(task.settings, precision=precision))
     kept = task.settings, task.examples, task.held_out, workers
     place = place_of_timings(*kept) if remembers else None
-    if timings is None and place is not None:
-        timings = remembered(place)
-    if timings is None:
-        timings = timings_of(task, workers=workers, seconds=measure_seconds)
-        if timings.unit == CORE:
-            passed = exchanges(task.settings)
-            timings = replace(timings, handover=handover_seconds(), exchanges=passed)
-        if place is not None:
-            remember(place, timings)
+
+    def measured() -> Timings:
+        found = timings_of(task, workers=workers, seconds=measure_seconds)
+        if found.unit != CORE:
+            return found
+        passed = exchanges(task.settings)
+        return replace(found, handover=handover_seconds(), exchanges=passed)
+
+    timings = timings or remembered(place, measured)
     found = candidates(task, timings)
     choice = simplest(eligible(task, found))
-    return Plan(task, tuple(found), choice, floor_seconds(task, timings), timings)
+    return Plan(task, tuple(found), choice, task.floor_seconds(timings), timings)
 
 
 def eligible(task: Task, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -283,19 +269,3 @@ def option_text(settings: Mapping[str, Any]) -> str:
             value = ",".join(map(str, value[:1] if same else value))
         words.append(f"--{name.replace('_', '-')} {quote(str(value))}")
     return " ".join(words)
-
-
-def _milliseconds(layer: LayerTimings) -> Mapping[str, Any]:
-    """Return a layer's timings of a minibatch in milliseconds."""
-    sharded = {
-        f"{split}, {shards} shards, {workers} workers": 1e3 * seconds
-        for (split, shards), by_size in layer.sharded.items()
-        for workers, seconds in by_size.items()
-    }
-    return {
-        "step_ms": 1e3 * layer.step,
-        "contention": layer.contention,
-        "products_ms": 1e3 * layer.products,
-        "blas_step_ms": None if layer.blas_step is None else 1e3 * layer.blas_step,
-        "sharded_ms": sharded,
-    }

@@ -7,7 +7,7 @@ run of the same stack need not measure again.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -68,6 +68,21 @@ class LayerTimings:
         """Whether all was measured of a BLAS with all cores."""
         return self.blas_step is not None and not (self.transform and self.blas_transform is None)
 
+    def milliseconds(self) -> dict[str, object]:
+        """Return the timings of a minibatch in milliseconds."""
+        sharded = {
+            f"{split}, {shards} shards, {workers} workers": 1e3 * seconds
+            for (split, shards), by_size in self.sharded.items()
+            for workers, seconds in by_size.items()
+        }
+        return {
+            "step_ms": 1e3 * self.step,
+            "contention": self.contention,
+            "products_ms": 1e3 * self.products,
+            "blas_step_ms": None if self.blas_step is None else 1e3 * self.blas_step,
+            "sharded_ms": sharded,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
@@ -80,6 +95,10 @@ class Exchange:
     fetch: float = 0.0
     push: float = 0.0
     local: float = 0.0
+
+    def server(self, period: int) -> float:
+        """Return the seconds of the server in a task, if one of ``period`` tasks fetches."""
+        return self.fetch / period + self.push
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +153,15 @@ def place_of_timings(settings: PretrainSettings, *numbers: int | None) -> Path |
     return None
 
 
-def remembered(place: Path) -> Timings | None:
-    """Return the timings that are kept somewhere; None if there are none that can be read."""
+def remembered(place: Path | None, measure: Callable[[], Timings]) -> Timings:
+    """Return the timings that are kept somewhere; without any there, measure and keep them."""
+    if place is None:
+        return measure()
     with suppress(OSError, msgspec.MsgspecError):  # they are measured anew
         return msgspec.msgpack.decode(place.read_bytes(), type=Timings)
-    return None
-
-
-def remember(place: Path, timings: Timings) -> None:
-    """Keep timings for later runs, where the cache folder can be written."""
+    timings = measure()
     with suppress(OSError):  # a later run measures anew
         place.parent.mkdir(parents=True, exist_ok=True)
         kept = replace(timings, kept=f"{date.today().isoformat()}, in {place}")
         write_atomically(place, msgspec.msgpack.encode(kept))
+    return timings

@@ -26,12 +26,7 @@ from syncpretrain.finetuning.updates import TunedReplica
 from syncpretrain.learners.first_layers import untrained_stack
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.worker_pool import WorkerPool
-from syncpretrain.planning.asynchronous import (
-    AsyncPlan,
-    AsyncStage,
-    exchange_seconds,
-    predict_stages,
-)
+from syncpretrain.planning.asynchronous import AsyncPlan, AsyncStage, predict_stages
 from syncpretrain.planning.exchange import exchange_of
 from syncpretrain.planning.probes import Probe, Work, beside, measured, repeated
 from syncpretrain.schedule.kinds import ASYNC
@@ -228,7 +223,7 @@ def async_stage(
         computing=options.push_every * alone.seconds,
         contention=max(1.0, busy.relative_to(alone)) if busy else 1.0,
         local=exchange.local,
-        server=exchange_seconds(options, exchange),
+        server=exchange.server(options.period),
     )
 
 
