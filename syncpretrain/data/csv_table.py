@@ -77,30 +77,25 @@ def read_csv_table(path: Path, known: Sequence[str] | None = None) -> Table:
     DataError
         If the file cannot be read, or its lines differ in width; it names the line.
     """
-    head = read_head(path, known)
-    notices = _notices(path, head)
-    passed = Passed()
+    head, passed = read_head(path, known), Passed()
+    kinds: list[_Kind] = []
     numbers = read_numbers(path, head, passed)
-    if numbers is not None:
-        if not numbers.size:
-            raise _no_values(path, passed)
-        notices = (*notices, *(f"{path}: {notice}" for notice in passed.notices()))
-        names, named = _names(path, head, numbers.shape[1])
-        return Table(str(path), names, tuple(numbers.T), named, notices=notices)
-    passed = Passed()
-    kinds = _kinds(path, head, passed)
-    notices = (
-        *notices,
-        *(f"{path}: {notice}" for notice in passed.notices()),
-        *_errors(path, kinds),
-    )
-    names, named = _names(path, head, len(kinds))
+    if numbers is None:
+        passed = Passed()
+        kinds = _kinds(path, head, passed)
+    width = len(kinds) if numbers is None else numbers.shape[1]
+    if not (kinds or (numbers is not None and numbers.size)):
+        found = ["got no values", *passed.notices()]
+        raise DataError(f"{path}: {'; '.join(found)}; expected one example or more")
+    names, named = _names(path, head, width)
+    columns = _columns(path, head, kinds) if numbers is None else tuple(numbers.T)
     mixed = {
-        name: Mixed(kind.number, kind.text, kind.slip(field))
-        for field, (name, kind) in enumerate(zip(names, kinds, strict=True), start=1)
+        names[i]: Mixed(kind.number, kind.text, kind.slip(i + 1))
+        for i, kind in enumerate(kinds)
         if kind.number is not None and kind.text is not None
     }
-    columns = _columns(path, head, kinds)
+    told = (f"{path}: {notice}" for notice in passed.notices())
+    notices = (*_notices(path, head), *told, *_errors(path, kinds))
     return Table(str(path), names, columns, named, mixed, notices)
 
 
@@ -119,11 +114,6 @@ def _errors(path: Path, kinds: list[_Kind]) -> list[str]:
         return []
     count = sum(kind.errors for kind in errors)
     return [f"{path}: read {count:,} cells such as {errors[0].error} as missing values"]
-
-
-def _no_values(path: Path, passed: Passed) -> DataError:
-    found = ["got no values", *passed.notices()]
-    return DataError(f"{path}: {'; '.join(found)}; expected one example or more")
 
 
 def _names(path: Path, head: Head, width: int) -> tuple[tuple[str, ...], bool]:
@@ -487,8 +477,8 @@ def _chunks(path: Path, head: Head, passed: Passed) -> Iterator[_Rows]:
     with opened(path) as file:
         for _ in range(head.lines):
             file.readline()
-        lines = _Lines(file)
-        reader = csv.reader(iter(lines), delimiter=head.delimiter, skipinitialspace=True)
+        lines: list[str] = []  # of the row that is being read
+        reader = csv.reader(_noted(file, lines), delimiter=head.delimiter, skipinitialspace=True)
         width = None
         try:
             rows = _numbered(reader, lines, passed, head)
@@ -509,21 +499,15 @@ def _chunks(path: Path, head: Head, passed: Passed) -> Iterator[_Rows]:
             ) from error
 
 
-class _Lines:
-    """Lines of a file; ``row`` collects the lines of the row that is being read."""
-
-    def __init__(self, file: TextIO) -> None:
-        self.file = file
-        self.row: list[str] = []
-
-    def __iter__(self) -> Iterator[str]:
-        for line in self.file:
-            self.row.append(line)
-            yield line
+def _noted(file: TextIO, row: list[str]) -> Iterator[str]:
+    """Yield the lines of a file; ``row`` collects the lines of the row that is being read."""
+    for line in file:
+        row.append(line)
+        yield line
 
 
 def _numbered(
-    reader: Any, lines: _Lines, passed: Passed, head: Head
+    reader: Any, lines: list[str], passed: Passed, head: Head
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield each row that is neither empty nor a comment, behind the number of its last line.
 
@@ -534,13 +518,13 @@ def _numbered(
     """
     empty: list[int] = []
     for row in reader:
-        first, number = lines.row[0], head.lines + reader.line_num
-        if len(lines.row) > 1:
-            more = csv.reader([*lines.row, "x"], delimiter=head.delimiter, skipinitialspace=True)
+        first, number = lines[0], head.lines + reader.line_num
+        if len(lines) > 1:
+            more = csv.reader([*lines, "x"], delimiter=head.delimiter, skipinitialspace=True)
             if len(list(more)) == 1:  # a row that ends takes no further line
-                began = number - len(lines.row) + 1
+                began = number - len(lines) + 1
                 raise csv.Error(f"a quote in the row that begins in line {began} has no end")
-        lines.row.clear()
+        lines.clear()
         if not row or (len(row) == 1 and not row[0].strip() and '"' not in first):
             empty.append(number)
         elif not passed.is_comment(first, number, row, head):
@@ -609,8 +593,6 @@ def _kinds(path: Path, head: Head, passed: Passed) -> list[_Kind]:
         kinds = kinds or [_Kind() for _ in rows.columns]
         for kind, cells in zip(kinds, rows.columns, strict=True):
             kind.look(cells, rows.lines)
-    if not kinds:
-        raise _no_values(path, passed)
     return kinds
 
 

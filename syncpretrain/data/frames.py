@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path
@@ -50,7 +50,8 @@ def table_of(frame: Any, name: str = "X") -> Table:
     for key, text in zip(keys, names, strict=True):
         series = frame[key]
         found.add(text, np.asarray(series), is_category=_is_category(series.dtype))
-    return found.table(name, names, (), is_file=False)
+    columns, mixed, refused = tuple(found.values), found.mixed, found.refused
+    return Table(name, names, columns, True, mixed, refused=refused, is_file=False)
 
 
 def encoded(
@@ -158,7 +159,8 @@ def read_parquet(path: Path) -> Table:
         is_category = _is_category(column.type)
         array = np.asarray(column.to_pylist() if is_category else column.to_numpy())
         found.add(name, array, is_category=is_category)
-    return found.table(str(path), tuple(written.column_names), notices, is_file=True)
+    columns, mixed, refused = tuple(found.values), found.mixed, found.refused
+    return Table(str(path), tuple(written.column_names), columns, True, mixed, notices, refused)
 
 
 def _index_of(schema: Any) -> list[str]:
@@ -171,35 +173,28 @@ def _is_category(kind: Any) -> bool:
     return str(kind).lower().startswith(CATEGORICAL)
 
 
+@dataclass
 class _Columns:
     """Columns collected for a table: values, and by name the mixed and the refused ones."""
 
-    def __init__(self) -> None:
-        self._columns: list[Values] = []
-        self._mixed: dict[str, Mixed] = {}
-        self._refused: dict[str, str] = {}
+    values: list[Values] = field(default_factory=list)
+    mixed: dict[str, Mixed] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, array: NDArray[Any], *, is_category: bool) -> None:
         """Add a column; a column of another type becomes NaN, and its type is noted."""
         if is_category:
             texts = texts_of(map(_text, array.tolist()))
-            self._columns.append(replace(texts, are_categories=True))
+            self.values.append(replace(texts, are_categories=True))
         elif array.dtype.kind in "biuf" and array.ndim == 1:
-            self._columns.append(array)
+            self.values.append(array)
         elif array.dtype.kind in "OUT" and array.ndim == 1:
-            self._columns.append(self._of_cells(name, array.tolist()))
+            self.values.append(self._of_cells(name, array.tolist()))
         else:
-            self._columns.append(self._refuse(name, str(array.dtype), len(array)))
-
-    def table(
-        self, name: str, names: tuple[str, ...], notices: tuple[str, ...], *, is_file: bool
-    ) -> Table:
-        """Return the table of these columns."""
-        own = self._mixed, notices, self._refused, is_file
-        return Table(name, names, tuple(self._columns), True, *own)
+            self.values.append(self._refuse(name, str(array.dtype), len(array)))
 
     def _refuse(self, name: str, kind: str, rows: int) -> Values:
-        self._refused[name] = kind
+        self.refused[name] = kind
         return np.full(rows, np.nan)
 
     def _of_cells(self, name: str, cells: list[Any]) -> Values:
@@ -216,7 +211,7 @@ class _Columns:
             return np.array([np.nan if cell is None else cell for cell in cells], dtype=np.float64)
         if len(kinds) > 1:
             first = {_kind(cell): str(cell) for cell in reversed(cells) if cell is not None}
-            self._mixed[name] = Mixed(first.get("number") or first["truth"], first["text"])
+            self.mixed[name] = Mixed(first.get("number") or first["truth"], first["text"])
         return texts_of(map(_text, cells))
 
 

@@ -102,8 +102,7 @@ def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[
     P, B = timings.workers, timings.blas_threads
     is_streamed = task.settings.handoff == "minibatch"
     if timings.unit == GPU:
-        depth, delay = len(timings.layers), task.settings.delay if is_streamed else None
-        yield from candidates_on_devices(task.settings.backend, depth=depth, gpus=P, delay=delay)
+        yield from _candidates_on_devices(task.settings, len(timings.layers), P)
         return
     delay = task.settings.delay if is_streamed else HANDOFF_DEFAULTS["minibatch"]["delay"]
     streamed = {"handoff": "minibatch", "delay": delay}
@@ -267,17 +266,17 @@ def _bytes(task: Task, settings: PretrainSettings, run: Simulated) -> int:
     return fixed + FLOAT_BYTES * (task.rows * activations + gradients)
 
 
-def candidates_on_devices(
-    backend: str, *, depth: int, gpus: int, delay: float | None = None
+def _candidates_on_devices(
+    settings: PretrainSettings, depth: int, gpus: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield names and settings, the simplest first: layers in turn, at a time, and in shards.
 
-    With a ``delay``, that of streams, these are among them; a stream has no shards.
+    With handoff minibatch there are streams too; a stream has no shards.
     """
     kinds = {name: kind for name, kind in SCHEDULES.items() if kind.candidate is not None}
     workers = {name: 1 if kind.one_at_a_time else depth for name, kind in kinds.items()}
     own = {
-        name: {"schedule": name, "backend": backend, "workers": workers[name]}
+        name: {"schedule": name, "backend": settings.backend, "workers": workers[name]}
         for name, kind in kinds.items()
         if kind.one_at_a_time or depth > 1
     }
@@ -285,7 +284,7 @@ def candidates_on_devices(
         yield str(kinds[name].candidate), options
     for name, options in own.items() if gpus > 1 else ():
         yield f"{kinds[name].shared_candidate}, examples split", {**options, "split": "examples"}
-    for name, kind in kinds.items() if delay is not None else ():
+    for name, kind in kinds.items() if settings.handoff == "minibatch" else ():
         if kind.can_stream:
-            streamed = {"handoff": "minibatch", "delay": delay, "workers": depth}
-            yield "streamed", {"schedule": name, "backend": backend, **streamed}
+            streamed = {"handoff": "minibatch", "delay": settings.delay, "workers": depth}
+            yield "streamed", {"schedule": name, "backend": settings.backend, **streamed}
