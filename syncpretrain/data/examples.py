@@ -45,33 +45,26 @@ def checked_rows(
     *,
     bounded: bool = True,
     seen: Callable[[NDArray[Any]], Any] | None = None,
+    are_known: bool = False,
 ) -> FileRows:
     """Check every value of a file in one pass; return its rows, checked again at every reading.
 
     ``seen`` is called with each block of rows, of the file's own type. Without ``seen``, a file of
-    bytes is not read.
+    bytes is not read; nor is one with values that ``are_known`` to be sound.
 
     Raises
     ------
     DataError
         As :func:`check_examples`.
     """
-    watched = watched_rows(rows, name, bounded=bounded)
-    if seen is None and _is_sound(rows.raw_dtype):
-        return watched
-    start = 0
-    for block in rows.raw_blocks():
-        if not _is_sound(block.dtype):
+    is_sound, start = _is_sound(rows.raw_dtype), 0
+    for block in () if are_known or (seen is None and is_sound) else rows.raw_blocks():
+        if not is_sound:
             _check_block(block, name, start, bounded=bounded)
         if seen is not None:
             seen(block)
         start += len(block)
-    return watched
-
-
-def watched_rows(rows: FileRows, name: str = "X", *, bounded: bool = True) -> FileRows:
-    """Return checked rows of a file that are checked again at every reading."""
-    if _is_sound(rows.raw_dtype):
+    if is_sound:
         return rows
     known = name if name != "X" else f"X, mapped from {rows.path}"
     return rows.checked_by(partial(check_again, name=known, bounded=bounded))

@@ -27,13 +27,7 @@ from syncpretrain.data.blocks import as_bits
 from syncpretrain.data.columns import Columns, columns_of
 from syncpretrain.data.csv_table import read_csv_table
 from syncpretrain.data.dataset import UNLABELLED, Dataset, Rows, all_of, divided, hold_out
-from syncpretrain.data.examples import (
-    as_examples,
-    check_values,
-    checked_rows,
-    scale_examples,
-    watched_rows,
-)
+from syncpretrain.data.examples import as_examples, check_values, checked_rows, scale_examples
 from syncpretrain.data.facts import facts_of
 from syncpretrain.data.fasta import FASTA_SUFFIXES, read_fasta
 from syncpretrain.data.file_rows import FileRows, rows_in_file
@@ -513,16 +507,12 @@ def load_mapped(
     if not bounded:
         check_precision(rows, str(path))
     kept, held = hold_out(np.arange(n), None, validation=validation, default=n // 10, seed=seed)
-    sha256 = ""
+    look, sha256 = _Look(X, (len(kept), len(held))), ""
     if known is not None and stamp is not None and known.stamp == stamp:
         sha256 = known.sha256
-        rows = watched_rows(rows, str(path), bounded=bounded)
-    else:
-        look = _Look(X, (len(kept), len(held)))
-        rows = checked_rows(rows, str(path), bounded=bounded, seen=look)
-        sha256 = look.digest.hexdigest()
-        if look.most == 1:  # all are 0 or 1
-            notices.append(ALL_ONES.format(path))
+    rows = checked_rows(rows, str(path), bounded=bounded, seen=look, are_known=bool(sha256))
+    if look.most == 1:  # all are 0 or 1
+        notices.append(ALL_ONES.format(path))
     return Dataset(
         str(path),
         all_of(path, n),
@@ -531,7 +521,7 @@ def load_mapped(
         test=_part(rows, held[:0]),
         notices=tuple(notices),
         meaning=own,
-        full_sha256=sha256,
+        full_sha256=sha256 or look.digest.hexdigest(),
         stamp=stamp,
     )
 
