@@ -51,9 +51,6 @@ class Texts:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def __getitem__(self, rows: Any) -> Texts:
-        return replace(self, codes=self.codes[rows])
-
 
 # Numbers are floats with NaN for a missing value, or integers; truth values are booleans.
 Values = NDArray[Any] | Texts
