@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from localranks import local_ranks
@@ -30,7 +30,6 @@ WORKERS, STOP = "workers", "stop"  # orders: tell how many they are; wait for a 
 class Adding(Assignment):
     """A worker that adds its number to numbers; an order that is another text is raised."""
 
-    descriptors: ClassVar[tuple[int, ...]] = ()
     is_broken: bool = False
 
     @contextmanager

@@ -44,11 +44,6 @@ class StreamJob:
     replicas: int
     reread: int = 0
 
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """Descriptors of the memory that the process is given."""
-        return tuple(x.descriptor for x in (self.below, self.above) if isinstance(x, SharedSplits))
-
     @contextmanager
     def open(self, context: Context) -> Iterator[Obey]:
         """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
