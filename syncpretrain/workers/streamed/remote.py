@@ -38,6 +38,7 @@ from syncpretrain.workers.streamed.job import (
     StreamOrder,
     TakeState,
 )
+from syncpretrain.workers.worker import LayerInTraining
 
 
 class LentThreads(StepSharing):
@@ -87,7 +88,7 @@ class RemoteLayer(BaseStreamedLayer):
     number, plan, steps
         See :class:`BaseStreamedLayer`.
     initial : callable
-        Returns the layer as it is before its first epoch.
+        Returns the layer in training as it is before its first epoch.
     times : Timeouts
     """
 
@@ -96,7 +97,7 @@ class RemoteLayer(BaseStreamedLayer):
         number: int,
         plan: StreamPlan,
         steps: int,
-        initial: Callable[[], Layer],
+        initial: Callable[[], LayerInTraining],
         times: Timeouts,
     ) -> None:
         super().__init__(number, plan, steps)
@@ -155,7 +156,7 @@ class RemoteLayer(BaseStreamedLayer):
         if not self._is_newest_last:
             self.refresh()
         if self._newest is None:
-            self._newest = self._initial()
+            self._newest = self._initial().last_good
         return self._newest
 
     def refresh(self) -> bool:
