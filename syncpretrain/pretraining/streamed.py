@@ -17,7 +17,7 @@ from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.minibatches import ArrayPasses
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.errors import SettingsError, StalledError
-from syncpretrain.events import EpochFinished, EpochStarted, LayerFinished, Notice
+from syncpretrain.events import EpochStarted, LayerFinished, Notice
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
@@ -452,25 +452,15 @@ class StreamedPretraining(Driver):
         """Report an epoch that a layer finished, or raise the error that ended it."""
         if isinstance(item, BaseException):
             raise item
-        self._begin(item.layer, item.epoch, item.started)
+        event, layer = item.event, item.event.layer
+        self._begin(layer, event.epoch, event.started)
         for warning in item.warnings:
             self.notify(f"warning: {warning}")
-        self.emit(
-            EpochFinished(
-                time=item.ended,
-                layer=item.layer,
-                epoch=item.epoch,
-                reads=0,
-                started=item.started,
-                transform_seconds=0.0,
-                train_error=item.train_error,
-                validation_error=item.validation_error,
-            )
-        )
-        self._hand_out(item.layer, item.marks)
-        self._ended[item.layer] = item.epoch
+        self.emit(event)
+        self._hand_out(layer, item.marks)
+        self._ended[layer] = event.epoch
         if item.is_last:
-            self.emit(LayerFinished(time.monotonic(), item.layer))
+            self.emit(LayerFinished(time.monotonic(), layer))
 
     def _tick(self) -> None:
         """Report how far the running epochs are, a few times a second."""

@@ -105,14 +105,6 @@ class Processed:
     busy_seconds: float
     position: float | None = None
 
-    def shifted(self, seconds: float) -> Processed:
-        """Return the same by a clock that is some seconds ahead."""
-        results = tuple(
-            replace(own, started=own.started + seconds, ended=own.ended + seconds)
-            for own in self.results
-        )
-        return replace(self, results=results)
-
 
 @dataclass(frozen=True, slots=True)
 class _Kept:

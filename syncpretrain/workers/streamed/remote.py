@@ -27,6 +27,7 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.step_sharing import StepSharing
 from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.schedule.stream import Block, StreamPlan
+from syncpretrain.workers.epochs import shifted
 from syncpretrain.workers.link import Job, Link, Place, Raised, death_of, failure_of
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.state import StreamedLayerState
@@ -148,7 +149,7 @@ class RemoteLayer(BaseStreamedLayer):
             raise
         for result in answer.results:
             if result.is_last:
-                self.shorten(result.epoch)
+                self.shorten(result.event.epoch)
         return list(answer.results)
 
     def current(self) -> Layer:
@@ -266,8 +267,9 @@ class RemoteLayer(BaseStreamedLayer):
             self.progress[0] = answer.position
         assert isinstance(order, Block)
         self._answered = order.last
+        results = tuple(replace(x, event=shifted(x.event, offset)) for x in answer.results)
         seconds = self._former_seconds + answer.busy_seconds
-        return replace(answer.shifted(offset), busy_seconds=seconds)
+        return replace(answer, results=results, busy_seconds=seconds)
 
     def _replace(self, death: WorkerError) -> None:
         """Have another worker go on where this one's last answer was, or raise the death."""
