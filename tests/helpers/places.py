@@ -58,7 +58,8 @@ class ToyLink:
 
     def __init__(self, job: Any, context: Context) -> None:
         self._build, self._inbox = partial(job.open, context), Inbox()
-        self.poll, self.receive, self.kill = self._inbox.poll, self._inbox.take, self._inbox.close
+        self.poll, self.receive = self._inbox.poll, self._inbox.receive
+        self.kill = self._inbox.close
         self.send(None)
 
     @property
