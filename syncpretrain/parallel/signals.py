@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -82,23 +82,32 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 @contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """Raise RunInterrupted at SIGTERM, as SIGINT raises KeyboardInterrupt.
+def handled_by(handlers: Mapping[int, Any]) -> Iterator[None]:
+    """Handle signals by the given handlers, in the main thread; restore the former ones at the end.
+
+    Only the main thread receives signals; elsewhere nothing is installed.
+    """
+    found: dict[int, Any] = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for signum, handler in handlers.items():
+                # Recorded before it is replaced: a signal may come between the two lines.
+                found[signum] = signal.getsignal(signum)
+                signal.signal(signum, handler)
+        yield
+    finally:
+        for signum, handler in found.items():
+            signal.signal(signum, handler)
+
+
+def interrupted_by_sigterm() -> AbstractContextManager[None]:
+    """Raise RunInterrupted at SIGTERM in a block, as SIGINT raises KeyboardInterrupt.
 
     For work between two uses of :func:`stop_on_signals`. Nothing is installed if the caller has a
     handler of its own.
     """
-    is_ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    )
-    if is_ours:
-        signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    finally:
-        if is_ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    is_ours = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    return handled_by({signal.SIGTERM: _interrupt} if is_ours else {})
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

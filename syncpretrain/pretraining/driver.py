@@ -25,14 +25,7 @@ from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import why_no_fused_steps, why_no_gpu
 from syncpretrain.backends.rows import HostRows
 from syncpretrain.errors import StalledError, WorkerError
-from syncpretrain.events import (
-    DriftJudged,
-    EpochFinished,
-    EpochStarted,
-    LayerFinished,
-    RunFinished,
-    RunStarted,
-)
+from syncpretrain.events import DriftJudged, EpochStarted, LayerFinished, RunFinished, RunStarted
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.learners.first_layers import untrained_stack
@@ -50,7 +43,7 @@ from syncpretrain.schedule.schedule import Command, Past, Release, Train
 from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.activations import Split
-from syncpretrain.workers.epochs import Failed, Finished, Message
+from syncpretrain.workers.epochs import Failed, Message
 from syncpretrain.workers.shared_memory import check_runtime
 from syncpretrain.workers.state import LayerState, PretrainState
 
@@ -267,7 +260,8 @@ class Pretraining(Driver):
             self._trained.record_state(layer, message.state)
         if isinstance(message, Failed):
             return []
-        self._record(message)
+        self._seconds[layer - 1] += message.event.time - message.event.started
+        self.emit(message.event)
         if message.marks:
             self._hand_out(layer, message.marks, self._trained.below(message.command))
         self._finished += 1
@@ -312,23 +306,6 @@ class Pretraining(Driver):
     def _release(self, command: Release) -> None:
         self._versions.release(command.layer, command.version)
         self._trained.release(command)
-
-    def _record(self, message: Finished) -> None:
-        command = message.command
-        self._seconds[command.layer - 1] += message.ended - message.started
-        self.emit(
-            EpochFinished(
-                time=message.ended,
-                layer=command.layer,
-                epoch=command.epoch,
-                reads=command.reads,
-                started=message.started,
-                transform_seconds=message.trained_from - message.started,
-                train_error=message.train_error,
-                validation_error=message.validation_error,
-                drift=message.drifts.get(command.epoch - 1),
-            )
-        )
 
     def _runtime(self, request: StopRequest) -> Runtime:
         # With the serial runtime this thread trains, and the driver cannot look at the clock.

@@ -17,19 +17,13 @@ from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.minibatches import ArrayPasses
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.errors import SettingsError, StalledError
-from syncpretrain.events import EpochFinished, EpochStarted, LayerFinished, Notice
+from syncpretrain.events import EpochStarted, LayerFinished, Notice
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.signals import StopRequest
+from syncpretrain.pretraining import memory
 from syncpretrain.pretraining.build import backend_of_layers, build_layer, rank_shares
-from syncpretrain.pretraining.memory import (
-    StreamSize,
-    held_rows,
-    passes_in_ring,
-    pretraining_bytes,
-    stream_size,
-)
 from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.reads import Reads
@@ -162,10 +156,6 @@ def _reread(settings: PretrainSettings, passes: Passes, restarts: Restarts | Non
     return [max(REREAD_MINIBATCHES, min(n, MOST_REREAD)) for n in fitting]
 
 
-def _untrained(settings: PretrainSettings, part: LayerPart, build: BuildLayer) -> Layer:
-    return build(settings, part.layer).last_good
-
-
 class StreamedPretraining(Driver):
     """One streamed run."""
 
@@ -185,11 +175,11 @@ class StreamedPretraining(Driver):
         self._begun: dict[int, int] = {}
         self._ended: dict[int, int] = {}
 
-    def _stream_size(self, steps: int) -> StreamSize:
+    def _stream_size(self, steps: int) -> memory.StreamSize:
         """Return how many minibatches may wait between two layers; see :func:`stream_size`."""
-        return stream_size(self.settings, self._backend, steps)
+        return memory.stream_size(self.settings, self._backend, steps)
 
-    def _build_layers(self, size: StreamSize) -> None:
+    def _build_layers(self, size: memory.StreamSize) -> None:
         """Build all that depends on how many minibatches may wait between two layers."""
         self._size = size
         self._schedule = StreamSchedule(self.plans, **size._asdict(), epoch=self._steps)
@@ -221,9 +211,7 @@ class StreamedPretraining(Driver):
 
         pairs, times = list(zip(parts, self._builds(), strict=True)), self._times
         layers = [
-            RemoteLayer(
-                p.layer, p.plan, passes.steps, partial(_untrained, settings, p, build), times
-            )
+            RemoteLayer(p.layer, p.plan, passes.steps, partial(build, settings, p.layer), times)
             for p, build in pairs
         ]
         made = [partial(build_streamed_layer, settings, p, build=build) for p, build in pairs]
@@ -239,7 +227,7 @@ class StreamedPretraining(Driver):
             below, above, handed_up = parts[-1].above if parts else None, None, range(0)
             if i + 1 < len(self.plans):
                 waiting, width = self._size.ring + reread[i], self.settings.layers[i + 1]
-                held = passes_in_ring(waiting, passes.steps), passes.held_out
+                held = memory.passes_in_ring(waiting, passes.steps), passes.held_out
                 above = RingSize(waiting, passes.size(1), *held, width)
                 handed_up = range(self.plans[i + 1].skipped + 1, self._schedule.ends[i + 1] + 1)
             parts.append(LayerPart(i + 1, plan, passes, below, above, handed_up))
@@ -300,8 +288,10 @@ class StreamedPretraining(Driver):
         settings, backend, size = self.settings, self._backend, self._size
         below: Split | Rings = self._data
         passes, layers = parts[0].passes, []
-        rows = held_rows(settings, backend, steps=passes.steps, held_out=passes.held_out)
-        beside = pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
+        rows = memory.held_rows(settings, backend, steps=passes.steps, held_out=passes.held_out)
+        beside = memory.pretraining_bytes(
+            settings.shapes, examples=rows, batch_size=settings.batch_size
+        )
         most = size.block if size.steps else 1
         how: dict[str, Any] = {"backend": backend, "most": most, "beside": beside}
         for part, build in zip(parts, self._builds(), strict=True):
@@ -462,25 +452,15 @@ class StreamedPretraining(Driver):
         """Report an epoch that a layer finished, or raise the error that ended it."""
         if isinstance(item, BaseException):
             raise item
-        self._begin(item.layer, item.epoch, item.started)
+        event, layer = item.event, item.event.layer
+        self._begin(layer, event.epoch, event.started)
         for warning in item.warnings:
             self.notify(f"warning: {warning}")
-        self.emit(
-            EpochFinished(
-                time=item.ended,
-                layer=item.layer,
-                epoch=item.epoch,
-                reads=0,
-                started=item.started,
-                transform_seconds=0.0,
-                train_error=item.train_error,
-                validation_error=item.validation_error,
-            )
-        )
-        self._hand_out(item.layer, item.marks)
-        self._ended[item.layer] = item.epoch
+        self.emit(event)
+        self._hand_out(layer, item.marks)
+        self._ended[layer] = event.epoch
         if item.is_last:
-            self.emit(LayerFinished(time.monotonic(), item.layer))
+            self.emit(LayerFinished(time.monotonic(), layer))
 
     def _tick(self) -> None:
         """Report how far the running epochs are, a few times a second."""

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from syncpretrain.events import EpochFinished
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.schedule.schedule import Train
@@ -37,12 +38,18 @@ from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.state import LayerState
 
 
+def shifted(event: EpochFinished, seconds: float) -> EpochFinished:
+    """Return the same event by a clock that is some seconds ahead."""
+    return replace(event, time=event.time + seconds, started=event.started + seconds)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A worker finished its epoch. Times as in ``time.monotonic``.
+    """A worker finished its epoch.
 
-    ``layer`` is the version to publish. ``warnings`` report each roll-back of the layer to its last
-    epoch; ``stops`` is True if the layer has learned enough. ``drifts`` maps an older version to
+    ``event`` is for the observers. ``layer`` is the version to publish. ``warnings`` report each
+    roll-back of the layer to its last epoch; ``stops`` is True if the layer has learned enough.
+    ``drifts`` maps an older version to
     the distance between its outputs and the outputs of this one. ``drifts`` and ``state`` are empty
     unless the order asks for them. ``computed`` is True if the worker computed the input of the
     epoch in another process than the driver's. ``marks`` has the layer after some updates of the
@@ -50,11 +57,7 @@ class Finished:
     """
 
     command: Train
-    started: float
-    trained_from: float
-    ended: float
-    train_error: float
-    validation_error: float | None
+    event: EpochFinished
     layer: Layer
     warnings: tuple[str, ...] = ()
     stops: bool = False
@@ -62,12 +65,6 @@ class Finished:
     state: LayerState | None = None
     computed: bool = False
     marks: Mapping[int, Layer] = field(default_factory=dict)
-
-    def shifted(self, seconds: float) -> Finished:
-        """Return the same message by a clock that is some seconds ahead."""
-        times = (self.started, self.trained_from, self.ended)
-        started, trained_from, ended = (moment + seconds for moment in times)
-        return replace(self, started=started, trained_from=trained_from, ended=ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +171,7 @@ class LinkedEpochs(Closing):
         if message is None:
             return self._lost(layer)
         if isinstance(message, Finished):
-            message = message.shifted(link.offset)
+            message = replace(message, event=shifted(message.event, link.offset))
         if isinstance(message, Raised):  # the worker could not be built
             command = self._commands.get(layer, Train(layer, 1, 0, 0))
             message = Failed(command, message.error)

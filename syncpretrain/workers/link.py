@@ -130,7 +130,7 @@ class Place:
 
 
 class Inbox:
-    """Queue of answers from other threads of this process, passed by reference.
+    """End of a link that takes answers from other threads of this process, by reference.
 
     A thread that waits for one inbox waits on a condition. A thread that waits for many inboxes
     waits for their channels, which have a byte for every answer.
@@ -167,7 +167,7 @@ class Inbox:
         with self._changed:
             return self._changed.wait_for(lambda: bool(self._answers), seconds)
 
-    def take(self) -> Any:
+    def receive(self) -> Any:
         """Return the oldest answer, None if there is none."""
         with self._changed:
             if not self._answers:

@@ -201,7 +201,7 @@ def _described(status: int) -> str:
 class Processes(Place):
     """Processes of this machine as a place; see :class:`syncpretrain.workers.link.Place`.
 
-    A job has ``descriptors`` of the memory that it shares with this process.
+    Every process inherits the descriptors of all memory that is shared when it starts.
 
     Parameters
     ----------
@@ -299,9 +299,8 @@ class Processes(Place):
 
     def _start(self, number: int) -> None:
         """Start a process; it waits for its job."""
-        assert self._memory is not None
-        kept, job = self._replacement.kept(number), self._jobs[number - 1]
-        shared = (self._memory.descriptor, *job.descriptors, *(kept.descriptors if kept else ()))
+        kept = self._replacement.kept(number)
+        shared = [*(x.descriptor for x in self._shared), *(kept.descriptors if kept else ())]
         self._links[number] = ProcessLink(number, shared, self._blas_threads, self._times)
 
     def _send_job(self, number: int) -> None:
@@ -452,11 +451,6 @@ class EpochJob:
 
     worker_factory: WorkerFactory
     splits: dict[int, SharedSplits]
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """Descriptors of the memory that the process maps."""
-        return tuple(splits.descriptor for splits in self.splits.values())
 
     @contextmanager
     def open(self, context: Context) -> Iterator[Obey]:

@@ -356,12 +356,6 @@ class ReplicaJob:
     data: Vectors
     vectors: Vectors
 
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """Descriptors of the memory that the process maps."""
-        shared = (self.data, self.vectors)
-        return tuple(own.descriptor for own in shared if isinstance(own, SharedArrays))
-
     @contextmanager
     def open(self, context: Context) -> Iterator[Obey]:
         """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""

@@ -25,6 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -105,19 +106,10 @@ class KeptStates:
         OSError
             If there is not enough memory.
         """
-        first = nameless_memory()
-        try:
-            kept = cls((first, nameless_memory()))
-        except BaseException:
-            os.close(first)
-            raise
-        try:
-            for place in kept.descriptors:
-                _mark(place, EMPTY, 0)
-        except BaseException:
-            kept.close()
-            raise
-        return kept
+        with ExitStack() as undo:
+            first, second = (_opened(undo) for _ in range(2))
+            undo.pop_all()
+        return cls((first, second))
 
     @property
     def number(self) -> int:
@@ -166,6 +158,13 @@ class KeptStates:
         """Close the descriptors."""
         for place in self.descriptors:
             os.close(place)
+
+
+def _opened(undo: ExitStack) -> int:
+    place = nameless_memory()
+    undo.callback(os.close, place)
+    _mark(place, EMPTY, 0)
+    return place
 
 
 def _mark(place: int, number: int, blocks: int) -> None:

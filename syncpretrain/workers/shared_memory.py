@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,12 +73,17 @@ class SharedArrays:
     kinds: tuple[Kind, ...]
 
     @classmethod
-    def create(cls, *kinds: Kind) -> SharedArrays:
-        """Return new memory, all 0; its pages are allocated when they are first touched."""
+    def create(cls, *kinds: Kind, arrays: Sequence[NDArray[Any]] = ()) -> SharedArrays:
+        """Return new memory with a copy of ``arrays``, the rest 0.
+
+        Pages of zeros are allocated when they are first touched.
+        """
         # Until this returns, nobody else can close the descriptor.
         shared = cls(nameless_memory(), kinds)
         try:
             size_memory(shared.descriptor, shared._ends()[-1])
+            for array, offset in zip(arrays, shared._ends(), strict=False):
+                write_array(shared.descriptor, array, offset)
         except BaseException:
             shared.close()
             raise
@@ -92,14 +98,7 @@ class SharedArrays:
         OSError
             If there is not enough memory.
         """
-        shared = cls.create(*((array.dtype.str, array.shape) for array in arrays))
-        try:
-            for array, offset in zip(arrays, shared._ends(), strict=False):
-                write_array(shared.descriptor, array, offset)
-        except BaseException:
-            shared.close()
-            raise
-        return shared
+        return cls.create(*((array.dtype.str, array.shape) for array in arrays), arrays=arrays)
 
     def map(self, *, write: bool = False) -> list[NDArray[Any]]:
         """Return the arrays, read-only unless ``write``."""

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from syncpretrain.workers.link import STDERR, Context, Inbox, Job, Obey, Place, 
 from syncpretrain.workers.worker import LayerWorker
 
 
-class ThreadLink:
+class ThreadLink(Inbox):
     """Link to a worker in a thread of this process, which it starts.
 
     Parameters
@@ -47,24 +46,19 @@ class ThreadLink:
     offset = 0.0
 
     def __init__(self, name: str, job: Job, context: Context) -> None:
-        self._orders = queue.SimpleQueue[Any]()
-        self._inbox, self._is_killed = Inbox(), False
+        super().__init__()
+        self._orders, self._is_killed = queue.SimpleQueue[Any](), False
         self._caller = threading.current_thread()  # a worker's thread ends soon after its caller
         self._sleep = context.times.sleep
         # A daemon only so that a thread stuck in foreign code cannot keep the process from ending;
         # every ordinary way out joins the thread.
         self.thread = threading.Thread(
             target=serve,
-            args=(partial(job.open, context), self._next, self._inbox.put),
+            args=(partial(job.open, context), self._next, self.put),
             name=name,
             daemon=True,
         )
         self.thread.start()
-
-    @property
-    def channel(self) -> Connection | None:
-        """Connection that is readable once an answer has come."""
-        return self._inbox.channel
 
     @property
     def has_ended(self) -> bool:
@@ -77,16 +71,12 @@ class ThreadLink:
 
     def poll(self, seconds: float) -> bool:
         """Wait for an answer or the thread's end; return True if one of the two came."""
-        return self._inbox.poll(seconds) or self.has_ended
-
-    def receive(self) -> Any:
-        """Return the next answer, or None if no answer can come any more."""
-        return self._inbox.take()
+        return super().poll(seconds) or self.has_ended
 
     def ending(self) -> str:
         """Return how the thread ended."""
         # A link without a channel is waited for no more.
-        self._inbox.close()
+        self.close()
         return "its thread ended"
 
     def kill(self) -> None:
@@ -97,7 +87,7 @@ class ThreadLink:
     def join(self, seconds: float) -> bool:
         """Wait for the end of the thread, and drop its answers; return True if it has ended."""
         self.thread.join(max(0.0, seconds))
-        self._inbox.close()
+        self.close()
         return self.has_ended
 
     def _next(self) -> Any:

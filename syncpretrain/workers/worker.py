@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.errors import DivergedError
+from syncpretrain.events import EpochFinished
 from syncpretrain.kernels.program import PhaseRunner, Phases
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.early_stopping import EarlyStopping, Outputs
@@ -291,13 +292,20 @@ class LayerWorker:
         drifts = self._record_outputs(X.train, command.epoch, command.against)
         outputs = self.layer.outputs
         stops = stops or (outputs is not None and outputs.is_settled)
-        return Finished(
-            command=command,
+        event = EpochFinished(
+            time=time.monotonic(),
+            layer=command.layer,
+            epoch=command.epoch,
+            reads=reads,
             started=started,
-            trained_from=trained_from,
-            ended=time.monotonic(),
+            transform_seconds=trained_from - started,
             train_error=train_error,
             validation_error=held_out_error,
+            drift=drifts.get(command.epoch - 1),
+        )
+        return Finished(
+            command=command,
+            event=event,
             layer=self.layer.last_good,
             warnings=tuple(self.layer.warnings),
             stops=stops,

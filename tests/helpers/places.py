@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from localranks import local_ranks
@@ -30,7 +30,6 @@ WORKERS, STOP = "workers", "stop"  # orders: tell how many they are; wait for a 
 class Adding(Assignment):
     """A worker that adds its number to numbers; an order that is another text is raised."""
 
-    descriptors: ClassVar[tuple[int, ...]] = ()
     is_broken: bool = False
 
     @contextmanager
@@ -59,7 +58,8 @@ class ToyLink:
 
     def __init__(self, job: Any, context: Context) -> None:
         self._build, self._inbox = partial(job.open, context), Inbox()
-        self.poll, self.receive, self.kill = self._inbox.poll, self._inbox.take, self._inbox.close
+        self.poll, self.receive = self._inbox.poll, self._inbox.receive
+        self.kill = self._inbox.close
         self.send(None)
 
     @property

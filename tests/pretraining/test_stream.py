@@ -103,7 +103,7 @@ def test_an_epoch_is_reported_before_its_block_is_done(bits, monkeypatch):
     run, report, running = streamed(bits, "rbm", runtime="threads"), StreamPool._report, []
 
     def look_and_report(pool, result):
-        running.append(result.layer in run._schedule.running)
+        running.append(result.event.layer in run._schedule.running)
         report(pool, result)
 
     monkeypatch.setattr(StreamPool, "_report", look_and_report)
@@ -116,8 +116,8 @@ def test_no_layer_ends_two_epochs_between_two_states_that_are_saved(bits, monkey
     told, again, report = [], threading.Event(), StreamPool._report
 
     def look_and_report(pool, result):
-        told.append(result.layer)
-        if told.count(result.layer) > 1:
+        told.append(result.event.layer)
+        if told.count(result.event.layer) > 1:
             again.set()
         report(pool, result)
 

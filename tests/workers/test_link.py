@@ -107,7 +107,7 @@ def test_what_comes_once_an_inbox_is_closed_is_dropped():
     assert connection.wait([inbox.channel], WAIT) == [inbox.channel]
     inbox.close()
     inbox.put(2)
-    assert (inbox.poll(0.0), inbox.take(), inbox.channel) == (False, None, None)
+    assert (inbox.poll(0.0), inbox.receive(), inbox.channel) == (False, None, None)
 
 
 def from_elsewhere(error, place=""):

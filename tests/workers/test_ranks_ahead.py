@@ -212,7 +212,7 @@ def test_rank_0_is_sent_a_layer_at_its_end_and_once_in_a_while(bits, monkeypatch
     def note(self, answer):
         assert isinstance(answer, Processed), "no layer is asked for in the end"
         if answer.layer is not None:
-            found.append((self.number, answer.results[-1].epoch))
+            found.append((self.number, answer.results[-1].event.epoch))
         original(self, answer)
 
     monkeypatch.setattr(RankContext, "answer", note)

@@ -146,7 +146,7 @@ def test_a_worker_goes_on_exactly_from_its_last_epoch(bits, make):
     expected.learning_rate = 0.05
     error = epoch(expected, bits, 2)
     assert isinstance(message, Finished)
-    assert message.train_error == error
+    assert message.event.train_error == error
     assert len(message.warnings) == 1
     parts = zip(worker.learner.current().parameters(), expected.current().parameters(), strict=True)
     for (_, have), (_, want) in parts:

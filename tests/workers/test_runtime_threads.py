@@ -10,7 +10,7 @@ from trialruns import library_threads, never
 
 from syncpretrain import pretrain
 from syncpretrain.errors import StalledError
-from syncpretrain.events import EpochStarted, Event
+from syncpretrain.events import EpochFinished, EpochStarted, Event
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.timeouts import Timeouts
@@ -46,15 +46,8 @@ class Staged:
             self.work(stop)
         except BaseException as error:
             return Failed(command, error)
-        return Finished(
-            command=command,
-            started=0.0,
-            trained_from=0.0,
-            ended=0.0,
-            train_error=0.0,
-            validation_error=None,
-            layer=NOTHING,
-        )
+        event = EpochFinished(0.0, command.layer, command.epoch, command.reads, 0.0, 0.0, 0.0, None)
+        return Finished(command=command, event=event, layer=NOTHING)
 
     def close(self) -> list[str]:
         return []

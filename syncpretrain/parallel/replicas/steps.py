@@ -118,17 +118,25 @@ class LocalSteps:
                 np.subtract(array, base[own], out=self.change[own])
         return tuple(map(float, total))
 
-    def _begin(self, *, fetches: bool) -> Array:
+    def load_parameters(self, flat: Array) -> Array:
+        """Set the replica's parameters to a vector; return the vector."""
         # Copied array by array: a replica's arrays need not lie one behind the other.
+        for array, own in self._parts:
+            np.copyto(array, flat[own])
+        return flat
+
+    def save_parameters(self, out: Array) -> Array:
+        """Fill a vector with the replica's parameters; return the vector."""
+        for array, own in self._parts:
+            np.copyto(out[own], array)
+        return out
+
+    def _begin(self, *, fetches: bool) -> Array:
         if fetches:
-            for array, own in self._parts:
-                np.copyto(array, self.fetched[own])
-            return self.fetched
+            return self.load_parameters(self.fetched)
         if self._own is None:
             self._own = np.empty_like(self.fetched)
-        for array, own in self._parts:
-            np.copyto(self._own[own], array)
-        return self._own
+        return self.save_parameters(self._own)
 
 
 @dataclass(frozen=True, slots=True)

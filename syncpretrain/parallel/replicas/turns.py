@@ -116,7 +116,8 @@ class ReplicaTurns:
         }
         found |= {SERVER_STATE + name: array for name, array in self._server.state().items()}
         for number, steps in enumerate(self._steps):
-            own = {**steps.replica.state(), "own": _flat(steps.replica)}
+            flat = steps.save_parameters(np.empty_like(steps.fetched))
+            own = steps.replica.state() | {"own": flat}
             found |= {f"replica{number}.{name}": array for name, array in own.items()}
         for number, item in enumerate(self._waiting):
             task = item.task
@@ -143,7 +144,7 @@ class ReplicaTurns:
         for number, steps in enumerate(self._steps):
             own = part_of(state, f"replica{number}.")
             if TURN in state:
-                _fill(steps.replica, own.pop("own"))
+                steps.load_parameters(own.pop("own"))
             if own:
                 steps.replica.load_state(own)
         self._waiting.clear()
@@ -174,14 +175,3 @@ class ReplicaTurns:
         steps = self._steps[item.replica]
         self._server.push(steps.change, self._known[item.replica], steps.fetched)
         self._known[item.replica] += 1
-
-
-def _flat(replica: Replica) -> Array:
-    return np.concatenate([array.reshape(-1) for array in replica.parameters])
-
-
-def _fill(replica: Replica, flat: Array) -> None:
-    at = 0
-    for array in replica.parameters:
-        np.copyto(array, flat[at : at + array.size].reshape(array.shape))
-        at += array.size

@@ -25,7 +25,7 @@ from syncpretrain.workers.ranks.worker import Assignment, RunJob, RunOver
 RANK_DUMP_SECONDS = 0.3
 
 
-class RankLink:
+class RankLink(Inbox):
     """Link to a worker on a rank, or on several ranks that share the worker.
 
     Answers arrive in the thread of the transport.
@@ -38,8 +38,8 @@ class RankLink:
     """
 
     def __init__(self, number: int, ranks: RunRanks) -> None:
+        super().__init__()
         self.number, self.ranks = number, ranks
-        self._inbox = Inbox()
         self._failure: Raised | None = None  # in a block that was answered before it failed
         self._is_asked = False  # True while an order is not answered yet
         # Once the rank is lost, a late answer would be taken for the answer to another order.
@@ -50,7 +50,7 @@ class RankLink:
     @property
     def channel(self) -> Connection | None:
         """Connection that is readable once an answer has come."""
-        return None if self._is_lost else self._inbox.channel
+        return None if self._is_lost else super().channel
 
     @property
     def offset(self) -> float:
@@ -74,10 +74,6 @@ class RankLink:
             self._has_failed = True
         self.put(self.placed(source, answer))
 
-    def put(self, answer: Any) -> None:
-        """Store an answer."""
-        self._inbox.put(answer)
-
     def fail(self, source: int, failure: Raised) -> None:
         """Record a failure of a rank that answers no order."""
         self._failure = self.placed(source, failure)
@@ -89,11 +85,11 @@ class RankLink:
 
     def poll(self, seconds: float) -> bool:
         """Wait for an answer or the loss of the rank; return True if one of the two came."""
-        return self._is_lost or self._inbox.poll(seconds) or self.has_ended
+        return self._is_lost or super().poll(seconds) or self.has_ended
 
     def receive(self) -> Any:
         """Return the next answer, or None if no answer can come any more."""
-        found = None if self._is_lost else self._inbox.take()
+        found = None if self._is_lost else super().receive()
         # A failure between two orders stands for an answer, once; without one the rank is lost.
         if found is None and not self._is_asked:
             found, self._failure = self._failure, None
@@ -110,10 +106,6 @@ class RankLink:
         """Count the rank as lost; the job is aborted at the end."""
         self._is_lost = True
         self.ranks.give_up()
-
-    def close(self) -> None:
-        """Drop all answers, also the later ones."""
-        self._inbox.close()
 
     def placed(self, source: int, answer: Any) -> Any:
         """Return an answer; write the name of its rank into its error, if it has one."""

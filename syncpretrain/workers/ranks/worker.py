@@ -14,8 +14,8 @@ import faulthandler
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -28,6 +28,7 @@ from syncpretrain.data.blocks import ByteRows, in_bytes
 from syncpretrain.errors import DataError, DivergedError, WorkerError
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.parallel.signals import handled_by
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.link import STDERR, Obey, SentError, serve
 
@@ -309,7 +310,8 @@ def follow(transport: Transport) -> RunEnded:
     """
     transport.listen(DUMP, lambda source, thing: faulthandler.dump_traceback(STDERR))
     held: RankWorkers | None = None
-    with _without_signals():
+    # Ctrl-C and SIGTERM reach rank 0 too, which decides what to do.
+    with handled_by(dict.fromkeys((signal.SIGINT, signal.SIGTERM), signal.SIG_IGN)):
         try:
             while True:
                 found = transport.take(CONTROL, RANK_LOOK_SECONDS)
@@ -332,17 +334,3 @@ def follow(transport: Transport) -> RunEnded:
         finally:
             if held is not None:
                 held.close()
-
-
-@contextmanager
-def _without_signals() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM: they reach rank 0 too, which decides what to do."""
-    found: dict[int, Any] = {}
-    try:
-        if threading.current_thread() is threading.main_thread():
-            for stopping in (signal.SIGINT, signal.SIGTERM):
-                found[stopping] = signal.signal(stopping, signal.SIG_IGN)
-        yield
-    finally:
-        for signum, handler in found.items():
-            signal.signal(signum, handler)

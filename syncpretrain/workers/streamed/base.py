@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from syncpretrain.events import EpochFinished
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.step_sharing import StepSharing
@@ -22,14 +23,9 @@ from syncpretrain.workers.streamed.inputs import Passes, RingSize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochResult:
-    """Result of an epoch that a layer finished. Times as in ``time.monotonic``."""
+    """Result of an epoch that a layer finished, with the event for the observers."""
 
-    layer: int
-    epoch: int
-    started: float
-    ended: float
-    train_error: float
-    validation_error: float | None
+    event: EpochFinished
     warnings: tuple[str, ...]
     is_last: bool
     marks: Mapping[int, Layer] = field(default_factory=dict)

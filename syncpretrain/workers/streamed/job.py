@@ -44,11 +44,6 @@ class StreamJob:
     replicas: int
     reread: int = 0
 
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """Descriptors of the memory that the process is given."""
-        return tuple(x.descriptor for x in (self.below, self.above) if isinstance(x, SharedSplits))
-
     @contextmanager
     def open(self, context: Context) -> Iterator[Obey]:
         """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
@@ -109,14 +104,6 @@ class Processed:
     layer: Layer | None
     busy_seconds: float
     position: float | None = None
-
-    def shifted(self, seconds: float) -> Processed:
-        """Return the same by a clock that is some seconds ahead."""
-        results = tuple(
-            replace(own, started=own.started + seconds, ended=own.ended + seconds)
-            for own in self.results
-        )
-        return replace(self, results=results)
 
 
 @dataclass(frozen=True, slots=True)

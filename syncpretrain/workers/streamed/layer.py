@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from syncpretrain.backends.base import Later, StepBlock
+from syncpretrain.events import EpochFinished
 from syncpretrain.kernels.arrays import ordered_sum
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.epoch import Cursor, diverged, run_away
@@ -361,14 +362,19 @@ class StreamedLayer(BaseStreamedLayer):
         self.layer.warnings.clear()
         if self.layer.stopping is not None and self.layer.stopping.is_over:
             self.shorten(epoch)
-        return EpochResult(
+        event = EpochFinished(
+            time=time.monotonic(),
             layer=self.learner.layer,
             epoch=epoch,
+            reads=0,
             started=self._started,
-            ended=time.monotonic(),
+            transform_seconds=0.0,
             # No minibatch of an epoch may be left, if the layer was taken back at its end.
             train_error=self._error / self._examples if self._examples else math.nan,
             validation_error=self._validation_error,
+        )
+        return EpochResult(
+            event=event,
             warnings=warnings,
             is_last=epoch * self._steps == self.plan.steps,
             marks=self.layer.take_marks(),

@@ -27,6 +27,7 @@ from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.step_sharing import StepSharing
 from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.schedule.stream import Block, StreamPlan
+from syncpretrain.workers.epochs import shifted
 from syncpretrain.workers.link import Job, Link, Place, Raised, death_of, failure_of
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.state import StreamedLayerState
@@ -38,6 +39,7 @@ from syncpretrain.workers.streamed.job import (
     StreamOrder,
     TakeState,
 )
+from syncpretrain.workers.worker import LayerInTraining
 
 
 class LentThreads(StepSharing):
@@ -87,7 +89,7 @@ class RemoteLayer(BaseStreamedLayer):
     number, plan, steps
         See :class:`BaseStreamedLayer`.
     initial : callable
-        Returns the layer as it is before its first epoch.
+        Returns the layer in training as it is before its first epoch.
     times : Timeouts
     """
 
@@ -96,7 +98,7 @@ class RemoteLayer(BaseStreamedLayer):
         number: int,
         plan: StreamPlan,
         steps: int,
-        initial: Callable[[], Layer],
+        initial: Callable[[], LayerInTraining],
         times: Timeouts,
     ) -> None:
         super().__init__(number, plan, steps)
@@ -147,7 +149,7 @@ class RemoteLayer(BaseStreamedLayer):
             raise
         for result in answer.results:
             if result.is_last:
-                self.shorten(result.epoch)
+                self.shorten(result.event.epoch)
         return list(answer.results)
 
     def current(self) -> Layer:
@@ -155,7 +157,7 @@ class RemoteLayer(BaseStreamedLayer):
         if not self._is_newest_last:
             self.refresh()
         if self._newest is None:
-            self._newest = self._initial()
+            self._newest = self._initial().last_good
         return self._newest
 
     def refresh(self) -> bool:
@@ -265,8 +267,9 @@ class RemoteLayer(BaseStreamedLayer):
             self.progress[0] = answer.position
         assert isinstance(order, Block)
         self._answered = order.last
+        results = tuple(replace(x, event=shifted(x.event, offset)) for x in answer.results)
         seconds = self._former_seconds + answer.busy_seconds
-        return replace(answer.shifted(offset), busy_seconds=seconds)
+        return replace(answer, results=results, busy_seconds=seconds)
 
     def _replace(self, death: WorkerError) -> None:
         """Have another worker go on where this one's last answer was, or raise the death."""
