@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -39,9 +39,6 @@ from syncpretrain.models.mixing import Mixing, mixing_of
 from syncpretrain.models.model_file import Model, read_model, write_model
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.rng import Purpose, generator
-
-if TYPE_CHECKING:
-    from syncpretrain.models.export.foreign import Dense
 
 __all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Stack", "load"]
 
@@ -506,9 +503,7 @@ class Stack:
         SettingsError
             If the stack has no such part, or PyTorch is not installed.
         """
-        from syncpretrain.models.export.torch_model import build
-
-        return build(self._described(part))
+        return self._built("torch_model", part)
 
     def to_onnx(self, part: str | None = None) -> Any:
         """Return a part as an ``onnx.ModelProto``, of operator set 17.
@@ -521,9 +516,7 @@ class Stack:
         SettingsError
             If the stack has no such part, or the package onnx is not installed.
         """
-        from syncpretrain.models.export.onnx_model import build
-
-        return build(self._described(part))
+        return self._built("onnx_model", part)
 
     def to_keras(self, part: str | None = None) -> Any:
         """Return a part as a ``keras.Model`` of Keras 3; rows are as for :meth:`to_torch`.
@@ -533,9 +526,7 @@ class Stack:
         SettingsError
             If the stack has no such part, or Keras and a backend are not installed.
         """
-        from syncpretrain.models.export.keras_model import build
-
-        return build(self._described(part))
+        return self._built("keras_model", part)
 
     def to_sklearn(self, part: str | None = None) -> Any:
         """Return a part as a fitted ``MLPClassifier`` or ``MLPRegressor`` of scikit-learn.
@@ -549,9 +540,7 @@ class Stack:
             If the stack has no such part, the part does not fit a perceptron, or scikit-learn is
             not installed.
         """
-        from syncpretrain.models.export.sklearn_model import build
-
-        return build(self._described(part))
+        return self._built("sklearn_model", part)
 
     @classmethod
     def from_torch(cls: type[S], network: Any, decoder: Any = None, **options: Any) -> S:
@@ -575,16 +564,20 @@ class Stack:
         DataError
             If the network is no plain stack of dense layers.
         """
-        from syncpretrain.models.export.foreign import layers_of_torch
+        from syncpretrain.models.export.foreign import layers_of_torch, model_of
 
-        return cls(*_imported(layers_of_torch, network, decoder, **options))
+        return cls(*model_of(layers_of_torch, network, decoder, **options))
 
     @classmethod
     def from_keras(cls: type[S], network: Any, decoder: Any = None, **options: Any) -> S:
         """Return a stack of the dense layers of a Keras model; see :meth:`from_torch`."""
-        from syncpretrain.models.export.foreign import layers_of_keras
+        from syncpretrain.models.export.foreign import layers_of_keras, model_of
 
-        return cls(*_imported(layers_of_keras, network, decoder, **options))
+        return cls(*model_of(layers_of_keras, network, decoder, **options))
+
+    def _built(self, module: str, part: str | None) -> Any:
+        own = import_module(f"syncpretrain.models.export.{module}")
+        return own.build(self._described(part))
 
     def _described(self, part: str | None) -> Any:
         # Imported on use: a training would begin 5 % later.
@@ -624,23 +617,6 @@ class Stack:
             inputs, outputs = self.head.weight.shape
             rows.append(("head:", f"{inputs}-{outputs}", self.head.kind, "", ""))
         return rows
-
-
-def _imported(
-    read: Callable[[Any], list[Dense]],
-    network: Any,
-    decoder: Any,
-    *,
-    classes: Sequence[Any] | None = None,
-    regression: bool = False,
-    visible_units: str = "gaussian",
-) -> Model:
-    from syncpretrain.models.export.foreign import parts_of
-
-    own, down = read(network), None if decoder is None else read(decoder)
-    options: dict[str, Any] = {"classes": classes, "regression": regression}
-    layers, head = parts_of(own, down, visible_units=visible_units, **options)
-    return Model(layers, {}, None, head)
 
 
 def load(path: str | Path) -> Stack:
