@@ -18,7 +18,8 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.visible import has_missing, marked, visible_examples
 from syncpretrain.errors import DataError, NovelValueWarning
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.models.layer import DenseLayer, Layer
+from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.model_file import Model
 from syncpretrain.units.kinds import kind_of
 
 FEW_NAMES = 5  # names of columns in a message
@@ -27,15 +28,7 @@ FEW_NAMES = 5  # names of columns in a message
 S = TypeVar("S", bound=Any)  # an array, or rows that are stored in another form
 
 
-def prepared_examples(
-    X: Any,
-    name: str,
-    lowest: Layer,
-    scaling: Scaling | None,
-    info: Mapping[str, Any],
-    *,
-    missing: bool,
-) -> Any:
+def prepared_examples(X: Any, name: str, stack: Model, *, missing: bool) -> Any:
     """Return examples checked, standardized if the stack has a scaling, and marked.
 
     Parameters
@@ -44,11 +37,8 @@ def prepared_examples(
         ``FileRows`` are checked already.
     name : str
         Name of the examples in errors.
-    lowest : Layer
-        The lowest layer.
-    scaling : Scaling or None
-    info : mapping
-        Info of the stack, with the meaning of its training rows, and the names of columns.
+    stack : Model
+        The parts of a stack; ``info`` has the meaning of its training rows, and names of columns.
     missing : bool
         True permits NaN, except for a convolution, which cannot leave out a value.
 
@@ -62,6 +52,7 @@ def prepared_examples(
     DataError
         If the examples do not fit the layer.
     """
+    (lowest, *_), info, scaling, _ = stack
     width, missing = lowest.shape.visible, missing and isinstance(lowest, DenseLayer)
     if isinstance(X, FileRows):
         checked_width(X, width, name)

@@ -32,6 +32,7 @@ from syncpretrain.models.layer import (
     down_through,
     in_float32,
     parameters_sha256,
+    units_of,
     up_through,
     with_log_odds,
 )
@@ -93,7 +94,7 @@ class Stack:
     @property
     def units(self) -> tuple[str, ...]:
         """Kinds of the units of the input and of each layer."""
-        return (self.layers[0].visible_units, *(layer.hidden_units for layer in self.layers))
+        return units_of(self.layers)
 
     def prepared(self, X: ArrayLike, name: str = "X", *, missing: bool = False) -> Array:
         """Return examples as the lowest layer sees them: checked, and standardized if need be.
@@ -106,9 +107,8 @@ class Stack:
             If the width is not the stack's, or a value is not finite, or outside [0, 1] where
             the visible units are binary.
         """
-        own, rows = (self.layers[0], self.scaling, self.info), self.rows_of(X, name)
-        lowest: Array = prepared_examples(rows, name, *own, missing=missing)
-        return lowest
+        rows: Array = prepared_examples(self.rows_of(X, name), name, self.model, missing=missing)
+        return rows
 
     def rows_of(self, X: ArrayLike, name: str = "X") -> Any:
         """Return a data frame as an array of the columns trained on, anything else as it is."""
@@ -171,8 +171,7 @@ class Stack:
 
         The layers on the way keep the kinds of units of their encoders.
         """
-        layers = self.layers[:layer]
-        return down_through(layers, self.units[: len(layers)], codes)
+        return down_through(self.layers[:layer], codes)
 
     def up(self, prepared: Array, *, layer: int | None = None) -> Array:
         """Return the codes of prepared examples at a layer, default the top one."""
@@ -245,8 +244,7 @@ class Stack:
         below, missing = self.prepared(rows, missing=True), np.isnan(rows)
         divided = self.meaning is not None and self.meaning.divides(rows)
         draws = generator(seed, Purpose.IMPUTATION)
-        own = self.layers, self.units, below, missing
-        found = imputed(*own, steps=steps, samples=samples, draws=draws)
+        found = imputed(self.layers, below, missing, steps=steps, samples=samples, draws=draws)
         return np.where(missing, self._unscaled(found) * (255.0 if divided else 1.0), rows)
 
     def sample(
@@ -319,7 +317,7 @@ class Stack:
         X = None if no_start else self.prepared(start, "start")[:]  # type: ignore[arg-type]
         draws = generator(seed, Purpose.SAMPLE)
         if level is None and method == "gibbs" and not goes_on:
-            down = sampled(self.layers, self.units, X, count=count, steps=steps, draws=draws)
+            down = sampled(self.layers, X, count=count, steps=steps, draws=draws)
             found = self._unscaled(down)
         else:
             own = 1 if level is None else level
