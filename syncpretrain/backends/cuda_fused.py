@@ -29,13 +29,13 @@ from syncpretrain.backends.fused import FusedArrays, Pace, Rule, TunedArrays
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.kernels.backprop import count_errors, output_delta
+from syncpretrain.kernels.optimizers import BETAS
 from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.units.kinds import kind_of
 
 # Each file calls functions of the files before it.
 FUSED_FILES = ("kernels.cu", "products.cu", "fused.cu")
 TUNING_FILES = ("kernels.cu", "products.cu", "tuning.cu")
-BETAS = (0.9, 0.999)  # of Adam, as in its equation
 # The blocks of products.cu: their threads and bytes of shared memory, and the rows and columns of
 # their tiles, of a minibatch and of parameters (FUSED_THREADS, TILE_FLOATS, Few and Many there).
 PRODUCT_THREADS, PRODUCT_MEMORY = 256, 61_440

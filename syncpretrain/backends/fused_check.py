@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.cuda_fused import BETAS, CudaFused, CudaTuning
+from syncpretrain.backends.cuda_fused import CudaFused, CudaTuning
 from syncpretrain.backends.fused import FusedArrays, Pace, Rule, TunedArrays
+from syncpretrain.kernels.optimizers import BETAS
 from syncpretrain.kernels.precision import factors
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.units.kinds import kind_of, sigmoid

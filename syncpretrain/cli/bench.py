@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +15,7 @@ from syncpretrain.cli.options import (
     json_option,
     number_option,
 )
-from syncpretrain.cli.output import add_numbers, counted, plain_table, printing_on, title_of
+from syncpretrain.cli.output import add_numbers, counted, plain_table, printing, title_of
 from syncpretrain.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def command(
     if as_json:
         click.echo(json.dumps(_report(found, rounds, target, reached)))
     else:
-        _print(found, target, reached, sys.stdout)
+        _print(found, target, reached)
 
 
 def _loaded(data: str | None, settings: PretrainSettings) -> Dataset | None:
@@ -174,11 +173,11 @@ def _gflops(bench: Bench, what: str) -> dict[str, float]:
     return {str(count): peak[what] / 1e9 for count, peak in bench.peak.items() if what in peak}
 
 
-def _print(bench: Bench, target: float | None, reached: Reached | None, file: IO[str]) -> None:
+def _print(bench: Bench, target: float | None, reached: Reached | None) -> None:
     from syncpretrain.planning.peaks import in_words
     from syncpretrain.planning.timings import CORE
 
-    console, say = printing_on(file)
+    console, say = printing()
     plan, task = bench.plan, bench.plan.task
     unit = plan.timings.unit
     title = title_of(task.settings, task.examples)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,7 +19,7 @@ from syncpretrain.cli.options import (
     out_option,
     quiet_option,
 )
-from syncpretrain.cli.output import add_numbers, console_on, number, plain_table, print_text
+from syncpretrain.cli.output import add_numbers, number, plain_table, printing
 from syncpretrain.cli.setting_options import (
     SectionedCommand,
     complete_by_data,
@@ -163,7 +162,7 @@ def command(
         if as_json:
             click.echo(json.dumps(report))
         elif not quiet:
-            _print_comparison(report, sys.stdout)
+            _print_comparison(report)
 
 
 def _outcomes(
@@ -263,14 +262,14 @@ def _report(
     }
 
 
-def _print_comparison(report: dict[str, Any], file: IO[str]) -> None:
+def _print_comparison(report: dict[str, Any]) -> None:
     """Print a row for each start and number of labels: mean, spread and gain."""
-    console = console_on(file)
+    console, say = printing()
     layers = report["architecture"] or "-".join(map(str, report["layers"]))
     data = report["data"]
     percent = "" if report["objective"] == "classification" else None
     head = f"{layers} on {data['source']}, {report['objective']}, on the test examples:"
-    print_text(console, head)
+    say(head)
     wrong = "\nerror" if percent is None else "wrong,\n%"
     plain = ("\nspread", "\ngain", "\npasses", "pretrain\ns", "finetune\ns")
     table = plain_table()
@@ -295,7 +294,7 @@ def _print_comparison(report: dict[str, Any], file: IO[str]) -> None:
     console.print(f"means of {seeds} seeds; the gain is over random weights", markup=False)
     console.print("passes: epochs of pretraining, each by its layer's share of the weights")
     where = f"table and curve: {report['out']}"
-    print_text(console, where)
+    say(where)
 
 
 def _write_comparison(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +84,7 @@ def command(
     if as_json:
         click.echo(json.dumps(report))
     elif not quiet:
-        print_run(report, sys.stdout)
+        print_run(report)
 
 
 def _settings_and_data(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,37 +21,37 @@ AFTER_FINETUNING = (
 )
 
 
-def print_run(report: dict[str, Any], file: IO[str]) -> None:
+def print_run(report: dict[str, Any]) -> None:
     """Print the result of a run of ``train``."""
-    console = console_on(file)
-    table = _print_data(console, report)
+    console, say = printing()
+    table = _print_data(say, report)
     add_numbers(table, "\nepochs", "busy\nseconds", "asleep\nseconds")
     for row in report["layers"]:
         times = (f"{row['busy_seconds']:.1f}", f"{row['idle_seconds']:.1f}")
         table.add_row(*_errors_cells(row), str(row["epochs"]), *times)
     console.print(table)
-    _print_stack(console, report)
+    _print_stack(say, report)
     for sentence in report["verdict"]:
-        print_text(console, f"verdict: {sentence}")
+        say(f"verdict: {sentence}")
     seconds = report["seconds"]
     parts = ", ".join(f"{name} {seconds[name]:.1f}" for name in ("data", "pretrain", "finetune"))
-    print_text(console, f"seconds: {parts}, total {seconds['total']:.1f}")
+    say(f"seconds: {parts}, total {seconds['total']:.1f}")
     out = Path(report["out"])
-    print_text(console, f"model: {out / 'model.safetensors'}")
-    print_text(console, f"next: syncpretrain report {quote(str(out))}")
+    say(f"model: {out / 'model.safetensors'}")
+    say(f"next: syncpretrain report {quote(str(out))}")
 
 
-def print_errors(report: dict[str, Any], file: IO[str], *, finetuned: bool) -> None:
+def print_errors(report: dict[str, Any], *, finetuned: bool) -> None:
     """Print the measurements of ``evaluate`` as tables."""
-    console = console_on(file)
-    table = _print_data(console, report)
+    console, say = printing()
+    table = _print_data(say, report)
     for row in report["layers"]:
         table.add_row(*_errors_cells(row))
     console.print(table)
     if finetuned:
         for line in AFTER_FINETUNING:
-            print_text(console, line)
-    _print_stack(console, report)
+            say(line)
+    _print_stack(say, report)
     console.print()
     console.print(_diagnosis_table(report["layers"]))
 
@@ -80,17 +80,15 @@ def title_of(settings: PretrainSettings, examples: int) -> str:
     return f"{settings.stack_text}, {counted(epochs, 'epoch')} of {examples:,} examples"
 
 
-def console_on(file: IO[str], *, width: int | None = None) -> Console:
-    """Return a console that prints on a file, without colours for numbers."""
+def printing(width: int | None = None) -> tuple[Console, Callable[[str], None]]:
+    """Return a console on standard output, and what prints text there as it is.
+
+    Such text has no markup, and lines of any width: names and paths hold any letters.
+    """
     from rich.console import Console
 
-    return Console(file=file, highlight=False, width=width)
-
-
-def printing_on(file: IO[str]) -> tuple[Console, Callable[[str], None]]:
-    """Return a console on a file, and the function that prints a text there."""
-    console = console_on(file)
-    return console, partial(print_text, console)
+    console = Console(highlight=False, width=width)
+    return console, partial(console.print, markup=False, emoji=False, soft_wrap=True)
 
 
 def plain_table(*texts: str) -> Table:
@@ -108,11 +106,6 @@ def add_numbers(table: Table, *names: str) -> None:
     """Add columns of numbers to a table."""
     for name in names:
         table.add_column(name, justify="right")
-
-
-def print_text(console: Console, text: str) -> None:
-    """Print a text as it is, on one line however long."""
-    console.print(text, markup=False, emoji=False, soft_wrap=True)
 
 
 def _diagnosis_table(layers: list[dict[str, Any]]) -> Table:
@@ -148,11 +141,11 @@ def _interval(estimate: dict[str, Any] | None) -> str:
     return f"{value:.1f} -{below} +{above}"
 
 
-def _print_data(console: Console, report: dict[str, Any]) -> Table:
+def _print_data(say: Callable[[str], None], report: dict[str, Any]) -> Table:
     """Print the name and sizes of the data; return a table with the columns of the errors."""
     data, parts = report["data"], report["reconstruction_error"]
-    print_text(console, f"{data['name']}: {data['source']}")
-    print_text(console, ", ".join(f"{data[part]:,} {part}" for part in parts))
+    say(f"{data['name']}: {data['source']}")
+    say(", ".join(f"{data[part]:,} {part}" for part in parts))
     table = plain_table()
     add_numbers(table, "\nlayer")
     dense = all(" " not in row["shape"] for row in report["layers"])
@@ -178,7 +171,7 @@ def _share_of_mean(row: dict[str, Any]) -> str:
     return share_text(*found[-1]) if found else "-"
 
 
-def _print_stack(console: Console, report: dict[str, Any]) -> None:
+def _print_stack(say: Callable[[str], None], report: dict[str, Any]) -> None:
     from syncpretrain.models.diagnosis import share_text
 
     whole = "whole stack"
@@ -187,18 +180,18 @@ def _print_stack(console: Console, report: dict[str, Any]) -> None:
             shares = _present(report[name])
             wrong = (f"{part} {100 * (1 - x):.2f} %" for part, x in shares.items())
             if shares:
-                print_text(console, f"{words}, wrong: {', '.join(wrong)}")
+                say(f"{words}, wrong: {', '.join(wrong)}")
         whole = "whole stack, pretrained"
     if apart := report.get("regression_error"):
         texts = (f"{part} {_rmse(**x)}" for part, x in apart.items() if x)
-        print_text(console, f"regression, root mean squared error: {', '.join(texts)}")
+        say(f"regression, root mean squared error: {', '.join(texts)}")
         whole = "whole stack, pretrained"
     errors, means = _present(report["reconstruction_error"]), report["mean_error"]
     if errors:
         parts = ", ".join(f"{part} {number(error)}" for part, error in errors.items())
-        print_text(console, f"{whole}: {parts} (squared error)")
+        say(f"{whole}: {parts} (squared error)")
         of_mean = (f"{part} {share_text(error, means[part])}" for part, error in errors.items())
-        print_text(console, f"of the mean's error: {', '.join(of_mean)}")
+        say(f"of the mean's error: {', '.join(of_mean)}")
 
 
 def _rmse(rmse: float, r2: float | None) -> str:

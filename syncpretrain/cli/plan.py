@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from syncpretrain.cli.options import TRAIN_PER_HELD_OUT, json_option, measuring_options
-from syncpretrain.cli.output import add_numbers, counted, plain_table, printing_on, title_of
+from syncpretrain.cli.output import add_numbers, counted, plain_table, printing, title_of
 from syncpretrain.cli.setting_options import (
     FINETUNE,
     OPTIONS,
@@ -94,7 +93,7 @@ def command(
         report = found.report() | {"finetune": tuned and tuned.report(), "command": line}
         click.echo(json.dumps(report))
     else:
-        print_plan(found, tuned, line, sys.stdout)
+        print_plan(found, tuned, line)
 
 
 def _tuned(
@@ -152,12 +151,12 @@ def _train_command(
     return f"syncpretrain train {option_text(given | found.settings | more)}"
 
 
-def print_plan(plan: Plan, tuned: TuningPlan | None, line: str, file: IO[str]) -> None:
+def print_plan(plan: Plan, tuned: TuningPlan | None, line: str) -> None:
     """Print the candidates for training a stack, the bound, the choice and its command."""
     from syncpretrain.planning.choice import LEARNS
     from syncpretrain.planning.timings import CORE
 
-    console, say = printing_on(file)
+    console, say = printing()
     task, workers, unit = plan.task.settings, plan.timings.workers, plan.timings.unit
     title = title_of(task, plan.task.examples)
     say(f"{title}, {counted(workers, 'worker' if unit == CORE else unit)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +67,7 @@ def evaluate(run: Path, data: str | None, partition: bool, as_json: bool) -> Non
         click.echo(json.dumps(measured))
     else:
         finetuned = any(layer.decoder_weight is not None for layer in stack.layers)
-        print_errors(measured, sys.stdout, finetuned=finetuned)
+        print_errors(measured, finetuned=finetuned)
 
 
 @click.command("report")

@@ -23,7 +23,7 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.runs.folder import CONFIG_NAME, IDENTITY_NAME
 from syncpretrain.runs.identity import read_identity
 from syncpretrain.runs.prepare import table_options
-from syncpretrain.settings import DataSettings, Settings, read_settings
+from syncpretrain.settings import Settings, read_settings
 from syncpretrain.storage import expanded
 
 
@@ -41,16 +41,13 @@ def dataset_of(run: Path, data: str | None, *, stack: Stack) -> Dataset:
     numbers: use them with ``stack.for_prepared_rows()``. A file that the run was not trained on has
     only a test part.
     """
-    settings = _data_settings(run)
-    name = _data_name(run, data, settings)
-    if settings is not None and located(name) == located(settings.name):
-        dataset = _loaded(settings, stack, run)
-        _warn_of_other_data(run, stack, dataset)
-        return dataset
+    name, own = _asked(run, data)
+    if own is not None:
+        return _own_dataset(run, own, stack)
     if name not in DATASETS:
         return _test_set(name, stack)
     check_whole(name)
-    return _loaded(DataSettings(name=name), stack)
+    return _loaded(name, stack)
 
 
 def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) -> Examples:
@@ -58,21 +55,18 @@ def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) 
 
     Use them with ``stack.for_prepared_rows()``, as in :func:`dataset_of`.
     """
-    settings = _data_settings(run)
-    name = _data_name(run, data, settings)
+    name, own = _asked(run, data)
     if part is None and name not in DATASETS:
-        own = settings is not None and located(name) == located(settings.name)
-        if settings is not None and own and _stays_in_file(run, name):
-            whole: Any = dataset_of(run, data, stack=stack).train
+        if own is not None and _stays_in_file(own):
+            whole: Any = _own_dataset(run, own, stack).train
             return Examples(whole.whole(), name)
         rows = _rows(name, stack)
-        before = _settings(run) if own else None
-        if settings is not None and before is not None and any(table_options(before).values()):
-            _warn_of_other_data(run, stack, _loaded(settings, stack, run))  # prints the notices
+        if own is not None and any(table_options(own).values()):
+            _own_dataset(run, own, stack)  # prints the notices
         else:
             _print_notices(rows.notices)
-            if settings is not None and own:
-                divided_again = divided(name, rows, validation=settings.validation)
+            if own is not None:
+                divided_again = divided(name, rows, validation=own.data.validation)
                 _warn_of_other_data(run, stack, divided_again)
         return Examples(scale_examples(rows.X), name)
     part = part or "test"
@@ -89,7 +83,7 @@ def check_names_data(run: Path) -> None:
     ------
     SettingsError
     """
-    if _data_settings(run) is None:
+    if _settings(run) is None:
         raise SettingsError(
             f"run: got {run}, which names no training examples, whose scores are the threshold;"
             " expected the folder of a run, or from Python take syncpretrain.models.scores.scores"
@@ -98,20 +92,16 @@ def check_names_data(run: Path) -> None:
 
 def is_weighted(run: Path) -> bool:
     """Return whether the rows of the run had weights."""
-    settings = _data_settings(run)
-    return settings is not None and settings.weights is not None
+    settings = _settings(run)
+    return settings is not None and settings.data.weights is not None
 
 
 def data_files(run: Path | str | None) -> tuple[str | None, ...]:
     """Return the files that a run read; none of what is no run."""
-    settings = _data_settings(run) if isinstance(run, Path) else None
-    return () if settings is None else (settings.name, settings.test, settings.unlabelled)
-
-
-def _data_settings(run: Path) -> DataSettings | None:
-    """Return the settings of the run's data; None for a model file alone."""
-    settings = _settings(run)
-    return None if settings is None else settings.data
+    settings = _settings(run) if isinstance(run, Path) else None
+    if settings is None:
+        return ()
+    return settings.data.name, settings.data.test, settings.data.unlabelled
 
 
 def _settings(run: Path) -> Settings | None:
@@ -123,39 +113,41 @@ def _folder(run: Path) -> Path:
     return run.parent if run.name == MODEL_NAME else run
 
 
-def _stays_in_file(run: Path, name: str) -> bool:
-    """Return whether the run read its data from the file while it trained."""
+def _asked(run: Path, data: str | None) -> tuple[str, Settings | None]:
+    """Return the name of the data, and the run's settings if it was trained on them."""
     settings = _settings(run)
-    streams = settings is not None and settings.pretrain.handoff == "minibatch"
-    return streams and is_mapped_file(name)
+    if data is None:
+        if settings is None:
+            raise SettingsError(
+                f"data: got nothing, and {run} names no data; expected a name or file"
+            )
+        data = settings.data.name
+    is_own = settings is not None and located(data) == located(settings.data.name)
+    return data, settings if is_own else None
 
 
-def _data_name(run: Path, data: str | None, settings: DataSettings | None) -> str:
-    if data is not None:
-        return data
-    if settings is None:
-        raise SettingsError(f"data: got nothing, and {run} names no data; expected a name or file")
-    return settings.name
+def _stays_in_file(settings: Settings) -> bool:
+    """Return whether the run left its examples in their file."""
+    return settings.pretrain.handoff == "minibatch" and is_mapped_file(settings.data.name)
 
 
-def _loaded(settings: DataSettings, stack: Stack, run: Path | None = None) -> Dataset:
-    """Load a data set; the run's own as the run did, and unchecked if the file is the same."""
-    mapped, known = run is not None and _stays_in_file(run, settings.name), None
-    if run is not None and mapped:
+def _own_dataset(run: Path, settings: Settings, stack: Stack) -> Dataset:
+    """Load the data that a run was trained on, and warn if they are others now."""
+    mapped, known = _stays_in_file(settings), None
+    if mapped:
         with suppress(CheckpointError):  # the file is then read again
             identity = read_identity(_folder(run) / IDENTITY_NAME)
             known = None if identity is None else identity.file
-    before = None if run is None else _settings(run)
-    dataset = load_dataset(
-        settings.name,
-        **({} if before is None else table_options(before)),
-        **_read_by(stack),
-        validation=settings.validation,
-        mapped=mapped,
-        known=known,
-    )
+    how: dict[str, Any] = {"validation": settings.data.validation, "mapped": mapped, "known": known}
+    dataset = _loaded(settings.data.name, stack, **table_options(settings), **how)
+    _warn_of_other_data(run, stack, dataset)
+    return dataset
+
+
+def _loaded(name: str, stack: Stack, **how: Any) -> Dataset:
+    dataset = load_dataset(name, **_read_by(stack), **how)
     _print_notices(dataset.notices)
-    _check_width(settings.name, dataset.width, stack.widths[0])
+    _check_width(name, dataset.width, stack.widths[0])
     return dataset
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import click
 
 from syncpretrain.cli.options import json_option
-from syncpretrain.cli.output import console_on, counted, number, plain_table, print_run, print_text
+from syncpretrain.cli.output import counted, number, plain_table, print_run, printing
 from syncpretrain.errors import SettingsError
 from syncpretrain.runs.folder import CONFIG_NAME, METRICS_NAME
 
@@ -87,7 +87,7 @@ def command(
     if as_json:
         click.echo(json.dumps({"runs": msgspec.to_builtins(found)}))
     else:
-        _print_table(found, folder, sys.stdout)
+        _print_table(found, folder)
 
 
 @command.command("show")
@@ -118,7 +118,7 @@ def show_command(ctx: click.Context, run: str, as_json: bool) -> None:
     )
     if report is not None:
         try:  # a run of another version may lack figures
-            print_run(report | {"out": str(folder)}, sys.stdout)
+            print_run(report | {"out": str(folder)})
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             click.echo(f"its figures cannot be shown: {METRICS_NAME} lacks {error}; see --json")
     elif found.state in ("stopped", "failed"):
@@ -182,14 +182,14 @@ def _is_wanted(
     )
 
 
-def _print_table(runs: list[ShelvedRun], folder: Path, file: IO[str]) -> None:
+def _print_table(runs: list[ShelvedRun], folder: Path) -> None:
     from rich.text import Text
 
     if not runs:
-        click.echo(f"no runs in {folder} that are asked for", file=file)
+        click.echo(f"no runs in {folder} that are asked for")
         return
-    is_wide = not file.isatty()  # a file or another program takes long lines
-    console = console_on(file, width=WIDE if is_wide else None)
+    is_wide = not sys.stdout.isatty()  # a file or another program takes long lines
+    console, say = printing(WIDE if is_wide else None)
     names = WIDE_COLUMNS if console.width >= ENOUGH_WIDTH else NARROW_COLUMNS
     table = plain_table()
     for name in names:
@@ -201,7 +201,7 @@ def _print_table(runs: list[ShelvedRun], folder: Path, file: IO[str]) -> None:
     console.print(table)
     for run in runs:
         if run.state in ("damaged", "failed"):
-            print_text(console, f"{_in_one_line(run.name)}: {_state_text(run)}")
+            say(f"{_in_one_line(run.name)}: {_state_text(run)}")
 
 
 def _cells(run: ShelvedRun) -> dict[str, str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,7 +19,7 @@ from syncpretrain.cli.options import (
     number_option,
     out_option,
 )
-from syncpretrain.cli.output import add_numbers, plain_table, printing_on, title_of
+from syncpretrain.cli.output import add_numbers, plain_table, printing, title_of
 from syncpretrain.cli.setting_options import setting_options
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings import PretrainSettings
@@ -144,7 +143,7 @@ def command(out: Path | None, as_json: bool, **options: Any) -> None:
     if as_json:
         click.echo(json.dumps(_report(curves, common, costs, batch_size=stack.batch_size)))
     else:
-        _print_curves(curves, common, stack, sys.stdout)
+        _print_curves(curves, common, stack)
 
 
 def _devices(options: dict[str, Any]) -> Sequence[int]:
@@ -277,11 +276,9 @@ def _draw(curves: Sequence[Curve], stack: PretrainSettings, path: Path) -> None:
     save_speedup_curves(points, path, title=f"{stack.stack_text}, simulated")
 
 
-def _print_curves(
-    curves: Sequence[Curve], options: Options, stack: PretrainSettings, file: IO[str]
-) -> None:
+def _print_curves(curves: Sequence[Curve], options: Options, stack: PretrainSettings) -> None:
     """Print a table of one way to train, or the speed-ups of several."""
-    console, say = printing_on(file)
+    console, say = printing()
     say(
         f"{title_of(stack, options.examples)}, minibatches of {stack.batch_size}: greedy on one"
         f" device takes {curves[0].base:.4g} s"

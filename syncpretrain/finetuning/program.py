@@ -26,12 +26,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from syncpretrain.finetuning.chain import Columns, Link, Site
 from syncpretrain.kernels.arrays import BLOCK, Array, blocks_in, slices_of
 from syncpretrain.kernels.backprop import Pair
-from syncpretrain.kernels.operations import Operation, fused_output, output_operations
+from syncpretrain.kernels.operations import Operation
 from syncpretrain.shapes import common_groups
 from syncpretrain.units.kinds import kind_of
 
@@ -330,22 +330,30 @@ class _Step:
         return operations + self.output(site, rows, own, shard) if self.has_target else operations
 
     def output(self, site: Site, rows: slice, own: slice, shard: int) -> list[Operation]:
-        """Compare outputs with their targets, and fill delta."""
-        buffers, this = self.buffers, self.buffers.links[-1]
+        """Compare outputs with their targets, and fill delta: the gradient by the units' inputs.
+
+        The loss is the mean over the whole minibatch. Each shard has a result for the squared error
+        and, of exclusive units, one for the number of wrong classes among the known rows.
+        """
+        buffers, this, operations = self.buffers, self.buffers.links[-1], list[Operation]()
         target, y, delta = (
             this.makes.of(array, own) for array in (self.target[rows], site.out, site.delta)
         )
-        weights = None if self.weights is None else this.makes.of(self.weights[rows], own)
-        operations: list[Operation] = []
         if kind_of(this.units).blocks is not None:
-            operations = [("documents", y, target, this.units)]
-        given, by = (target, y, delta), (this.units, buffers.loss)
-        slots: Any = {"squared": shard, "wrong": buffers.shards + shard}
-        if self.sums_bias(len(buffers.links) - 1):
-            return operations + fused_output(*given, *by, sums=site.bias_gradient, **slots)
+            operations += [("documents", y, target, this.units)]
         known = min(max(self.known - rows.start, 0), rows.stop - rows.start)
-        slots |= {"examples": len(self.x), "known": known}
-        return operations + output_operations(*given, weights, *by, **slots)
+        if kind_of(this.units).is_exclusive and known:
+            operations += [("wrong", target[:known], y[:known], buffers.shards + shard)]
+        if self.sums_bias(len(buffers.links) - 1):
+            by = (site.bias_gradient, this.units, buffers.loss, shard)
+            return [*operations, ("output_delta", target, y, delta, *by)]
+        operations += [("squared_error", target, y, delta, shard)]
+        if self.weights is not None:
+            operations += [("multiply", delta, this.makes.of(self.weights[rows], own), delta)]
+        if buffers.loss != "squared":
+            return [*operations, ("scale", delta, 1 / len(self.x))]
+        scaled = ("scale", delta, 2 / len(self.x))
+        return [*operations, scaled, ("times_derivative", delta, y, this.units)]
 
     def sums_bias(self, link: int) -> bool:
         """Return whether the gradient of a link's bias is filled together with its delta.

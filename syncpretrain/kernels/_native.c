@@ -624,6 +624,26 @@ static PyObject *arrive_and_wait(PyObject *module, PyObject *const *args, Py_ssi
 
 #include "_convolution.h"
 
+/* Take a tuple of numbers; return 0 with an error set where it is none. */
+static int take_numbers(PyObject *given, int count, double *numbers, const char *name)
+{
+    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != count) {
+        PyErr_Format(PyExc_TypeError, "%s: got %R; expected a tuple of %d numbers", name, given, count);
+        return 0;
+    }
+    return doubles(PySequence_Fast_ITEMS(given), numbers, count);
+}
+
+/* args: a tuple of the numbers of a shape. Return how many floats its scratch needs, 0 where it is too large. */
+static PyObject *scratch_size(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    Shape shape;
+    double d[SHAPE_NUMBERS];
+    if (!expect(nargs, 1, "scratch_size")) return NULL;
+    if (!take_numbers(args[0], SHAPE_NUMBERS, d, "scratch_size")) return NULL;
+    return PyLong_FromSsize_t(take_shape(&shape, d) ? scratch_of(&shape) : 0);
+}
+
 /* args: the matrices of an equation; a tuple of the numbers of its shape and what else it has. */
 static PyObject *work_convolution(Equation equation, const char *access, int numbers,
                                   PyObject *const *args, Py_ssize_t nargs, const char *name)
@@ -632,13 +652,7 @@ static PyObject *work_convolution(Equation equation, const char *access, int num
     Shape shape;
     double d[SHAPE_NUMBERS + 3];
     int arrays = (int)strlen(access);
-    if (!expect(nargs, arrays + 1, name)) return NULL;
-    if (!PyTuple_Check(args[arrays]) || PyTuple_GET_SIZE(args[arrays]) != numbers) {
-        PyErr_Format(PyExc_TypeError, "%s: got %R; expected a tuple of %d numbers", name, args[arrays],
-                     numbers);
-        return NULL;
-    }
-    if (!doubles(PySequence_Fast_ITEMS(args[arrays]), d, numbers)) return NULL;
+    if (!expect(nargs, arrays + 1, name) || !take_numbers(args[arrays], numbers, d, name)) return NULL;
     if (!open_all(m, args, access)) Py_RETURN_NOTIMPLEMENTED;
     int valid = take_shape(&shape, d) && fits(equation, &shape, m, d + SHAPE_NUMBERS);
     for (int i = 0; i < arrays && valid; i++)
@@ -687,6 +701,7 @@ static PyMethodDef methods[] = {
     METHOD(momentum_step), METHOD(sgd_step), METHOD(adam_step), METHOD(squared_error),
     METHOD(times_derivative), METHOD(normalize), METHOD(denormalize), METHOD(wait_for_counters), METHOD(store_counter), METHOD(arrive_and_wait),
     METHOD(convolve), METHOD(convolve_gradient), METHOD(convolve_back), METHOD(visible_means),
+    METHOD(scratch_size),
     METHOD(binary_product), METHOD(sparse_product), METHOD(transposed_product), METHOD(csr_product),
     METHOD(draw_documents), METHOD(reconstruct_documents), METHOD(sample_choices), METHOD(multiply_bfloat16),
     METHOD(bfloat16_forms), METHOD(keep_bfloat16_form), METHOD(multiply_float32), METHOD(float32_forms),

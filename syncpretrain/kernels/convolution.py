@@ -24,13 +24,9 @@ import numpy as np
 from syncpretrain.kernels.activations import activate, means
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
 from syncpretrain.kernels.dispatch import accelerated
+from syncpretrain.kernels.native import extension, shape_numbers
 from syncpretrain.kernels.precision import factors
 from syncpretrain.shapes import ConvolutionShape
-
-# Sizes within the scratch memory, as in the C headers.
-VECTOR = 16  # floats read or written at once, also behind the end of an array
-WINDOWS = 24  # windows that are multiplied at once, at least about
-IMAGES_SIZE = 2**14  # floats of images and lists
 
 
 @accelerated
@@ -405,69 +401,8 @@ def _block_places(maps: Array, shape: ConvolutionShape) -> list[Array]:
 
 
 def scratch_size(shape: ConvolutionShape) -> int:
-    """Return the numbers that the compiled forms compute in, however many examples there are."""
-    shape = replace(shape, channels=shape.reads, groups=1)  # the groups take turns
-    filters, padded = shape.filters, _vectors_size(shape.filters)
-    height, width = shape.output.height, shape.output.width
-    size = shape.size + shape.pool - 1  # of longer filters: their product is a block's mean
-    run = size * shape.channels
-    image = _image_size(shape)
-    halves, laid, codes = _rounded_sizes(shape, image)
-    needed = [
-        _parts_size(image, size * run * padded, height * width * padded, laid // 2, laid),
-        _parts_size(
-            *(image, size * run * filters, run * filters, size * filters * _vectors_size(run)),
-            *(height * width, height * width, codes, 0),
-        ),
-    ]
-    if not shape.has_places:
-        windows = min(1 + WINDOWS // width, height) * width
-        means = size * run * filters if shape.pool > 1 else 0
-        needed.append(
-            _parts_size(image, windows * padded, means, size * run * padded, windows, halves)
-        )
-        return max(needed)
-    windows = shape.pool * shape.map_width
-    windows *= min(1 + WINDOWS // windows, height)
-    blocks = height * width
-    images = max(IMAGES_SIZE // (image + 2 * blocks * filters), 1)
-    needed += [
-        _parts_size(image, windows * padded, 0, shape.fan_in * padded, windows, halves),
-        _patches_size(shape, images, filters, images * blocks),
-        _patches_size(shape, 1, shape.positions, filters),
-    ]
-    return max(needed)
+    """Return the numbers that the compiled forms compute in, however many examples there are.
 
-
-def _vectors_size(size: int) -> int:
-    """Return the numbers of as many vectors as a size needs."""
-    return -(-size // VECTOR) * VECTOR
-
-
-def _parts_size(*sizes: int) -> int:
-    """Return the numbers of parts that begin with a cache line, with room behind each."""
-    return VECTOR + sum(_vectors_size(size) + VECTOR for size in sizes)
-
-
-def _image_size(shape: ConvolutionShape) -> int:
-    """Return the numbers of a padded image."""
-    padded = (shape.height + 2 * shape.pad) * (shape.width + 2 * shape.pad)
-    return _vectors_size(padded * shape.channels) + VECTOR
-
-
-def _rounded_sizes(shape: ConvolutionShape, image: int) -> tuple[int, int, int]:
-    """Return the sizes, in float32 numbers, of three arrays of rounded ones, two to a number.
-
-    The arrays are a padded image, one with each position next to its neighbour, and a code.
+    NumPy's forms need none, where nothing is compiled or a shape is too large to be.
     """
-    laid, codes = (image, (shape.hidden + 1) // 2) if shape.rounds_back else (0, 0)
-    return image // 2 if shape.rounds else 0, laid, codes
-
-
-def _patches_size(shape: ConvolutionShape, images: int, lists: int, most: int) -> int:
-    """Return the numbers of lists of patches or filters, of at most ``most`` each."""
-    sums = shape.filters * shape.size * _vectors_size(shape.size * shape.channels)
-    listed, row = lists * most, shape.output.width * shape.filters
-    return _parts_size(
-        images * _image_size(shape), sums, lists, listed, listed, shape.pool**2, row, row
-    )
+    return 1 if extension is None else max(1, extension.scratch_size(shape_numbers(shape)))

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.convolution import scratch_size
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import KINDS, kind_of
@@ -281,66 +280,3 @@ def _check_places(
             raise ValueError(
                 f"{name}: got {one.name} and {other.name} that share memory; expected arrays apart"
             )
-
-
-def output_operations(
-    target: Array,
-    y: Array,
-    delta: Array,
-    weights: Array | None,
-    units: str,
-    loss: str,
-    *,
-    examples: int,
-    known: int,
-    squared: int,
-    wrong: int,
-) -> list[Operation]:
-    """Return the operations that compare outputs y with their targets.
-
-    Parameters
-    ----------
-    target, y, delta : ndarray of shape (B, outputs)
-        ``delta`` is filled with the gradient of the loss by the inputs of the output units.
-    weights : ndarray of shape (B, outputs) or None
-        The weight of each example.
-    units, loss : str
-    examples : int
-        The number of examples in the whole minibatch; the loss is the mean over them.
-    known : int
-        How many of these rows, the first ones, count in the number of wrong classes.
-    squared, wrong : int
-        The places among the results for the squared error and, of exclusive units, for the number
-        of wrong classes.
-    """
-    operations: list[Operation] = []
-    if kind_of(units).is_exclusive and known:
-        operations += [("wrong", target[:known], y[:known], wrong)]
-    operations += [("squared_error", target, y, delta, squared)]
-    if weights is not None:
-        operations += [("multiply", delta, weights, delta)]
-    if loss == "squared":
-        scale = ("scale", delta, 2 / examples)
-        return [*operations, scale, ("times_derivative", delta, y, units)]
-    return [*operations, ("scale", delta, 1 / examples)]
-
-
-def fused_output(
-    target: Array,
-    y: Array,
-    delta: Array,
-    units: str,
-    loss: str,
-    *,
-    sums: Array,
-    squared: int,
-    wrong: int,
-) -> list[Operation]:
-    """Return what :func:`output_operations` does for all examples, in one launch of a device.
-
-    ``sums`` of shape (outputs,) is filled with the gradient of the bias. There are no weights.
-    """
-    delta_and_sums = ("output_delta", target, y, delta, sums, units, loss, squared)
-    if kind_of(units).is_exclusive:
-        return [("wrong", target, y, wrong), delta_and_sums]
-    return [delta_and_sums]

@@ -15,6 +15,8 @@ import numpy as np
 from syncpretrain.kernels.arrays import BLOCK, Array
 from syncpretrain.kernels.dispatch import accelerated
 
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam: decay of both moments, floor of the denominator
+
 
 @accelerated
 def shrink(weights: Array, factor: float) -> None:
@@ -80,9 +82,6 @@ def adam_step(
     step: int,
     learning_rate: float,
     scratch: Array | None = None,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-8,
 ) -> None:
     """Take one step of Adam in place (Kingma and Ba 2015, algorithm 1).
 
@@ -102,12 +101,9 @@ def adam_step(
         The paper's alpha.
     scratch : ndarray of shape (block,), optional
         Its length sets the block; default :data:`syncpretrain.kernels.arrays.BLOCK`.
-    beta1, beta2, epsilon : float
-        The paper's decay rates of the moments, and the floor of the denominator.
     """
-    beta1, beta2 = float(beta1), float(beta2)  # no wider type of NumPy's
+    (beta1, beta2), (size, floor) = BETAS, map(float, adam_rates(step, learning_rate))
     scratch = np.empty_like(parameters[:BLOCK]) if scratch is None else scratch
-    size, floor = map(float, adam_rates(step, learning_rate, beta1, beta2, epsilon))
     for start in range(0, len(parameters), len(scratch) or 1):
         block = slice(start, start + len(scratch))
         p, g, m, v = parameters[block], gradient[block], first[block], second[block]
@@ -124,23 +120,20 @@ def adam_step(
         np.subtract(p, s, out=p)
 
 
-def adam_rates(
-    step: int, learning_rate: float, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8
-) -> tuple[float, float]:
+def adam_rates(step: int, learning_rate: float) -> tuple[float, float]:
     """Return the size of a step of Adam and the floor of its denominator, as adam_step uses them.
 
     The moments are kept as plain decaying sums; see :func:`adam_step`.
     """
+    beta1, beta2 = BETAS
     scale1 = (1 - beta1) / (1 - beta1**step)  # m^ = scale1 * first
     scale2 = math.sqrt((1 - beta2) / (1 - beta2**step))  # sqrt(v^) = scale2 * sqrt(second)
-    return learning_rate * scale1 / scale2, epsilon / scale2
+    return learning_rate * scale1 / scale2, EPSILON / scale2
 
 
-def adam_numbers(
-    step: int, learning_rate: float, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8
-) -> tuple[float, float, float, float]:
+def adam_numbers(step: int, learning_rate: float) -> tuple[float, float, float, float]:
     """Return both decay rates, the size and the floor of a step of Adam, as other forms take them.
 
     It takes the parameters of :func:`adam_step`.
     """
-    return beta1, beta2, *adam_rates(step, learning_rate, beta1, beta2, epsilon)
+    return *BETAS, *adam_rates(step, learning_rate)

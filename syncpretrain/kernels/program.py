@@ -28,7 +28,7 @@ from syncpretrain.kernels.dispatch import form_for, multiply
 from syncpretrain.kernels.fixed_draws import sample_fixed
 from syncpretrain.kernels.native import extension, shape_numbers
 from syncpretrain.kernels.operations import Operation, check_program
-from syncpretrain.kernels.optimizers import adam_rates, adam_step, sgd_step, shrink
+from syncpretrain.kernels.optimizers import BETAS, adam_rates, adam_step, sgd_step, shrink
 from syncpretrain.kernels.precision import multiply_bfloat16, multiply_float32, multiply_tf32
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import ConvolutionShape
@@ -353,7 +353,7 @@ def _compiled_form(name: str, *arguments: Any) -> tuple[Any, ...]:
         raise ValueError(arguments[-1])
     if any(isinstance(value, ConvolutionShape) for value in arguments):
         return name, *_convolution_form(arguments)
-    return (name, *arguments, 0.9, 0.999) if name == "adam_step" else (name, *arguments)
+    return (name, *arguments, *BETAS) if name == "adam_step" else (name, *arguments)
 
 
 def _convolution_form(arguments: tuple[Any, ...]) -> list[Any]:

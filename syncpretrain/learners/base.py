@@ -149,6 +149,10 @@ class Learner(ABC):
         A view, which the next gradient overwrites.
         """
 
+    def hand_up(self, out: Array) -> bool:
+        """Copy the hidden means from before the update; return False if they must be recomputed."""
+        return copy_hidden([(slice(None), self.hidden_means(len(out)))], out)
+
     def weigh_rows(self, weights: Array) -> None:
         """Give each example a weight, 1 on average, before a step is built; equal ones are none."""
         if not (weights == 1).all():

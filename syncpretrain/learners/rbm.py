@@ -12,14 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.kernels import conditions
+from syncpretrain.kernels import activations, conditions
 from syncpretrain.kernels import contrastive_divergence as cd
-from syncpretrain.kernels.activations import (
-    binary_product,
-    means,
-    sparse_product,
-    transposed_product,
-)
 from syncpretrain.kernels.arrays import Array, Rows, slices_of
 from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.kernels.fixed_draws import sample_fixed
@@ -223,7 +217,7 @@ class BaseRBM(Learner):
 
     def _take_means(self, inputs: Array) -> None:
         """Replace the inputs of hidden units, which are without bias, by their means."""
-        means(self._by_bias(inputs), self.hidden_bias, self.settings.hidden_units)
+        activations.means(self._by_bias(inputs), self.hidden_bias, self.settings.hidden_units)
 
     def _by_bias(self, hidden: Array) -> Array:
         """Return hidden units as an array of shape (..., biases), a view."""
@@ -411,17 +405,17 @@ class SparseRBM(RBM):
         reads_data, self._reads_data = self._reads_data, False
         if not (reads_data or self._draws_states):
             return super()._up(v, out=out)
-        sparse_product(v, self.weight, out=out)
+        activations.sparse_product(v, self.weight, out=out)
         return out
 
     def _down(self, h: Array, *, out: Array) -> Array:
-        binary_product(h, self.weight, out=out)
+        activations.binary_product(h, self.weight, out=out)
         return out
 
     def _correlate(self, v: Array, h: Array, *, out: Array) -> None:
         if self._draws_states:
-            transposed_product(v, h, out=out)
+            activations.transposed_product(v, h, out=out)
             return
         n = len(v) // 2
         super()._correlate(v[n:], h[n:], out=out)
-        transposed_product(v[:n], h[:n], out=out, adds=True)
+        activations.transposed_product(v[:n], h[:n], out=out, adds=True)

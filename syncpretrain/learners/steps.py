@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from syncpretrain.backends.fused import FusedArrays, Pace
 from syncpretrain.kernels.arrays import Array, Rows
 from syncpretrain.kernels.program import PhaseRunner, in_turn
-from syncpretrain.learners.base import Learner, copy_hidden
+from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Address, Purpose
@@ -61,7 +61,7 @@ class LearnerStep:
 
     def hand_up(self, out: Array) -> bool:
         """Copy the hidden means from before the update; return False if they must be recomputed."""
-        return copy_hidden([(slice(None), self.learner.hidden_means(len(out)))], out)
+        return self.learner.hand_up(out)
 
     def state(self) -> dict[str, Array]:
         """Return the state of the learner."""

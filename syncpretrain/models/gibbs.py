@@ -32,25 +32,16 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.conditions import (
-    Conditions,
-    as_documents,
-    conditions_of,
-    draw_words,
-    impose,
-)
-from syncpretrain.kernels.contrastive_divergence import draw_noise, sample
+from syncpretrain.kernels.conditions import Conditions, as_documents, conditions_of, impose
 from syncpretrain.models.layer import DenseLayer, Layer, down_through, rows_at_once, up_through
-from syncpretrain.models.likelihood import Doubles, has_energy, summed_out
+from syncpretrain.models.likelihood import Doubles, drawn, has_energy, summed_out
 from syncpretrain.units.kinds import kind_of
 
-Layers = tuple[Layer, ...]
 METHODS = ("gibbs", "stacked")
 
 
 def sampled(
     layers: Sequence[Layer],
-    units: Sequence[str],
     start: Array | None,
     *,
     count: int,
@@ -63,8 +54,6 @@ def sampled(
     ----------
     layers : sequence of Layer
         Layers from the lowest up.
-    units : sequence of str
-        Kinds of the input and of each layer.
     start : ndarray of shape (count, V) or None
         Prepared examples at which the chains start; None for noise.
     count, steps : int
@@ -85,8 +74,8 @@ def sampled(
     visible = gibbs_chains(top, visible, steps, draws)
     if not below:
         return visible
-    down = down_through(below, units[: len(below)], visible)
-    return down if start is None else as_documents(down, start, units[0])
+    down = down_through(below, visible)
+    return down if start is None else as_documents(down, start, below[0].visible_units)
 
 
 def started(
@@ -125,10 +114,8 @@ def started(
     rbms = levels_of(layers, level, method)
     _check_chains(rbms[0], start, count)
     if hidden is not None:
-        units, x = rbms[0].visible_units, _down(rbms[0], hidden)
-        return Levels(
-            rbms, sample(x, units, draw_noise(draws, units, out=np.empty_like(x)), out=x), draws
-        )
+        states = drawn(_down(rbms[0], hidden), rbms[0].visible_units, None, draws)
+        return Levels(rbms, states, draws)
     if start is None:
         return Levels(rbms, count, draws)
     visible = up_through(layers[: level - 1], start) if method == "gibbs" and level > 1 else start
@@ -214,9 +201,8 @@ class Levels:
     def _drawn(self, x: Array, rbm: DenseLayer, *, up: bool = True) -> Array:
         """Draw states of the hidden, or of the visible, units with inputs x."""
         units = rbm.hidden_units if up else rbm.visible_units
-        noise = draw_noise(self._draws, units, out=np.empty(x.shape, dtype=np.float32))
-        states = sample(x, units, noise, out=np.empty_like(x))
-        return draw_words(states, units, noise, None if up else self._conditions)
+        states: Array = drawn(x, units, None if up else self._conditions, self._draws)
+        return states
 
 
 def swap_cost(
@@ -310,8 +296,7 @@ def _down(rbm: DenseLayer, h: Array) -> Array:
 
 
 def imputed(
-    layers: Layers,
-    units: tuple[str, ...],
+    layers: Sequence[Layer],
     X: Array,
     missing: NDArray[np.bool_],
     *,
@@ -323,10 +308,8 @@ def imputed(
 
     Parameters
     ----------
-    layers : tuple of Layer
+    layers : sequence of Layer
         Layers from the lowest up; if the lowest is an RBM, the others are not used.
-    units : tuple of str
-        Kinds of the input and of each layer, as the decoder has them.
     X : ndarray of shape (n, V)
         Prepared examples.
     missing : ndarray of shape (n, V), bool
@@ -346,11 +329,13 @@ def imputed(
         own = slice(start, start + rows)
         lost = missing[own].any(axis=1)
         if lost.any():
-            lowest, mask = layers[0], missing[own][lost]
+            lowest, rows_lost, mask = layers[0], X[own][lost], missing[own][lost]
             if lowest.model == "rbm" and isinstance(lowest, DenseLayer):
-                found = _by_gibbs(lowest, X[own][lost], mask, steps, samples, draws)
+                found = _by_gibbs(lowest, rows_lost, mask, steps, samples, draws)
             else:
-                found = _reconstructed(layers, units, X[own][lost], mask)
+                down = down_through(layers, up_through(layers, rows_lost))
+                as_documents(down, rows_lost, lowest.visible_units)
+                found = np.where(mask, down, rows_lost)
             filled[own][lost] = found
     return filled
 
@@ -364,27 +349,18 @@ def gibbs_chains(rbm: DenseLayer, visible: Array, steps: int, draws: np.random.G
     states = as_states(visible, rbm.visible_units, draws)
     conditions = conditions_of(states, rbm.visible_units)
     for _ in range(steps):
-        visible = gibbs_step(rbm, states, conditions, draws)
+        states, visible = gibbs_step(rbm, states, conditions, draws)
     return visible
 
 
 def gibbs_step(
     rbm: DenseLayer, states: Array, conditions: Conditions | None, draws: np.random.Generator
-) -> Array:
-    """Draw hidden states, then visible states into ``states``; return the visible means."""
-    hidden = np.empty((len(states), rbm.weight.shape[1]), dtype=np.float32)
-    _sample(_up(rbm, states), rbm.hidden_units, draws, hidden)
-    units, means = rbm.visible_units, _down(rbm, hidden)
-    noise = _sample(means, units, draws, states)
-    draw_words(states, units, noise, conditions)
-    return impose(means, units, conditions)
-
-
-def _sample(x: Array, units: str, draws: np.random.Generator, states: Array) -> Array:
-    """Draw states of units with inputs x, which become their means; return the noise."""
-    noise = draw_noise(draws, units, out=np.empty_like(states))
-    sample(x, units, noise, out=states)
-    return noise
+) -> tuple[Array, Array]:
+    """Draw hidden states, then visible states; return these, and the visible means."""
+    hidden = drawn(_up(rbm, states), rbm.hidden_units, None, draws)
+    means = _down(rbm, hidden)
+    states = drawn(means, rbm.visible_units, conditions, draws)
+    return states, impose(means, rbm.visible_units, conditions)
 
 
 def _dense_rbm(layer: Layer, name: str) -> DenseLayer:
@@ -446,15 +422,8 @@ def _by_gibbs(
     conditions, states = conditions_of(X, rbm.visible_units), X.copy()
     total = np.zeros_like(X)
     for step in range(steps + samples):
-        means = gibbs_step(rbm, states, conditions, draws)
+        states, means = gibbs_step(rbm, states, conditions, draws)
         np.copyto(states, X, where=~missing)
         if step >= steps:
             total += means
     return np.where(missing, total / np.float32(samples), X)
-
-
-def _reconstructed(
-    layers: Layers, units: tuple[str, ...], X: Array, missing: NDArray[np.bool_]
-) -> Array:
-    down = down_through(layers, units[:-1], up_through(layers, X))
-    return np.where(missing, as_documents(down, X, units[0]), X)

@@ -17,7 +17,8 @@ from syncpretrain.data.meaning import meaning_in
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError, NovelValueWarning
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.models.layer import DenseLayer, Layer
+from syncpretrain.models.layer import DenseLayer
+from syncpretrain.models.model_file import Model
 from syncpretrain.units.kinds import kind_of
 
 FEW_NAMES = 5  # names of columns in a message
@@ -26,15 +27,7 @@ FEW_NAMES = 5  # names of columns in a message
 S = TypeVar("S", bound=Any)  # an array, or rows that are stored in another form
 
 
-def prepared_examples(
-    X: Any,
-    name: str,
-    lowest: Layer,
-    scaling: Scaling | None,
-    info: Mapping[str, Any],
-    *,
-    missing: bool,
-) -> Any:
+def prepared_examples(X: Any, name: str, stack: Model, *, missing: bool) -> Any:
     """Return examples checked, standardized if the stack has a scaling, and marked.
 
     Parameters
@@ -43,11 +36,8 @@ def prepared_examples(
         ``FileRows`` are checked already.
     name : str
         Name of the examples in errors.
-    lowest : Layer
-        The lowest layer.
-    scaling : Scaling or None
-    info : mapping
-        Info of the stack, with the meaning of its training rows, and the names of columns.
+    stack : Model
+        The parts of a stack; ``info`` has the meaning of its training rows, and names of columns.
     missing : bool
         True permits NaN, except for a convolution, which cannot leave out a value.
 
@@ -61,6 +51,7 @@ def prepared_examples(
     DataError
         If the examples do not fit the layer.
     """
+    (lowest, *_), info, scaling, _ = stack
     width, missing = lowest.shape.visible, missing and isinstance(lowest, DenseLayer)
     if isinstance(X, FileRows):
         checked_width(X, width, name)

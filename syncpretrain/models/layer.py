@@ -281,12 +281,17 @@ def up_through(layers: Sequence[Layer], X: Array) -> Array:
     return _through([layer.up for layer in layers], X, layers, layers[-1].shape.hidden)
 
 
-def down_through(layers: Sequence[Layer], units: Sequence[str], codes: Array) -> Array:
-    """Pass codes down through layers; return the means of the lowest visible units.
+def units_of(layers: Sequence[Layer]) -> tuple[str, ...]:
+    """Return the kinds of the units of the input and of each layer, given from the lowest up."""
+    return (layers[0].visible_units, *(layer.hidden_units for layer in layers))
 
-    ``layers``, and ``units``, the kinds of their visible units, are given from the lowest up.
+
+def down_through(layers: Sequence[Layer], codes: Array) -> Array:
+    """Pass codes down through layers, given from the lowest up; return the lowest visible means.
+
+    The layers on the way keep the kinds of units of their encoders.
     """
-    pairs = zip(reversed(layers), reversed(units), strict=True)
+    pairs = zip(reversed(layers), reversed(units_of(layers)[:-1]), strict=True)
     steps: list[Step] = [partial(layer.down, units=kind) for layer, kind in pairs]
     return _through(steps, codes, layers, layers[0].shape.visible)
 

@@ -94,12 +94,12 @@ def annealed_weights(
         return _annealed_binary(parameters, betas, chains, draws)
     conditions = Conditions(words=tuple(np.full((chains, 1), float(count)) for count in words))
     weights = np.zeros(chains)
-    v = _drawn(np.tile(a, (chains, 1)), units, conditions, draws)
+    v = drawn(np.tile(a, (chains, 1)), units, conditions, draws)
     for beta, hotter in zip(betas[1:], betas[:-1], strict=True):
         upward = v @ W + b
         weights += _gained(upward, beta, hotter)
-        h = _drawn(beta * upward, "bernoulli", None, draws)
-        v = _drawn(beta * (h @ W.T) + a, units, conditions, draws)
+        h = drawn(beta * upward, "bernoulli", None, draws)
+        v = drawn(beta * (h @ W.T) + a, units, conditions, draws)
     base = len(b) * math.log(2) + float(_log_sums(a[None], a, units, words)[0])
     return base, weights, v
 
@@ -144,14 +144,11 @@ def _log_sums(x: Doubles, a: Doubles, units: str, words: tuple[float, ...]) -> D
     return sums
 
 
-def _drawn(
-    x: Any, units: str, conditions: Conditions | None, draws: np.random.Generator
-) -> Doubles:
-    """Draw states of units with inputs x; x is overwritten."""
+def drawn(x: Any, units: str, conditions: Conditions | None, draws: np.random.Generator) -> Any:
+    """Draw states of units with inputs x, which become their means."""
     noise: Any = draw_noise(draws, units, out=np.empty(x.shape, dtype=np.float32))
     states: Any = sample(x, units, noise, out=np.empty_like(x))
-    drawn: Any = draw_words(states, units, noise, conditions)
-    return drawn  # type: ignore[no-any-return]
+    return draw_words(states, units, noise, conditions)
 
 
 class Words(NamedTuple):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -32,6 +32,7 @@ from syncpretrain.models.layer import (
     down_through,
     in_float32,
     parameters_sha256,
+    units_of,
     up_through,
     with_log_odds,
 )
@@ -39,9 +40,6 @@ from syncpretrain.models.mixing import Mixing, mixing_of
 from syncpretrain.models.model_file import Model, read_model, write_model
 from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.rng import Purpose, generator
-
-if TYPE_CHECKING:
-    from syncpretrain.models.export.foreign import Dense
 
 __all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Stack", "load"]
 
@@ -96,7 +94,7 @@ class Stack:
     @property
     def units(self) -> tuple[str, ...]:
         """Kinds of the units of the input and of each layer."""
-        return (self.layers[0].visible_units, *(layer.hidden_units for layer in self.layers))
+        return units_of(self.layers)
 
     def prepared(self, X: ArrayLike, name: str = "X", *, missing: bool = False) -> Array:
         """Return examples as the lowest layer sees them: checked, and standardized if need be.
@@ -109,9 +107,8 @@ class Stack:
             If the width is not the stack's, or a value is not finite, or outside [0, 1] where
             the visible units are binary.
         """
-        own, rows = (self.layers[0], self.scaling, self.info), self.rows_of(X, name)
-        lowest: Array = prepared_examples(rows, name, *own, missing=missing)
-        return lowest
+        rows: Array = prepared_examples(self.rows_of(X, name), name, self.model, missing=missing)
+        return rows
 
     def rows_of(self, X: ArrayLike, name: str = "X") -> Any:
         """Return a data frame as an array of the columns trained on, anything else as it is."""
@@ -174,8 +171,7 @@ class Stack:
 
         The layers on the way keep the kinds of units of their encoders.
         """
-        layers = self.layers[:layer]
-        return down_through(layers, self.units[: len(layers)], codes)
+        return down_through(self.layers[:layer], codes)
 
     def up(self, prepared: Array, *, layer: int | None = None) -> Array:
         """Return the codes of prepared examples at a layer, default the top one."""
@@ -248,8 +244,7 @@ class Stack:
         below, missing = self.prepared(rows, missing=True), np.isnan(rows)
         divided = self.meaning is not None and self.meaning.divides(rows)
         draws = generator(seed, Purpose.IMPUTATION)
-        own = self.layers, self.units, below, missing
-        found = imputed(*own, steps=steps, samples=samples, draws=draws)
+        found = imputed(self.layers, below, missing, steps=steps, samples=samples, draws=draws)
         return np.where(missing, self._unscaled(found) * (255.0 if divided else 1.0), rows)
 
     def sample(
@@ -322,7 +317,7 @@ class Stack:
         X = None if no_start else self.prepared(start, "start")[:]  # type: ignore[arg-type]
         draws = generator(seed, Purpose.SAMPLE)
         if level is None and method == "gibbs" and not goes_on:
-            down = sampled(self.layers, self.units, X, count=count, steps=steps, draws=draws)
+            down = sampled(self.layers, X, count=count, steps=steps, draws=draws)
             found = self._unscaled(down)
         else:
             own = 1 if level is None else level
@@ -506,9 +501,7 @@ class Stack:
         SettingsError
             If the stack has no such part, or PyTorch is not installed.
         """
-        from syncpretrain.models.export.torch_model import build
-
-        return build(self._described(part))
+        return self._built("torch_model", part)
 
     def to_onnx(self, part: str | None = None) -> Any:
         """Return a part as an ``onnx.ModelProto``, of operator set 17.
@@ -521,9 +514,7 @@ class Stack:
         SettingsError
             If the stack has no such part, or the package onnx is not installed.
         """
-        from syncpretrain.models.export.onnx_model import build
-
-        return build(self._described(part))
+        return self._built("onnx_model", part)
 
     def to_keras(self, part: str | None = None) -> Any:
         """Return a part as a ``keras.Model`` of Keras 3; rows are as for :meth:`to_torch`.
@@ -533,9 +524,7 @@ class Stack:
         SettingsError
             If the stack has no such part, or Keras and a backend are not installed.
         """
-        from syncpretrain.models.export.keras_model import build
-
-        return build(self._described(part))
+        return self._built("keras_model", part)
 
     def to_sklearn(self, part: str | None = None) -> Any:
         """Return a part as a fitted ``MLPClassifier`` or ``MLPRegressor`` of scikit-learn.
@@ -549,9 +538,7 @@ class Stack:
             If the stack has no such part, the part does not fit a perceptron, or scikit-learn is
             not installed.
         """
-        from syncpretrain.models.export.sklearn_model import build
-
-        return build(self._described(part))
+        return self._built("sklearn_model", part)
 
     @classmethod
     def from_torch(cls: type[S], network: Any, decoder: Any = None, **options: Any) -> S:
@@ -575,16 +562,20 @@ class Stack:
         DataError
             If the network is no plain stack of dense layers.
         """
-        from syncpretrain.models.export.foreign import layers_of_torch
+        from syncpretrain.models.export.foreign import layers_of_torch, model_of
 
-        return cls(*_imported(layers_of_torch, network, decoder, **options))
+        return cls(*model_of(layers_of_torch, network, decoder, **options))
 
     @classmethod
     def from_keras(cls: type[S], network: Any, decoder: Any = None, **options: Any) -> S:
         """Return a stack of the dense layers of a Keras model; see :meth:`from_torch`."""
-        from syncpretrain.models.export.foreign import layers_of_keras
+        from syncpretrain.models.export.foreign import layers_of_keras, model_of
 
-        return cls(*_imported(layers_of_keras, network, decoder, **options))
+        return cls(*model_of(layers_of_keras, network, decoder, **options))
+
+    def _built(self, module: str, part: str | None) -> Any:
+        own = import_module(f"syncpretrain.models.export.{module}")
+        return own.build(self._described(part))
 
     def _described(self, part: str | None) -> Any:
         # Imported on use: a training would begin 5 % later.
@@ -624,23 +615,6 @@ class Stack:
             inputs, outputs = self.head.weight.shape
             rows.append(("head:", f"{inputs}-{outputs}", self.head.kind, "", ""))
         return rows
-
-
-def _imported(
-    read: Callable[[Any], list[Dense]],
-    network: Any,
-    decoder: Any,
-    *,
-    classes: Sequence[Any] | None = None,
-    regression: bool = False,
-    visible_units: str = "gaussian",
-) -> Model:
-    from syncpretrain.models.export.foreign import parts_of
-
-    own, down = read(network), None if decoder is None else read(decoder)
-    options: dict[str, Any] = {"classes": classes, "regression": regression}
-    layers, head = parts_of(own, down, visible_units=visible_units, **options)
-    return Model(layers, {}, None, head)
 
 
 def load(path: str | Path) -> Stack:

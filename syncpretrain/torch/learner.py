@@ -62,16 +62,6 @@ class LiveLayer(ModuleLayer):
         return found if out is None else out
 
 
-class ModuleStep(WholeStep):
-    """A step of a block, which writes what it hands up at once."""
-
-    learner: ModuleLearner
-
-    def hand_up(self, out: Array) -> bool:
-        """Write the output from before the update; see the base class."""
-        return self.learner.hand_up(out)
-
-
 class ModuleLearner(Learner):
     """One block in training; see :class:`syncpretrain.learners.base.Learner`."""
 
@@ -414,4 +404,4 @@ def build_block(
     A block has one backend, and no ranks share it.
     """
     learner = ModuleLearner(layer, block, settings.of_layer(layer))
-    return LayerInTraining(learner, ModuleStep(learner))
+    return LayerInTraining(learner, WholeStep(learner))

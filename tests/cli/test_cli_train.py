@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from contextlib import redirect_stdout
 
 import numpy as np
 import pytest
@@ -147,10 +148,12 @@ class TestOutput:
             "log_z": {"value": 12345.678, "low": None, "high": 12399.123},
             "log_likelihood": -1234.5678,
         }
-        print_errors({**report, "layers": [row | figures]}, file, finetuned=True)
+        with redirect_stdout(file):
+            print_errors({**report, "layers": [row | figures]}, finetuned=True)
         row["reconstruction_error"] = {"train": 1234.5678, "validation": None}
         seconds = dict.fromkeys(("data", "pretrain", "finetune", "total"), 12345.6)
-        print_run({**report, "layers": [row | times], "seconds": seconds, "out": "runs/x"}, file)
+        with redirect_stdout(file):
+            print_run({**report, "layers": [row | times], "seconds": seconds, "out": "runs/x"})
         lines = file.getvalue().splitlines()
         assert lines[0] == "[b]x.npy: the examples of x.npy :smile:"
         assert max(map(len, lines)) <= 80
@@ -162,7 +165,8 @@ class TestOutput:
         row |= times | {"epochs": 0, "reconstruction_error": nothing}
         report |= {"layers": [row], "seconds": seconds, "reconstruction_error": nothing}
         file = io.StringIO()
-        print_run({**report, "out": "runs/x"}, file)
+        with redirect_stdout(file):
+            print_run({**report, "out": "runs/x"})
         assert "of the mean's error" not in file.getvalue()
         assert "100 %" not in file.getvalue()
 

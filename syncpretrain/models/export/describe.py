@@ -17,7 +17,8 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.formats import EXPORT_PARTS
 from syncpretrain.models.export.steps import FUNCTIONS, Network
-from syncpretrain.models.layer import Layer
+from syncpretrain.models.inputs import names_in
+from syncpretrain.models.layer import Layer, units_of
 from syncpretrain.models.model_file import Model
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import kind_of
@@ -64,8 +65,7 @@ def describe(stack: Model, part: str | None = None) -> Network:
     found, table = _input_of(stack)
     up = [*found, *_encoder(stack.layers)]
     rows, codes = len(table) or lowest.shape.visible, top.shape.hidden
-    columns = columns_in(stack.info)
-    names = tuple(columns.names) if columns and columns.width == lowest.shape.visible else ()
+    names = tuple(names_in(stack.info, lowest.shape.visible))
     inputs = tuple(column.name for column in table) or names
     if part == "encoder":
         return Network(part, tuple(up), rows, codes, inputs)
@@ -78,6 +78,7 @@ def describe(stack: Model, part: str | None = None) -> Network:
     up.append(kinds.Dense(_plain(head.weight), _plain(head.bias)))
     if part == "classifier":
         up.append(kinds.Activate("softmax"))
+    columns = columns_in(stack.info)
     target = columns.target.name if columns and columns.target else ""
     outputs = len(head.bias)
     own = (target,) if target and part == "regressor" and outputs == 1 else ()
@@ -155,8 +156,7 @@ def _encoder(layers: Sequence[Layer]) -> Iterator[kinds.Step]:
 
 def _decoder(stack: Model) -> Iterator[kinds.Step]:
     """Yield the steps from codes to rows in the units of the data."""
-    layers, images = stack.layers, False
-    units = (layers[0].visible_units, *(layer.hidden_units for layer in layers))
+    layers, units, images = stack.layers, units_of(stack.layers), False
     for number in reversed(range(len(layers))):
         layer, shape = layers[number], layers[number].shape
         weight, bias = _plain(layer.decoding), _plain(layer.visible_bias)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.export.steps import FUNCTIONS
 from syncpretrain.models.layer import DenseLayer, Head
+from syncpretrain.models.model_file import Model
 from syncpretrain.units.kinds import kind_of
 
 LINEAR = "linear"
@@ -37,9 +38,7 @@ def layers_of_torch(network: Any) -> list[Dense]:
     DataError
         Naming the first module that is no dense layer or function.
     """
-    return _read(
-        network, _modules, _linear, lambda module: TORCH_FUNCTIONS.get(type(module).__name__)
-    )
+    return _read(_torch_parts(network))
 
 
 def layers_of_keras(network: Any) -> list[Dense]:
@@ -52,26 +51,27 @@ def layers_of_keras(network: Any) -> list[Dense]:
     """
     if len(getattr(network, "inputs", None) or ()) > 1:
         raise DataError(f"network: got a model of {len(network.inputs)} inputs, expected one")
-    return _read(network, _keras_layers, _keras_dense, _keras_function)
+    return _read(_keras_parts(network))
 
 
-def parts_of(
-    encoder: Sequence[Dense],
-    decoder: Sequence[Dense] | None,
+def model_of(
+    read: Callable[[Any], list[Dense]],
+    network: Any,
+    decoder: Any,
     *,
-    classes: Sequence[Any] | None,
-    regression: bool,
-    visible_units: str,
-) -> tuple[tuple[DenseLayer, ...], Head | None]:
+    classes: Sequence[Any] | None = None,
+    regression: bool = False,
+    visible_units: str = "gaussian",
+) -> Model:
     """Return the layers of a stack, and its head if the last layer is one.
 
     Parameters
     ----------
-    encoder : sequence of Dense
-        Layers from the input up.
-    decoder : sequence of Dense, optional
-        Layers from the code down, of the same widths; default the transposed weights, and biases
-        of 0.
+    read : callable
+        Reader of the dense layers of a network.
+    network, decoder : object
+        Networks from the input up, and from the code down, of the same widths; without a decoder
+        the transposed weights, and biases of 0.
     classes : sequence of int or of str, optional
         Labels of the last layer's outputs; they make it the head of a classifier.
     regression : bool
@@ -84,14 +84,15 @@ def parts_of(
     DataError
         If the layers do not fit each other.
     """
-    own, head = list(encoder), None
+    encoder, head = read(network), None
+    own = list(encoder)
     if classes is not None or regression:
         head = _head(own.pop(), classes)
     if not own:
         raise DataError(f"network: got {len(encoder)} dense layers, expected one below the head")
     if any(kind_of(UNITS_OF[layer.function]).is_exclusive for layer in own):
         raise DataError("classes: got none for a softmax; give the labels of its outputs")
-    down = [None] * len(own) if decoder is None else list(reversed(decoder))
+    down = [None] * len(own) if decoder is None else read(decoder)[::-1]
     if len(down) != len(own):
         raise DataError(
             f"decoder: got {len(down)} dense layers, expected {len(own)}, the encoder's"
@@ -115,7 +116,7 @@ def parts_of(
         kinds = {"hidden_units": units, "visible_units": below, "model": "autoencoder"}
         layers.append(DenseLayer(up.weight, up.bias, bias, weight, **kinds))
         below = kind_of(units).above
-    return tuple(layers), head
+    return Model(tuple(layers), {}, None, head)
 
 
 def _head(last: Dense, classes: Sequence[Any] | None) -> Head:
@@ -135,74 +136,62 @@ def _head(last: Dense, classes: Sequence[Any] | None) -> Head:
     return Head(last.weight, last.bias, "classification", own)
 
 
-def _read(
-    network: Any,
-    modules: Callable[[Any], Iterator[Any]],
-    dense: Callable[[Any], Dense | None],
-    function: Callable[[Any], str | None],
-) -> list[Dense]:
-    """Return the dense layers of a network, each with the function behind it."""
+def _read(parts: Iterable[tuple[str, Dense | str | None]]) -> list[Dense]:
+    """Return the dense layers of a network, each with the function behind it.
+
+    A part is the name of a module's class, and the layer or the function that the module is.
+    """
     found: list[Dense] = []
     behind = False  # True while the last layer may still get a function
-    for place, module in enumerate(modules(network)):
-        layer, own = dense(module), function(module)
-        if layer is not None:
-            found.append(layer)
-            behind = layer.function == LINEAR
+    for place, (kind, own) in enumerate(parts):
+        if isinstance(own, Dense):
+            found.append(own)
+            behind = own.function == LINEAR
         elif own in UNITS_OF and behind:
             found[-1] = found[-1]._replace(function=str(own))
             behind = False
-        elif type(module).__name__ not in WITHOUT_EFFECT:
+        elif kind not in WITHOUT_EFFECT:
             raise DataError(
-                f"network: got {type(module).__name__} at place {place}, counted from 0, expected"
-                f" {WANTED}"
+                f"network: got {kind} at place {place}, counted from 0, expected {WANTED}"
             )
     if not found:
         raise DataError(f"network: got no dense layer, expected {WANTED}")
     return found
 
 
-def _modules(network: Any) -> Iterator[Any]:
-    """Yield the modules of nested ``nn.Sequential`` in order."""
-    if type(network).__name__ != "Sequential":
-        yield network
-        return
-    for module in network:
-        yield from _modules(module)
+def _torch_parts(network: Any) -> Iterator[tuple[str, Dense | str | None]]:
+    kind = type(network).__name__
+    if kind == "Sequential":
+        for module in network:
+            yield from _torch_parts(module)
+    elif kind == "Linear":
+        weight = _array(network.weight.detach().cpu().numpy().T)
+        bias = None if network.bias is None else network.bias.detach().cpu().numpy()
+        yield kind, Dense(weight, _bias(bias, weight))
+    else:
+        yield kind, TORCH_FUNCTIONS.get(kind)
 
 
-def _linear(module: Any) -> Dense | None:
-    if type(module).__name__ != "Linear":
-        return None
-    weight = _array(module.weight.detach().cpu().numpy().T)
-    bias = None if module.bias is None else module.bias.detach().cpu().numpy()
-    return Dense(weight, _bias(bias, weight))
-
-
-def _keras_layers(network: Any) -> Iterator[Any]:
+def _keras_parts(network: Any) -> Iterator[tuple[str, Dense | str | None]]:
     for layer in getattr(network, "layers", None) or (network,):
+        kind = type(layer).__name__
         if layer is not network and getattr(layer, "layers", None):
-            yield from _keras_layers(layer)
+            yield from _keras_parts(layer)
+        elif kind == "Dense":
+            yield kind, _keras_dense(layer)
+        elif kind == "Activation":
+            yield kind, str(layer.activation.__name__)
         else:
-            yield layer
+            yield kind, {"ReLU": "relu", "Softmax": "softmax"}.get(kind)
 
 
-def _keras_dense(layer: Any) -> Dense | None:
-    if type(layer).__name__ != "Dense":
-        return None
+def _keras_dense(layer: Any) -> Dense:
     function = layer.activation.__name__
     if function not in UNITS_OF:
         raise DataError(f"network: got a dense layer with {function}, expected {WANTED}")
     arrays = layer.get_weights()
     weight = _array(arrays[0])
     return Dense(weight, _bias(arrays[1] if layer.use_bias else None, weight), function)
-
-
-def _keras_function(layer: Any) -> str | None:
-    kind = type(layer).__name__
-    if kind == "Activation":
-        return str(layer.activation.__name__)
-    return {"ReLU": "relu", "Softmax": "softmax"}.get(kind)
 
 
 def _bias(bias: Any, weight: Array) -> Array:

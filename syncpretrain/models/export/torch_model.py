@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from keyword import iskeyword
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.export import steps as kinds
 from syncpretrain.models.export.steps import Network
 
-FUNCTION_MODULES = {"sigmoid": "Sigmoid", "relu": "ReLU", "tanh": "Tanh"}
+FUNCTION_MODULES = {"sigmoid": "nn.Sigmoid", "relu": "nn.ReLU", "tanh": "nn.Tanh"}
 OWN_MODULES = Path(__file__).with_name("torch_modules.py")
 LOADER = '''
 
@@ -46,16 +47,14 @@ def load(path: str | None = None) -> nn.Sequential:
 
 @dataclass(frozen=True, eq=False)
 class _Module:
-    """A module: its class, its arguments, and its arrays by their names in its state."""
+    """A module: its class, its arguments, and its arrays by their names in its state.
+
+    Classes of PyTorch are written with ``nn.``; others are those of ``torch_modules``.
+    """
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, Array] = field(default_factory=dict)
-
-    @property
-    def is_own(self) -> bool:
-        """True for a class of :mod:`syncpretrain.models.export.torch_modules`."""
-        return self.name in OWN
 
 
 def build(network: Network) -> Any:
@@ -71,8 +70,7 @@ def build(network: Network) -> Any:
     from syncpretrain.models.export import torch_modules
 
     modules = _modules(network)
-    homes = (torch.nn, torch_modules)
-    made = (getattr(homes[x.is_own], x.name)(**x.arguments) for x in modules)
+    made = (attrgetter(x.name)(torch_modules)(**x.arguments) for x in modules)
     found = torch.nn.Sequential(*made)
     state = {name: torch.from_numpy(array.copy()) for name, array in _state(modules).items()}
     found.load_state_dict(state)
@@ -126,13 +124,13 @@ def _state(modules: list[_Module]) -> dict[str, Array]:
 def _call(module: _Module) -> str:
     """Return the Python expression that makes a module."""
     arguments = ", ".join(f"{name}={value!r}" for name, value in module.arguments.items())
-    return f"{'' if module.is_own else 'nn.'}{module.name}({arguments})"
+    return f"{module.name}({arguments})"
 
 
 def _dense(step: kinds.Dense) -> _Module:
     inputs, outputs = step.weight.shape
     sizes = {"in_features": inputs, "out_features": outputs}
-    return _Module("Linear", sizes, {"weight": step.weight.T, "bias": step.bias})
+    return _Module("nn.Linear", sizes, {"weight": step.weight.T, "bias": step.bias})
 
 
 def _scaled(step: kinds.Standardize | kinds.Restore) -> _Module:
@@ -142,7 +140,7 @@ def _scaled(step: kinds.Standardize | kinds.Restore) -> _Module:
 
 def _activate(step: kinds.Activate) -> _Module:
     if step.function == "softmax":
-        return _Module("Softmax", {"dim": 1})
+        return _Module("nn.Softmax", {"dim": 1})
     return _Module(FUNCTION_MODULES[step.function])
 
 
@@ -165,7 +163,7 @@ def _convolution(step: kinds.Convolve | kinds.ConvolveBack) -> _Module:
     sizes |= {"padding": step.pad, "groups": step.groups}
     # (k, k, C / G, F) -> (F, C / G, k, k), for both directions
     arrays = {"weight": step.weight.transpose(3, 2, 0, 1), "bias": step.bias}
-    return _Module("ConvTranspose2d" if is_back else "Conv2d", sizes, arrays)
+    return _Module("nn.ConvTranspose2d" if is_back else "nn.Conv2d", sizes, arrays)
 
 
 MODULES: dict[type, Callable[[Any], _Module]] = {
@@ -180,12 +178,8 @@ MODULES: dict[type, Callable[[Any], _Module]] = {
     kinds.ToRows: lambda step: _Module("ToRows", {"channels_first": step.channels_first}),
     kinds.Convolve: _convolution,
     kinds.ConvolveBack: _convolution,
-    kinds.MaxPool: lambda step: _Module("MaxPool2d", {"kernel_size": step.size}),
-    kinds.MeanPool: lambda step: _Module("AvgPool2d", {"kernel_size": step.size}),
+    kinds.MaxPool: lambda step: _Module("nn.MaxPool2d", {"kernel_size": step.size}),
+    kinds.MeanPool: lambda step: _Module("nn.AvgPool2d", {"kernel_size": step.size}),
     kinds.ProbabilisticPool: lambda step: _Module("ProbabilisticPool", {"size": step.size}),
     kinds.Spread: lambda step: _Module("Spread", {"size": step.size}),
-}
-OWN = {
-    *("Blocks", "FillMissing", "OneHot", "ProbabilisticPool", "Restore", "Spread"),
-    *("Standardize", "ToImages", "ToRows"),
 }
