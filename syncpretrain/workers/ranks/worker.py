@@ -28,6 +28,7 @@ from syncpretrain.data.blocks import ByteRows, in_bytes
 from syncpretrain.errors import DataError, DivergedError, WorkerError
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.parallel.blas import blas_limit
+from syncpretrain.parallel.signals import STOPPING
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.link import STDERR, Obey, SentError, serve
 
@@ -336,11 +337,11 @@ def follow(transport: Transport) -> RunEnded:
 
 @contextmanager
 def _without_signals() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM: they reach rank 0 too, which decides what to do."""
+    """Ignore signals to stop: they reach rank 0 too, which decides what to do."""
     found: dict[int, Any] = {}
     try:
         if threading.current_thread() is threading.main_thread():
-            for stopping in (signal.SIGINT, signal.SIGTERM):
+            for stopping in STOPPING:
                 found[stopping] = signal.signal(stopping, signal.SIG_IGN)
         yield
     finally:
