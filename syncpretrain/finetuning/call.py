@@ -124,8 +124,8 @@ def finetune(
     StalledError
         If a worker waits too long for the others.
     RunInterrupted
-        On Ctrl-C or SIGTERM, or if ``stop`` said so. Its ``stack`` is the stack after the last
-        whole minibatch.
+        On Ctrl-C, SIGTERM or SIGHUP, or if ``stop`` said so. Its ``stack`` is the stack after the
+        last whole minibatch.
     """
     check_names(settings, (*names_of(TuningOptions), *TUNING_ARGUMENTS))
 

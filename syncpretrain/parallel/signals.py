@@ -2,7 +2,8 @@
 
 Guarantees: only the first signal is a request; a second one ends the program as if nothing were
 installed. Handlers of the caller are left alone, and all others are restored however the block
-ends.
+ends. The exception is SIGHUP, which a terminal that closes may send twice: after the first one it
+is ignored, so that the second one does not end a program that saves what was learned.
 
 Assumption: Python runs handlers in the main thread, between two of its instructions. So a handler
 may set plain attributes that other threads read, and takes no lock.
@@ -18,6 +19,9 @@ from types import FrameType
 from typing import Any
 
 from syncpretrain.errors import RunInterrupted
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # end a program that has no handler for them
+STOPPING = (signal.SIGINT, *ENDING)
 
 
 class StopRequest:
@@ -42,7 +46,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM into a request to stop; a second one acts as before.
+    """Turn the first of the signals STOPPING into a request to stop; a second one acts as before.
 
     Only the main thread receives signals; elsewhere, and where the caller has a handler of its
     own, nothing is installed. What was installed is restored at the end.
@@ -58,15 +62,16 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
     def ask(signum: int, frame: FrameType | None) -> None:
         request.signum = signum
+        if signum == signal.SIGHUP:
+            found.pop(signum, None)
+            signal.signal(signum, signal.SIG_IGN)
         # From here on a second signal acts as it did before: the user need not wait.
         restore()
         if request.interrupts():
             raise KeyboardInterrupt
 
-    known = {
-        signal.SIGINT: (signal.default_int_handler,),
-        signal.SIGTERM: (signal.SIG_DFL, _interrupt),
-    }
+    known: dict[int, tuple[Any, ...]] = {signal.SIGINT: (signal.default_int_handler,)}
+    known |= dict.fromkeys(ENDING, (signal.SIG_DFL, _interrupt))
     try:
         if threading.current_thread() is threading.main_thread():
             for signum, handlers in known.items():
@@ -100,15 +105,17 @@ def handled_by(handlers: Mapping[int, Any]) -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def interrupted_by_sigterm() -> AbstractContextManager[None]:
-    """Raise RunInterrupted at SIGTERM in a block, as SIGINT raises KeyboardInterrupt.
+def interrupted_by_ending() -> AbstractContextManager[None]:
+    """Raise RunInterrupted at SIGTERM and SIGHUP in a block, as SIGINT raises KeyboardInterrupt.
 
-    For work between two uses of :func:`stop_on_signals`. Nothing is installed if the caller has a
-    handler of its own.
+    For work between two uses of :func:`stop_on_signals`. A signal is left alone if the caller has a
+    handler of its own for it.
     """
-    is_ours = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    return handled_by({signal.SIGTERM: _interrupt} if is_ours else {})
+    usual = [signum for signum in ENDING if signal.getsignal(signum) == signal.SIG_DFL]
+    return handled_by(dict.fromkeys(usual, _interrupt))
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
+    if signum == signal.SIGHUP:
+        signal.signal(signum, signal.SIG_IGN)
     raise RunInterrupted("the run was stopped", signum=signum)

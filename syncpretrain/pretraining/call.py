@@ -142,7 +142,7 @@ def pretrain(
     DivergedError, WorkerError, StalledError
         If a layer fails; ``stack`` of the error holds every layer's last finite state.
     RunInterrupted
-        On Ctrl-C or SIGTERM, after the running minibatch; ``stack`` holds what was learned.
+        On Ctrl-C, SIGTERM or SIGHUP, after the running minibatch; ``stack`` holds what was learned.
 
     Examples
     --------

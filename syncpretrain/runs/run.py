@@ -44,7 +44,7 @@ from syncpretrain.observers.event_log import EventLog
 from syncpretrain.observers.history import History
 from syncpretrain.observers.loggers import check_loggers, flat_settings, logging_to
 from syncpretrain.observers.trace import write_trace
-from syncpretrain.parallel.signals import interrupted_by_sigterm
+from syncpretrain.parallel.signals import interrupted_by_ending
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.training import Driver
@@ -315,7 +315,7 @@ class Run:
         remove_temporaries(out)
         files = FinalFiles(out, self.report)
         log = EventLog(out / EVENTS_NAME, append=resuming, report=self.report)
-        with log, self.observed_by(log), interrupted_by_sigterm(), self.logging(out):
+        with log, self.observed_by(log), interrupted_by_ending(), self.logging(out):
             self.report_start(out)
             saved = Checkpoints(out, self.settings, self.data, self.identity, self.report)
             with self.saving(files):

@@ -261,7 +261,7 @@ class LocalTrainer:
         DivergedError, WorkerError, StalledError
             If a block fails; the blocks have their last finite parameters.
         RunInterrupted
-            On Ctrl-C or SIGTERM, after the running minibatches.
+            On Ctrl-C, SIGTERM or SIGHUP, after the running minibatches.
         """
         building.check_whole(batch_size=batch_size, epochs=epochs)
         if max_restarts != 0 and not building.is_count(max_restarts):

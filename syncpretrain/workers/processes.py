@@ -48,6 +48,7 @@ from syncpretrain.kernels.program import PhaseRunner
 from syncpretrain.learners.epoch import Cursor
 from syncpretrain.parallel.blas import blas_environment, blas_limit
 from syncpretrain.parallel.descriptors import above_standard, standard_stream
+from syncpretrain.parallel.signals import STOPPING
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.activations import ActivationSource, Split, activations_from
@@ -110,8 +111,8 @@ class ProcessLink:
             path = [entry for entry in sys.path if isinstance(entry, str)]
             # Nobody reads the name: it is for lists of processes, as ps prints them.
             name, descriptor = f"syncpretrain-layer-{number}", str(theirs.fileno())
-            # Blocked: neither signal may end a process that has not yet set itself to ignore them.
-            found = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+            # Blocked: no signal may end a process that has not yet set itself to ignore them.
+            found = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
             try:
                 self._process = subprocess.Popen(
                     [spawn.get_executable(), "-c", START, name, descriptor, *path],
@@ -338,10 +339,10 @@ class Start:
 def main(descriptor: int) -> None:
     """Work for the parent at the other end of a socket, until the parent closes the socket."""
     # A terminal's Ctrl-C reaches all processes; the parent gets it too, and decides what to do. The
-    # parent blocked both signals when it started this process.
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    # parent blocked these signals when it started this process.
+    for signum in STOPPING:
         signal.signal(signum, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     # A handler of Python's would wait for the main thread, which may be the stalled one.
     faulthandler.register(DUMP_SIGNAL)
     parent, orders = Connection(descriptor), queue.SimpleQueue[Any]()

@@ -6,11 +6,15 @@ signal, and waits for the end. Each wait has a deadline.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import queue
+import select
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from contextlib import contextmanager
@@ -86,7 +90,7 @@ def running(folder, *options):
         process.stderr.close()
 
 
-INTERRUPT, END = (signal.SIGINT, 130), (signal.SIGTERM, 143)
+INTERRUPT, END, HANG_UP = (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)
 PRETRAIN = ("--epochs", LONG)
 FINETUNE = ("--epochs", 1, "--finetune", "reconstruction", "--finetune-epochs", LONG)
 RUNS = [
@@ -95,6 +99,8 @@ RUNS = [
     (END, (*PRETRAIN, "--runtime", "serial"), "layer 1", "Pretraining was stopped"),
     (INTERRUPT, FINETUNE, "fine-tuning", "Fine-tuning was stopped in epoch"),
     (END, FINETUNE, "fine-tuning", "Fine-tuning was stopped in epoch"),
+    (HANG_UP, (*PRETRAIN, "--runtime", "processes"), "layer 1", "Pretraining was stopped"),
+    (HANG_UP, FINETUNE, "fine-tuning", "Fine-tuning was stopped in epoch"),
 ]
 
 
@@ -113,6 +119,34 @@ def test_a_signal_ends_a_run_with_its_model(tmp_path, sent, options, line, messa
     assert not [text for text in run.lines if "Traceback" in text or "Error" in text]
     assert syncpretrain.load(tmp_path / "run").widths == (64, 32, 8)
     assert (tmp_path / "run" / "trace.json").is_file()
+
+
+def test_a_terminal_that_closes_leaves_a_model_and_a_checkpoint(tmp_path):
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((2000, 64), dtype=np.float32))
+    options = ["--data", "x.npy", "--out", "run", "--layers", "64,32", "--epochs", str(LONG)]
+    terminal, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "syncpretrain", "train", *options],
+        cwd=tmp_path,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    try:
+        shown = b""
+        while b"layer 1" not in shown:
+            assert select.select([terminal], [], [], START_SECONDS)[0], shown
+            shown += os.read(terminal, 4096)
+        os.close(terminal)
+        process.wait(timeout=END_SECONDS)
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+    assert syncpretrain.load(tmp_path / "run").widths == (64, 32)
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
 
 
 def test_a_stopped_run_can_be_replayed(tmp_path):

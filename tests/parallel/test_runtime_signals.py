@@ -5,15 +5,17 @@ import threading
 
 import pytest
 
-from syncpretrain.parallel.signals import stop_on_signals
+from syncpretrain.errors import RunInterrupted
+from syncpretrain.parallel.signals import interrupted_by_ending, stop_on_signals
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 @pytest.fixture(autouse=True)
 def restored():
     before = [signal.getsignal(signum) for signum in SIGNALS]
-    assert before == [signal.default_int_handler, signal.SIG_DFL], "another test left a handler"
+    usual = [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
+    assert before == usual, "another test left a handler"
     yield
     after = [signal.getsignal(signum) for signum in SIGNALS]
     for signum, handler in zip(SIGNALS, before, strict=True):
@@ -21,7 +23,7 @@ def restored():
     assert after == before
 
 
-@pytest.mark.parametrize("signum", SIGNALS)
+@pytest.mark.parametrize("signum", SIGNALS[:2])
 def test_the_first_signal_is_a_request(signum):
     with stop_on_signals() as request:
         assert not request()
@@ -38,6 +40,27 @@ def test_the_second_one_acts_as_before():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         assert request.signum == signal.SIGTERM
+
+
+def test_a_closing_terminal_may_send_its_signal_twice():
+    try:
+        with stop_on_signals() as request:
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
+            assert request.signum == signal.SIGHUP
+        signal.raise_signal(signal.SIGHUP)  # would end the program
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def test_between_requests_a_closing_terminal_interrupts_once():
+    with interrupted_by_ending():
+        with pytest.raises(RunInterrupted) as caught:
+            signal.raise_signal(signal.SIGHUP)
+        with stop_on_signals() as request:
+            signal.raise_signal(signal.SIGHUP)
+            assert not request()
+    assert caught.value.signum == signal.SIGHUP
 
 
 def test_handlers_are_restored_after_a_failure():

@@ -28,7 +28,7 @@ from syncpretrain.data.blocks import ByteRows, in_bytes
 from syncpretrain.errors import DataError, DivergedError, WorkerError
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.parallel.blas import blas_limit
-from syncpretrain.parallel.signals import handled_by
+from syncpretrain.parallel.signals import STOPPING, handled_by
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.link import STDERR, Obey, SentError, serve
 
@@ -310,8 +310,8 @@ def follow(transport: Transport) -> RunEnded:
     """
     transport.listen(DUMP, lambda source, thing: faulthandler.dump_traceback(STDERR))
     held: RankWorkers | None = None
-    # Ctrl-C and SIGTERM reach rank 0 too, which decides what to do.
-    with handled_by(dict.fromkeys((signal.SIGINT, signal.SIGTERM), signal.SIG_IGN)):
+    # Signals to stop reach rank 0 too, which decides what to do.
+    with handled_by(dict.fromkeys(STOPPING, signal.SIG_IGN)):
         try:
             while True:
                 found = transport.take(CONTROL, RANK_LOOK_SECONDS)
