@@ -101,7 +101,7 @@ def row_of(number: int) -> tuple[str, list[float]]:
     scores = [100 * float((own == y_test).mean()) for own in predicted]
     shape = f"{rows:,} x {table.shape[1]}"
     line = f"{kind.__name__:14}{shape:>12}{y.max() + 1:>9}{kept.sum():>8}"
-    return f"{line}{ours.teachers_['network']:9.2f}", scores
+    return f"{line}{ours.teachers_['guesses']:9.2f}", scores
 
 
 def main() -> None:
