@@ -224,7 +224,8 @@ class TestCommittee:
         quick(monkeypatch)
         X, _, labels = stripes(60)
         DBNClassifier(hidden=(4,), workers=1, random_state=0, verbose=1).fit(X, labels)
-        assert "learns from: network 0.17, guesses 0.17" in " ".join(capsys.readouterr().out.split())
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "learns from: network 0.17, guesses 0.17" in printed
 
     def test_the_result_does_not_depend_on_the_number_of_workers(self, monkeypatch):
         quick(monkeypatch, 100)
