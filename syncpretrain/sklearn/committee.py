@@ -81,15 +81,15 @@ def network_settings(
     """
     rows, columns = shape
     batch = _batch(rows, batch_size)
-    own = {"input_noise": 0.1, "input_dropout": 0.0 if columns < NARROW else 0.1}
+    noise = {"input_noise": 0.1, "input_dropout": 0.0 if columns < NARROW else 0.1}
     if guess:
-        own |= {"unlabelled": "pseudo", "dropout": 0.2}
+        own = {"unlabelled": "pseudo", "dropout": 0.2}
         each = steps_with_unlabelled(batch, labels, rows - labels)
     else:
-        own |= {"unlabelled": "none", "dropout": 0.5}
+        own = {"unlabelled": "none", "dropout": 0.5}
         each = math.ceil(labels / max(labelled_of(batch, labels), 2))
         batch = max(math.ceil(labels / each), 2)
-    return _settings(batch, math.ceil(steps / each)) | own
+    return _settings(batch, math.ceil(steps / each)) | noise | own
 
 
 def student_settings(rows: int, batch_size: int | None) -> dict[str, Any]:
