@@ -118,7 +118,8 @@ def main() -> None:
         found[KINDS[number % len(KINDS)].__name__].append(scores)
         print(line + "".join(f"{score:8.1f}" for score in scores), flush=True)
     print("\nagainst labels alone, in points: pseudo-labels, and fit")
-    for name, own in (found | {"all": [each for own in found.values() for each in own]}).items():
+    found["all"] = [scores for of_kind in found.values() for scores in of_kind]
+    for name, own in found.items():
         if own:
             gains = np.array(own)[:, 1:] - np.array(own)[:, :1]
             texts = (
