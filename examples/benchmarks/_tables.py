@@ -13,7 +13,6 @@ import argparse
 import csv
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, loa
 from sklearn.preprocessing import OneHotEncoder
 
 from syncpretrain import Stack, finetune, pretrain
-from syncpretrain.settings.by_data import UNLABELLED_STEPS
-from syncpretrain.settings.finetuning import labelled_of
 from syncpretrain.sklearn.committee import network_settings
 
 __all__ = [
@@ -98,13 +95,7 @@ def few_labels_network(X: Array, some: Array, seed: int, *, guess: bool, **start
     how: dict[str, Any] = {"seed": seed, "warn": False}
     start = start or {"schedule": "none"}
     stack = pretrain(X, layers=[X.shape[1], 128, 128], **units, **start, **how)
-    labels = int((some >= 0).sum())
-    settings = network_settings(X.shape, labels)
-    if not guess:  # minibatches of labels like those that stand beside rows without a label
-        each = ceil(labels / max(labelled_of(settings["batch_size"], labels), 2))
-        batch = max(ceil(labels / each), 2)
-        alone = {"unlabelled": "none", "dropout": 0.5, "batch_size": batch}
-        settings |= alone | {"epochs": ceil(UNLABELLED_STEPS / each)}
+    settings = network_settings(X.shape, int((some >= 0).sum()), guess=guess)
     return finetune(stack, X, some, objective="classification", **settings, **how)
 
 

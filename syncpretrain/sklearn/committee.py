@@ -1,9 +1,10 @@
 """Few labels: a committee learns from the labels, and one network learns from the committee.
 
 With few labels no classifier is the best of all: which one is depends on the table. So several
-learn side by side: the network with guessed classes, RBMs if all values are 0 or 1, and linear
-logistic regression, logistic regression on a Gaussian kernel, extra trees and gradient boosting of
-scikit-learn. Their product, with a weight each, gives the classes' probabilities
+learn side by side: a network on the labels alone, the same with guessed classes, RBMs if all values
+are 0 or 1, and linear logistic regression, logistic regression on a Gaussian kernel, extra trees
+and gradient boosting of scikit-learn. Their product, with a weight each, gives the classes'
+probabilities
 
     p(class | x) ~ product over members m of p_m(class | x) ** w_m
 
@@ -39,7 +40,7 @@ from syncpretrain import Stack
 from syncpretrain.data.blocks import chunks
 from syncpretrain.parallel.blas import blas_limit, openmp_limit
 from syncpretrain.settings.by_data import GUESS_BATCH, OF_UNLABELLED, UNLABELLED_STEPS
-from syncpretrain.settings.finetuning import steps_with_unlabelled
+from syncpretrain.settings.finetuning import labelled_of, steps_with_unlabelled
 from syncpretrain.sklearn.fit_choices import MOST_ITERATIONS, Targets, standardizer
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 
@@ -60,6 +61,8 @@ def network_settings(
     labels: int,
     steps: int = UNLABELLED_STEPS,
     batch_size: int | None = None,
+    *,
+    guess: bool = True,
 ) -> dict[str, Any]:
     """Return settings of fine-tuning on few labels, and on other rows for guessed classes.
 
@@ -73,13 +76,20 @@ def network_settings(
         Fewest steps; the last epoch is finished.
     batch_size : int, optional
         Minibatch of rows with and without a label.
+    guess : bool
+        False for the labels alone, in the minibatches that stand beside rows without a label.
     """
     rows, columns = shape
     batch = _batch(rows, batch_size)
-    each = steps_with_unlabelled(batch, labels, rows - labels)
-    own = {"unlabelled": "pseudo", "dropout": 0.2, "input_noise": 0.1}
-    own["input_dropout"] = 0.0 if columns < NARROW else 0.1
-    return _settings(batch, math.ceil(steps / each)) | own
+    noise = {"input_noise": 0.1, "input_dropout": 0.0 if columns < NARROW else 0.1}
+    if guess:
+        own = {"unlabelled": "pseudo", "dropout": 0.2}
+        each = steps_with_unlabelled(batch, labels, rows - labels)
+    else:
+        own = {"unlabelled": "none", "dropout": 0.5}
+        each = math.ceil(labels / max(labelled_of(batch, labels), 2))
+        batch = max(math.ceil(labels / each), 2)
+    return _settings(batch, math.ceil(steps / each)) | noise | own
 
 
 def student_settings(rows: int, batch_size: int | None) -> dict[str, Any]:

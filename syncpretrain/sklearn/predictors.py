@@ -154,9 +154,9 @@ class StackPredictor(StackEstimator):
 class DBNClassifier(ClassifierMixin, StackPredictor):
     """Classifier: a stack of RBMs, pretrained on all rows and fine-tuned on the labelled rows.
 
-    With few labels it is a rectified network that learns, on all rows, from a committee: itself
-    with guessed classes (Lee 2013), RBMs where all values are 0 or 1, and four classifiers of
-    scikit-learn, each with the weight that makes labels left out most likely.
+    With few labels it is a rectified network that learns, on all rows, from a committee: itself on
+    the labels alone and with guessed classes (Lee 2013), RBMs where all values are 0 or 1, and four
+    classifiers of scikit-learn, each with the weight that makes labels left out most likely.
 
     Parameters
     ----------
@@ -298,7 +298,10 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         network = self._rectified(X, seed)
 
         settings = partial(network_settings, batch_size=self.batch_size)
-        members = {"network": stack_member(network, finetuned, settings)}
+        members = {
+            name: stack_member(network, finetuned, partial(settings, guess=guess))
+            for name, guess in {"network": False, "guesses": True}.items()
+        }
         seen, _ = self._seen(X)
         # RBMs learn what zeros and ones have in common, and little of a few measurements.
         if choices.are_bits(np.nan_to_num(seen) if has_missing(seen) else seen):
