@@ -51,6 +51,7 @@ PARTS = 3  # of the labels, each left out once
 TRIAL_STEPS = 500  # of the networks that learn without some labels
 MOST_ROWS = TRIAL_STEPS * GUESS_BATCH  # more rows are not seen in so few steps
 NARROW = 3  # of two columns one is half of what is known of a row
+WIDE, FEWEST = 512, 32  # more columns take smaller minibatches: a step costs no more
 LEAST = 1e-4  # of a probability: trees say 0 of classes that they have not met in a leaf
 PULL = 0.3  # towards equal weights: as strong as a few labels
 LANDMARKS, KERNEL_PENALTY = 300, 0.1  # of the regression on a kernel
@@ -80,7 +81,7 @@ def network_settings(
         False for the labels alone, in the minibatches that stand beside rows without a label.
     """
     rows, columns = shape
-    batch = _batch(rows, batch_size)
+    batch = _batch(shape, batch_size)
     noise = {"input_noise": 0.1, "input_dropout": 0.0 if columns < NARROW else 0.1}
     if guess:
         own = {"unlabelled": "pseudo", "dropout": 0.2}
@@ -92,17 +93,19 @@ def network_settings(
     return _settings(batch, math.ceil(steps / each)) | noise | own
 
 
-def student_settings(rows: int, batch_size: int | None) -> dict[str, Any]:
-    """Return settings of fine-tuning on the committee's probabilities of a number of rows.
+def student_settings(shape: tuple[int, ...], batch_size: int | None) -> dict[str, Any]:
+    """Return settings of fine-tuning on the committee's probabilities of rows.
 
     Nothing is left out and no noise added: the committee's classes are to be learned by heart.
     """
-    batch = _batch(rows, batch_size)
-    return _settings(batch, math.ceil(UNLABELLED_STEPS / math.ceil(rows / batch)))
+    batch = _batch(shape, batch_size)
+    return _settings(batch, math.ceil(UNLABELLED_STEPS / math.ceil(shape[0] / batch)))
 
 
-def _batch(rows: int, asked: int | None) -> int:
-    return max(min(asked or GUESS_BATCH, rows), 2)  # normalization takes two rows at least
+def _batch(shape: tuple[int, ...], asked: int | None) -> int:
+    rows, columns = shape
+    usual = max(GUESS_BATCH * WIDE // max(columns, WIDE), FEWEST)
+    return max(min(asked or usual, rows), 2)  # normalization takes two rows at least
 
 
 def _settings(batch: int, epochs: int) -> dict[str, Any]:

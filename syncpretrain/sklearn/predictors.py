@@ -313,7 +313,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         for observer in self._observers():
             text = f"weights of the classifiers that the network learns from: {weights}"
             observer(Notice(time.monotonic(), text))
-        own = student_settings(X.shape[0], self.batch_size)
+        own = student_settings(X.shape, self.batch_size)
         return finetuned(network, X, shares, warn=False, **own)
 
     def predict_proba(self, X: Any) -> Matrix:

@@ -19,6 +19,7 @@ from syncpretrain.sklearn.committee import (
     likeliest_weights,
     network_settings,
     rows_to_learn,
+    student_settings,
 )
 from syncpretrain.sklearn.fit_choices import (
     Targets,
@@ -395,6 +396,11 @@ class TestAsked:
         guesses, alone = (network_settings((4000, 5), 140, guess=own) for own in (True, False))
         assert (guesses["unlabelled"], alone["unlabelled"]) == ("pseudo", "none")
         assert (alone["batch_size"], alone["epochs"]) == (47, 500)
+
+    @pytest.mark.parametrize(("columns", "rows"), [(512, 320), (2000, 81), (50_000, 32)])
+    def test_wide_rows_take_smaller_minibatches(self, columns, rows):
+        assert network_settings((4000, columns), 140)["batch_size"] == rows
+        assert student_settings((4000, columns), None)["batch_size"] == rows
 
     @pytest.mark.parametrize(("columns", "share"), [(2, 0.0), (3, 0.1)])
     def test_of_two_columns_none_is_left_out(self, columns, share):
