@@ -1,7 +1,7 @@
 """Few labels on tables in which rows without a label may mislead: what DBNClassifier makes of them.
 
     pip install 'syncpretrain[sklearn]'
-    python examples/benchmarks/misleading.py --tables 48
+    python examples/benchmarks/misleading.py --first 60 --tables 60
 
 Each table is drawn at random: clusters that are classes; clusters that planes cut into classes;
 one cluster that a plane, two planes, spheres or boxes cut. 2, 5 or 10 % of 70 % of the rows have

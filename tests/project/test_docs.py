@@ -59,7 +59,7 @@ OTHERS = ("keras", "onnxruntime", "skops", "torch")  # libraries that open expor
 DATA_SUFFIXES = {".npy", ".npz", ".csv"}
 # Of the benchmarks, of other examples and of pip.
 NOT_OURS = {"--batches", "--cases", "--dist", "--draws", "--editable", "--environments", "--pairs"}
-NOT_OURS |= {"--accuracy", "--memory", "--network", "--rate", "--upper-epochs"}
+NOT_OURS |= {"--accuracy", "--first", "--memory", "--network", "--rate", "--upper-epochs"}
 NOT_OURS |= {
     "--python",
     "--quiet",
