@@ -110,16 +110,9 @@ shape_option = click.option(
 
 
 def out_option(metavar: str, text: str, *, required: bool = False) -> Callable[[F], F]:
-    """Return ``--out``, a path that the command writes; ``FILE.png`` takes names of this kind."""
-    kind = Path(metavar).suffix
-
-    def named(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-        if path is not None and kind and path.suffix not in ("", kind):
-            raise click.BadParameter(f"got {path}, expected a name that ends in {kind}")
-        return path
-
-    own: dict[str, Any] = {"metavar": metavar, "help": text, "required": required}
-    return click.option("--out", type=click.Path(path_type=Path), callback=named, **own)
+    """Return ``--out``, a path that the command writes."""
+    path = click.Path(path_type=Path)
+    return click.option("--out", type=path, metavar=metavar, help=text, required=required)
 
 
 def number_option(
