@@ -66,6 +66,14 @@ class Run:
         self._queue.put(None)
 
 
+@pytest.fixture(autouse=True)
+def hangups():
+    """Let SIGHUP end what a test starts: below nohup it is ignored."""
+    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, former)
+
+
 @contextmanager
 def running(folder, *options):
     np.save(folder / "x.npy", np.random.default_rng(0).random((2000, 64), dtype=np.float32))
