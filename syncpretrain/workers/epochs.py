@@ -49,11 +49,10 @@ class Finished:
 
     ``event`` is for the observers. ``layer`` is the version to publish. ``warnings`` report each
     roll-back of the layer to its last epoch; ``stops`` is True if the layer has learned enough.
-    ``drifts`` maps an older version to
-    the distance between its outputs and the outputs of this one. ``drifts`` and ``state`` are empty
-    unless the order asks for them. ``computed`` is True if the worker computed the input of the
-    epoch in another process than the driver's. ``marks`` has the layer after some updates of the
-    epoch, by their number.
+    ``drifts`` maps an older version to the distance between its outputs and the outputs of this
+    one. ``drifts`` and ``state`` are empty unless the order asks for them. ``computed`` is True if
+    the worker computed the input of the epoch in another process than the driver's. ``marks`` has
+    the layer after some updates of the epoch, by their number.
     """
 
     command: Train
