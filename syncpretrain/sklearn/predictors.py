@@ -42,10 +42,10 @@ from syncpretrain.sklearn.base import StackEstimator, keep, training_rows
 from syncpretrain.sklearn.committee import (
     asked,
     classifiers,
+    learned,
     network_settings,
     rows_to_learn,
     stack_member,
-    student_settings,
 )
 from syncpretrain.sklearn.fit_choices import Targets
 from syncpretrain.sklearn.passes import Matrix, outputs_of
@@ -313,8 +313,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         for observer in self._observers():
             text = f"weights of the classifiers that the network learns from: {weights}"
             observer(Notice(time.monotonic(), text))
-        own = student_settings(X.shape, self.batch_size)
-        return finetuned(network, X, shares, warn=False, **own)
+        return learned(partial(finetuned, network), X, shares, self.batch_size)
 
     def predict_proba(self, X: Any) -> Matrix:
         """Return the probability of each class, of shape (n_examples, n_classes)."""

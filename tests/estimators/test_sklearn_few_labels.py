@@ -16,6 +16,7 @@ from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.sklearn import DBNClassifier, committee
 from syncpretrain.sklearn.committee import (
     asked,
+    learned,
     likeliest_weights,
     network_settings,
     rows_to_learn,
@@ -401,6 +402,20 @@ class TestAsked:
     def test_wide_rows_take_smaller_minibatches(self, columns, rows):
         assert network_settings((4000, columns), 140)["batch_size"] == rows
         assert student_settings((4000, columns), None)["batch_size"] == rows
+
+    @pytest.mark.parametrize("right", [95, 94])
+    def test_a_network_that_has_not_learned_the_classes_learns_longer(self, monkeypatch, right):
+        shares, given = np.eye(2)[[0] * 100], []
+        told = np.eye(2)[[0] * right + [1] * (100 - right)]
+        monkeypatch.setattr(committee, "outputs_of", lambda stack, rows: told)
+
+        def finetuned(rows, y, **settings):
+            given.append((settings["epochs"], settings["learning_rate"]))
+            return len(given)
+
+        times = 1 if right == 95 else 2
+        assert learned(finetuned, np.zeros((100, 5)), shares, 50) == times
+        assert given == [(750, 0.002), (3000, 0.004)][:times]
 
     @pytest.mark.parametrize(("columns", "share"), [(2, 0.0), (3, 0.1)])
     def test_of_two_columns_none_is_left_out(self, columns, share):
