@@ -29,7 +29,7 @@ from syncpretrain.parallel.signals import StopRequest
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import build_learner, build_learners, step_for
 from syncpretrain.pretraining.training import Driver
-from syncpretrain.schedule.reads import Reads
+from syncpretrain.schedule.kinds import Reads
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.activations import Split
 from syncpretrain.workers.replicas import replicas_in

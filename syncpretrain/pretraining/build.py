@@ -20,8 +20,7 @@ from syncpretrain.learners.early_stopping import EarlyStopping, Outputs
 from syncpretrain.learners.rbm import RBM, SparseRBM
 from syncpretrain.learners.steps import MarkedStep, Step, WholeStep, fused_step_of
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.schedule.kinds import SCHEDULES, Fixed, Pace, ScheduleOptions
-from syncpretrain.schedule.reads import LayerPlan, Reads
+from syncpretrain.schedule.kinds import SCHEDULES, Fixed, LayerPlan, Pace, Reads, ScheduleOptions
 from syncpretrain.schedule.schedule import Schedule
 from syncpretrain.settings.checks import parsed_waking
 from syncpretrain.settings.fields import LayerSettings, MomentumSchedule

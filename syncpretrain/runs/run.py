@@ -71,7 +71,7 @@ from syncpretrain.runs.folder import (
 )
 from syncpretrain.runs.identity import RunIdentity, check_resumable, identity_of, read_identity
 from syncpretrain.runs.metrics import measure, report_of
-from syncpretrain.schedule.reads import Reads
+from syncpretrain.schedule.kinds import Reads
 from syncpretrain.settings import Settings, moved_elsewhere, read_settings, write_settings
 from syncpretrain.settings.by_data import Given
 from syncpretrain.storage import remove_temporaries, write_atomically
