@@ -22,8 +22,7 @@ import numpy as np
 from syncpretrain.kernels import convolution as kernels
 from syncpretrain.kernels.activations import means, times_derivative
 from syncpretrain.kernels.arrays import LONG_BLOCK, Array, Rows, blocks_in, ordered_sum, slices_of
-from syncpretrain.kernels.autoencoder import corrupt
-from syncpretrain.kernels.backprop import output_delta, squared_error
+from syncpretrain.kernels.backprop import corrupt, output_delta, squared_error
 from syncpretrain.kernels.contrastive_divergence import draw_noise, sample_states
 from syncpretrain.kernels.dispatch import multiply
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
