@@ -6,7 +6,7 @@ Factors of products are rounded there as the precision says.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from syncpretrain.backends.cuda_fused import CudaFused, CudaTuning
 from syncpretrain.backends.fused import FusedArrays, Pace, Rule, TunedArrays
+from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.optimizers import BETAS
 from syncpretrain.kernels.precision import factors
 from syncpretrain.rng import Address, Purpose
-from syncpretrain.units.kinds import kind_of, sigmoid
+from syncpretrain.units.kinds import kind_of
 
 LEAST_CAPABILITY = 80  # that has tensor cores for TF32, and copies to shared memory
 # Examples, visible and hidden units: with alignment, and more of each than a tile has; without, and
@@ -36,40 +37,40 @@ MOST_OF_TUNING = {"float32": 1.2e9, "tf32": 4.8e8, "bfloat16": 7.5e8}  # in the 
 
 
 def has_fused_steps(
-    cupy: Any, device: int, precision: str = "float32", multiplications: float = 0
+    cupy: Any, device: int, precision: str, multiplications: float, *, tunes: bool = False
 ) -> bool:
-    """Return whether a device has fused steps that passed their trial, and such sizes gain by."""
-    if not has_tensor_cores(cupy, device) or multiplications > MOST_OF_STEPS[precision]:
+    """Return whether a device has fused steps that passed their trial, and such sizes gain by.
+
+    The steps are of contrastive divergence, or of fine-tuning (``tunes``).
+    """
+    most = (MOST_OF_TUNING if tunes else MOST_OF_STEPS)[precision]
+    if not has_tensor_cores(cupy, device) or multiplications > most:
         return False
-    return why_not_fused(cupy, device, precision) is None
+    return why_not_fused(cupy, device, precision, tunes=tunes) is None
 
 
 @cache
-def why_not_fused(cupy: Any, device: int, precision: str = "float32") -> str | None:
+def why_not_fused(
+    cupy: Any, device: int, precision: str = "float32", *, tunes: bool = False
+) -> str | None:
     """Return what is wrong with the fused steps of a device that should have them; else None.
 
     They are tried once a process.
     """
     if not has_tensor_cores(cupy, device):
         return None
-    steps = [partial(_difference, cupy, precision, *sizes) for sizes in TRIAL_SIZES]
-    return trial(cupy, device, "steps", steps, MOST_OFF[precision])
-
-
-def trial(
-    cupy: Any, device: int, what: str, steps: Sequence[Callable[[], float]], most: float
-) -> str | None:
-    """Return what is wrong with some steps of a device; else None.
-
-    Each of ``steps`` returns how far one is off, which may be ``most``.
-    """
+    trial: tuple[str, Callable[..., float], Sequence[Any], dict[str, float]]
+    trial = "steps", _difference, TRIAL_SIZES, MOST_OFF
+    if tunes:
+        trial = "steps of fine-tuning", _tuning_difference, TRIED_STEPS, MOST_AWAY
+    what, difference, tried, most = trial
     failures = (RuntimeError, OSError, MemoryError, cupy.cuda.compiler.CompileException)
     try:
         with cupy.cuda.Device(device):
-            off = float(np.max([step() for step in steps]))
+            off = float(np.max([difference(cupy, precision, *given) for given in tried]))
     except failures as error:
         return f"GPU {device} makes its {what} in parts, since whole ones fail: {error}"
-    if not off <= most:
+    if not off <= most[precision]:
         return f"GPU {device} makes its {what} in parts, since whole ones are off by {off:.1g}"
     return None
 
@@ -113,28 +114,20 @@ def _difference(cupy: Any, precision: str, n: int, visible: int, hidden: int) ->
 def _product_in(precision: str) -> Callable[..., NDArray[np.float64]]:
     """Return the product in float64 of factors that are rounded as a precision says."""
 
-    def product(x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:
-        return np.matmul(*map(np.float64, factors(x, y, precision=precision)))  # type: ignore[no-any-return]
+    def product(x: Any, y: Any, *, out: Any = None) -> NDArray[np.float64]:
+        x, y = map(np.float64, factors(x, y, precision=precision))
+        return np.matmul(x, y, out=out)  # type: ignore[no-any-return]
 
     return product
 
 
-def _step(
-    before: list[NDArray[np.float32]],
-    v0: NDArray[np.float64],
-    states: NDArray[np.float32],
-    precision: str,
-) -> tuple[list[NDArray[np.float64]], NDArray[np.float64], float]:
+def _step(before: list[Any], v0: Any, states: Any, precision: str) -> tuple[list[Any], Any, float]:
     """Return parameters after a step in float64 without velocity, hidden means, and its error."""
     W, a, b = (parameter.astype(np.float64) for parameter in before)
-
     product = _product_in(precision)
-    h0 = product(v0, W) + b
-    sigmoid(np, h0)
-    v1 = product(states, W.T) + a
-    sigmoid(np, v1)
-    h1 = product(v1, W) + b
-    sigmoid(np, h1)
+    h0 = affine(v0, W, b, multiply=product)
+    v1 = affine(states, W.T, a, multiply=product)
+    h1 = affine(v1, W, b, multiply=product)
     dW = product(v0.T, h0) - product(v1.T, h1)
     da, db = (v0 - v1).sum(axis=0), (h0 - h1).sum(axis=0)
     _, rate, decay, l1 = PACE
@@ -155,27 +148,6 @@ SHRINK, SIZE, FLOOR = 0.99, 0.05, 0.5
 # Largest difference of parameters and moments near 1. Factors rounded in another way are off by
 # more. A number that differs in its last bit may be rounded to its neighbour.
 MOST_AWAY = {"float32": 1e-5, "tf32": 3e-5, "bfloat16": 3e-4}
-
-
-def has_fused_tuning(
-    cupy: Any, device: int, precision: str = "float32", multiplications: float = 0
-) -> bool:
-    """Return the same of whole steps of fine-tuning."""
-    if not has_tensor_cores(cupy, device) or multiplications > MOST_OF_TUNING[precision]:
-        return False
-    return why_not_tuned(cupy, device, precision) is None
-
-
-@cache
-def why_not_tuned(cupy: Any, device: int, precision: str = "float32") -> str | None:
-    """Return what is wrong with the whole steps of a device that should have them; else None.
-
-    They are tried once a process.
-    """
-    if not has_tensor_cores(cupy, device):
-        return None
-    steps = [partial(_tuning_difference, cupy, precision, *given) for given in TRIED_STEPS]
-    return trial(cupy, device, "steps of fine-tuning", steps, MOST_AWAY[precision])
 
 
 def _tuning_difference(
@@ -230,8 +202,7 @@ def _tuned(
     product = _product_in(precision)
     chain, activations = _views(vectors[0], shapes), [np.float64(x)]
     for (weight, bias), units in zip(chain, TRIED_UNITS, strict=True):
-        activations.append(product(activations[-1], weight) + bias)
-        kind_of(units).mean(np, activations[-1])
+        activations.append(affine(activations[-1], weight, bias, units, multiply=product))
     difference = activations[-1] - target
     delta, gradient = 2 / len(x) * difference, np.empty_like(vectors[0])
     for layer in reversed(range(len(shapes))):

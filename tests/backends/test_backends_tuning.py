@@ -298,7 +298,7 @@ class TestTraining:
         mean = 30 * (16 * 12 + 12 * 8) / 2  # the same on the way down
         monkeypatch.setitem(fused_check.MOST_OF_TUNING, "float32", mean - more)
         assert (
-            fused_check.why_not_tuned(double.xp, 0, "float32") is None
+            fused_check.why_not_fused(double.xp, 0, "float32", tunes=True) is None
         )  # tried before, once a process
         fakecupy.log.clear()
         finetune(stack, bits, epochs=1, batch_size=30, backend="cupy")
