@@ -15,10 +15,9 @@ from syncpretrain.learners import convolution
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples, ByExamplesOnDevices
-from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.early_stopping import EarlyStopping, Outputs
 from syncpretrain.learners.rbm import RBM, SparseRBM
-from syncpretrain.learners.steps import MarkedStep, Step, WholeStep, fused_step_of
+from syncpretrain.learners.steps import ByUnits, MarkedStep, Step, WholeStep, fused_step_of
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.kinds import SCHEDULES, Fixed, LayerPlan, Pace, Reads, ScheduleOptions
 from syncpretrain.schedule.schedule import Schedule

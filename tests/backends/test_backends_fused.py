@@ -33,9 +33,14 @@ from syncpretrain.backends.cuda_fused import (
 from syncpretrain.backends.cuda_source import CudaSource, cuda_source
 from syncpretrain.backends.fused import FusedArrays, Pace
 from syncpretrain.kernels.precision import PRECISIONS, rounded_tf32
-from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.learners.steps import FusedDivergence, WholeStep, fused_step_of, load_state
+from syncpretrain.learners.steps import (
+    ByUnits,
+    FusedDivergence,
+    WholeStep,
+    fused_step_of,
+    load_state,
+)
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
