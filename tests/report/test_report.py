@@ -16,13 +16,13 @@ from trialruns import DieAt, settings_on
 
 from syncpretrain.errors import RunInterrupted
 from syncpretrain.events import EpochFinished, FinetuneEpochFinished
+from syncpretrain.report.course import timings_of
 from syncpretrain.report.outcome import (
     comparison_sections,
     differing_settings,
     headline_of,
     outcome_section,
 )
-from syncpretrain.report.schedules import timings_of
 from syncpretrain.report.section import draw_svg
 from syncpretrain.runs.folder import owned
 from syncpretrain.runs.record import read_run
