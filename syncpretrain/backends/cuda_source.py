@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, wraps
 from importlib.resources import files
 from typing import Any, ClassVar
 
@@ -56,6 +56,43 @@ def layout(*arrays: Any) -> tuple[int, ...] | None:
             return None
         steps.append(row[0] // 4 if row else shape[0])
     return (shape[0] if len(shape) == 2 else 1, shape[-1], *steps)
+
+
+class UnfitError(Exception):
+    """Arrays or units that a kernel does not take; nothing was done."""
+
+
+def fitted(*arrays: Any) -> tuple[int, ...]:
+    """Return what :func:`layout` does, of arrays that have one.
+
+    Raises
+    ------
+    UnfitError
+    """
+    found = layout(*arrays)
+    require(found is not None)
+    return found or ()
+
+
+def require(*are_fit: bool) -> None:
+    """Refuse a call of a form whose arrays do not fit.
+
+    Raises
+    ------
+    UnfitError
+    """
+    if not all(are_fit):
+        raise UnfitError
+
+
+def require_vectors(length: int, *arrays: Any) -> None:
+    """Refuse other arrays than contiguous vectors of float32 of a length that kernels count to.
+
+    Raises
+    ------
+    UnfitError
+    """
+    require(length <= MOST_ELEMENTS, *(is_vector(array, length) for array in arrays))
 
 
 def is_vector(array: Any, length: int) -> bool:
@@ -169,6 +206,9 @@ class CudaSource:
 class CudaForms:
     """Base of forms of equations: methods with the names and signatures of the equations.
 
+    A form raises :class:`UnfitError`, having done nothing, for what its kernel does not take; the
+    equation is then evaluated as written.
+
     Parameters
     ----------
     cupy : module
@@ -188,4 +228,26 @@ class CudaForms:
 
     def forms(self) -> dict[str, Callable[..., Any]]:
         """Return the forms by the names of their equations."""
-        return {name: getattr(self, name) for name in self.names}
+        return {name: _or_not_implemented(getattr(self, name)) for name in self.names}
+
+    def _number(self, units: str) -> int:
+        """Return the number of a kind of units in the source.
+
+        Raises
+        ------
+        UnfitError
+            If the source has no such units.
+        """
+        require(units in self._source.units)
+        return self._source.units[units]
+
+
+def _or_not_implemented(form: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(form)
+    def tried(*args: Any, **options: Any) -> Any:
+        try:
+            return form(*args, **options)
+        except UnfitError:
+            return NotImplemented
+
+    return tried

@@ -38,8 +38,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from syncpretrain.backends.base import Backend, Draws, Event, Later, Stream, deal, device_of
 from syncpretrain.backends.cuda_fused import CudaFused, CudaTuning
-from syncpretrain.backends.cuda_kernels import CudaKernels, kernels_of
-from syncpretrain.backends.cuda_peers import PeerVectors, enable_access
+from syncpretrain.backends.cuda_kernels import CudaKernels, PeerVectors, enable_access, kernels_of
 from syncpretrain.backends.fused import FusedArrays, Rule, TunedArrays
 from syncpretrain.backends.fused_check import has_fused_steps
 from syncpretrain.backends.recorder import GraphRecorder
