@@ -1,11 +1,11 @@
 """The fused forms of the equations on a GPU, one launch each, and a generator of its draws.
 
-Each form has the signature of the equation of its name in :mod:`syncpretrain.kernels`, and returns
-``NotImplemented``, having done nothing, for arrays that its kernel does not take: others than
-float32 with contiguous rows. The differences: scratch that the equation overwrites is often left
-unchanged here, and errors are zero-dimensional device arrays, not synchronized. Sums are float64 on
-the device, in an order of their own, the same every time. The optimizers' steps are NumPy's result
-bit for bit, but for numbers below 2^-126, which become 0. The forms of dense products are in
+Each form has the signature of the equation of its name in :mod:`syncpretrain.kernels`, and refuses,
+having done nothing, arrays that its kernel does not take: others than float32 with contiguous rows.
+The differences: scratch that the equation overwrites is often left unchanged here, and errors are
+zero-dimensional device arrays, not synchronized. Sums are float64 on the device, in an order of
+their own, the same every time. The optimizers' steps are NumPy's result bit for bit, but for
+numbers below 2^-126, which become 0. The forms of dense products are in
 :mod:`syncpretrain.backends.cublas`.
 
 A convolution is several launches, and refuses arrays that its kernels do not take. A kernel copies

@@ -13,11 +13,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextvars import ContextVar
-from functools import cache, wraps
+from functools import cache
 from importlib.resources import files
 from typing import Any, ClassVar
 
 import numpy as np
+
+from syncpretrain.kernels.dispatch import UnfitError
 
 # Each calls functions of the first.
 CUDA_FILES = ("kernels.cu", "errors.cu", "convolutions.cu", "peers.cu")
@@ -56,10 +58,6 @@ def layout(*arrays: Any) -> tuple[int, ...] | None:
             return None
         steps.append(row[0] // 4 if row else shape[0])
     return (shape[0] if len(shape) == 2 else 1, shape[-1], *steps)
-
-
-class UnfitError(Exception):
-    """Arrays or units that a kernel does not take; nothing was done."""
 
 
 def fitted(*arrays: Any) -> tuple[int, ...]:
@@ -206,8 +204,8 @@ class CudaSource:
 class CudaForms:
     """Base of forms of equations: methods with the names and signatures of the equations.
 
-    A form raises :class:`UnfitError`, having done nothing, for what its kernel does not take; the
-    equation is then evaluated as written.
+    A form raises :class:`~syncpretrain.kernels.dispatch.UnfitError`, having done nothing, for what
+    its kernel does not take.
 
     Parameters
     ----------
@@ -228,7 +226,7 @@ class CudaForms:
 
     def forms(self) -> dict[str, Callable[..., Any]]:
         """Return the forms by the names of their equations."""
-        return {name: _or_not_implemented(getattr(self, name)) for name in self.names}
+        return {name: getattr(self, name) for name in self.names}
 
     def _number(self, units: str) -> int:
         """Return the number of a kind of units in the source.
@@ -240,14 +238,3 @@ class CudaForms:
         """
         require(units in self._source.units)
         return self._source.units[units]
-
-
-def _or_not_implemented(form: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(form)
-    def tried(*args: Any, **options: Any) -> Any:
-        try:
-            return form(*args, **options)
-        except UnfitError:
-            return NotImplemented
-
-    return tried
