@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.models.layer import Layer
-from syncpretrain.rng import Address, Purpose
+from syncpretrain.rng import Purpose
 from syncpretrain.units.kinds import kind_of
 
 if TYPE_CHECKING:
@@ -174,24 +174,14 @@ class FusedDivergence(LearnerStep):
         self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
-        rbm, settings = self.learner, self.learner.settings
-        addresses = [
-            Address(rbm.seed, Purpose.HIDDEN, rbm.layer, epoch, step, k << 32)
-            for k in range(settings.cd_steps)
-        ]
+        rbm, numbers = self.learner, range(self.learner.settings.cd_steps)
+        addresses = [rbm.address(Purpose.HIDDEN, epoch, step, k) for k in numbers]
         draws = [(*address.key, *address.counter) for address in addresses]
-        momentum, decay = settings.momentum.at(epoch), settings.weight_decay
-        pace = Pace(momentum, rbm.learning_rate, decay, settings.l1)
-        given, numbers = (
-            (X, rows) if self._fused.takes(X, rows) else (self._gathered(X, rows), None)
-        )
-        error: float = self._fused(given, numbers, draws, pace)
+        own: tuple[Any, Any] = X, rows
+        if not self._fused.takes(X, rows):
+            own = rbm.backend.gather(X, rows, out=rbm.buffers[0][: len(rows)]), None
+        error: float = self._fused(*own, draws, Pace(**rbm.rates(epoch)))
         return error
-
-    def _gathered(self, X: Array, rows: Rows) -> Array:
-        """Return rows in an array of their own."""
-        v, *_ = self.learner.buffers
-        return self.learner.backend.gather(X, rows, out=v[: len(rows)])  # type: ignore[no-any-return]
 
 
 def fused_step_of(rbm: RBM) -> FusedDivergence | None:
@@ -256,7 +246,7 @@ class ByUnits(LearnerStep):
         program.prepare(
             rate=rbm.learning_rate,
             momentum=rbm.settings.momentum.at(epoch),
-            address=Address(rbm.seed, Purpose.HIDDEN, rbm.layer, epoch, step),
+            address=rbm.address(Purpose.HIDDEN, epoch, step),
         )
 
     def operations(self, n: int) -> list[list[list[Operation]]]:
