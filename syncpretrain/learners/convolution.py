@@ -281,7 +281,7 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
             (z, y_delta), (h_delta, h) = (np.split(stacked, 2) for stacked in both)
             products = [(y_delta, h, places[:n], dU[0]), (z, h_delta, places[:n], dW)]
         else:
-            by_filter = places.reshape(2 * n, -1, shape.filters)[..., own]
+            by_filter = places.reshape(2 * n, -1, shape.filters)[:, :, own]
             np.copyto(by_filter[n:], by_filter[:n])
         for x, delta, kept, gradient in products:
             into = gradient.reshape(shape.fan_in, -1)
