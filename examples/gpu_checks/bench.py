@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from syncpretrain.backends import cupy_backend
 from syncpretrain.backends.base import StepBlock
 from syncpretrain.backends.choice import backend_for
-from syncpretrain.backends.fused_check import has_tensor_cores
+from syncpretrain.backends.cuda_fused import has_tensor_cores
 from syncpretrain.backends.gpu_check import missing
 from syncpretrain.backends.recorder import GraphRecorder
 from syncpretrain.learners.rbm import RBM

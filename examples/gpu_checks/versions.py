@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from gpu_checks.bench import Bench, Table
-from syncpretrain.backends.fused_check import has_tensor_cores, why_not_fused
+from syncpretrain.backends.cuda_fused import has_tensor_cores, why_not_fused
 from syncpretrain.kernels import native
 from syncpretrain.kernels.precision import PRECISIONS
 

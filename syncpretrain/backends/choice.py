@@ -109,7 +109,7 @@ def why_no_fused_steps(name: str, precision: str, *, tunes: bool = False) -> str
     """
     if name == "numpy":
         return None
-    from syncpretrain.backends.fused_check import why_not_fused
+    from syncpretrain.backends.cuda_fused import why_not_fused
 
     backend = select(name)
     devices = backend.devices()[:1] if tunes else backend.devices()

@@ -37,10 +37,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from syncpretrain.backends.base import Backend, Draws, Event, Later, Stream, deal, device_of
-from syncpretrain.backends.cuda_fused import CudaFused, CudaTuning
+from syncpretrain.backends.cuda_fused import CudaFused, CudaTuning, has_fused_steps
 from syncpretrain.backends.cuda_kernels import CudaKernels, PeerVectors, enable_access, kernels_of
 from syncpretrain.backends.fused import FusedArrays, Rule, TunedArrays
-from syncpretrain.backends.fused_check import has_fused_steps
 from syncpretrain.backends.recorder import GraphRecorder
 from syncpretrain.backends.rows import DeviceRows, HostRows, OrderedRows
 from syncpretrain.data.blocks import ByteRows, bytes_of, in_bytes
