@@ -280,8 +280,8 @@ class TestWordsOfTheUser:
             raise ValueError("a < b")
 
         monkeypatch.setattr("syncpretrain.plot.course.draw_curve", fails)
-        monkeypatch.setattr("syncpretrain.report.examples.draw_codes", fails)
-        monkeypatch.setattr("syncpretrain.plot.images.filter_grid", fails)
+        monkeypatch.setattr("syncpretrain.plot.stacks.draw_codes", fails)
+        monkeypatch.setattr("syncpretrain.plot.stacks.filter_grid", fails)
         page = report("tuned")
         assert list(page.sections) == list(USUAL)
         assert page.text.count("Not drawn: a < b.") == 5
