@@ -117,8 +117,7 @@ class NotRecordedError(RuntimeError):
 
 # The source is one for all threads, and layers record at the same time: as attributes these would
 # enter another thread's launches.
-_now: ContextVar[Any] = ContextVar("now", default=None)
-_numbers: ContextVar[Any] = ContextVar("numbers", default=None)
+_recording: ContextVar[tuple[Any, Any]] = ContextVar("recording", default=(None, None))
 
 
 class CudaSource:
@@ -155,20 +154,16 @@ class CudaSource:
 
         The array has three numbers of 64 bits. Each thread has its own.
         """
-        return _now.get()
-
-    @now.setter
-    def now(self, array: Any) -> None:
-        _now.set(array)
+        return _recording.get()[0]
 
     @property
     def numbers(self) -> Any:
         """Device array that a recorded step reads its optimizer's numbers from; else None."""
-        return _numbers.get()
+        return _recording.get()[1]
 
-    @numbers.setter
-    def numbers(self, array: Any) -> None:
-        _numbers.set(array)
+    def record(self, now: Any, numbers: Any = None) -> None:
+        """Have what this thread launches read these arrays; None where nothing is recorded."""
+        _recording.set((now, numbers))
 
     def require_no_recording(self, what: str) -> None:
         """Refuse what cannot be recorded.
