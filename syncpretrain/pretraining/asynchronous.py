@@ -23,6 +23,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import Stopped, diverged, run_away
 from syncpretrain.models.layer import Layer, up_through
+from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import ReplicaFactory, Task, part_of, tasks_of
 from syncpretrain.parallel.signals import StopRequest
@@ -196,7 +197,8 @@ class AsyncPretraining(Driver):
         if settings.runtime == "mpi":
             from syncpretrain.cluster.job import check_ranks, check_windows
 
-            check_ranks(settings.runtime, settings.precision)
+            # What "auto" will be: the examples are not there yet, and change nothing on the CPU.
+            check_ranks(settings.runtime, resolve_precision(settings.precision, settings.backend))
             check_windows(settings.exchange)
         return settings
 
