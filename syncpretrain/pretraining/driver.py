@@ -323,6 +323,7 @@ class Pretraining(Driver):
             times=self._times,
             restarts=self._restarts,
             shares=build.rank_shares(self.settings),
+            below=self._trained.below,
         )
         runtime = RUNTIMES[self.settings.runtime](run)
         return runtime
