@@ -20,7 +20,7 @@ from sklearn.datasets import load_sample_images
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.events import EpochFinished, Event
-from syncpretrain.plot.images import filter_images, image_grid, save_png
+from syncpretrain.plot.stacks import filter_images, image_grid, save_png
 
 SIDE = 22  # pixels of a patch
 HIGHEST = 0.25  # cycles a pixel: beyond, photographs hold more noise than structure

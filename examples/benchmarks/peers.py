@@ -54,7 +54,7 @@ from numpy.typing import NDArray
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.data import load_dataset
-from syncpretrain.models.evaluation import stack_error
+from syncpretrain.models.diagnosis import stack_error
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.blas import usable_cores

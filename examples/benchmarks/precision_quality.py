@@ -21,7 +21,7 @@ from _timing import machine, rst_table
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.data import load_dataset
-from syncpretrain.models.evaluation import stack_error
+from syncpretrain.models.diagnosis import stack_error
 
 PRECISIONS = ("float32", "bfloat16")
 

@@ -29,8 +29,7 @@ from syncpretrain.cluster.mpi import MPIEngine
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.data import load_dataset
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.steps import LearnerStep
+from syncpretrain.learners.steps import ByUnits, LearnerStep
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.settings import settings_from

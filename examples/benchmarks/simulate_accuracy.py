@@ -27,7 +27,7 @@ from unittest.mock import patch
 from _timing import machine, rst_table
 
 from syncpretrain.events import Event, RunFinished
-from syncpretrain.learners.by_units import ByUnits
+from syncpretrain.learners.steps import ByUnits
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.bench import random_rows
 from syncpretrain.planning.candidates import Task

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_checks.bench import Bench, Table, whole_steps
-from syncpretrain.backends.fused_check import has_tensor_cores
+from syncpretrain.backends.cuda_fused import has_tensor_cores
 from syncpretrain.kernels.precision import PRECISIONS, factors
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import FusedDivergence

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from gpu_checks.bench import Bench, BlocksOfSteps, Table, seconds_of
-from syncpretrain.backends.fused_check import has_tensor_cores
+from syncpretrain.backends.cuda_fused import has_tensor_cores
 from syncpretrain.kernels.precision import PRECISIONS
 
 __all__ = ["all_layers", "one_layer"]

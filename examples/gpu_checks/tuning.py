@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gpu_checks.bench import Bench, Table, whole_steps
 from gpu_checks.same_bits import watched_recordings
 from syncpretrain import Stack, finetune, pretrain
-from syncpretrain.backends.fused_check import has_tensor_cores
+from syncpretrain.backends.cuda_fused import has_tensor_cores
 from syncpretrain.events import Event, FinetuneEpochFinished
 from syncpretrain.kernels.precision import PRECISIONS
 

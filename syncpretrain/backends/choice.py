@@ -109,11 +109,12 @@ def why_no_fused_steps(name: str, precision: str, *, tunes: bool = False) -> str
     """
     if name == "numpy":
         return None
-    from syncpretrain.backends.fused_check import why_not_fused, why_not_tuned
+    from syncpretrain.backends.cuda_fused import why_not_fused
 
-    backend, why = select(name), why_not_tuned if tunes else why_not_fused
+    backend = select(name)
     devices = backend.devices()[:1] if tunes else backend.devices()
-    return next(filter(None, (why(backend.xp, device, precision) for device in devices)), None)
+    found = (why_not_fused(backend.xp, device, precision, tunes=tunes) for device in devices)
+    return next(filter(None, found), None)
 
 
 def _usual() -> str:

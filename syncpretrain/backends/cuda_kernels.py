@@ -1,11 +1,11 @@
 """The fused forms of the equations on a GPU, one launch each, and a generator of its draws.
 
-Each form has the signature of the equation of its name in :mod:`syncpretrain.kernels`, and returns
-``NotImplemented``, having done nothing, for arrays that its kernel does not take: others than
-float32 with contiguous rows. The differences: scratch that the equation overwrites is often left
-unchanged here, and errors are zero-dimensional device arrays, not synchronized. Sums are float64 on
-the device, in an order of their own, the same every time. The optimizers' steps are NumPy's result
-bit for bit, but for numbers below 2^-126, which become 0. The forms of dense products are in
+Each form has the signature of the equation of its name in :mod:`syncpretrain.kernels`, and refuses,
+having done nothing, arrays that its kernel does not take: others than float32 with contiguous rows.
+The differences: scratch that the equation overwrites is often left unchanged here, and errors are
+zero-dimensional device arrays, not synchronized. Sums are float64 on the device, in an order of
+their own, the same every time. The optimizers' steps are NumPy's result bit for bit, but for
+numbers below 2^-126, which become 0. The forms of dense products are in
 :mod:`syncpretrain.backends.cublas`.
 
 A convolution is several launches, and refuses arrays that its kernels do not take. A kernel copies
@@ -19,30 +19,39 @@ Guarantees: a form queues its launches on the current stream and waits for nothi
 forms at the same time, each on a stream of its own. Assumption: the caller orders streams that
 share arrays, by events or by waiting.
 
-The source is in ``kernels.cu``, ``errors.cu`` and ``convolutions.cu``.
+Several GPUs of one process read memory of each other. A sum has one order, whatever the number of
+GPUs. The collectives of NCCL do not keep it, and NCCL warns of deadlocks where one process records
+graphs for several GPUs. A kernel here reads what the memory of other devices holds when it runs:
+the caller's events have to order it behind what fills that memory, and what writes there next
+behind it. It has run on one GPU, and never between two.
+
+The source is in ``kernels.cu``, ``errors.cu``, ``convolutions.cu`` and ``peers.cu``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from syncpretrain.backends.cublas import Cublas, CudaProducts
-from syncpretrain.backends.cuda_peers import CudaPeers
 from syncpretrain.backends.cuda_source import (
-    MOST_ELEMENTS,
     THREADS,
     TILE,
     CudaForms,
     CudaSource,
+    fitted,
     grid_of,
     is_vector,
     layout,
     rates_of,
+    require,
+    require_vectors,
 )
+from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.activations import activate
 from syncpretrain.kernels.arrays import blocks_in
 from syncpretrain.kernels.convolution import groups_of, of_group
@@ -130,16 +139,8 @@ class CudaConvolutions(CudaForms):
             maps = self._unpooled(delta[rows], places[rows] if places.size else None, shape)
             columns, some = self._columns(maps, weight, shape), out[rows]
             items = len(some) * (end - begin) * shape.height * shape.width
-            args = (
-                columns,
-                some,
-                _row_step("out", some),
-                len(some),
-                *_image_sizes(shape),
-                begin,
-                end,
-            )
-            self._source.flat("raise_images", items, *args)
+            args = (columns, some, _row_step("out", some), len(some), *_image_sizes(shape))
+            self._source.flat("raise_images", items, *args, begin, end)
 
     def convolve_at(
         self,
@@ -198,7 +199,7 @@ class CudaConvolutions(CudaForms):
 
     def _number(self, units: str) -> int:
         """Return the number of a kind of units in the source; that of linear ones for others."""
-        return self._source.units.get(units, self._source.units["gaussian"])
+        return super()._number(units if units in self._source.units else "gaussian")
 
     def _products(
         self, x: Any, weight: Any, shape: ConvolutionShape, filters: slice = slice(None)
@@ -300,13 +301,17 @@ def _row_step(name: str, array: Any) -> int:
     TypeError
         If it is not float32 with contiguous rows.
     """
+    return _checked_layout(name, array, (2,))[2]
+
+
+def _checked_layout(name: str, array: Any, axes: tuple[int, ...] = (1, 2)) -> tuple[int, ...]:
     found = layout(array)
-    if found is None or array.ndim != 2:
+    if found is None or array.ndim not in axes:
         raise TypeError(
             f"{name}: got {array.dtype} of shape {array.shape} and strides {array.strides},"
             " expected float32 with contiguous rows"
         )
-    return found[2]
+    return found
 
 
 def _checked_vector(name: str, array: Any, length: int) -> Any:
@@ -329,10 +334,7 @@ class CudaSteps(CudaForms):
 
     def momentum_step(self, parameter: Any, gradient: Any, velocity: Any, **rates: float) -> Any:
         """Ascend: velocity = momentum velocity + rate (gradient - decay), then add it."""
-        found = layout(parameter, gradient, velocity)
-        if found is None:
-            return NotImplemented
-        rows, columns, ldp, ldg, ldv = found
+        rows, columns, ldp, ldg, ldv = fitted(parameter, gradient, velocity)
         args = (parameter, ldp, gradient, ldg, velocity, ldv, rows, columns, *rates_of(**rates))
         self._source.flat("momentum_step", parameter.size, *args)
         return None
@@ -342,15 +344,13 @@ class CudaSteps(CudaForms):
     ) -> Any:
         """Ascend with flat vectors; their first ``weights`` numbers decay."""
         n, vectors = len(parameters), (parameters, gradients, velocities)
-        if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in vectors):
-            return NotImplemented
+        require_vectors(n, *vectors)
         self._source.flat("momentum_steps", n, *vectors, n, weights, *rates_of(**rates))
         return None
 
     def shrink(self, weights: Any, factor: float) -> Any:
         """Multiply contiguous weights by a factor, in place."""
-        if not weights.flags.c_contiguous or not is_vector(weights.reshape(-1), weights.size):
-            return NotImplemented
+        require(weights.flags.c_contiguous and is_vector(weights.reshape(-1), weights.size))
         args = (weights, weights.size, np.float32(factor), self._source.numbers)
         self._source.flat("shrink", weights.size, *args)
         return None
@@ -364,9 +364,8 @@ class CudaSteps(CudaForms):
         nesterov: bool = False,
     ) -> Any:
         """Take one step of gradient descent with momentum, in place; ``scratch`` is not needed."""
-        n, used = len(vectors[0]), vectors if momentum else vectors[:2]
-        if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in used):
-            return NotImplemented
+        n = len(vectors[0])
+        require_vectors(n, *(vectors if momentum else vectors[:2]))
         rates = (np.float32(learning_rate), np.float32(momentum))
         others = (n, *rates, int(nesterov), self._source.numbers)
         self._source.flat("sgd_step", n, *vectors, *others)
@@ -375,8 +374,7 @@ class CudaSteps(CudaForms):
     def adam_step(self, *vectors: Any, scratch: Any = None, **numbers: Any) -> Any:
         """Take one step of Adam in place; ``scratch`` is not needed."""
         n = len(vectors[0])
-        if n > MOST_ELEMENTS or not all(is_vector(array, n) for array in vectors):
-            return NotImplemented
+        require_vectors(n, *vectors)
         rates = (np.float32(number) for number in adam_numbers(**numbers))
         self._source.flat("adam_step", n, *vectors, n, *rates, self._source.numbers)
         return None
@@ -461,20 +459,15 @@ class CudaErrors(CudaForms):
 
     def squared_error(self, x: Any, y: Any, *, out: Any) -> Any:
         """Return |y - x|^2; leave y - x in ``out``."""
-        found = layout(x, y, out)
-        if found is None:
-            return NotImplemented
-        rows, columns, ldx, ldy, ldo = found
+        rows, columns, ldx, ldy, ldo = fitted(x, y, out)
         args = (x, ldx, y, ldy, out, ldo, rows, columns)
         return self._summed("squared_error", x.size, (THREADS,), *args)
 
     def means_and_error(self, y: Any, bias: Any, units: str, x: Any, *, out: Any) -> Any:
         """Replace inputs y by means, leave y - x in ``out``, and return its square."""
-        found = layout(y, x, out)
-        if found is None or units not in self._source.units or not is_vector(bias, y.shape[-1]):
-            return NotImplemented
-        rows, columns, ldy, ldx, ldo = found
-        args = (y, ldy, bias, x, ldx, out, ldo, rows, columns, self._source.units[units])
+        rows, columns, ldy, ldx, ldo = fitted(y, x, out)
+        require(is_vector(bias, columns))
+        args = (y, ldy, bias, x, ldx, out, ldo, rows, columns, self._number(units))
         return self._summed("means_and_error", x.size, (THREADS,), *args)
 
     def output_delta(
@@ -489,13 +482,11 @@ class CudaErrors(CudaForms):
         sums: Any = None,
     ) -> Any:
         """Fill ``out`` with the delta of the output and ``sums`` with its sums; y is unchanged."""
-        found, is_squared = layout(x, y, out), loss == "squared"
-        number = self._source.units.get(units if is_squared else "gaussian")  # slope 1
+        (rows, columns, ldx, ldy, ldo), is_squared = fitted(x, y, out), loss == "squared"
+        number = self._number(units if is_squared else "gaussian")  # slope 1
         if sums is None:
-            sums = self._cupy.empty(x.shape[-1], dtype=np.float32)
-        if found is None or x.ndim != 2 or number is None or not is_vector(sums, x.shape[1]):
-            return NotImplemented
-        rows, columns, ldx, ldy, ldo = found
+            sums = self._cupy.empty(columns, dtype=np.float32)
+        require(x.ndim == 2, is_vector(sums, columns))
         scale = np.float32((2 if is_squared else 1) / rows)
         args = (x, ldx, y, ldy, out, ldo, rows, columns, number, scale, np.float32(share), sums)
         return self._summed("output_delta", columns * TILE[1], TILE, *args)
@@ -504,22 +495,16 @@ class CudaErrors(CudaForms):
         self, delta: Any, a: Any, units: str = "bernoulli", *, sums: Any = None
     ) -> Any:
         """Multiply ``delta`` by the derivative at the means ``a``, which are left unchanged."""
-        found = layout(delta, a)
-        if found is None or delta.ndim != 2 or units not in self._source.units:
-            return NotImplemented
-        if sums is None or not is_vector(sums, delta.shape[1]):
-            return NotImplemented
-        rows, columns, ldd, lda = found
-        args = (delta, ldd, a, lda, rows, columns, self._source.units[units], sums)
+        rows, columns, ldd, lda = fitted(delta, a)
+        require(delta.ndim == 2, sums is not None and is_vector(sums, columns))
+        args = (delta, ldd, a, lda, rows, columns, self._number(units), sums)
         self._source.launch("derivative_and_sums", (-(-columns // TILE[0]),), TILE, *args)
         return None
 
     def count_errors(self, x: Any, y: Any) -> Any:
         """Count the rows in which x and y have their largest value at different places."""
-        found = layout(x, y)
-        if found is None or x.ndim != 2 or not x.shape[1]:
-            return NotImplemented
-        rows, columns, ldx, ldy = found
+        rows, columns, ldx, ldy = fitted(x, y)
+        require(x.ndim == 2, columns > 0)
         return self._summed("wrong", rows, (THREADS,), x, ldx, y, ldy, rows, columns)
 
     def _summed(self, name: str, items: int, block: tuple[int, ...], *args: Any) -> Any:
@@ -545,6 +530,83 @@ class CudaErrors(CudaForms):
             partial = self._cupy.empty(SUM_BLOCKS, dtype=np.float64)
             self._rooms[place] = partial, self._cupy.zeros(1, dtype=np.uint32)
         return self._rooms[place]
+
+
+MOST_LEAVES = 2**16  # LEVELS of peers.cu is 16: one register for each level of the tree
+# cudaErrorPeerAccessAlreadyEnabled: CuPy enables access at its first copy between two devices, and
+# so did any earlier run of this process.
+ALREADY_ENABLED = 704
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeerVectors:
+    """Vectors of one device or several, as kernels of one of them read them."""
+
+    vectors: tuple[Any, ...]
+    table: Any  # addresses of the vectors, on the device that reads them
+
+
+def enable_access(cupy: Any, devices: Sequence[int]) -> None:
+    """Let each of some devices read the memory of the others.
+
+    Raises
+    ------
+    SettingsError
+        If one cannot.
+    """
+    # Access has a direction, from the current device to another one: so both orders of each pair.
+    runtime = cupy.cuda.runtime
+    for device in devices:
+        for peer in devices:
+            if peer == device:
+                continue
+            if not runtime.deviceCanAccessPeer(device, peer):
+                raise SettingsError(
+                    f"replicas: got {len(devices)} GPUs for a layer, but GPU {device} cannot read"
+                    f" the memory of GPU {peer}. Take replicas 1 with the same number of shards,"
+                    " whose result is the same"
+                )
+            with cupy.cuda.Device(device):
+                try:
+                    runtime.deviceEnablePeerAccess(peer)
+                except runtime.CUDARuntimeError as error:
+                    if error.status != ALREADY_ENABLED:
+                        raise
+
+
+class CudaPeers(CudaForms):
+    """Forms of what the devices of one layer do together."""
+
+    names = ("tree_steps", "sum_in_order")
+
+    def tree_steps(
+        self,
+        parameters: Any,
+        gradients: Any,
+        velocities: Any,
+        *,
+        part: slice,
+        weights: int,
+        **rates: float,
+    ) -> Any:
+        """Move a part of flat vectors along the sum of gradients, of this device or others."""
+        require(isinstance(gradients, PeerVectors))
+        shards = len(gradients.vectors)
+        require_vectors(len(parameters), parameters, velocities, *gradients.vectors)
+        if shards > MOST_LEAVES:
+            raise ValueError(f"shards: got {shards}, expected at most {MOST_LEAVES} on a GPU")
+        length = part.stop - part.start
+        args = (parameters, gradients.table, shards, velocities, part.start, length, weights)
+        self._source.flat("tree_steps", length, *args, *rates_of(**rates))
+        return None
+
+    def sum_in_order(self, numbers: Any) -> Any:
+        """Return the sum as a device array of shape (), not synchronized."""
+        require(numbers.dtype == np.float64, numbers.ndim == 1, numbers.flags.c_contiguous)
+        # One thread, so that the order is the vector's; the numbers are few, one a shard.
+        total = self._cupy.empty((), dtype=np.float64)
+        self._source.launch("sum_in_order", (1,), (1,), total, numbers, len(numbers))
+        return total
 
 
 def _words(address: Address) -> tuple[np.uint64, ...]:
@@ -583,29 +645,21 @@ class CudaKernels(CudaForms):
 
     def means(self, x: Any, bias: Any, units: str) -> Any:
         """Replace the inputs x without their bias by the units' means, in place."""
-        found = layout(x)
-        if found is None or not is_vector(bias, x.shape[-1]):
-            return NotImplemented
-        rows, columns, ld = found
+        rows, columns, ld = fitted(x)
+        require(is_vector(bias, columns))
         if kind_of(units).is_exclusive:
             if x.size:
                 grid, block = grid_of(rows, 1), (SOFTMAX_THREADS,)
                 self._launch("softmax_means", grid, block, x, ld, bias, rows, columns)
-        elif units in self.source.units:
-            self._flat("unit_means", x.size, x, ld, bias, rows, columns, self.source.units[units])
         else:
-            return NotImplemented
+            self._flat("unit_means", x.size, x, ld, bias, rows, columns, self._number(units))
         return x
 
     def times_derivative(self, delta: Any, a: Any, units: str = "bernoulli") -> Any:
         """Multiply ``delta`` by the derivative of the units at their means ``a``."""
         if kind_of(units).is_linear:
             return None
-        found = layout(delta, a)
-        if found is None or units not in self.source.units:
-            return NotImplemented
-        rows, columns, ldd, lda = found
-        number = self.source.units[units]
+        (rows, columns, ldd, lda), number = fitted(delta, a), self._number(units)
         self._flat("times_derivative", delta.size, delta, ldd, a, lda, rows, columns, number)
         return None
 
@@ -617,16 +671,10 @@ class CudaKernels(CudaForms):
         ``noise`` is not needed. The normal numbers of units that are not binary are the device's
         own; see :class:`syncpretrain.backends.cuda_kernels.DeviceDraws`.
         """
-        found, kind = layout(x, out), kind_of(units)
-        known = units in self.source.units and kind.noise is not None
-        if found is None or not known or not is_vector(bias, x.shape[-1]):
-            return NotImplemented
-        rows, columns, ldx, ldo = found
-        name, own = (
-            ("draw_bernoulli", ())
-            if kind.is_binary
-            else ("draw_noisy", (self.source.units[units],))
-        )
+        (rows, columns, ldx, ldo), kind = fitted(x, out), kind_of(units)
+        number = self._number(units)
+        require(kind.noise is not None, is_vector(bias, columns))
+        name, own = ("draw_bernoulli", ()) if kind.is_binary else ("draw_noisy", (number,))
         # A thread makes 4 states, of half a block of the generator: 8 a thread would leave some of
         # the multiprocessors without work at usual sizes.
         args = (x, ldx, bias, out, ldo, rows, columns, *own, *_words(address), self.source.now)
@@ -647,13 +695,7 @@ class CudaKernels(CudaForms):
         TypeError
             If it is no float32 array of contiguous rows.
         """
-        found = layout(out)
-        if found is None:
-            raise TypeError(
-                f"out: got {out.dtype} of shape {out.shape} and strides {out.strides}, expected"
-                " float32 with contiguous rows"
-            )
-        rows, columns, ld = found
+        rows, columns, ld = _checked_layout("out", out)
         if out.size:
             # A block of Philox has 8 numbers; the first and the last one may be needed in part.
             blocks = -(-(skip + out.size) // 8) - skip // 8
@@ -671,21 +713,16 @@ class CudaKernels(CudaForms):
         self, v: Any, h: Any, bias: Any, units: str, *, da: Any, db: Any, examples: int
     ) -> Any:
         """Do the same where h1 are inputs without bias, which become means."""
-        if units not in self.source.units or not is_vector(bias, h.shape[-1]):
-            return NotImplemented
-        means = (bias, self.source.units[units])
+        require(is_vector(bias, h.shape[-1]))
+        means = (bias, self._number(units))
         return self._differences("means_and_differences", v, h, means, da, db, examples)
 
     def _differences(
         self, name: str, v: Any, h: Any, means: tuple[Any, ...], da: Any, db: Any, examples: int
     ) -> Any:
         """Launch a kernel of differences; ``means`` are its bias and number of units, or empty."""
-        of_v, of_h = layout(v), layout(h)
-        if of_v is None or of_h is None or len(v) != len(h) or v.ndim != 2:
-            return NotImplemented
-        if not (is_vector(da, v.shape[1]) and is_vector(db, h.shape[1])):
-            return NotImplemented
-        (rows, visible, ldv), (_, hidden, ldh) = of_v, of_h
+        (rows, visible, ldv), (_, hidden, ldh) = fitted(v), fitted(h)
+        require(len(v) == len(h), v.ndim == 2, is_vector(da, visible), is_vector(db, hidden))
         grid = (-(-visible // TILE[0]) - (-hidden // TILE[0]),)
         scale, divisor = np.float32(1 / examples), np.float32(examples)
         args = (v, ldv, visible, h, ldh, hidden, *means, da, db, rows // 2, scale, divisor)

@@ -19,6 +19,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from syncpretrain.kernels.dispatch import UnfitError
+
 # Each calls functions of the first.
 CUDA_FILES = ("kernels.cu", "errors.cu", "convolutions.cu", "peers.cu")
 THREADS = 256
@@ -58,6 +60,39 @@ def layout(*arrays: Any) -> tuple[int, ...] | None:
     return (shape[0] if len(shape) == 2 else 1, shape[-1], *steps)
 
 
+def fitted(*arrays: Any) -> tuple[int, ...]:
+    """Return what :func:`layout` does, of arrays that have one.
+
+    Raises
+    ------
+    UnfitError
+    """
+    found = layout(*arrays)
+    require(found is not None)
+    return found or ()
+
+
+def require(*are_fit: bool) -> None:
+    """Refuse a call of a form whose arrays do not fit.
+
+    Raises
+    ------
+    UnfitError
+    """
+    if not all(are_fit):
+        raise UnfitError
+
+
+def require_vectors(length: int, *arrays: Any) -> None:
+    """Refuse other arrays than contiguous vectors of float32 of a length that kernels count to.
+
+    Raises
+    ------
+    UnfitError
+    """
+    require(length <= MOST_ELEMENTS, *(is_vector(array, length) for array in arrays))
+
+
 def is_vector(array: Any, length: int) -> bool:
     """Return whether an array is a contiguous vector of float32 of a length."""
     return bool(array.dtype == np.float32 and array.shape == (length,) and array.flags.c_contiguous)
@@ -82,8 +117,7 @@ class NotRecordedError(RuntimeError):
 
 # The source is one for all threads, and layers record at the same time: as attributes these would
 # enter another thread's launches.
-_now: ContextVar[Any] = ContextVar("now", default=None)
-_numbers: ContextVar[Any] = ContextVar("numbers", default=None)
+_recording: ContextVar[tuple[Any, Any]] = ContextVar("recording", default=(None, None))
 
 
 class CudaSource:
@@ -120,20 +154,16 @@ class CudaSource:
 
         The array has three numbers of 64 bits. Each thread has its own.
         """
-        return _now.get()
-
-    @now.setter
-    def now(self, array: Any) -> None:
-        _now.set(array)
+        return _recording.get()[0]
 
     @property
     def numbers(self) -> Any:
         """Device array that a recorded step reads its optimizer's numbers from; else None."""
-        return _numbers.get()
+        return _recording.get()[1]
 
-    @numbers.setter
-    def numbers(self, array: Any) -> None:
-        _numbers.set(array)
+    def record(self, now: Any, numbers: Any = None) -> None:
+        """Have what this thread launches read these arrays; None where nothing is recorded."""
+        _recording.set((now, numbers))
 
     def require_no_recording(self, what: str) -> None:
         """Refuse what cannot be recorded.
@@ -169,6 +199,9 @@ class CudaSource:
 class CudaForms:
     """Base of forms of equations: methods with the names and signatures of the equations.
 
+    A form raises :class:`~syncpretrain.kernels.dispatch.UnfitError`, having done nothing, for what
+    its kernel does not take.
+
     Parameters
     ----------
     cupy : module
@@ -189,3 +222,14 @@ class CudaForms:
     def forms(self) -> dict[str, Callable[..., Any]]:
         """Return the forms by the names of their equations."""
         return {name: getattr(self, name) for name in self.names}
+
+    def _number(self, units: str) -> int:
+        """Return the number of a kind of units in the source.
+
+        Raises
+        ------
+        UnfitError
+            If the source has no such units.
+        """
+        require(units in self._source.units)
+        return self._source.units[units]

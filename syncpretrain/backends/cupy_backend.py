@@ -37,11 +37,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from syncpretrain.backends.base import Backend, Draws, Event, Later, Stream, deal, device_of
-from syncpretrain.backends.cuda_fused import CudaFused, CudaTuning
-from syncpretrain.backends.cuda_kernels import CudaKernels, kernels_of
-from syncpretrain.backends.cuda_peers import PeerVectors, enable_access
+from syncpretrain.backends.cuda_fused import CudaFused, CudaTuning, has_fused_steps
+from syncpretrain.backends.cuda_kernels import CudaKernels, PeerVectors, enable_access, kernels_of
 from syncpretrain.backends.fused import FusedArrays, Rule, TunedArrays
-from syncpretrain.backends.fused_check import has_fused_steps, has_fused_tuning
 from syncpretrain.backends.recorder import GraphRecorder
 from syncpretrain.backends.rows import DeviceRows, HostRows, OrderedRows
 from syncpretrain.data.blocks import ByteRows, bytes_of, in_bytes
@@ -143,8 +141,8 @@ class CupyBackend(Backend):
         with self.xp.cuda.Device(self.device):
             weights = sum(weight.size for weight, _ in arrays.chain)
             count = len(arrays.deltas[0]) * weights / len(arrays.chain)
-            has_steps = has_fused_tuning(self.xp, self.device, arrays.precision, count)
-            if has_steps and CudaTuning.supports(self.xp, arrays):
+            own = self.xp, self.device, arrays.precision, count
+            if has_fused_steps(*own, tunes=True) and CudaTuning.supports(self.xp, arrays):
                 return CudaTuning(self.xp, arrays, rule)
         return None
 

@@ -144,7 +144,7 @@ class GraphRecorder(Recorder):
         source, errors = self._source, []
         for number, work in enumerate(block.steps()):
             if source.now is not None and block.numbers is not None:
-                source.numbers = block.numbers[number]
+                source.record(source.now, block.numbers[number])
             errors.append(work())
         return self._sum_of(errors)
 
@@ -161,14 +161,14 @@ class GraphRecorder(Recorder):
         except RuntimeError as caught:
             self._fail(caught)
             return None
-        source.now = self._now
+        source.record(self._now)
         try:
             with self._cupy.cuda.using_allocator(self._pool.malloc):
                 error = self._work(own)
         except (RuntimeError, MemoryError) as caught:  # of CuPy, cuBLAS, or NotRecordedError
             failure = caught
         finally:
-            source.now = source.numbers = None
+            source.record(None)
             # Also after a failure: until its capture ends, a stream works nothing that is queued.
             try:
                 graph = stream.end_capture()

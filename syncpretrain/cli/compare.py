@@ -301,7 +301,7 @@ def _write_comparison(
     settings: Settings, report: dict[str, Any], outcomes: Sequence[Outcome], out: Path
 ) -> None:
     """Write the settings, the table as JSON, and the curve over numbers of labels if any."""
-    from syncpretrain.plot.curves import save_label_curve
+    from syncpretrain.plot.canvas import save_label_curve
     from syncpretrain.runs.compare import summarized
 
     write_settings(settings, out / CONFIG_NAME)

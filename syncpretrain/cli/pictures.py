@@ -43,7 +43,7 @@ def filters(run: Path, layer: int, count: int, shape: str | None, out: Path | No
       syncpretrain filters runs/NAME --layer 2 --count 20 --out second.png
     """
     from syncpretrain.models.stack import load
-    from syncpretrain.plot.images import ENLARGE, filter_images, image_grid, image_shape, save_png
+    from syncpretrain.plot.stacks import ENLARGE, filter_images, image_grid, image_shape, save_png
     from syncpretrain.shapes import DenseShape
 
     target = out or _beside(run, "filters.png")
@@ -87,7 +87,7 @@ def reconstruct(
 
     from syncpretrain.cli.run_data import examples_of
     from syncpretrain.models.stack import load
-    from syncpretrain.plot.images import image_grid, image_shape, save_png, shades
+    from syncpretrain.plot.stacks import image_grid, image_shape, save_png, shades
 
     target = out or _beside(run, "reconstructions.png")
     stack = load(run)
@@ -163,7 +163,7 @@ def sample(
 
     from syncpretrain.cli.run_data import examples_of
     from syncpretrain.models.stack import load
-    from syncpretrain.plot.images import image_grid, save_png, shades
+    from syncpretrain.plot.stacks import image_grid, save_png, shades
 
     target = out or _beside(run, "samples.png")
     stack = load(run)
@@ -203,7 +203,7 @@ def _images_of(
     SettingsError
         If they are no images, and are not saved, or a picture of them is asked for.
     """
-    from syncpretrain.plot.images import image_shape, image_shape_of
+    from syncpretrain.plot.stacks import image_shape, image_shape_of
 
     if level is not None and level > len(stack.layers):
         raise SettingsError(f"level: got {level}, expected 1 to {len(stack.layers)}")

@@ -123,7 +123,7 @@ def _shown(
     If the examples of the run cannot be read any more, the reason stands in their place.
     """
     from syncpretrain.cli.run_data import dataset_of, is_weighted
-    from syncpretrain.plot.images import image_shape_of
+    from syncpretrain.plot.stacks import image_shape_of
     from syncpretrain.report.examples import examples_to_show
 
     images = image_shape_of(stack, shape)

@@ -268,7 +268,7 @@ def _report(
 
 def _draw(curves: Sequence[Curve], stack: PretrainSettings, path: Path) -> None:
     """Draw the speed-ups as a PNG."""
-    from syncpretrain.plot.curves import save_speedup_curves
+    from syncpretrain.plot.canvas import save_speedup_curves
 
     points = {
         curve.name: [(run.devices, curve.speedup(run)) for run in curve.runs] for curve in curves

@@ -30,7 +30,7 @@ from syncpretrain.events import Notice, Observer
 from syncpretrain.observers import observing
 from syncpretrain.observers.event_log import read_reads
 from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, check_folder, not_a_run
-from syncpretrain.schedule.reads import Reads
+from syncpretrain.schedule.kinds import Reads
 from syncpretrain.settings import ELSEWHERE, Settings, read_settings
 from syncpretrain.settings.by_data import Given
 from syncpretrain.settings.sections import settings_text

@@ -148,6 +148,10 @@ class Witness:
         """Watch a process, or give it another name."""
         self._write(f"{pid}\t{name}\n")
 
+    def end_with(self, words: str) -> None:
+        """End the report of a death with these words; the newest count."""
+        self._write(f"0\t{words.encode('unicode_escape').decode()}\n")
+
     def close(self) -> None:
         """Let the witness leave: from now on ranks may end."""
         self._write("over\n")
@@ -379,6 +383,19 @@ def _alone(engine: MPIEngine) -> str:
 def is_member() -> bool:
     """Return whether this process has joined a job."""
     return bool(_members)
+
+
+@contextmanager
+def reporting_deaths_with(words: str) -> Iterator[None]:
+    """End the report of a rank that dies within the context with these words, in a job."""
+    witness = _members[0].witness if _members else None
+    if witness is not None:
+        witness.end_with(words)
+    try:
+        yield
+    finally:
+        if witness is not None:
+            witness.end_with("")
 
 
 def check_ranks(name: str, precision: str, setting: str = "runtime") -> None:

@@ -1,7 +1,8 @@
 """Program of the witness: it waits for the end of processes, and reports the first one.
 
 Standard input has a line for each process: its identifier, a tab and its name; the last line for a
-process counts. A last line without a tab says that all is over. Each process connects to a socket
+process counts. For process 0 it is the text that ends the report, with the escapes of a Python
+string. A last line without a tab says that all is over. Each process connects to a socket
 as well: that closes before the launcher knows of a death, which then kills all other ranks. A byte
 that a process sends there says that it is about to end of itself, or to end the job.
 
@@ -86,12 +87,18 @@ class Witness:
     pipe : int
     first : socket, optional
         Connected to the first witness of the job, if this is another one.
+
+    Attributes
+    ----------
+    last_words : str
+        The text that ends a report.
     """
 
     def __init__(self, address: str, pipe: int, first: socket.socket | None = None) -> None:
         self._pipe = pipe
         self._first = first
         self._others: OtherHosts | None = None
+        self.last_words = ""  # behind a report
         self._names: dict[int, str] = {}
         self._pids: dict[int, int] = {}  # by descriptor
         self._ends: dict[int, int] = {}  # descriptor of a process by its identifier
@@ -197,6 +204,9 @@ class Witness:
         for line in lines:
             number, _, name = line.decode().partition("\t")
             pid = int(number)
+            if not pid:
+                self.last_words = name.encode().decode("unicode_escape")
+                continue
             self._names[pid] = name
             if pid not in self._ends and pid not in self._gone:
                 try:
@@ -231,7 +241,7 @@ def main() -> None:
         own.listen(socket.socket(fileno=options.door), options.word)
     found = own.wait()
     if found is not None and not own.report_to_first(found):
-        sys.stderr.write(f"Error: {found}\n")
+        sys.stderr.write(f"Error: {found}{own.last_words}\n")
         sys.stderr.flush()
 
 

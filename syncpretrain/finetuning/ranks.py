@@ -159,11 +159,9 @@ class RankUpdates(LocalUpdates, Closing):
             SHARE, chain, loss, options, tuple(beside), threads, group=every
         )
         self._epoch = 0
-        self._descent = self._assignment.descent(agreed)
+        descent = self._assignment.descent(agreed)
         run = partial(work, workers=threads)
-        LocalUpdates.__init__(
-            self, self._descent, examples, options, stop=agreed, run=run, tell=tell
-        )
+        LocalUpdates.__init__(self, descent, examples, options, stop=agreed, run=run, tell=tell)
 
     def train(self, epoch: int, first: int, each: Each) -> int:
         """Train on the minibatches of an epoch from ``first`` on, with all ranks."""
@@ -171,24 +169,25 @@ class RankUpdates(LocalUpdates, Closing):
         with self._failures_elsewhere():
             # Once an epoch: from there the other ranks count the steps themselves, draw the same
             # order of rows, and meet this one in each step's exchange.
-            self._order(TrainShare(epoch, first))
+            self._order(partial(train_share, epoch=epoch, first=first))
             return super().train(epoch, first, each)
 
     def state(self) -> dict[str, Array]:
         """Return the memory of all ranks, collected from the slice of each."""
         # The order comes first: collect is a gathering, in which every rank has to take part.
         with self._failures_elsewhere():
-            self._order(GiveShare())
-            self._descent.collect()
+            self._order(give_share)
+            give_share(self)
         return super().state()
 
     def load_state(self, state: Mapping[str, Array], *, steps: int) -> None:
         """Go back to what :meth:`state` held, on all ranks, with this rank's parameters."""
         super().load_state(state, steps=steps)
         with self._failures_elsewhere():
-            self._order(TakeShare(self.network.parameters.copy(), state, steps))
+            own = self.network.parameters.copy(), state
+            self._order(partial(take_share, parameters=own[0], optimizer=own[1], steps=steps))
 
-    def _order(self, order: TrainShare | GiveShare | TakeShare) -> None:
+    def _order(self, order: Callable[[LocalUpdates], Any]) -> None:
         """Send an order to every other rank; raise GroupError if one was lost."""
         if self._is_lost():
             raise GroupError("a rank was lost")
@@ -218,26 +217,23 @@ class RankUpdates(LocalUpdates, Closing):
         return self._ranks.end()
 
 
-@dataclass(frozen=True, slots=True)
-class TrainShare:
-    """Order to a rank: share the steps of an epoch, from the ``first`` on."""
-
-    epoch: int
-    first: int
+def train_share(updates: LocalUpdates, epoch: int, first: int) -> None:
+    """Share the steps of an epoch, from the ``first`` on: an order to another rank."""
+    updates.train(epoch, first, lambda error, done: None)
 
 
-@dataclass(frozen=True, slots=True)
-class GiveShare:
-    """Order to a rank: send the first rank what this one remembers of its slice."""
+def give_share(updates: LocalUpdates) -> None:
+    """Send the first rank what this one remembers of its slice: an order to another rank."""
+    assert isinstance(updates.optimizer, SharedDescent)
+    updates.optimizer.collect()
 
 
-@dataclass(frozen=True, slots=True)
-class TakeShare:
-    """Order to a rank: go on from a state of ``steps`` steps."""
-
-    parameters: Array
-    optimizer: Mapping[str, Array]
-    steps: int
+def take_share(
+    updates: LocalUpdates, parameters: Array, optimizer: Mapping[str, Array], steps: int
+) -> None:
+    """Go on from a state of ``steps`` steps: an order to another rank."""
+    np.copyto(updates.network.parameters, parameters)
+    updates.load_state(optimizer, steps=steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,18 +268,4 @@ class TunerAssignment(Assignment):
             descent = self.descent(context.agreed)
             examples = Examples(data[0], data[-1], *self.beside)
             updates = LocalUpdates(descent, examples, self.options, stop=context.agreed, run=run)
-            yield partial(self._obey, updates, descent)
-
-    def _obey(
-        self,
-        updates: LocalUpdates,
-        descent: SharedDescent,
-        order: TrainShare | GiveShare | TakeShare,
-    ) -> None:
-        if isinstance(order, TakeShare):
-            np.copyto(updates.network.parameters, order.parameters)
-            updates.load_state(order.optimizer, steps=order.steps)
-        elif isinstance(order, GiveShare):
-            descent.collect()
-        else:
-            updates.train(order.epoch, order.first, lambda error, done: None)
+            yield lambda order: order(updates)

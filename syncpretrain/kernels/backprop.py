@@ -4,9 +4,14 @@ All functions work in buffers of the caller and take float32 or float64, one kin
 Symbols: x is a minibatch of B examples, a_l = f_l(a_{l-1} W_l + b_l) the activations of layer l,
 a_0 = x, y the last of them, delta_l the derivative of the loss with respect to the input of layer
 l's units. Source: Rumelhart, Hinton and Williams 1986.
+
+The noise of denoising autoencoders and the penalty of contractive ones come last: z is a corrupted
+copy of x, W of shape (V, H) has the weights and b the biases of the code h = f(z W + b).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -153,3 +158,46 @@ def denormalize(delta: Array, normal: Array, spread: Array) -> None:
     delta -= delta.sum(axis=0) * share
     delta -= np.multiply(normal, along, out=product)
     delta /= spread
+
+
+def corrupt(
+    x: Array, kind: str, amount: float, draws: Any, limits: tuple[float, float] = (0, 1)
+) -> None:
+    """Replace examples by noisy copies, in place (Vincent et al. 2010).
+
+    ``masking`` sets a share ``amount`` of the values to 0, ``salt-and-pepper`` to one of two
+    ``limits`` with equal chances, and ``gaussian`` adds noise of standard deviation ``amount``.
+    ``draws`` is a generator of NumPy, or has its methods.
+    """
+    if kind == "gaussian":
+        x += np.float32(amount) * draws.standard_normal(x.shape, dtype=np.float32)
+        return
+    uniform = draws.random(x.shape, dtype=np.float32)
+    if kind == "salt-and-pepper":
+        # Not x[mask] = value: CuPy copies the mask to the host, which a recording refuses.
+        np.copyto(x, limits[1], where=uniform < amount / 2)
+        np.copyto(x, limits[0], where=(uniform >= amount / 2) & (uniform < amount))
+    else:
+        x *= uniform >= amount
+
+
+def contraction(h: Array, weight: Array, units: str, amount: float) -> tuple[Array, Array]:
+    """Return the gradient of the penalty ``amount`` * |dh/dz|^2 of a code h of shape (B, H).
+
+    The squared Frobenius norm of the Jacobian of the code, averaged over the examples: with
+    s = dh/d(z W + b) it is the mean of sum_j s_j^2 |W_j|^2 (Rifai et al. 2011, section 5.3).
+
+    Returns
+    -------
+    ndarray of shape (B, H), ndarray of shape (V, H)
+        By the code's input, and by the weights where they stand in the penalty itself.
+    """
+    scale = np.float32(2 * amount / len(h))
+    s = np.ones_like(h)
+    times_derivative(s, h, units)
+    squared = np.square(s)
+    by_weight = weight * (scale * squared.sum(axis=0))
+    curvature = kind_of(units).curvature
+    if curvature is None:  # s is constant
+        return np.zeros_like(h), by_weight
+    return scale * np.square(weight).sum(axis=0) * squared * curvature(np, h), by_weight

@@ -345,14 +345,11 @@ def _choose(
     maps: Array, places: Array, shape: ConvolutionShape, filters: slice, *, out: Array
 ) -> None:
     """Fill ``out`` with the number at the place of each block of the maps of some filters."""
-    size, parts = shape.pool, (len(out), shape.output.height, shape.output.width, shape.filters)
-    blocks = maps.reshape(parts[0], parts[1], size, parts[2], size, parts[3])[..., filters]
-    code, at = (array.reshape(parts)[..., filters] for array in (out, places))
+    code, at = (x.reshape(_pooled(shape, len(out)))[..., filters] for x in (out, places))
     code.fill(0)
-    for place in range(size**2):
-        row, column = divmod(place, size)
+    for place, part in enumerate(_block_places(maps, shape)):
         chosen = (at == place).astype(maps.dtype)
-        chosen *= blocks[:, :, row, :, column]
+        chosen *= part[..., filters]
         code += chosen
 
 

@@ -19,11 +19,16 @@ _faster: dict[str, dict[type, Callable[..., Any]]] = {}  # by the equation's nam
 _equations: dict[str, Callable[..., Any]] = {}
 
 
+class UnfitError(Exception):
+    """Arrays or units that a faster form does not take."""
+
+
 def accelerated(function: F, name: str | None = None) -> F:
     """Let a faster form of an equation stand in for it, chosen by the type of its first array.
 
-    The faster form may return ``NotImplemented``, having done nothing: then the equation is
-    evaluated as written. ``name`` is the equation's if that is not the function's.
+    The faster form may return ``NotImplemented``, or raise :class:`UnfitError`, having done
+    nothing: then the equation is evaluated as written. ``name`` is the equation's if that is not
+    the function's.
     """
     name = name or function.__name__
     forms = _faster.setdefault(name, {})
@@ -32,7 +37,10 @@ def accelerated(function: F, name: str | None = None) -> F:
     def dispatched(array: Any, *args: Any, **options: Any) -> Any:
         form = forms.get(type(array))
         if form is not None:
-            result = form(array, *args, **options)
+            try:
+                result = form(array, *args, **options)
+            except UnfitError:
+                result = NotImplemented
             if result is not NotImplemented:
                 return result
         return function(array, *args, **options)
@@ -48,7 +56,7 @@ def form_for(equation: Callable[..., Any], array: Any) -> Callable[..., Any]:
     """Return a function that is called in place of an equation with arrays like this one.
 
     It is the equation as written where no faster form is registered. Else it is the equation as
-    given, for a faster form may return ``NotImplemented``.
+    given, for a faster form may refuse them.
     """
     name = getattr(equation, "__name__", "")
     if _equations.get(name) is not equation or type(array) in _faster[name]:

@@ -28,7 +28,7 @@ up stays as it is.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,11 +53,18 @@ class NativeKernelsError(SyncpretrainError, ImportError):
     """The compiled kernels were asked for but are missing, or another kind was that is unknown."""
 
 
+def _wanted(variable: str, known: Sequence[str], note: str = "") -> str:
+    """Return what the environment names, one of what is known, or nothing."""
+    wanted = os.environ.get(variable, "")
+    if wanted not in ("", *known):
+        expected = ", ".join(map(repr, known))
+        raise NativeKernelsError(f"got {variable}={wanted!r}; expected {expected} or none{note}")
+    return wanted
+
+
 def _loaded() -> Any:
     """Return the extension, or None where it was not built or is not wanted."""
-    wanted = os.environ.get(VARIABLE, "")
-    if wanted not in ("", "native", "numpy"):
-        raise NativeKernelsError(f"got {VARIABLE}={wanted!r}; expected 'native', 'numpy' or none")
+    wanted = _wanted(VARIABLE, ("native", "numpy"))
     if wanted == "numpy":
         return None
     try:
@@ -75,11 +82,7 @@ def _loaded() -> Any:
 
 def _keep_order(extension: Any) -> None:
     """Take sums of bfloat16 products in the order that the environment names, if it does."""
-    wanted = os.environ.get(ORDER_VARIABLE, "")
-    if wanted not in ("", *ORDERS):
-        raise NativeKernelsError(
-            f"got {ORDER_VARIABLE}={wanted!r}; expected {', '.join(map(repr, ORDERS))} or none"
-        )
+    wanted = _wanted(ORDER_VARIABLE, ORDERS)
     if extension is not None and wanted:
         forms = extension.bfloat16_forms()
         extension.keep_bfloat16_form(next(form for form in forms if form.endswith(wanted)))
@@ -87,13 +90,8 @@ def _keep_order(extension: Any) -> None:
 
 def _keep_vectors(extension: Any) -> None:
     """Take the vectors that the environment names, if it does, where a kernel has forms of each."""
-    wanted = os.environ.get(VECTORS_VARIABLE, "")
     present = VECTORS if extension is None else extension.float32_forms()
-    if wanted not in ("", *present):
-        raise NativeKernelsError(
-            f"got {VECTORS_VARIABLE}={wanted!r}; expected {', '.join(map(repr, present))} or none,"
-            " which this CPU has"
-        )
+    wanted = _wanted(VECTORS_VARIABLE, present, ", which this CPU has")
     if extension is not None and wanted:
         extension.keep_float32_form(wanted)
 

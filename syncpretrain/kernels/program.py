@@ -25,7 +25,6 @@ from syncpretrain.kernels import contrastive_divergence as cd
 from syncpretrain.kernels.activations import activate, means, normalize, times_derivative
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.dispatch import form_for, multiply
-from syncpretrain.kernels.fixed_draws import sample_fixed
 from syncpretrain.kernels.native import extension, shape_numbers
 from syncpretrain.kernels.operations import Operation, check_program
 from syncpretrain.kernels.optimizers import BETAS, adam_rates, adam_step, sgd_step, shrink
@@ -430,7 +429,7 @@ _INTERPRETED: dict[str, Callable[..., _Call]] = {
     "scale": lambda own, x, factor: _call(np.multiply, x, float(factor), out=x),
     "copy": lambda own, x, out: _call(np.copyto, out, x),
     "sample_states": lambda own, *given: _varying(own._place, _draw, cd.sample_states, *given),
-    "sample_fixed": lambda own, *given: _varying(own._place, _draw, sample_fixed, *given),
+    "sample_fixed": lambda own, *given: _varying(own._place, _draw, cd.sample_fixed, *given),
     "squared_error": lambda own, x, y, out, slot: _call(
         backprop.squared_error, x, y, out=out, slot=slot
     ),

@@ -9,10 +9,9 @@ import numpy as np
 
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import Array, Rows
-from syncpretrain.kernels.autoencoder import contraction, corrupt
-from syncpretrain.kernels.backprop import derivative_and_sums, output_delta
+from syncpretrain.kernels.backprop import contraction, corrupt, derivative_and_sums, output_delta
 from syncpretrain.kernels.conditions import conditions_of, impose
-from syncpretrain.kernels.fixed_draws import FixedDraws
+from syncpretrain.kernels.contrastive_divergence import FixedDraws
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.first_layers import first_layer
 from syncpretrain.rng import Purpose

@@ -2,26 +2,46 @@
 
 One learner of RBMs pools like the autoencoder does, the other by probabilities. Both kinds of
 layer share the shape of a convolution, its kernels, and the averages over a filter's positions.
+
+Steps of both kinds may have their filters and channels dealt out to shards: model parallelism
+inside a layer (Yadan et al. 2013). Going up, a shard computes its filters of all examples, coming
+down its channels. The gradient of a filter is of its owner alone, so that nothing is added up. All
+shards wait for each other after each phase.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from abc import abstractmethod
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from syncpretrain.kernels import convolution as kernels
-from syncpretrain.kernels.arrays import Array
-from syncpretrain.kernels.contrastive_divergence import draw_noise
+from syncpretrain.kernels.activations import means, times_derivative
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, Rows, blocks_in, ordered_sum, slices_of
+from syncpretrain.kernels.backprop import corrupt, output_delta, squared_error
+from syncpretrain.kernels.contrastive_divergence import draw_noise, sample_states
 from syncpretrain.kernels.dispatch import multiply
+from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
 from syncpretrain.learners.autoencoder import BaseAutoencoder
 from syncpretrain.learners.first_layers import channel_means, first_layer
 from syncpretrain.learners.rbm import INITIAL_SPREAD, BaseRBM
-from syncpretrain.rng import Address
+from syncpretrain.learners.steps import LearnerStep
+from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings.fields import LayerSettings
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import kind_of
+
+
+class Part(NamedTuple):
+    """The filters and channels that a product is made of, and its scratch memory."""
+
+    scratch: Array
+    filters: slice = slice(None)
+    channels: slice = slice(None)
 
 
 class ConvolutionalRBM(BaseRBM):
@@ -61,7 +81,7 @@ class ConvolutionalRBM(BaseRBM):
     def _allocate(self, rows: int) -> None:
         super()._allocate(rows)
         empty, zeros = self.backend.empty, self.backend.zeros
-        self._scratch = empty(kernels.scratch_size(self.maps))
+        self._whole = Part(empty(kernels.scratch_size(self.maps)))
         self._places = empty(0)  # nothing is pooled in training
         self._no_bias = zeros(self._shape.filters)
         self._code = empty((rows, self._shape.hidden))
@@ -88,13 +108,16 @@ class ConvolutionalRBM(BaseRBM):
     def _filters(self) -> Array:
         return self.weight.reshape(self._shape.fan_in, -1)
 
-    def _up(self, v: Array, *, out: Array) -> Array:
-        none, scratch = self._places, self._scratch
-        kernels.convolve(v, self._filters, self._no_bias, out, none, scratch, self.maps, "gaussian")
+    def _up(self, v: Array, *, out: Array, part: Part | None = None) -> Array:
+        (scratch, own, _), none, shape = part or self._whole, self._places, self.maps
+        kernels.convolve(
+            v, self._filters, self._no_bias, out, none, scratch, shape, "gaussian", own
+        )
         return out
 
-    def _down(self, h: Array, *, out: Array) -> Array:
-        kernels.convolve_back(h, self._places, self._filters, out, self._scratch, self.maps)
+    def _down(self, h: Array, *, out: Array, part: Part | None = None) -> Array:
+        scratch, _, own = part or self._whole
+        kernels.convolve_back(h, self._places, self._filters, out, scratch, self.maps, own)
         return out
 
     def _visible_biases(self) -> Array:
@@ -109,7 +132,7 @@ class ConvolutionalRBM(BaseRBM):
         v *= np.float32(1 / (examples * positions))
         np.multiply(v[n:], -1, out=v[n:])
         into = dW.reshape(shape.fan_in, -1)
-        kernels.convolve_gradient(v, h, self._places, into, self._scratch, shape)
+        kernels.convolve_gradient(v, h, self._places, into, self._whole.scratch, shape)
         kernels.sum_channels(v, shape, out=da)
         da *= np.float32(positions / pixels)
         h0, h1 = (self._by_bias(half) for half in np.split(h, 2))
@@ -196,16 +219,16 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
         self._places = empty((2 * rows, shape.hidden))
         self._ones = empty(rows * shape.output.height * shape.output.width)
         self._ones.fill(1)  # a product adds up ten times as fast as a sum over rows
-        self._scratch = empty(max(map(kernels.scratch_size, (shape, shape.unpooled))))
+        self._whole = Part(empty(max(map(kernels.scratch_size, (shape, shape.unpooled)))))
 
     @property
     def buffers(self) -> tuple[Array, ...]:
         """The buffers of a step.
 
         They are the examples and their reconstruction; the encoder's input above the derivative by
-        the decoder's inputs; the derivative by the code's inputs above the code; and the places.
+        the decoder's inputs; and the derivative by the code's inputs above the code.
         """
-        return self._x, self._y, self._z_and_y_delta, self._h_delta_and_h, self._places
+        return self._x, self._y, self._z_and_y_delta, self._h_delta_and_h
 
     def _visible_means(self, X: Array) -> Array:
         return channel_means(X, self._shape)
@@ -219,38 +242,253 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
         own = self.decoder_weight
         return self._filters if own is None else own.reshape(self._shape.fan_in, -1)
 
-    def _encode(self, z: Array, *, out: Array) -> None:
-        weight, bias, shape = self._filters, self.hidden_bias, self._shape
+    def _encode(self, z: Array, *, out: Array, part: Part | None = None) -> None:
+        (scratch, own, _), weight, bias = part or self._whole, self._filters, self.hidden_bias
         places, units = self._places[: len(z)], self.settings.hidden_units
-        kernels.convolve(z, weight, bias, out, places, self._scratch, shape, units)
+        kernels.convolve(z, weight, bias, out, places, scratch, self._shape, units, own)
+
+    def _down(self, h: Array, *, out: Array, part: Part | None = None) -> None:
+        (scratch, _, own), places = part or self._whole, self._places[: len(h)]
+        kernels.convolve_back(h, places, self._decoder_filters, out, scratch, self._shape, own)
 
     def _decode(self, h: Array, *, out: Array) -> None:
-        shape, places = self._shape, self._places[: len(h)]
-        kernels.convolve_back(h, places, self._decoder_filters, out, self._scratch, shape)
-        kernels.visible_means(out, self.visible_bias, shape, self.settings.visible_units)
+        self._down(h, out=out)
+        kernels.visible_means(out, self.visible_bias, self._shape, self.settings.visible_units)
 
-    def _decode_back(self, y_delta: Array, *, out: Array) -> None:
-        places = self._places[: len(y_delta)]
-        kernels.convolve_at(y_delta, self._decoder_filters, places, out, self._scratch, self._shape)
+    def _decode_back(self, y_delta: Array, *, out: Array, part: Part | None = None) -> None:
+        (scratch, own, _), places = part or self._whole, self._places[: len(y_delta)]
+        weight, shape = self._decoder_filters, self._shape
+        kernels.convolve_at(y_delta, weight, places, out, scratch, shape, own)
 
     def _fill(self, n: int, *, share: float) -> None:
-        shape = self._shape
-        dW, da, db, *dU = self.gradients
-        z_and_y_delta, h_delta_and_h = self._z_and_y_delta[: 2 * n], self._h_delta_and_h[: 2 * n]
-        (z, y_delta), (h_delta, h) = np.split(z_and_y_delta, 2), np.split(h_delta_and_h, 2)
-        places, scratch, filters = self._places[: 2 * n], self._scratch, (shape.fan_in, -1)
+        (_, da, db, *_), shape = self.gradients, self._shape
+        y_delta, h_delta = self._z_and_y_delta[n : 2 * n], self._h_delta_and_h[:n]
         code = shape.output.height * shape.output.width
         y_delta /= np.float32(code)
         h_delta /= np.float32(code)
-        if dU:
-            kernels.convolve_gradient(
-                y_delta, h, places[:n], dU[0].reshape(filters), scratch, shape
-            )
-            kernels.convolve_gradient(z, h_delta, places[:n], dW.reshape(filters), scratch, shape)
-        else:
-            np.copyto(places[n:], places[:n])
-            both = z_and_y_delta, h_delta_and_h, places
-            kernels.convolve_gradient(*both, dW.reshape(filters), scratch, shape)
+        self._fill_weights(n)
         kernels.sum_channels(y_delta, shape, out=da)
         da *= np.float32(code / (shape.height * shape.width))
         multiply(self._ones[: n * code], h_delta.reshape(-1, shape.filters), out=db)
+
+    def _fill_weights(self, n: int, part: Part | None = None) -> None:
+        """Fill the gradients of filters from both deltas, which have their sign and share."""
+        (dW, _, _, *dU), (scratch, own, _) = self.gradients, part or self._whole
+        shape, places = self._shape, self._places[: 2 * n]
+        both = self._z_and_y_delta[: 2 * n], self._h_delta_and_h[: 2 * n]
+        products = [(*both, places, dW)]
+        if dU:
+            (z, y_delta), (h_delta, h) = (np.split(stacked, 2) for stacked in both)
+            products = [(y_delta, h, places[:n], dU[0]), (z, h_delta, places[:n], dW)]
+        else:
+            by_filter = places.reshape(2 * n, -1, shape.filters)[:, :, own]
+            np.copyto(by_filter[n:], by_filter[:n])
+        for x, delta, kept, gradient in products:
+            into = gradient.reshape(shape.fan_in, -1)
+            kernels.convolve_gradient(x, delta, kept, into, scratch, shape, own)
+
+
+class ByFilters(LearnerStep):
+    """The filters and channels of a learner, dealt out to shards: what its steps share.
+
+    Parameters
+    ----------
+    learner : Learner
+    shape : ConvolutionShape
+        The shape of its products.
+    shards : int
+    """
+
+    learner: Any
+
+    def __init__(self, learner: Any, shape: ConvolutionShape, shards: int) -> None:
+        super().__init__(learner)
+        self._shape = shape
+        size = max(kernels.scratch_size(shape), kernels.scratch_size(shape.unpooled))
+        cuts = slices_of(shape.filters, shards), slices_of(shape.channels, shards)
+        self._parts = [Part(np.empty(size, np.float32), *cut) for cut in zip(*cuts, strict=True)]
+        self._errors = [0.0] * shards
+
+    def train_step(
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
+    ) -> float:
+        """Train on some rows of X; return their summed squared reconstruction error."""
+        self._X, self._rows, self._epoch, self._step = X, rows, epoch, step
+        self._errors = [0.0] * len(self._errors)
+        run([*self._phases(), self._move], len(self._errors))
+        return ordered_sum(self._errors, 0.0)
+
+    @abstractmethod
+    def _phases(self) -> list[Phase]:
+        """Return the phases from the rows to the gradients."""
+
+    def _address(self, purpose: Purpose, shard: int) -> Address:
+        address: Address = self.learner.address(purpose, self._epoch, self._step)
+        return address._replace(shard=shard)
+
+    def _own_rows(self, shard: int) -> slice:
+        return slices_of(len(self._rows), len(self._errors))[shard]
+
+    def _halves(self, array: Array) -> tuple[Array, Array]:
+        """Return two arrays of the minibatch that lie one above the other."""
+        n = len(self._rows)
+        return array[:n], array[n : 2 * n]
+
+    def _of_filters(self, maps: Array, shard: int) -> Array:
+        """Return a shard's filters of codes or maps, a view with a row a position."""
+        return maps.reshape(-1, self._shape.filters)[:, self._parts[shard].filters]
+
+    def _of_channels(self, images: Array, shard: int) -> Array:
+        """Return a shard's channels of images, a view with a row an image or a pixel."""
+        own, pixels = self._parts[shard].channels, self._shape.height * self._shape.width
+        if self._shape.channels_first:
+            return images[:, own.start * pixels : own.stop * pixels]
+        return images.reshape(-1, self._shape.channels)[:, own]
+
+    def _take_visible_means(self, images: Array, shard: int) -> Array:
+        """Replace the inputs of a shard's channels by the means of their units; return these."""
+        own, units = self._parts[shard].channels, self.learner.settings.visible_units
+        found, bias = self._of_channels(images, shard), self.learner.visible_bias[own]
+        if not self._shape.channels_first:
+            return means(found, bias, units)
+        part = replace(self._shape, channels=own.stop - own.start, groups=1)
+        return kernels.visible_means(found, bias, part, units)
+
+    def _sum_channels(self, images: Array, shard: int) -> Array:
+        """Return the sums of a shard's channels over images and pixels."""
+        found = self._of_channels(images, shard)
+        own, pixels = self._parts[shard].channels, self._shape.height * self._shape.width
+        if self._shape.channels_first:
+            found = found.reshape(len(images), own.stop - own.start, pixels)
+        sums: Array = found.sum(axis=(0, 2) if self._shape.channels_first else 0)
+        return sums
+
+    def _move(self, shard: int) -> None:
+        """Move a slice of the parameters along their gradients."""
+        learner = self.learner
+        for i, gradient in enumerate(learner.gradients):
+            own, flat = slices_of(gradient.size, len(self._errors))[shard], gradient.reshape(-1)
+            for block in blocks_in(own, LONG_BLOCK):
+                learner.update_slice(i, block, flat[block], epoch=self._epoch)
+
+
+class RBMByFilters(ByFilters):
+    """The steps of a convolutional RBM by CD-k, without persistent chains or dropout."""
+
+    def __init__(self, learner: Any, shards: int) -> None:
+        super().__init__(learner, learner.maps, shards)
+        self._v, self._h, self._states, noise, self._difference = learner.buffers
+        self._noise = noise.reshape(-1)
+        self._negative = np.empty((self._shape.fan_in, self._shape.filters), np.float32)
+        self._none = np.empty(0, dtype=np.float32)
+
+    def _phases(self) -> list[Phase]:
+        phases: list[Phase] = [self._gather]
+        for k in range(self.learner.settings.cd_steps):
+            phases += [partial(self._draw, k), self._down]
+        return [*phases, self._fill]
+
+    def _gather(self, shard: int) -> None:
+        own = self._own_rows(shard)
+        self.learner.backend.gather(self._X, self._rows[own], out=self._v[own])
+
+    def _up(self, k: int, shard: int) -> Array:
+        """Fill the inputs of a shard's hidden units, from the data or from the reconstruction."""
+        v, h = self._halves(self._v)[min(k, 1)], self._halves(self._h)[min(k, 1)]
+        self.learner._up(v, out=h, part=self._parts[shard])
+        return self._of_filters(h, shard)
+
+    def _draw(self, k: int, shard: int) -> None:
+        """Draw a shard's hidden states for the k-th reconstruction."""
+        rbm, own, n = self.learner, self._parts[shard].filters, len(self._rows)
+        inputs, states = self._up(k, shard), self._of_filters(self._states[:n], shard)
+        first = len(self._states) * self._shape.positions * own.start
+        noise = self._noise[first:][: inputs.size].reshape(inputs.shape)
+        bias, units = rbm.hidden_bias[own], rbm.settings.hidden_units
+        address = self._address(Purpose.HIDDEN, shard | k << 32)
+        sample_states(inputs, bias, units, address, noise=noise, out=states)
+
+    def _down(self, shard: int) -> None:
+        """Reconstruct a shard's channels."""
+        n, own, v1 = len(self._rows), self._parts[shard].channels, self._halves(self._v)[1]
+        if own.start == own.stop:  # fewer channels than shards
+            return
+        self.learner._down(self._states[:n], out=v1, part=self._parts[shard])
+        found = self._take_visible_means(v1, shard)
+        given = self._of_channels(self._v[:n], shard)
+        out = self._of_channels(self._difference[:n], shard)
+        self._errors[shard] = squared_error(given, found, out=out)
+
+    def _fill(self, shard: int) -> None:
+        """Find a shard's hidden means of the reconstruction, and its gradients."""
+        rbm, n, shape = self.learner, len(self._rows), self._shape
+        scratch, own, channels = self._parts[shard]
+        h1 = means(self._up(1, shard), rbm.hidden_bias[own], rbm.settings.hidden_units)
+        dW, da, db = rbm.gradients
+        into = dW.reshape(self._negative.shape)
+        halves = zip(self._halves(self._v), self._halves(self._h), strict=True)
+        for (v, h), gradient in zip(halves, (into, self._negative), strict=True):
+            kernels.convolve_gradient(v, h, self._none, gradient, scratch, shape, own)
+        into[:, own] -= self._negative[:, own]
+        into[:, own] *= np.float32(1 / (n * shape.positions))
+        sums = [self._sum_channels(half, shard) for half in self._halves(self._v)]
+        pixels = shape.height * shape.width
+        da[channels] = (sums[0] - sums[1]) * np.float32(1 / (n * pixels))
+        h0 = self._of_filters(self._h[:n], shard)
+        db[own] = rbm.bias_gradient(h0, h1, n * shape.positions)
+
+
+class AutoencoderByFilters(ByFilters):
+    """The steps of a convolutional autoencoder, denoising or not."""
+
+    def __init__(self, learner: Any, shards: int) -> None:
+        super().__init__(learner, learner.current().shape, shards)
+        self._x, self._y, self._stacked, self._deltas = learner.buffers
+        self._positions = self._shape.output.height * self._shape.output.width
+
+    def _phases(self) -> list[Phase]:
+        return [self._gather, self._encode, self._decode, self._fill]
+
+    def _gather(self, shard: int) -> None:
+        learner, own, (z, _) = self.learner, self._own_rows(shard), self._halves(self._stacked)
+        learner.backend.gather(self._X, self._rows[own], out=self._x[own])
+        np.copyto(z[own], self._x[own])
+        settings = learner.settings
+        if settings.corruption is not None and own.start < own.stop:
+            draws = learner.backend.generator(self._address(Purpose.CORRUPTION, shard))
+            kind, amount = settings.corruption
+            corrupt(z[own], kind, amount, draws, settings.limits)
+
+    def _encode(self, shard: int) -> None:
+        """Find a shard's filters of the code."""
+        (z, _), (_, code) = map(self._halves, (self._stacked, self._deltas))
+        self.learner._encode(z, out=code, part=self._parts[shard])
+
+    def _decode(self, shard: int) -> None:
+        """Reconstruct a shard's channels, and find the derivative of their loss."""
+        learner, n, own = self.learner, len(self._rows), self._parts[shard].channels
+        if own.start == own.stop:
+            return
+        settings, y, (_, y_delta) = learner.settings, self._y[:n], self._halves(self._stacked)
+        _, code = self._halves(self._deltas)
+        learner._down(code, out=y, part=self._parts[shard])
+        found = self._take_visible_means(y, shard)
+        given, delta = (self._of_channels(array, shard) for array in (self._x[:n], y_delta))
+        self._errors[shard] = output_delta(
+            given, found, settings.visible_units, settings.loss, out=delta
+        )
+        # The loss is averaged over rows, which are pixels where channels lie side by side.
+        delta *= np.float32(-len(given) / (n * self._positions))
+
+    def _fill(self, shard: int) -> None:
+        """Find the derivative by a shard's filters of the code, and the shard's gradients."""
+        learner, n, shape, part = self.learner, len(self._rows), self._shape, self._parts[shard]
+        (_, y_delta), (h_delta, code) = map(self._halves, (self._stacked, self._deltas))
+        learner._decode_back(y_delta, out=h_delta, part=part)
+        mine, means = (self._of_filters(array, shard) for array in (h_delta, code))
+        times_derivative(mine, means, learner.settings.hidden_units)
+        learner._fill_weights(n, part)
+        _, da, db, *_ = learner.gradients
+        share = np.float32(self._positions / (shape.height * shape.width))
+        da[part.channels] = self._sum_channels(y_delta, shard) * share
+        db[part.filters] = mine.sum(axis=0)

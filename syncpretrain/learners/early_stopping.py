@@ -39,43 +39,37 @@ class EarlyStopping:
         The seed of the pseudo-likelihood's estimate.
     missing : bool
         True if values of the layer's input may be missing, and are marked.
+
+    Attributes
+    ----------
+    state : tuple of float and int
+        The best value so far, for the gap the last one, and the epochs since that were worse.
     """
 
     def __init__(self, metric: str, patience: int, *, seed: int = 0, missing: bool = False) -> None:
         self._metric, self._patience, self._seed = metric, patience, seed
         self._missing = missing
-        self._best = math.inf  # for the gap: the last epoch's
-        self._bad = 0
-
-    @property
-    def state(self) -> tuple[float, int]:
-        """The best value so far, and the number of epochs since that were worse."""
-        return self._best, self._bad
-
-    @state.setter
-    def state(self, state: tuple[float, int]) -> None:
-        self._best, self._bad = state
+        self.state = math.inf, 0
 
     @property
     def is_over(self) -> bool:
         """True if the newest answer was yes."""
-        return self._bad >= self._patience
+        return self.state[1] >= self._patience
 
     def stops(self, layer: Layer, train: Array, held_out: Array) -> bool:
         """Record the layer after an epoch; return whether that was its last.
 
         ``train`` and ``held_out`` are samples of the layer's input.
         """
+        best, bad = self.state
         if self._metric == "free-energy-gap":
             samples = (free_energy(layer, X, missing=self._missing) for X in (train, held_out))
             gap, error = _gap(*samples)
-            worse = gap > self._best and gap > ERROR_BARS * error
-            self._best = gap
+            worse, best = gap > best and gap > ERROR_BARS * error, gap
         else:
             loss = self._loss(layer, held_out)
-            worse = not loss < self._best
-            self._best = min(self._best, loss)
-        self._bad = self._bad + 1 if worse else 0
+            worse, best = not loss < best, min(best, loss)
+        self.state = best, bad + 1 if worse else 0
         return self.is_over
 
     def _loss(self, layer: Layer, X: Array) -> float:

@@ -10,8 +10,8 @@ import numpy as np
 
 from syncpretrain.data.scaling import Scaling, column_means
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.contrastive_divergence import FixedDraws
 from syncpretrain.kernels.convolution import sum_channels
-from syncpretrain.kernels.fixed_draws import FixedDraws
 from syncpretrain.kernels.precision import precision_of
 from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Layer
 from syncpretrain.models.stack import Stack

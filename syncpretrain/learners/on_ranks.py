@@ -36,7 +36,7 @@ from syncpretrain.kernels.averaging import add_subtrees, add_tree, subtrees
 from syncpretrain.kernels.program import Phase, PhaseRunner, Program, in_turn
 from syncpretrain.learners.base import copy_hidden
 from syncpretrain.learners.by_examples import ByExamples
-from syncpretrain.learners.by_units import ByUnits
+from syncpretrain.learners.steps import ByUnits
 
 
 class StepOnRanks:

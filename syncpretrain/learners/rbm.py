@@ -16,7 +16,6 @@ from syncpretrain.kernels import activations, conditions
 from syncpretrain.kernels import contrastive_divergence as cd
 from syncpretrain.kernels.arrays import Array, Rows, slices_of
 from syncpretrain.kernels.backprop import squared_error
-from syncpretrain.kernels.fixed_draws import sample_fixed
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.first_layers import first_layer
 from syncpretrain.models.layer import Layer
@@ -52,7 +51,7 @@ class BaseRBM(Learner):
         # Activities are averaged over dropped units too; their means are 0.
         self._target = settings.sparsity_target * (1 - settings.hidden_dropout)
         super().__init__(layer, first, settings)
-        self._sample = sample_fixed if self.precision.name == "own" else cd.sample_states
+        self._sample = cd.sample_fixed if self.precision.name == "own" else cd.sample_states
 
     def _allocate(self, rows: int) -> None:
         visible, hidden = self._units.visible, self._units.hidden

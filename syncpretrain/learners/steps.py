@@ -1,22 +1,32 @@
-"""The protocol of a training step, and the steps of a minibatch that is not cut into shards.
+"""The protocol of a training step, steps of a whole minibatch, and the steps of an RBM by units.
 
 A whole step is the gradient and then the update; on a device that has a fused form of contrastive
 divergence it is four launches.
+
+*By units*, contrastive divergence is a program, with the units of an RBM dealt out to shards. It is
+model parallelism inside a layer, as the columns of Yadan et al. 2013, in shared memory: a shard
+computes its hidden units of all examples, then its visible ones, and moves the weights of its
+visible units itself. No gradient is exchanged, which serves small minibatches: for these, averaging
+costs most compared with the products. With one shard it is the whole step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from syncpretrain.backends.fused import FusedArrays, Pace
-from syncpretrain.kernels.arrays import Array, Rows
-from syncpretrain.kernels.program import PhaseRunner, in_turn
+from syncpretrain.kernels.arrays import Array, Rows, slices_of
+from syncpretrain.kernels.operations import Operation
+from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.models.layer import Layer
-from syncpretrain.rng import Address, Purpose
+from syncpretrain.rng import Purpose
+from syncpretrain.units.kinds import kind_of
 
 if TYPE_CHECKING:
     from syncpretrain.backends.cuda_fused import CudaFused
@@ -164,24 +174,14 @@ class FusedDivergence(LearnerStep):
         self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
     ) -> float:
         """Train on some rows of X; return their summed squared reconstruction error."""
-        rbm, settings = self.learner, self.learner.settings
-        addresses = [
-            Address(rbm.seed, Purpose.HIDDEN, rbm.layer, epoch, step, k << 32)
-            for k in range(settings.cd_steps)
-        ]
+        rbm, numbers = self.learner, range(self.learner.settings.cd_steps)
+        addresses = [rbm.address(Purpose.HIDDEN, epoch, step, k) for k in numbers]
         draws = [(*address.key, *address.counter) for address in addresses]
-        momentum, decay = settings.momentum.at(epoch), settings.weight_decay
-        pace = Pace(momentum, rbm.learning_rate, decay, settings.l1)
-        given, numbers = (
-            (X, rows) if self._fused.takes(X, rows) else (self._gathered(X, rows), None)
-        )
-        error: float = self._fused(given, numbers, draws, pace)
+        own: tuple[Any, Any] = X, rows
+        if not self._fused.takes(X, rows):
+            own = rbm.backend.gather(X, rows, out=rbm.buffers[0][: len(rows)]), None
+        error: float = self._fused(*own, draws, Pace(**rbm.rates(epoch)))
         return error
-
-    def _gathered(self, X: Array, rows: Rows) -> Array:
-        """Return rows in an array of their own."""
-        v, *_ = self.learner.buffers
-        return self.learner.backend.gather(X, rows, out=v[: len(rows)])  # type: ignore[no-any-return]
 
 
 def fused_step_of(rbm: RBM) -> FusedDivergence | None:
@@ -195,3 +195,118 @@ def fused_step_of(rbm: RBM) -> FusedDivergence | None:
     )
     fused = rbm.backend.fused_step(arrays)
     return None if fused is None else FusedDivergence(rbm, fused)
+
+
+class ByUnits(LearnerStep):
+    """The steps of an RBM by CD-k.
+
+    Parameters
+    ----------
+    rbm : RBM
+        An RBM without persistent chains, sparsity or dropout.
+    shards : int
+
+    Attributes
+    ----------
+    own : list of tuple of slice
+        The visible and the hidden units of each shard.
+    """
+
+    learner: RBM
+
+    def __init__(self, rbm: RBM, shards: int) -> None:
+        super().__init__(rbm)
+        self._v, self._h, self._states, noise, self._difference = rbm.buffers
+        self._noise = noise.reshape(-1)
+        visible, hidden = rbm.weight.shape
+        self._scratch = np.empty(hidden, dtype=np.float32)
+        self.own = list(zip(slices_of(visible, shards), slices_of(hidden, shards), strict=True))
+        self._programs: dict[int, Program] = {}  # by the size of a minibatch
+
+    def train_step(
+        self, X: Array, rows: Rows, *, epoch: int, step: int, run: PhaseRunner = in_turn
+    ) -> float:
+        """Train on some rows of X; return their summed squared reconstruction error."""
+        n = len(rows)
+        if n not in self._programs:
+            self._programs[n] = Program(self.operations(n), len(self.own))
+        program = self._programs[n]
+        self.take(X, rows)
+        self.prepare(program, epoch=epoch, step=step)
+        run(program, program.shards)
+        return float(program.results.sum())
+
+    def take(self, X: Array, rows: Rows) -> None:
+        """Take a minibatch."""
+        np.take(X, rows, axis=0, out=self._v[: len(rows)], mode="clip")  # "raise" would buffer
+
+    def prepare(self, program: Program, *, epoch: int, step: int) -> None:
+        """Set what differs from step to step."""
+        rbm = self.learner
+        program.prepare(
+            rate=rbm.learning_rate,
+            momentum=rbm.settings.momentum.at(epoch),
+            address=rbm.address(Purpose.HIDDEN, epoch, step),
+        )
+
+    def operations(self, n: int) -> list[list[list[Operation]]]:
+        """Return the phases of a step on minibatches of n examples, by shard."""
+        shards = range(len(self.own))
+        phases = []
+        for k in range(self.learner.settings.cd_steps):
+            phases += [[self._draw(n, k, s) for s in shards], [self._down(n, s) for s in shards]]
+        phases += [[self._up(n, s) for s in shards], [self._move(n, s) for s in shards]]
+        return phases
+
+    def _draw(self, n: int, k: int, shard: int) -> list[Operation]:
+        """Draw a part of the hidden states for the k-th reconstruction, from v0 or v1."""
+        rbm, (_, own) = self.learner, self.own[shard]
+        half = slice(n, 2 * n) if k else slice(n)
+        inputs, states, units = self._h[half, own], self._states[:n, own], rbm.settings.hidden_units
+        # The noise of each shard is a piece of one flat buffer, in one piece as NumPy's generators
+        # fill it. Shards before this one have ``own.start`` units, with room for ``rows`` numbers
+        # each in the largest minibatch, so pieces never overlap. With one shard the piece is the
+        # whole buffer, filled row by row as for the whole step.
+        rows = len(self._states)
+        noise = self._noise[rows * own.start :][: inputs.size].reshape(inputs.shape)
+        bias = rbm.hidden_bias[own]
+        # A draw's address has the shard in its low 32 bits, and above them the number k of the
+        # reconstruction, so that no two draws of a step share one. A draw is a function of its
+        # address: bits depend on the number of shards, never on who works them; and with one shard
+        # (0 | k << 32) the addresses and the bits are the ones of ``RBM.gradient``.
+        is_fixed = rbm.precision.name == "own" and kind_of(units).noise == "normal"
+        draw = "sample_fixed" if is_fixed else "sample_states"
+        return [
+            (rbm.precision.operation, self._v[half], rbm.weight[:, own], inputs),
+            (draw, inputs, bias, noise, states, units, shard | k << 32),
+        ]
+
+    def _down(self, n: int, shard: int) -> list[Operation]:
+        """Reconstruct a part of the visible units."""
+        rbm, (own, _) = self.learner, self.own[shard]
+        v0, v1 = self._v[:n, own], self._v[n : 2 * n, own]
+        return [
+            (rbm.precision.operation, self._states[:n], rbm.weight[own].T, v1),
+            ("means", v1, rbm.visible_bias[own], rbm.settings.visible_units),
+            ("squared_error", v0, v1, self._difference[:n, own], shard),
+        ]
+
+    def _up(self, n: int, shard: int) -> list[Operation]:
+        """Find a part of the hidden means of the reconstruction."""
+        rbm, (_, own) = self.learner, self.own[shard]
+        h1 = self._h[n : 2 * n, own]
+        return [
+            (rbm.precision.operation, self._v[n : 2 * n], rbm.weight[:, own], h1),
+            ("means", h1, rbm.hidden_bias[own], rbm.settings.hidden_units),
+        ]
+
+    def _move(self, n: int, shard: int) -> list[Operation]:
+        """Move the weights of a part of the visible units, and both parts' biases."""
+        rbm, (visible, hidden) = self.learner, self.own[shard]
+        v, h, (dW, da, db) = self._v[: 2 * n, visible], self._h[: 2 * n], rbm.gradients
+        own_h, scratch = h[:, hidden], self._scratch[hidden]
+        return [
+            ("phase_differences", v, own_h, da[visible], db[hidden], scratch, n),
+            (rbm.precision.operation, v.T, h, dW[visible]),
+            *(rbm.update_operation(i, own) for i, own in enumerate((visible, visible, hidden))),
+        ]

@@ -1,4 +1,8 @@
-"""Diagnosis of a result: figures of each layer, and sentences on failures with remedies to try.
+"""Diagnosis of a result: errors and figures, and sentences on failures with remedies to try.
+
+The reconstruction error, of each layer or of the whole stack, is the squared error summed over the
+units of an example and averaged over examples, without sampling. For Gaussian visible units it is
+measured on the standardized examples. A missing value has no error.
 
 The reconstruction error alone says little about how well an RBM models its data (Hinton 2010,
 section 5): the free-energy gap, the likelihood and the number of idle units say more. An error has
@@ -9,14 +13,17 @@ of errors of always predicting the most frequent one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from syncpretrain.data.dataset import PARTS, Dataset, is_labelled
 from syncpretrain.data.examples import evenly_spaced, has_missing
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.backprop import squared_error
+from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.layer import DenseLayer, Layer, blocks_through, up_through
 from syncpretrain.models.likelihood import free_energy, log_z, pseudo_likelihood
 from syncpretrain.models.stack import Stack
@@ -26,6 +33,7 @@ from syncpretrain.units.kinds import kind_of
 ROWS = 1000  # rows of each part, evenly spaced: enough for these means
 NEAR_LIMIT = 0.01  # a unit so near to a limit on every example carries no information
 ROWS_MEASURED = 500  # rows at once, in several arrays as wide as the data
+ROWS_AT_ONCE = 1000  # the same for errors alone
 MOST_CONSTANT = 0.5  # largest share of constant units in a good layer
 LEAST_CHANGE = 0.05  # smallest range, over the examples, of a unit that carries information
 GROWN = 1.05  # an error has grown beyond this many times the first epoch's: less is noise
@@ -81,12 +89,12 @@ def diagnose_layers(
     return found
 
 
-def baselines(stack: Stack, X: Any) -> list[Baseline]:
+def baselines(stack: Stack, X: Any, at_once: int = ROWS_MEASURED) -> list[Baseline]:
     """Return the figures of each layer on examples of shape (n, input units); [] without any."""
     if not len(X):
         return []
     found = [_Measured(layer.shape.biases[1]) for layer in stack.layers]
-    for rows in map(np.asarray, blocks_through(stack.layers, X, ROWS_MEASURED)):
+    for rows in map(np.asarray, blocks_through(stack.layers, X, at_once)):
         below = stack.prepared(rows, missing=True)
         lost = np.isnan(rows) if rows.dtype.kind == "f" else None
         for layer, measured in zip(stack.layers, found, strict=True):
@@ -95,6 +103,83 @@ def baselines(stack: Stack, X: Any) -> list[Baseline]:
             below, lost = above, None
     units = (layer.hidden_units for layer in stack.layers)
     return [measured.baseline(name) for measured, name in zip(found, units, strict=True)]
+
+
+def layer_errors(stack: Stack, X: Array) -> tuple[float, ...] | None:
+    """Return each layer's own error: up this layer and down again, from the layer's input.
+
+    Parameters
+    ----------
+    stack : Stack
+    X : ndarray of shape (n_examples, input units), float32
+
+    Returns
+    -------
+    tuple of float, one a layer, or None without examples
+    """
+    return tuple(layer.error for layer in baselines(stack, X, ROWS_AT_ONCE)) or None
+
+
+def stack_error(stack: Stack, X: Array) -> float | None:
+    """Return the error of going up all layers and down again (Santara et al. 2016, table 2).
+
+    Return None without examples.
+    """
+    if not len(X):
+        return None
+    total = 0.0
+    for rows in blocks_through(stack.layers, X, ROWS_AT_ONCE):
+        lost, rows = np.isnan(rows), stack.prepared(rows, missing=True)
+        down = stack.down(stack.up(rows))
+        as_documents(down, rows, stack.units[0])
+        down[lost] = 0
+        total += squared_error(rows, down, out=down)
+    return total / len(X)
+
+
+def accuracies(stack: Stack, data: Dataset) -> dict[str, float | None] | None:
+    """Return a classifier's share of right classes on each part's labelled rows, else None.
+
+    A part without labelled rows has None. A class that the stack does not know counts as wrong.
+    """
+
+    def share(found: NDArray[Any], labels: NDArray[Any]) -> float:
+        return float((found == labels).mean())
+
+    return _by_part(stack, data, "classification", share)
+
+
+def regression_errors(
+    stack: Stack, data: Dataset
+) -> dict[str, dict[str, float | None] | None] | None:
+    """Return a regression's error on each part's rows with a target, else None.
+
+    ``rmse`` is the root of the mean squared error, ``r2`` the predicted share of the targets'
+    variance: 0 for a constant guess, 1 at best, None if all targets are equal. A part without
+    targets has None.
+    """
+
+    def errors(found: NDArray[Any], labels: NDArray[Any]) -> dict[str, float | None]:
+        y = labels.astype(np.float64)
+        error, spread = float(np.square(found - y).mean()), float(y.var())
+        return {"rmse": math.sqrt(error), "r2": 1 - error / spread if spread else None}
+
+    return _by_part(stack, data, "regression", errors)
+
+
+def _by_part(
+    stack: Stack, data: Dataset, kind: str, measured: Callable[[NDArray[Any], NDArray[Any]], Any]
+) -> dict[str, Any] | None:
+    """Return what is measured of the predictions and the targets of each part, if it has some."""
+    if stack.head is None or stack.head.kind != kind:
+        return None
+    found: dict[str, Any] = {}
+    for part in PARTS:
+        X, labels = getattr(data, part), data.targets(part)
+        found[part] = None
+        if labels is not None and (rows := is_labelled(labels)).any():
+            found[part] = measured(stack.predict(X[rows]), labels[rows])
+    return found
 
 
 def mean_error(X: Array) -> float:

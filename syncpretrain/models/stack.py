@@ -562,16 +562,16 @@ class Stack:
         DataError
             If the network is no plain stack of dense layers.
         """
-        from syncpretrain.models.export.foreign import layers_of_torch, model_of
+        from syncpretrain.models.export.foreign import model_of, torch_parts
 
-        return cls(*model_of(layers_of_torch, network, decoder, **options))
+        return cls(*model_of(torch_parts, network, decoder, **options))
 
     @classmethod
     def from_keras(cls: type[S], network: Any, decoder: Any = None, **options: Any) -> S:
         """Return a stack of the dense layers of a Keras model; see :meth:`from_torch`."""
-        from syncpretrain.models.export.foreign import layers_of_keras, model_of
+        from syncpretrain.models.export.foreign import keras_parts, model_of
 
-        return cls(*model_of(layers_of_keras, network, decoder, **options))
+        return cls(*model_of(keras_parts, network, decoder, **options))
 
     def _built(self, module: str, part: str | None) -> Any:
         own = import_module(f"syncpretrain.models.export.{module}")

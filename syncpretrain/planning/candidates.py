@@ -250,7 +250,7 @@ def _simulated_stream(task: Task, settings: PretrainSettings, timings: Timings) 
         workers=settings.workers or 1,
         replicas=settings.replicas,
     )
-    return Simulated(run.seconds, settings.epochs, (0,) * len(costs))
+    return run._replace(epochs=settings.epochs, buffers=(0,) * len(costs))
 
 
 def _bytes(task: Task, settings: PretrainSettings, run: Simulated) -> int:

@@ -13,8 +13,8 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.planning.asynchronous import AsyncPlan, predict_async
 from syncpretrain.planning.candidates import Candidate, Task, candidates, settings_with
-from syncpretrain.planning.exchange import exchanges, handover_seconds
 from syncpretrain.planning.measure import is_on_gpus, timings_of
+from syncpretrain.planning.probes import exchanges, handover_seconds
 from syncpretrain.planning.timings import CORE, GPU, Timings, place_of_timings, remembered
 from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.settings.fields import MAX_WORKERS

@@ -23,8 +23,8 @@ from syncpretrain.parallel.available_memory import available_bytes
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.asynchronous import async_seconds
 from syncpretrain.planning.candidates import Task, simulated
-from syncpretrain.planning.exchange import exchanges, handover_seconds
 from syncpretrain.planning.measure import is_on_gpus, measure, timings_of
+from syncpretrain.planning.probes import exchanges, handover_seconds
 from syncpretrain.planning.timings import CORE
 from syncpretrain.planning.tuning import async_stage, minibatch_seconds
 from syncpretrain.pretraining import memory

@@ -59,8 +59,8 @@ class Simulated(NamedTuple):
     """
 
     seconds: float
-    epochs: tuple[int, ...]
-    buffers: tuple[int, ...]
+    epochs: tuple[int, ...] = ()
+    buffers: tuple[int, ...] = ()
     transforms: tuple[int, ...] = ()
     busy: tuple[float, ...] = ()
 
@@ -211,13 +211,6 @@ class StreamCost(NamedTuple):
     handover: float = 0.0
 
 
-class Streamed(NamedTuple):
-    """Predicted result of a stream: its seconds, and the seconds that each layer is busy."""
-
-    seconds: float
-    busy: tuple[float, ...]
-
-
 def play_stream(
     plans: Sequence[StreamPlan],
     costs: Sequence[StreamCost],
@@ -228,8 +221,8 @@ def play_stream(
     workers: int,
     replicas: Sequence[int],
     links: Collection[int] = (),
-) -> Streamed:
-    """Play a stream to its end.
+) -> Simulated:
+    """Play a stream to its end; return its seconds, and the seconds that each layer is busy.
 
     Parameters
     ----------
@@ -266,7 +259,7 @@ def play_stream(
     whole = sum(plan.steps for plan in plans) / sum(plan.steps for plan in short)
     # The interpreter hands over one minibatch at a time: no number of workers is faster than that.
     seconds = max(clock, run.handing_over) * whole
-    return Streamed(seconds, tuple(whole * own for own in busy))
+    return Simulated(seconds, busy=tuple(whole * own for own in busy))
 
 
 def _next(

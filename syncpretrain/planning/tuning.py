@@ -27,8 +27,7 @@ from syncpretrain.learners.first_layers import untrained_stack
 from syncpretrain.models.stack import Stack
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.planning.asynchronous import AsyncPlan, AsyncStage, predict_stages
-from syncpretrain.planning.exchange import exchange_of
-from syncpretrain.planning.probes import Probe, Work, beside, measured, repeated
+from syncpretrain.planning.probes import Probe, Work, beside, exchange_of, measured, repeated
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings import FinetuneSettings, PretrainSettings, off_ranks
 from syncpretrain.settings.fields import ASYNC_DEFAULTS

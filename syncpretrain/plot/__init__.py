@@ -5,7 +5,6 @@ Each function draws on the given ``axes``, or on axes of a new figure. Matplotli
 """
 
 from syncpretrain.plot.course import learning_curves, space_time
-from syncpretrain.plot.images import filters, reconstructions
-from syncpretrain.plot.units import activities, codes
+from syncpretrain.plot.stacks import activities, codes, filters, reconstructions
 
 __all__ = ["activities", "codes", "filters", "learning_curves", "reconstructions", "space_time"]

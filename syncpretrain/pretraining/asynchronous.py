@@ -23,13 +23,14 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import Stopped, diverged, run_away
 from syncpretrain.models.layer import Layer, up_through
+from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import ReplicaFactory, Task, part_of, tasks_of
 from syncpretrain.parallel.signals import StopRequest
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import build_learner, build_learners, step_for
 from syncpretrain.pretraining.training import Driver
-from syncpretrain.schedule.reads import Reads
+from syncpretrain.schedule.kinds import Reads
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.activations import Split
 from syncpretrain.workers.replicas import replicas_in
@@ -196,7 +197,8 @@ class AsyncPretraining(Driver):
         if settings.runtime == "mpi":
             from syncpretrain.cluster.job import check_ranks, check_windows
 
-            check_ranks(settings.runtime, settings.precision)
+            # What "auto" will be: the examples are not there yet, and change nothing on the CPU.
+            check_ranks(settings.runtime, resolve_precision(settings.precision, settings.backend))
             check_windows(settings.exchange)
         return settings
 

@@ -11,22 +11,15 @@ from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.learners import convolution
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples, ByExamplesOnDevices
-from syncpretrain.learners.by_filters import AutoencoderByFilters, RBMByFilters
-from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.convolution import (
-    ConvolutionalAutoencoder,
-    ConvolutionalRBM,
-    convolutional_rbm,
-)
 from syncpretrain.learners.early_stopping import EarlyStopping, Outputs
 from syncpretrain.learners.rbm import RBM, SparseRBM
-from syncpretrain.learners.steps import MarkedStep, Step, WholeStep, fused_step_of
+from syncpretrain.learners.steps import ByUnits, MarkedStep, Step, WholeStep, fused_step_of
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.schedule.kinds import SCHEDULES, Fixed, Pace, ScheduleOptions
-from syncpretrain.schedule.reads import LayerPlan, Reads
+from syncpretrain.schedule.kinds import SCHEDULES, Fixed, LayerPlan, Pace, Reads, ScheduleOptions
 from syncpretrain.schedule.schedule import Schedule
 from syncpretrain.settings.checks import parsed_waking
 from syncpretrain.settings.fields import LayerSettings, MomentumSchedule
@@ -141,11 +134,11 @@ RBMS: dict[str, LearnerFactory] = {
     "dense": lambda layer, shape, own: (SparseRBM if own.sparse else RBM)(
         layer, shape.visible, shape.hidden, own
     ),
-    "convolution": convolutional_rbm,
+    "convolution": convolution.convolutional_rbm,
 }
 AUTOENCODERS: dict[str, LearnerFactory] = {
     "dense": lambda layer, shape, own: Autoencoder(layer, shape.visible, shape.hidden, own),
-    "convolution": ConvolutionalAutoencoder,
+    "convolution": convolution.ConvolutionalAutoencoder,
 }
 
 
@@ -247,10 +240,10 @@ def step_for(learner: Learner, shards: int, split: str, workers: int = 1) -> Ste
         return ByExamplesOnDevices(learner, shards, workers)
     if split == "examples":
         return ByExamples(learner, shards)
-    if split == "filters" and isinstance(learner, ConvolutionalRBM):
-        return RBMByFilters(learner, shards)
-    if split == "filters" and isinstance(learner, ConvolutionalAutoencoder):
-        return AutoencoderByFilters(learner, shards)
+    if split == "filters" and isinstance(learner, convolution.ConvolutionalRBM):
+        return convolution.RBMByFilters(learner, shards)
+    if split == "filters" and isinstance(learner, convolution.ConvolutionalAutoencoder):
+        return convolution.AutoencoderByFilters(learner, shards)
     if split == "units" and isinstance(learner, RBM):
         return ByUnits(learner, shards)
     raise ValueError(f"split: got {split} for {learner.model}, expected examples")

@@ -40,7 +40,7 @@ from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.pretraining.build_data import settled
 from syncpretrain.pretraining.driver import driver_for, rows_of
 from syncpretrain.pretraining.training import Driver
-from syncpretrain.schedule.reads import Reads
+from syncpretrain.schedule.kinds import Reads
 from syncpretrain.settings import ELSEWHERE, PretrainSettings
 from syncpretrain.settings.by_data import in_words
 from syncpretrain.settings.checks import check_blas_threads

@@ -37,8 +37,7 @@ from syncpretrain.parallel.signals import StopRequest
 from syncpretrain.pretraining import build
 from syncpretrain.pretraining.runtimes import RUNTIMES, EpochsRun, Runtime, versions_for, workers_of
 from syncpretrain.pretraining.training import Driver, Watch
-from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, UNTRAINED
-from syncpretrain.schedule.reads import Reads
+from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, UNTRAINED, Reads
 from syncpretrain.schedule.schedule import Command, Past, Release, Train
 from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.sections import PretrainSettings
@@ -323,6 +322,7 @@ class Pretraining(Driver):
             times=self._times,
             restarts=self._restarts,
             shares=build.rank_shares(self.settings),
+            below=self._trained.below,
         )
         runtime = RUNTIMES[self.settings.runtime](run)
         return runtime

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
 from syncpretrain.backends.base import Backend
+from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.memory import pretraining_bytes, shard_bytes
+from syncpretrain.schedule.schedule import Train
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.activations import Split
 from syncpretrain.workers.epochs import LinkedEpochs
@@ -47,6 +49,8 @@ class EpochsRun:
         For processes that die.
     shares : RankShares
         How many ranks may share a layer.
+    below : callable
+        Returns the versions that an epoch trains on, from layer 1 up, on the host.
     """
 
     worker_factories: Sequence[WorkerFactory]
@@ -56,6 +60,7 @@ class EpochsRun:
     times: Timeouts
     restarts: Restarts | None
     shares: RankShares
+    below: Callable[[Train], Sequence[Layer]]
 
     def workers(self) -> list[LayerWorker]:
         """Build the workers in this process."""
@@ -83,11 +88,11 @@ def _processes(run: EpochsRun) -> Runtime:
 
 def _mpi(run: EpochsRun) -> Runtime:
     from syncpretrain.cluster.job import member
-    from syncpretrain.workers.ranks.epochs import ChainVersions, RanksRuntime
+    from syncpretrain.workers.ranks.epochs import RanksRuntime, RemoteVersions
 
-    assert isinstance(run.versions, ChainVersions)
+    assert isinstance(run.versions, RemoteVersions)
     own = run.worker_factories, run.versions, run.blas_threads
-    return RanksRuntime(*own, member(), run.times, run.shares)
+    return RanksRuntime(*own, member(), run.below, run.times, run.shares)
 
 
 RUNTIMES: dict[str, Callable[[EpochsRun], Runtime]] = {
@@ -112,12 +117,12 @@ def versions_for(settings: PretrainSettings, data: Split, backend: Backend) -> V
         beside = pretraining_bytes(settings.shapes, **sizes) + shard_bytes(settings)
         return Versions(data, hidden, backend=backend, beside=beside)
     from syncpretrain.cluster.job import check_ranks
-    from syncpretrain.workers.ranks.epochs import ChainVersions
+    from syncpretrain.workers.ranks.epochs import RemoteVersions
 
     check_ranks(settings.runtime, settings.precision)
     matrices = 1 if settings.tied else 2
     numbers = [matrices * shape.weights + sum(shape.biases) for shape in settings.shapes]
-    return ChainVersions(data, hidden, parameters=numbers, backend=backend)
+    return RemoteVersions(data, hidden, parameters=numbers, backend=backend)
 
 
 def workers_of(settings: PretrainSettings) -> int:

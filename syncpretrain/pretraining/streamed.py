@@ -26,7 +26,7 @@ from syncpretrain.pretraining import memory
 from syncpretrain.pretraining.build import backend_of_layers, build_layer, rank_shares
 from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.pretraining.training import Driver, Watch
-from syncpretrain.schedule.reads import Reads
+from syncpretrain.schedule.kinds import Reads
 from syncpretrain.schedule.stream import StreamSchedule
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.activations import Split

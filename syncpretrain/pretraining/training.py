@@ -26,7 +26,7 @@ from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.signals import StopRequest, stop_on_signals
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining.build_data import build_data
-from syncpretrain.schedule.reads import Reads
+from syncpretrain.schedule.kinds import Reads
 from syncpretrain.settings.checks import check_weights
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.activations import Split

@@ -10,10 +10,9 @@ from string import Template
 
 from syncpretrain.errors import DataError, needed
 from syncpretrain.plot.canvas import check_drawing
-from syncpretrain.report.course import course_section, learning_section
+from syncpretrain.report.course import course_section, learning_section, schedules_section
 from syncpretrain.report.examples import Shown, compared_reconstructions, example_sections
 from syncpretrain.report.outcome import comparison_sections, configuration_section, outcome_section
-from syncpretrain.report.schedules import schedules_section
 from syncpretrain.report.section import Section
 from syncpretrain.runs.record import RunRecord
 from syncpretrain.shapes import ImageShape

@@ -18,8 +18,7 @@ from syncpretrain.errors import DataError
 from syncpretrain.models.couplings import couplings, has_couplings, outside_gauge
 from syncpretrain.models.mixing import Mixing
 from syncpretrain.models.stack import Stack
-from syncpretrain.plot import images as plots
-from syncpretrain.plot.units import activities_of, draw_activity, draw_codes
+from syncpretrain.plot import stacks as plots
 from syncpretrain.report.section import (
     Section,
     draw_svg,
@@ -178,7 +177,7 @@ def _bars(stack: Stack, values: NDArray[Any], label: str, name: str, text: str) 
 
 
 def _units(stack: Stack, shown: Shown) -> str:
-    found = activities_of(stack, shown.rows)
+    found = plots.activities_of(stack, shown.rows)
     panels, rows = [], []
     for activity in found:
         counts = ["-" if x is None else str(x) for x in (activity.dead, activity.saturated)]
@@ -187,7 +186,7 @@ def _units(stack: Stack, shown: Shown) -> str:
     depth = len(found)
     kept = found if depth <= MOST_HISTOGRAMS else [*found[: MOST_HISTOGRAMS - 1], found[-1]]
     for activity in kept:
-        draw = partial(draw_activity, activity=activity, is_code=activity.layer == depth)
+        draw = partial(plots.draw_activity, activity=activity, is_code=activity.layer == depth)
         label = f"Histogram of the activities of layer {activity.layer}"
         panels.append(figure(draw_svg(draw, name=f"units{activity.layer}", label=label)))
     text = (
@@ -201,7 +200,7 @@ def _units(stack: Stack, shown: Shown) -> str:
 
 def _codes(stack: Stack, shown: Shown) -> str:
     found = stack.encode(shown.rows)
-    draw = partial(draw_codes, found=found, labels=shown.labels)
+    draw = partial(plots.draw_codes, found=found, labels=shown.labels)
     text = f"The codes of {len(found):,} examples of {shown.name}, by principal components"
     text += "" if shown.labels is None else ", coloured by label"
     svg = draw_svg(draw, name="codes-map", label=text, size=(5.0, 4.3))

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.plot.images import ENLARGE, png_bytes
+from syncpretrain.plot.stacks import ENLARGE, png_bytes
 
 LEAST_SECONDS = 0.001  # of a stage that took place
 SHARP = 12  # times that a pixel of a small image is enlarged, at most

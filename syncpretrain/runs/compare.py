@@ -27,7 +27,7 @@ from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.tasks import Form, Part
 from syncpretrain.learners.first_layers import untrained_stack
-from syncpretrain.models.evaluation import accuracies, stack_error
+from syncpretrain.models.diagnosis import accuracies, stack_error
 from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.training import Driver

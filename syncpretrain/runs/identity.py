@@ -21,7 +21,7 @@ from syncpretrain.data.readers import FileStamp, KnownFile
 from syncpretrain.errors import CheckpointError, SettingsError
 from syncpretrain.kernels.native import ORDER_VARIABLE, ORDERS, available, bfloat16_order
 from syncpretrain.parallel.blas import loaded_libraries
-from syncpretrain.schedule.reads import Reads
+from syncpretrain.schedule.kinds import Reads
 from syncpretrain.settings import ELSEWHERE, Settings, off_ranks
 from syncpretrain.settings.fields import PER_LAYER
 

@@ -14,8 +14,13 @@ from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.dataset import PARTS, UNLABELLED, Dataset, is_labelled
 from syncpretrain.data.examples import evenly_spaced, has_missing
 from syncpretrain.data.scaling import spread
-from syncpretrain.models.diagnosis import baselines
-from syncpretrain.models.evaluation import accuracies, layer_errors, regression_errors, stack_error
+from syncpretrain.models.diagnosis import (
+    accuracies,
+    baselines,
+    layer_errors,
+    regression_errors,
+    stack_error,
+)
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.history import History
 from syncpretrain.parallel.blas import blas_limit, blas_threads

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -71,7 +71,7 @@ from syncpretrain.runs.folder import (
 )
 from syncpretrain.runs.identity import RunIdentity, check_resumable, identity_of, read_identity
 from syncpretrain.runs.metrics import measure, report_of
-from syncpretrain.schedule.reads import Reads
+from syncpretrain.schedule.kinds import Reads
 from syncpretrain.settings import Settings, moved_elsewhere, read_settings, write_settings
 from syncpretrain.settings.by_data import Given
 from syncpretrain.storage import remove_temporaries, write_atomically
@@ -318,7 +318,7 @@ class Run:
         with log, self.observed_by(log), interrupted_by_ending(), self.logging(out):
             self.report_start(out)
             saved = Checkpoints(out, self.settings, self.data, self.identity, self.report)
-            with self.saving(files):
+            with self.saving(files), _on_ranks_that_die(_onward(out)):
                 with self.traced(out):
                     stack, metrics, seconds = self.train(files, saved, log, resuming)
                 slots = self.pretraining.slots
@@ -524,7 +524,20 @@ def _reason(error: BaseException) -> str:
 def _saved_in(model: Path, folder: Path, *, onward: bool = True) -> str:
     """Return the path of the model, and the command to resume."""
     where = f"What was learned so far is in {model}"
+    return where + _onward(folder) if onward else where
+
+
+def _onward(folder: Path) -> str:
+    """Return the command to resume, as the end of a sentence."""
     place = launched()
     start = "" if place is None else f"mpiexec -n {place.size} "
-    command = f"; resume with: {start}syncpretrain train --resume {quote(str(folder))}"
-    return where + command if onward else where
+    return f"; resume with: {start}syncpretrain train --resume {quote(str(folder))}"
+
+
+def _on_ranks_that_die(words: str) -> AbstractContextManager[None]:
+    """Return a context in which the report of a rank that dies ends with these words."""
+    if launched() is None:
+        return nullcontext()
+    from syncpretrain.cluster.job import reporting_deaths_with
+
+    return reporting_deaths_with(words)

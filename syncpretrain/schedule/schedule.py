@@ -40,8 +40,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from syncpretrain.errors import ScheduleError
-from syncpretrain.schedule.kinds import Pace
-from syncpretrain.schedule.reads import LayerPlan, Reads
+from syncpretrain.schedule.kinds import LayerPlan, Pace, Reads
 
 Measured = tuple[tuple[tuple[int, int, float], ...], ...]
 

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, schedule_kind
-from syncpretrain.schedule.reads import MAX_EPOCHS
+from syncpretrain.schedule.kinds import ASYNC, MAX_EPOCHS, SCHEDULES, schedule_kind
 from syncpretrain.settings import fields
 from syncpretrain.settings.architecture import MAX_UNITS, layer_text
 from syncpretrain.settings.devices import check_pretraining_backend

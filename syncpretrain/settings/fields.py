@@ -26,8 +26,7 @@ from typing import (
 import msgspec
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.schedule.kinds import ASYNC
-from syncpretrain.schedule.reads import MAX_EPOCHS
+from syncpretrain.schedule.kinds import ASYNC, MAX_EPOCHS
 from syncpretrain.schedule.stream import StreamEpochs
 from syncpretrain.settings.architecture import read_architecture, shapes_of
 from syncpretrain.shapes import ConvolutionShape, LayerShape

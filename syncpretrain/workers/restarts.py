@@ -17,14 +17,14 @@ for its input has nothing new to keep.
 
 from __future__ import annotations
 
-import io
 import math
+import mmap
 import os
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.parallel.descriptors import PAGE, nameless_memory
+from syncpretrain.parallel.descriptors import nameless_memory
 from syncpretrain.workers.shared_memory import write_array
 
 
@@ -82,17 +82,17 @@ class Restarts:
                 self._report(message)
 
 
-MARK = struct.Struct("<qq")  # the number of the state, and the number of its blocks
+MARK = struct.Struct("<q")  # the number of the state
 EMPTY, LOST = 0, -1  # instead of the number of a state: not whole; not kept any more
-OUT_OF_BAND = 5  # the first protocol of pickles that leaves arrays outside, without a copy
+PROTOCOL = 5  # the first protocol of pickles that writes large arrays without a copy
 
 
 @dataclass(frozen=True, slots=True)
 class KeptStates:
     """Memory for the newest state of a layer; can be sent to a process that has the descriptors.
 
-    A state is any object that can be pickled. Each array of a state is written as a block of bytes,
-    without a copy in between.
+    A state is any object that can be pickled. Its large arrays are written without a copy in
+    between.
     """
 
     descriptors: tuple[int, int]
@@ -114,7 +114,7 @@ class KeptStates:
     @property
     def number(self) -> int:
         """Number of the newest state, from 1; 0 if there is none, LOST if it could not be kept."""
-        numbers = [_marked(place)[0] for place in self.descriptors]
+        numbers = [_marked(place) for place in self.descriptors]
         return LOST if LOST in numbers else max(numbers)
 
     def write(self, state: Any) -> None:
@@ -125,34 +125,29 @@ class KeptStates:
         OSError
             If there is not enough memory; the newest state is still there then.
         """
-        number, file, buffers = self.number + 1, io.BytesIO(), list[Any]()
-        ForkingPickler(file, OUT_OF_BAND, True, buffers.append).dump(state)
-        blocks = [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
-        place, sizes = self.descriptors[number % 2], np.array([len(b) for b in blocks], np.int64)
+        number = self.number + 1
+        place = self.descriptors[number % 2]
         # Killed from here to the last line, this place is empty, and the other one is whole.
-        _mark(place, EMPTY, 0)
-        write_array(place, sizes, MARK.size)
-        for block, offset in zip(blocks, _offsets(sizes), strict=True):
-            write_array(place, np.asarray(block), offset)
-        _mark(place, number, len(blocks))
+        _mark(place, EMPTY)
+        ForkingPickler(_Writer(place), PROTOCOL).dump(state)
+        _mark(place, number)
 
     def newest(self) -> Any:
         """Return the newest state, in arrays of its own; None if there is none."""
         place = max(self.descriptors, key=_marked)
-        number, count = _marked(place)
-        if number < 1:
+        if _marked(place) < 1:
             return None
-        sizes = np.frombuffer(_read(place, 8 * count, MARK.size), np.int64)
-        blocks = [
-            _read(place, int(size), offset)
-            for size, offset in zip(sizes, _offsets(sizes), strict=True)
-        ]
-        return ForkingPickler.loads(bytes(blocks[0]), buffers=blocks[1:])
+        with (
+            mmap.mmap(place, 0, access=mmap.ACCESS_READ) as memory,
+            memoryview(memory) as whole,
+            whole[MARK.size :] as written,
+        ):
+            return ForkingPickler.loads(written)
 
     def give_up(self) -> None:
         """Record that the layer has trained on without a newer state, and cannot be replaced."""
         for place in self.descriptors:
-            _mark(place, LOST, 0)
+            _mark(place, LOST)
 
     def close(self) -> None:
         """Close the descriptors."""
@@ -163,38 +158,30 @@ class KeptStates:
 def _opened(undo: ExitStack) -> int:
     place = nameless_memory()
     undo.callback(os.close, place)
-    _mark(place, EMPTY, 0)
+    _mark(place, EMPTY)
     return place
 
 
-def _mark(place: int, number: int, blocks: int) -> None:
-    # 16 bytes in one page that exists already: at a kill they are written whole, or not at all.
-    os.pwrite(place, MARK.pack(number, blocks), 0)
+def _mark(place: int, number: int) -> None:
+    # 8 bytes in one page that exists already: at a kill they are written whole, or not at all.
+    os.pwrite(place, MARK.pack(number), 0)
 
 
-def _marked(place: int) -> tuple[int, int]:
-    number, blocks = MARK.unpack(os.pread(place, MARK.size, 0))
-    return number, blocks
+def _marked(place: int) -> int:
+    (number,) = MARK.unpack(os.pread(place, MARK.size, 0))
+    return int(number)
 
 
-def _offsets(sizes: Sequence[int] | np.ndarray[Any, Any]) -> list[int]:
-    """Return where each block begins: on a page, behind the mark and the sizes."""
-    offsets, end = [], MARK.size + 8 * len(sizes)
-    for size in sizes:
-        offsets.append(-(-end // PAGE) * PAGE)
-        end = offsets[-1] + int(size)
-    return offsets
+class _Writer:
+    """A file for the pickler: the bytes of a place behind its mark."""
 
+    def __init__(self, place: int) -> None:
+        self._place, self._end = place, MARK.size
 
-def _read(place: int, size: int, offset: int) -> bytearray:
-    """Return ``size`` bytes of a place from an offset on, in writable memory."""
-    found, had = bytearray(size), 0
-    while had < size:
-        got = os.preadv(place, [memoryview(found)[had:]], offset + had)
-        if not got:
-            raise OSError(f"a kept state has no byte {offset + had}")
-        had += got
-    return found
+    def write(self, data: Any) -> None:
+        written = np.frombuffer(data, np.uint8)
+        write_array(self._place, written, self._end)
+        self._end += len(written)
 
 
 # A pause 100 times as long as the last copy limits the cost to a percent; the least pause is for

@@ -13,8 +13,8 @@ from syncpretrain.backends.base import device_of
 from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.kernels.activations import affine, means, times_derivative
-from syncpretrain.kernels.autoencoder import corrupt
 from syncpretrain.kernels.backprop import (
+    corrupt,
     count_errors,
     derivative_and_sums,
     means_and_error,

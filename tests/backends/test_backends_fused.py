@@ -20,7 +20,7 @@ from onelayer import layer_settings
 from trialruns import notices_of
 
 from syncpretrain import pretrain
-from syncpretrain.backends import cublas, cuda_fused, fused_check
+from syncpretrain.backends import cublas, cuda_fused
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.cuda_fused import (
     FEW,
@@ -33,9 +33,14 @@ from syncpretrain.backends.cuda_fused import (
 from syncpretrain.backends.cuda_source import CudaSource, cuda_source
 from syncpretrain.backends.fused import FusedArrays, Pace
 from syncpretrain.kernels.precision import PRECISIONS, rounded_tf32
-from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.learners.steps import FusedDivergence, WholeStep, fused_step_of, load_state
+from syncpretrain.learners.steps import (
+    ByUnits,
+    FusedDivergence,
+    WholeStep,
+    fused_step_of,
+    load_state,
+)
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
@@ -52,7 +57,7 @@ def backend(request, monkeypatch):
     """A device with tensor cores: of the stand-in, or a GPU."""
     monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
     found = backend_of(request.param, monkeypatch)
-    if int(found.xp.cuda.Device().compute_capability) < fused_check.LEAST_CAPABILITY:
+    if int(found.xp.cuda.Device().compute_capability) < cuda_fused.LEAST_CAPABILITY:
         pytest.skip("no tensor cores for TF32 here")
     return found
 
@@ -565,7 +570,7 @@ class TestChoice:
         count = 6 * learners[0].buffers[2].size
         found = []
         for learner, most in zip(learners, (count, count - 1), strict=True):
-            monkeypatch.setitem(fused_check.MOST_OF_STEPS, "float32", most)
+            monkeypatch.setitem(cuda_fused.MOST_OF_STEPS, "float32", most)
             found.append(isinstance(step_for(learner, 1, "examples"), FusedDivergence))
         assert found == [True, False]
 
@@ -663,6 +668,6 @@ class TestChoice:
     def test_no_notice_where_all_is_well_or_nothing_is_expected(self, double, monkeypatch, bits):
         assert self.notices(bits) == []
         monkeypatch.setattr(fakecupy, "CAPABILITY", "75")
-        monkeypatch.setattr(fused_check, "_difference", None)  # nothing is tried
+        monkeypatch.setattr(cuda_fused, "_difference", None)  # nothing is tried
         double = backend_of("double", monkeypatch)
-        assert fused_check.why_not_fused(double.xp, 0) is None
+        assert cuda_fused.why_not_fused(double.xp, 0) is None

@@ -540,9 +540,9 @@ def test_draws_of_a_recorded_block_are_those_of_their_own_addresses(prompt, dist
     kernels.source.launch(
         "set_now", (1,), (1,), now, np.uint64(2**64 - 3), np.uint64(4), np.uint64(0)
     )
-    kernels.source.now = now
+    kernels.source.record(now)
     kernels.fill(distribution, out, Address(9, Purpose.HIDDEN, 1, epoch=2, step=8, shard=1))
-    kernels.source.now = None
+    kernels.source.record(None)
     draws = DeviceNumbers(Address(9, Purpose.HIDDEN, 1, epoch=6, step=5, shard=1))
     draw = draws.random if distribution == "uniform" else draws.standard_normal
     np.testing.assert_allclose(out.get(), draw((5, 7), dtype=np.float32), rtol=2e-6, atol=1e-6)

@@ -17,7 +17,7 @@ from stackcomparisons import alike
 from trialruns import notices_of, stop_after
 
 from syncpretrain import pretrain
-from syncpretrain.backends import cuda_peers, cupy_backend, recorder
+from syncpretrain.backends import cuda_kernels, cupy_backend, recorder
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.rows import HostRows
 from syncpretrain.errors import RunInterrupted, SettingsError
@@ -334,7 +334,7 @@ class TestSums:
 
     def test_more_shards_than_the_kernel_has_levels_for(self, monkeypatch):
         backend = machine(monkeypatch, 1)
-        monkeypatch.setattr(cuda_peers, "MOST_LEAVES", 2)
+        monkeypatch.setattr(cuda_kernels, "MOST_LEAVES", 2)
         p, v, *rest = (backend.zeros(4) for _ in range(5))
         with pytest.raises(ValueError, match=r"^shards: got 3, expected at most 2 on a GPU"):
             tree_steps(

@@ -17,7 +17,7 @@ from minibatches import train
 from trialruns import notices_of
 
 from syncpretrain import finetune, pretrain
-from syncpretrain.backends import cuda_fused, fused_check
+from syncpretrain.backends import cuda_fused
 from syncpretrain.backends.cuda_fused import TUNING_FILES, CudaTuning
 from syncpretrain.backends.cuda_source import CudaSource, cuda_source
 from syncpretrain.backends.fused import Rule
@@ -59,7 +59,7 @@ def backend(request, monkeypatch):
     """A device with tensor cores: of the stand-in, or a GPU."""
     monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
     found = backend_of(request.param, monkeypatch)
-    if int(found.xp.cuda.Device().compute_capability) < fused_check.LEAST_CAPABILITY:
+    if int(found.xp.cuda.Device().compute_capability) < cuda_fused.LEAST_CAPABILITY:
         pytest.skip("no tensor cores for TF32 here")
     return found
 
@@ -296,9 +296,9 @@ class TestTraining:
     def test_steps_are_in_parts_where_the_products_are_large(self, monkeypatch, double, bits, more):
         stack = pretrain(bits, layers=(16, 12, 8), epochs=1, backend="numpy")
         mean = 30 * (16 * 12 + 12 * 8) / 2  # the same on the way down
-        monkeypatch.setitem(fused_check.MOST_OF_TUNING, "float32", mean - more)
+        monkeypatch.setitem(cuda_fused.MOST_OF_TUNING, "float32", mean - more)
         assert (
-            fused_check.why_not_tuned(double.xp, 0, "float32") is None
+            cuda_fused.why_not_fused(double.xp, 0, "float32", tunes=True) is None
         )  # tried before, once a process
         fakecupy.log.clear()
         finetune(stack, bits, epochs=1, batch_size=30, backend="cupy")
@@ -396,6 +396,6 @@ class TestTrial:
 
     def test_nothing_is_tried_without_tensor_cores(self, double, monkeypatch, bits):
         monkeypatch.setattr(fakecupy, "CAPABILITY", "75")
-        monkeypatch.setattr(fused_check, "_tuning_difference", None)
+        monkeypatch.setattr(cuda_fused, "_tuning_difference", None)
         backend_of("double", monkeypatch)
         assert self.notices(bits) == []

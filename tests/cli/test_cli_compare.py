@@ -13,7 +13,7 @@ from PIL import Image
 
 import syncpretrain.runs.compare as comparing
 from syncpretrain.data.dataset import Dataset
-from syncpretrain.plot.curves import save_label_curve
+from syncpretrain.plot.canvas import save_label_curve
 from syncpretrain.settings import preset_path, read_settings, replaced
 
 TINY = ("--layers", "64,8", "--data", "digits", "--epochs", 1, "--finetune-epochs", 1)

@@ -12,7 +12,7 @@ from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.scaling.curves import ASYNCHRONOUS, WAYS
 from syncpretrain.planning.scaling.work import ALL_REDUCES
 from syncpretrain.planning.timings import sizes
-from syncpretrain.plot.curves import save_speedup_curves
+from syncpretrain.plot.canvas import save_speedup_curves
 from syncpretrain.schedule.kinds import SCHEDULES
 
 STACK = ("--layers", "16,8,4", "--epochs", 3, "--examples", 200, "--costs", "0.02,0.01")

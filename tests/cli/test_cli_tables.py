@@ -14,7 +14,7 @@ from commandline import exit_status, measure_one_round
 import syncpretrain
 from syncpretrain.data import load_dataset
 from syncpretrain.models.scores import scores
-from syncpretrain.plot.curves import save_label_curve
+from syncpretrain.plot.canvas import save_label_curve
 from syncpretrain.runs.checkpoints import Checkpoints
 from syncpretrain.runs.run import resume_run
 

@@ -104,6 +104,24 @@ def test_the_witness_tells_of_who_dies_and_not_of_who_leaves(capfd, last):
 
 
 @needs_pidfd
+@pytest.mark.parametrize("known", [["; go\non", ""], [""], ["", "; go\non"]])
+def test_the_witness_adds_how_to_go_on(known, capfd):
+    """The newest words count, and an empty sentence takes them back."""
+    own = job.Witness(job.new_address())
+    job.be_seen(own.address)
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    for words in known:
+        own.end_with(words)
+    own.watch(process.pid, "second")
+    process.kill()
+    own._process.wait(WAIT)
+    own.close()
+    process.communicate(timeout=WAIT)
+    job._seen.pop().close()
+    assert capfd.readouterr().err == f"Error: second was killed by SIGKILL{known[-1]}\n"
+
+
+@needs_pidfd
 @pytest.mark.parametrize(("word", "said"), [("l", None), ("", "second was killed or has crashed")])
 def test_a_word_behind_the_first_look_explains_an_end(word, said):
     """A poll reads one descriptor after the other: the first one missed the word."""

@@ -14,7 +14,7 @@ from syncpretrain.events import EpochFinished, Notice
 from syncpretrain.kernels.conditions import is_missing, known_means
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.models.evaluation import layer_errors, stack_error
+from syncpretrain.models.diagnosis import layer_errors, stack_error
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.settings import MomentumSchedule

@@ -33,7 +33,7 @@ from syncpretrain.kernels.conditions import (
     reconstruct_documents,
 )
 from syncpretrain.learners.rbm import RBM, SparseRBM
-from syncpretrain.models.evaluation import stack_error
+from syncpretrain.models.diagnosis import stack_error
 from syncpretrain.models.scores import scores
 from syncpretrain.settings.fields import MomentumSchedule
 from syncpretrain.units.kinds import kind_of

@@ -27,7 +27,7 @@ from sklearn.preprocessing import MinMaxScaler
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.models.evaluation import stack_error
+from syncpretrain.models.diagnosis import stack_error
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.sklearn.base import core_limit
 

@@ -14,7 +14,7 @@ from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.labels import objective_of
 from syncpretrain.errors import DataError, PoorResultWarning
 from syncpretrain.events import FinetuneStarted
-from syncpretrain.models.evaluation import accuracies
+from syncpretrain.models.diagnosis import accuracies
 from syncpretrain.models.stack import load
 
 

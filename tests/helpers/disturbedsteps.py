@@ -7,8 +7,7 @@ from typing import Any
 
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples, ByExamplesOnDevices
-from syncpretrain.learners.by_units import ByUnits
-from syncpretrain.learners.steps import FusedDivergence, WholeStep
+from syncpretrain.learners.steps import ByUnits, FusedDivergence, WholeStep
 
 KINDS = (WholeStep, FusedDivergence, ByExamples, ByExamplesOnDevices, ByUnits)
 Before = Callable[[Learner, int, int], Any]

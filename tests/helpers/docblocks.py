@@ -10,8 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
 
-from syncpretrain.schedule.kinds import SCHEDULES, Pace, ScheduleOptions
-from syncpretrain.schedule.reads import LayerPlan
+from syncpretrain.schedule.kinds import SCHEDULES, LayerPlan, Pace, ScheduleOptions
 from syncpretrain.schedule.schedule import Command, Schedule, Train
 
 ROOT = Path(__file__).parents[2]

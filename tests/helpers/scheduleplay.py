@@ -9,8 +9,16 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from syncpretrain.schedule.kinds import SCHEDULES, Pace, ScheduleOptions
-from syncpretrain.schedule.reads import LayerPlan, Reads, Rule, planned_rows, rounds_row
+from syncpretrain.schedule.kinds import (
+    SCHEDULES,
+    LayerPlan,
+    Pace,
+    Reads,
+    Rule,
+    ScheduleOptions,
+    planned_rows,
+    rounds_row,
+)
 from syncpretrain.schedule.schedule import Command, Release, Schedule, Train
 
 MAX_BUFFERS = 3

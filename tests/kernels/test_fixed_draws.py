@@ -9,9 +9,13 @@ import pytest
 
 from syncpretrain.kernels import native
 from syncpretrain.kernels.activations import means
-from syncpretrain.kernels.autoencoder import corrupt
-from syncpretrain.kernels.contrastive_divergence import sample_states
-from syncpretrain.kernels.fixed_draws import FixedDraws, fill_normal, sample_fixed
+from syncpretrain.kernels.backprop import corrupt
+from syncpretrain.kernels.contrastive_divergence import (
+    FixedDraws,
+    fill_normal,
+    sample_fixed,
+    sample_states,
+)
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.units.kinds import logarithm
 

@@ -5,7 +5,7 @@ import pytest
 from onelayer import layer_settings
 from unitkinds import KINDS, MEANS, SLOPES, UNITS
 
-from syncpretrain.kernels.autoencoder import contraction, corrupt
+from syncpretrain.kernels.backprop import contraction, corrupt
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.steps import WholeStep

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.learners.by_filters import RBMByFilters
+from syncpretrain.learners.convolution import RBMByFilters
 from syncpretrain.learners.steps import WholeStep, load_state
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining.build import build_learner, step_for

@@ -10,7 +10,7 @@ from convolutionbydefinition import channel_of, matrix_of, pooled, unpooled
 from onelayer import layer_settings
 from unitkinds import KINDS, MEANS, UNITS, examples_for
 
-from syncpretrain.kernels.autoencoder import corrupt
+from syncpretrain.kernels.backprop import corrupt
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.steps import WholeStep, load_state

@@ -13,7 +13,7 @@ from syncpretrain.events import EpochFinished, Event, LayerFinished, RunFinished
 from syncpretrain.learners.early_stopping import METRICS, EarlyStopping
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.pretraining import build as building
-from syncpretrain.schedule.reads import LayerPlan, lockstep_row, planned_rows
+from syncpretrain.schedule.kinds import LayerPlan, lockstep_row, planned_rows
 from syncpretrain.settings import settings_from
 
 RUNTIMES = ["serial", "threads"]

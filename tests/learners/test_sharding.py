@@ -17,9 +17,8 @@ from syncpretrain.kernels.averaging import add_tree, sum_in_order
 from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.base import Learner
-from syncpretrain.learners.by_units import ByUnits
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.learners.steps import Step, WholeStep, load_state
+from syncpretrain.learners.steps import ByUnits, Step, WholeStep, load_state
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.settings import MomentumSchedule
 

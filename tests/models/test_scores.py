@@ -13,7 +13,7 @@ from syncpretrain.data.columns import Column, Columns
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.finetuning import finetune
-from syncpretrain.models.evaluation import stack_error
+from syncpretrain.models.diagnosis import stack_error
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.models.scores import feature_names, feature_scores, scores
 

@@ -14,7 +14,7 @@ from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.data.dataset import UNLABELLED, Dataset
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
-from syncpretrain.models.evaluation import accuracies
+from syncpretrain.models.diagnosis import accuracies
 from syncpretrain.models.stack import DenseLayer, Head
 
 WIDTHS = (6, 5, 4, 3)

@@ -15,8 +15,7 @@ from syncpretrain import Stack, load
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.models import layer as layer_module
-from syncpretrain.models.diagnosis import diagnose_layers
-from syncpretrain.models.evaluation import layer_errors, stack_error
+from syncpretrain.models.diagnosis import diagnose_layers, layer_errors, stack_error
 from syncpretrain.models.layer import ConvolutionalLayer
 from syncpretrain.models.likelihood import free_energy, log_z, pseudo_likelihood
 from syncpretrain.models.stack import Head

@@ -12,8 +12,15 @@ from syncpretrain import finetune, pretrain
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import PoorResultWarning
-from syncpretrain.models.diagnosis import Baseline, baselines, mean_error, on_layers, on_tuning
-from syncpretrain.models.evaluation import layer_errors, stack_error
+from syncpretrain.models.diagnosis import (
+    Baseline,
+    baselines,
+    layer_errors,
+    mean_error,
+    on_layers,
+    on_tuning,
+    stack_error,
+)
 from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.runs.metrics import measure
 

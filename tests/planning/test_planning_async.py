@@ -13,7 +13,7 @@ from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.planning import plan, tuning
 from syncpretrain.planning.asynchronous import AsyncStage, predict_async, predict_stages
 from syncpretrain.planning.candidates import Task
-from syncpretrain.planning.exchange import exchanges
+from syncpretrain.planning.probes import exchanges
 from syncpretrain.planning.timings import Exchange, LayerTimings, Timings
 from syncpretrain.planning.tuning import plan_tuning
 from syncpretrain.settings import settings_from

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syncpretrain.planning.simulate import EpochCost, Simulated, simulate
-from syncpretrain.schedule.kinds import Free, Pace, Planned
-from syncpretrain.schedule.reads import LayerPlan, greedy_row, lockstep_row
+from syncpretrain.schedule.kinds import Free, LayerPlan, Pace, Planned, greedy_row, lockstep_row
 from syncpretrain.schedule.schedule import Schedule
 
 

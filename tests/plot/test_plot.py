@@ -18,8 +18,13 @@ from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.models.diagnosis import diagnose_layers
 from syncpretrain.observers.history import History
 from syncpretrain.plot.canvas import new_axes
-from syncpretrain.plot.images import draw_bars, error_shares
-from syncpretrain.plot.units import activities_of, draw_codes, principal_components
+from syncpretrain.plot.stacks import (
+    activities_of,
+    draw_bars,
+    draw_codes,
+    error_shares,
+    principal_components,
+)
 
 pytestmark = pytest.mark.usefixtures("figures")
 DIAGRAM = "syncpretrain.plot.course"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from syncpretrain import load
-from syncpretrain.models.evaluation import layer_errors, stack_error
+from syncpretrain.models.diagnosis import layer_errors, stack_error
 from syncpretrain.settings import settings_from
 
 BENCHMARKS = Path(__file__).parents[2] / "examples" / "benchmarks"

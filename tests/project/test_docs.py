@@ -25,7 +25,7 @@ import syncpretrain.cli.setting_options as given_module
 from syncpretrain.cli import main
 from syncpretrain.cli.program import COMMANDS
 from syncpretrain.models.export.formats import EXPORT_FORMATS
-from syncpretrain.plot.curves import save_label_curve
+from syncpretrain.plot.canvas import save_label_curve
 
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -191,7 +191,7 @@ class TestCommands:
         for name in ("MEASURED_SECONDS", "TUNED_SECONDS"):
             monkeypatch.setattr(f"syncpretrain.planning.dry_run.{name}", 0.0)
         monkeypatch.setattr("syncpretrain.planning.bench.SIDE", 64)
-        monkeypatch.setattr("syncpretrain.planning.exchange.MINIBATCHES", 20)
+        monkeypatch.setattr("syncpretrain.planning.probes.MINIBATCHES", 20)
 
     @pytest.mark.parametrize("line", LINES)
     def test_line(self, line, template, tmp_path, monkeypatch, quick):

@@ -260,9 +260,9 @@ class TestFailures:
 
     @with_whole_steps
     def test_whole_steps_that_fail_their_trial_are_measured(self, worked, inner, monkeypatch):
-        from syncpretrain.backends import fused_check
+        from syncpretrain.backends import cuda_fused
 
-        monkeypatch.setattr(fused_check, "MOST_OFF", dict.fromkeys(fused_check.MOST_OFF, 0.0))
+        monkeypatch.setattr(cuda_fused, "MOST_OFF", dict.fromkeys(cuda_fused.MOST_OFF, 0.0))
         status, _, rows = worked("versions")
         assert status == 1 and "since whole ones are off by" in dict(rows)["whole steps, float32"]
         assert rows[-1][0] == "date", "the rest is there"

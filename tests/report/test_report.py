@@ -16,13 +16,13 @@ from trialruns import DieAt, settings_on
 
 from syncpretrain.errors import RunInterrupted
 from syncpretrain.events import EpochFinished, FinetuneEpochFinished
+from syncpretrain.report.course import timings_of
 from syncpretrain.report.outcome import (
     comparison_sections,
     differing_settings,
     headline_of,
     outcome_section,
 )
-from syncpretrain.report.schedules import timings_of
 from syncpretrain.report.section import draw_svg
 from syncpretrain.runs.folder import owned
 from syncpretrain.runs.record import read_run
@@ -280,8 +280,8 @@ class TestWordsOfTheUser:
             raise ValueError("a < b")
 
         monkeypatch.setattr("syncpretrain.plot.course.draw_curve", fails)
-        monkeypatch.setattr("syncpretrain.report.examples.draw_codes", fails)
-        monkeypatch.setattr("syncpretrain.plot.images.filter_grid", fails)
+        monkeypatch.setattr("syncpretrain.plot.stacks.draw_codes", fails)
+        monkeypatch.setattr("syncpretrain.plot.stacks.filter_grid", fails)
         page = report("tuned")
         assert list(page.sections) == list(USUAL)
         assert page.text.count("Not drawn: a < b.") == 5

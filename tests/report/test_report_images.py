@@ -11,7 +11,7 @@ from randomconvolutions import convolutional_stack
 from randomstacks import normal_stack
 
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.plot.images import (
+from syncpretrain.plot.stacks import (
     BACKGROUND,
     ENLARGE,
     filter_images,

@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from syncpretrain.schedule.kinds import SCHEDULES, Free, Pace, ScheduleOptions
-from syncpretrain.schedule.reads import LayerPlan
+from syncpretrain.schedule.kinds import SCHEDULES, Free, LayerPlan, Pace, ScheduleOptions
 from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
 
 SLOTS, MAX_BUFFERS = 2, 3

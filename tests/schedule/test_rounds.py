@@ -14,8 +14,15 @@ from scheduleplay import layer_plans, planned_reads, play, shortened, stops_afte
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.pretraining.build import build_schedule
-from syncpretrain.schedule.kinds import GROUP_SIZE, Planned
-from syncpretrain.schedule.reads import LayerPlan, Reads, greedy_row, lockstep_row, rounds_row
+from syncpretrain.schedule.kinds import (
+    GROUP_SIZE,
+    LayerPlan,
+    Planned,
+    Reads,
+    greedy_row,
+    lockstep_row,
+    rounds_row,
+)
 from syncpretrain.schedule.schedule import Schedule
 from syncpretrain.settings import PretrainSettings, settings_from
 

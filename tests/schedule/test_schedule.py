@@ -19,8 +19,15 @@ from scheduleplay import (
 )
 
 from syncpretrain.errors import ScheduleError, SettingsError
-from syncpretrain.schedule.kinds import Fixed, Pace, Planned
-from syncpretrain.schedule.reads import LayerPlan, Reads, greedy_row, lockstep_row
+from syncpretrain.schedule.kinds import (
+    Fixed,
+    LayerPlan,
+    Pace,
+    Planned,
+    Reads,
+    greedy_row,
+    lockstep_row,
+)
 from syncpretrain.schedule.schedule import Schedule, Train
 
 

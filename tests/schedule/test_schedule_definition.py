@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduleplay import PACES, layer_plans, stops_after
 
-from syncpretrain.schedule.kinds import Fixed, Pace
-from syncpretrain.schedule.reads import LayerPlan
+from syncpretrain.schedule.kinds import Fixed, LayerPlan, Pace
 from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
 
 

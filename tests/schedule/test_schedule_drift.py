@@ -23,8 +23,7 @@ from scheduleplay import (
 )
 
 from syncpretrain.errors import ScheduleError
-from syncpretrain.schedule.kinds import Fixed
-from syncpretrain.schedule.reads import LayerPlan, Reads, lockstep_row
+from syncpretrain.schedule.kinds import Fixed, LayerPlan, Reads, lockstep_row
 from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
 
 free = FREE["synchronized"]

@@ -22,7 +22,7 @@ from scheduleplay import (
 )
 
 from syncpretrain.errors import ScheduleError
-from syncpretrain.schedule.reads import LayerPlan, greedy_row, lockstep_row
+from syncpretrain.schedule.kinds import LayerPlan, greedy_row, lockstep_row
 from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
 
 RULES = {lockstep: lockstep_row, greedy: greedy_row, rounds: in_pairs}

@@ -22,6 +22,7 @@ from syncpretrain import pretrain
 from syncpretrain.cluster.mpi import MPIEngine
 from syncpretrain.cluster.transport import Transport, last_beat
 from syncpretrain.errors import SettingsError, StalledError, WorkerError
+from syncpretrain.parallel import precision_choice
 from syncpretrain.parallel.replicas.server import ParameterServer, Push
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
@@ -92,6 +93,16 @@ def test_one_replica_is_the_same_as_in_one_thread(bits, handoff, servers):
         stack = pretrain(bits, **own)
         pretrain(bits, replicas=3, **own)
     assert stack.parameters_sha256 == alone.parameters_sha256
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "auto"])
+def test_ranks_that_add_up_in_other_orders_are_refused(bits, precision, monkeypatch):
+    monkeypatch.setattr(precision_choice, "bfloat16_gain", lambda: 2.0)
+    own = {"layers": (16, 10), "schedule": "async", "epochs": 1, "runtime": "mpi"}
+    with local_ranks(3) as ranks:
+        ranks.own.sums = {0: "tiles", 1: "tiles", 2: "pairs"}
+        with pytest.raises(SettingsError, match="bfloat16 on CPUs that add up in different orders"):
+            pretrain(bits, precision=precision, warn=False, **own)
 
 
 @BOTH

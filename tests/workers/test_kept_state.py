@@ -23,15 +23,15 @@ def kept() -> Iterator[KeptStates]:
 
 
 def state(number: int) -> dict[str, object]:
-    """Return arrays of several kinds and sizes, and something that is none."""
+    """Return large arrays of several kinds, an empty one, and something that is none."""
     draws = np.random.default_rng(number)
     return {
-        "large": draws.random((300, 40), dtype=np.float32),
-        "turned": np.asfortranarray(draws.random((7, 5))),
-        "apart": draws.random((20, 6))[::2, ::3],
+        "large": draws.random((300, 400), dtype=np.float32),
+        "turned": np.asfortranarray(draws.random((70, 500))),
+        "apart": draws.random((200, 600))[::2, ::3],
         "none": np.empty((0, 3), dtype=np.float32),
         "numbers": (number, float("inf"), None),
-        "grows": np.full(1000 * number, number),
+        "grows": np.full(10_000 * number, number),
     }
 
 
@@ -74,10 +74,10 @@ def test_a_kill_at_any_moment_leaves_the_last_whole_state(kept, monkeypatch, wri
             raise Killed
         write(place, array, offset)
 
-    def marked(place, number, blocks):
+    def marked(place, number):
         if due():
             raise Killed
-        mark(place, number, blocks)
+        mark(place, number)
 
     for number in range(1, writes + 1):
         kept.write(state(number))

@@ -114,7 +114,8 @@ def test_a_killed_rank_ends_the_job_and_is_named(data, handoff, killed):
         status, _, err = finished(started, 30)
     assert status not in (0, None)
     place = rf"rank {killed} on .* \(process {ranks[killed].pid}\) was killed"
-    assert re.search(rf"Error: (layer [123, ]+ failed: )?{place}", err), err
+    again = "resume with: mpiexec -n 3 syncpretrain train --resume run"
+    assert re.search(rf"Error: (layer [123, ]+ failed: )?{place}.*; {again}", err), err
     _, alive = psutil.wait_procs(list(ranks.values()), timeout=30)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 

@@ -9,8 +9,7 @@ from trialruns import library_threads
 from syncpretrain import finetune, pretrain
 from syncpretrain.errors import WorkerError
 from syncpretrain.learners.by_examples import ByExamples
-from syncpretrain.schedule.kinds import Planned
-from syncpretrain.schedule.reads import LayerPlan, greedy_row, lockstep_row
+from syncpretrain.schedule.kinds import LayerPlan, Planned, greedy_row, lockstep_row
 from syncpretrain.schedule.schedule import Schedule
 
 pytestmark = pytest.mark.usefixtures("forked_layers")

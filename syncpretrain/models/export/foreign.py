@@ -30,32 +30,12 @@ class Dense(NamedTuple):
     function: str = LINEAR
 
 
-def layers_of_torch(network: Any) -> list[Dense]:
-    """Return the dense layers of an ``nn.Sequential`` or an ``nn.Linear``.
-
-    Raises
-    ------
-    DataError
-        Naming the first module that is no dense layer or function.
-    """
-    return _read(_torch_parts(network))
-
-
-def layers_of_keras(network: Any) -> list[Dense]:
-    """Return the dense layers of a ``keras.Sequential``, or of a model that is a plain stack.
-
-    Raises
-    ------
-    DataError
-        Naming the first layer that is no dense layer or function.
-    """
-    if len(getattr(network, "inputs", None) or ()) > 1:
-        raise DataError(f"network: got a model of {len(network.inputs)} inputs, expected one")
-    return _read(_keras_parts(network))
+# Yields the name of each module's class, and the layer or the function that the module is.
+Parts = Callable[[Any], Iterable[tuple[str, Dense | str | None]]]
 
 
 def model_of(
-    read: Callable[[Any], list[Dense]],
+    parts: Parts,
     network: Any,
     decoder: Any,
     *,
@@ -67,8 +47,8 @@ def model_of(
 
     Parameters
     ----------
-    read : callable
-        Reader of the dense layers of a network.
+    parts : callable
+        Returns the modules of a network: :func:`torch_parts` or :func:`keras_parts`.
     network, decoder : object
         Networks from the input up, and from the code down, of the same widths; without a decoder
         the transposed weights, and biases of 0.
@@ -82,9 +62,10 @@ def model_of(
     Raises
     ------
     DataError
-        If the layers do not fit each other.
+        If the layers do not fit each other, or naming the first module that is no dense layer or
+        function.
     """
-    encoder, head = read(network), None
+    encoder, head = _read(parts, network), None
     own = list(encoder)
     if classes is not None or regression:
         head = _head(own.pop(), classes)
@@ -92,7 +73,7 @@ def model_of(
         raise DataError(f"network: got {len(encoder)} dense layers, expected one below the head")
     if any(kind_of(UNITS_OF[layer.function]).is_exclusive for layer in own):
         raise DataError("classes: got none for a softmax; give the labels of its outputs")
-    down = [None] * len(own) if decoder is None else read(decoder)[::-1]
+    down = [None] * len(own) if decoder is None else _read(parts, decoder)[::-1]
     if len(down) != len(own):
         raise DataError(
             f"decoder: got {len(down)} dense layers, expected {len(own)}, the encoder's"
@@ -136,14 +117,13 @@ def _head(last: Dense, classes: Sequence[Any] | None) -> Head:
     return Head(last.weight, last.bias, "classification", own)
 
 
-def _read(parts: Iterable[tuple[str, Dense | str | None]]) -> list[Dense]:
-    """Return the dense layers of a network, each with the function behind it.
-
-    A part is the name of a module's class, and the layer or the function that the module is.
-    """
+def _read(parts: Parts, network: Any) -> list[Dense]:
+    """Return the dense layers of a network, each with the function behind it."""
+    if len(getattr(network, "inputs", None) or ()) > 1:
+        raise DataError(f"network: got a model of {len(network.inputs)} inputs, expected one")
     found: list[Dense] = []
     behind = False  # True while the last layer may still get a function
-    for place, (kind, own) in enumerate(parts):
+    for place, (kind, own) in enumerate(parts(network)):
         if isinstance(own, Dense):
             found.append(own)
             behind = own.function == LINEAR
@@ -159,11 +139,12 @@ def _read(parts: Iterable[tuple[str, Dense | str | None]]) -> list[Dense]:
     return found
 
 
-def _torch_parts(network: Any) -> Iterator[tuple[str, Dense | str | None]]:
+def torch_parts(network: Any) -> Iterator[tuple[str, Dense | str | None]]:
+    """Yield the modules of an ``nn.Sequential`` or an ``nn.Linear``."""
     kind = type(network).__name__
     if kind == "Sequential":
         for module in network:
-            yield from _torch_parts(module)
+            yield from torch_parts(module)
     elif kind == "Linear":
         weight = _array(network.weight.detach().cpu().numpy().T)
         bias = None if network.bias is None else network.bias.detach().cpu().numpy()
@@ -172,11 +153,12 @@ def _torch_parts(network: Any) -> Iterator[tuple[str, Dense | str | None]]:
         yield kind, TORCH_FUNCTIONS.get(kind)
 
 
-def _keras_parts(network: Any) -> Iterator[tuple[str, Dense | str | None]]:
+def keras_parts(network: Any) -> Iterator[tuple[str, Dense | str | None]]:
+    """Yield the modules of a ``keras.Sequential``, or of a model that is a plain stack."""
     for layer in getattr(network, "layers", None) or (network,):
         kind = type(layer).__name__
         if layer is not network and getattr(layer, "layers", None):
-            yield from _keras_parts(layer)
+            yield from keras_parts(layer)
         elif kind == "Dense":
             yield kind, _keras_dense(layer)
         elif kind == "Activation":

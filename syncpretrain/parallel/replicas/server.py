@@ -19,9 +19,8 @@ Slices may also lie on other ranks (``workers/ranks/replicas.py``).
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -257,18 +256,9 @@ class SliceThreads:
     """
 
     def __init__(self, slices: int, times: Timeouts = TIMEOUTS) -> None:
-        self._times = times
-        self._orders: list[queue.SimpleQueue[SliceWork | None]] = []
-        self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        for number in range(1, slices):
-            orders: queue.SimpleQueue[SliceWork | None] = queue.SimpleQueue()
-            thread = threading.Thread(
-                target=self._serve, args=(number, orders), name=f"syncpretrain-slice-{number + 1}"
-            )
-            self._orders.append(orders)
-            self._threads.append(thread)
-            thread.start()
+        self._slices, self._times = slices, times
+        self._pool = ThreadPoolExecutor(slices - 1, thread_name_prefix="syncpretrain-slice")
+        self._running: list[Future[None]] = []
 
     def run(self, work: SliceWork) -> None:
         """Work every slice; return when all are done.
@@ -278,41 +268,20 @@ class SliceThreads:
         StalledError
             If a slice is not done in time.
         """
-        # Answers carry no number: as many are taken as there are orders, before the next run. So an
-        # answer of one run is never counted in another.
-        for orders in self._orders:
-            orders.put(work)
-        errors = [_attempt(work, 0), *(self._answer() for _ in self._orders)]
-        for error in errors:
-            if error is not None:
-                raise error
+        self._running = [self._pool.submit(work, number) for number in range(1, self._slices)]
+        try:
+            work(0)
+        finally:  # after an error too, no slice is at work any more
+            if wait(self._running, self._times.stall).not_done:
+                raise StalledError(
+                    f"a slice of the parameter server was not done in {self._times.stall:g} s"
+                )
+        for future in self._running:
+            future.result()
 
     def close(self) -> None:
         """End the threads."""
-        for orders in self._orders:
-            orders.put(None)
-        for thread in self._threads:
-            thread.join(self._times.join)
-        if any(thread.is_alive() for thread in self._threads):
+        self._pool.shutdown(wait=False)
+        if wait(self._running, self._times.join).not_done:
             raise StalledError("a slice of the parameter server did not end its work")
-
-    def _answer(self) -> BaseException | None:
-        try:
-            return self._done.get(timeout=self._times.stall)
-        except queue.Empty:
-            raise StalledError(
-                f"a slice of the parameter server was not done in {self._times.stall:g} s"
-            ) from None
-
-    def _serve(self, number: int, orders: queue.SimpleQueue[SliceWork | None]) -> None:
-        while (work := orders.get()) is not None:
-            self._done.put(_attempt(work, number))
-
-
-def _attempt(work: SliceWork, number: int) -> BaseException | None:
-    """Work a slice; return the error, which :meth:`SliceThreads.run` raises."""
-    try:
-        work(number)
-    except BaseException as error:
-        return error
-    return None
+        self._pool.shutdown()

@@ -8,8 +8,8 @@ from typing import Any, cast
 import msgspec
 
 from syncpretrain.planning.candidates import Task
-from syncpretrain.planning.exchange import handover_seconds
 from syncpretrain.planning.measure import measure
+from syncpretrain.planning.probes import handover_seconds
 from syncpretrain.planning.scaling import work
 from syncpretrain.planning.timings import LayerTimings, Timings
 

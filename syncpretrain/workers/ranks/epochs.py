@@ -25,7 +25,7 @@ from syncpretrain.kernels.program import PhaseRunner
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.schedule.schedule import Train
-from syncpretrain.workers.activations import ActivationSource, Split, transform
+from syncpretrain.workers.activations import Split, transform
 from syncpretrain.workers.epochs import Finished, LinkedEpochs, Message
 from syncpretrain.workers.link import Obey, Raised
 from syncpretrain.workers.ranks.placement import UNSHARED, RankShares, groups_of_layers
@@ -35,11 +35,8 @@ from syncpretrain.workers.versions import Versions
 from syncpretrain.workers.worker import LayerWorker, WorkerFactory
 
 
-class ChainVersions(Versions):
-    """Versions without activations on this rank: snapshots, and chains of snapshots.
-
-    A chain has one snapshot per layer; the data become the activations of a version through it.
-    The reader of a version gets the chain, or the activations where they are fewer bytes.
+class RemoteVersions(Versions):
+    """Versions with activations on other ranks.
 
     Parameters
     ----------
@@ -56,43 +53,15 @@ class ChainVersions(Versions):
         super().__init__(*arguments, **options)  # type: ignore[arg-type]
         self.parameters = parameters
         self.on_release: Callable[[int, int], None] | None = None
-        self._chains: dict[tuple[int, int], tuple[Layer, ...]] = {}
-
-    def chain(self, layer: int, version: int, below: int) -> tuple[Layer, ...]:
-        """Return the snapshots from layer 1 up to a version; none for the data.
-
-        ``below`` is the version of the layer below on which the version was trained.
-
-        Raises
-        ------
-        ScheduleError
-            If the version, or the version below, is not held.
-        """
-        if layer == 0:
-            return ()
-        own = self._version(layer, version)
-        if (layer, version) not in self._chains:
-            if layer > 1 and (layer - 1, below) not in self._chains:
-                raise ScheduleError(
-                    f"version {below} of layer {layer - 1} was read before it was computed"
-                )
-            chain = self._chains[layer - 1, below] if layer > 1 else ()
-            self._chains[layer, version] = (*chain, own.snapshot)
-        return self._chains[layer, version]
-
-    def source(self, layer: int, version: int, below: int) -> ActivationSource:
-        """Refuse: the activations are on other ranks."""
-        raise ScheduleError(f"version {version} of layer {layer} has no activations here")
 
     def compute(self, layer: int, version: int, snapshots: Sequence[Layer]) -> None:
-        """Record the chain by which the reader of a version computes the activations again."""
-        self._version(layer, version).computed = True
-        self._chains[layer, version] = tuple(snapshots)
+        """Record a version as computed: its reader is sent the snapshots, and computes it again."""
+        self._take_buffer(layer, self._version(layer, version))
+        self.record_computed(layer, version)
 
     def release(self, layer: int, version: int) -> None:
         """Drop a version."""
         super().release(layer, version)
-        self._chains.pop((layer, version), None)
         if self.on_release is not None:
             self.on_release(layer, version)
 
@@ -275,11 +244,13 @@ class RanksRuntime(LinkedEpochs):
     ----------
     worker_factories : sequence of callable
         One per layer, from the lowest up; a factory can be sent to another rank.
-    versions : ChainVersions
+    versions : RemoteVersions
     blas_threads : int
         BLAS threads of each rank.
     own : Membership
         Membership of this process, rank 0.
+    below : callable
+        Returns the versions that an epoch trains on, one per layer, from layer 1 up.
     times : Timeouts
     shares : RankShares
         Number of ranks that may share a layer.
@@ -288,9 +259,10 @@ class RanksRuntime(LinkedEpochs):
     def __init__(
         self,
         worker_factories: Sequence[WorkerFactory],
-        versions: ChainVersions,
+        versions: RemoteVersions,
         blas_threads: int,
         own: Membership,
+        below: Callable[[Train], Sequence[Layer]],
         times: Timeouts = TIMEOUTS,
         shares: RankShares = UNSHARED,
     ) -> None:
@@ -299,7 +271,7 @@ class RanksRuntime(LinkedEpochs):
         groups = groups_of_layers(widths, own.transport.size, shares)
         self._ranks = RunRanks(own, groups, times, data=data, blas_threads=blas_threads)
         super().__init__(self._ranks, times)
-        self._worker_factories, self._versions = worker_factories, versions
+        self._worker_factories, self._versions, self._below = worker_factories, versions, below
         self._there: dict[int, int] = {}  # by layer: the version that the layer's rank has as input
         rows = sum(map(len, data))
         self._sent = layers_sent_activations(rows, versions.hidden, versions.parameters)
@@ -320,16 +292,18 @@ class RanksRuntime(LinkedEpochs):
 
     def _order(self, command: Train) -> RankOrder:
         layer, reads = command.layer, command.reads
-        chain = self._versions.chain(layer - 1, reads, command.below_reads)
+        # Raises an error if the version is not held, or was trained on one that is not computed.
+        self._versions.source(layer - 1, reads, command.below_reads)
         # Unknown until the rank reports: it may fail before it has computed the new input.
         has = self._there.pop(layer, None)
-        lacks = bool(chain) and has != reads
+        lacks = layer > 1 and has != reads
         are_sent = lacks and reads in self._kept.get(layer - 1, ())
         if are_sent:
             self._ranks.send_first(layer - 1, "versions", HandUp(reads))
         if not lacks:
             self._there[layer] = reads
-        return RankOrder(command, chain if lacks and not are_sent else None, are_sent)
+        chain = tuple(self._below(command)) if lacks and not are_sent else None
+        return RankOrder(command, chain, are_sent)
 
     def _record(self, message: Message) -> None:
         layer, command = message.command.layer, message.command

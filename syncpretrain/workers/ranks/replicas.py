@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,8 @@ class RankServers:
         """Send every server its slice."""
         mean_square = self._own.mean_square
         for number, own in self._slices.items():
-            self._send(number, SetSlice(self._own.parameters[own].copy(), mean_square[own].copy()))
+            values, squares = self._own.parameters[own].copy(), mean_square[own].copy()
+            self._send(number, partial(SliceServer.set, values=values, mean_square=squares))
 
     def end(self) -> None:
         """Forget the ranks; they end with the replicas."""
@@ -111,7 +113,7 @@ class RankServers:
 
     def fetch(self, out: int) -> int:
         """Tell every server to send its slice to a replica; return the clock."""
-        self._send_all(SendSlice(out))
+        self._send_all(partial(SliceServer.send, replica=out))
         return self._own.clock
 
     def push(self, change: int, then: int, fetched: int) -> Push:
@@ -120,7 +122,7 @@ class RankServers:
         # The servers are told of a dropped change too: its slices are on their way, and must be
         # taken out of the ports.
         share = self._own.rules.share(push.staleness) if push.is_taken else None
-        self._send_all(TakeChange(change, share))
+        self._send_all(partial(SliceServer.take, replica=change, share=share))
         return push
 
     def settle(self) -> None:
@@ -134,7 +136,7 @@ class RankServers:
             If a server does not answer.
         """
         # Orders of one sender keep their order: a report comes after all changes before it.
-        self._send_all(ReportSlice())
+        self._send_all(SliceServer.report)
         missing = set(self._slices)
         deadline = time.monotonic() + self._times.stall
         assert self._ranks is not None
@@ -178,11 +180,11 @@ class RankServers:
         if self._ranks is not None:
             self.start()
 
-    def _send_all(self, order: Any) -> None:
+    def _send_all(self, order: ServerOrder) -> None:
         for number in self._slices:
             self._send(number, order)
 
-    def _send(self, number: int, order: Any) -> None:
+    def _send(self, number: int, order: ServerOrder) -> None:
         assert self._ranks is not None
         self._ranks.send(number, "orders", order)
 
@@ -366,34 +368,6 @@ class WindowServer:
         """Add the changes that wait in a state."""
         self._own.add_late(state)
         self.start()
-
-
-@dataclass(frozen=True, slots=True)
-class SetSlice:
-    """Message to a server: its parameters, and the mean squares for the compensation."""
-
-    parameters: Array
-    mean_square: Array
-
-
-@dataclass(frozen=True, slots=True)
-class SendSlice:
-    """Message to a server: send a replica the current parameters."""
-
-    replica: int
-
-
-@dataclass(frozen=True, slots=True)
-class TakeChange:
-    """Message to a server: add a share of a replica's next change; None drops the change."""
-
-    replica: int
-    share: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class ReportSlice:
-    """Message to a server: send rank 0 the slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -649,31 +623,41 @@ class ServerAssignment(Assignment):
     @contextmanager
     def open(self, context: RankContext) -> Iterator[Obey]:
         """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
-        yield _Server(context, self).obey
+        server = SliceServer(context, self)
+        yield lambda order: order(server)
 
 
-class _Server:
+class SliceServer:
+    """A server of a slice of the parameters; an order calls one of its methods."""
+
     def __init__(self, context: RankContext, assignment: ServerAssignment) -> None:
         self._context, self._assignment = context, assignment
-        self._slice: ServerSlice | None = None
         self._sent: dict[int, Array] = {}  # last slice sent to each replica, for the compensation
 
-    def obey(self, order: SetSlice | SendSlice | TakeChange | ReportSlice) -> None:
-        context, assignment = self._context, self._assignment
-        if isinstance(order, SetSlice):
-            own = (np.array(order.parameters), np.array(order.mean_square))
-            self._slice = ServerSlice(*own, assignment.rules)
-            return
-        part, number = self._slice, context.number
-        assert part is not None
-        if isinstance(order, SendSlice):
-            values = self._sent[order.replica] = part.parameters.copy()
-            to = port(context.run, "slices", order.replica)
-            context.transport.send(assignment.replicas[order.replica], to, SliceOf(number, values))
-        elif isinstance(order, TakeChange):
-            found = context.take(f"change {number}", order.replica)
-            if found is not None and order.share is not None:
-                part.add(np.array(found.values), order.share, self._sent[order.replica])
-        else:
-            own = (part.parameters.copy(), part.mean_square.copy())
-            context.send("reports", SliceOf(number, *own))
+    def set(self, values: Array, mean_square: Array) -> None:
+        """Set the parameters, and the mean squares for the compensation."""
+        own = np.array(values), np.array(mean_square)
+        self._slice = ServerSlice(*own, self._assignment.rules)
+
+    def send(self, replica: int) -> None:
+        """Send a replica the current parameters."""
+        context, values = self._context, self._slice.parameters.copy()
+        self._sent[replica] = values
+        to = port(context.run, "slices", replica)
+        context.transport.send(
+            self._assignment.replicas[replica], to, SliceOf(context.number, values)
+        )
+
+    def take(self, replica: int, share: float | None) -> None:
+        """Add a share of a replica's next change; None drops the change."""
+        found = self._context.take(f"change {self._context.number}", replica)
+        if found is not None and share is not None:
+            self._slice.add(np.array(found.values), share, self._sent[replica])
+
+    def report(self) -> None:
+        """Send rank 0 the slice."""
+        own = self._slice.parameters.copy(), self._slice.mean_square.copy()
+        self._context.send("reports", SliceOf(self._context.number, *own))
+
+
+ServerOrder = Callable[[SliceServer], None]

@@ -6,7 +6,7 @@ from binaryunits import means
 from randomstacks import normal_stack
 
 from syncpretrain import Stack
-from syncpretrain.models.evaluation import layer_errors, stack_error
+from syncpretrain.models.diagnosis import layer_errors, stack_error
 
 WIDTHS = (7, 5, 3)
 
