@@ -20,6 +20,7 @@ from syncpretrain.cli.options import (
     quiet_option,
 )
 from syncpretrain.cli.output import add_numbers, number, plain_table, printing
+from syncpretrain.cli.program import as_options
 from syncpretrain.cli.setting_options import (
     SectionedCommand,
     complete_by_data,
@@ -153,7 +154,8 @@ def command(
         "labels": labels,
         "baselines": baselines,
     }
-    notices = () if quiet else (*data.notices, *filter(None, [notice]))
+    told = () if quiet else (*data.notices, *filter(None, [notice]))
+    notices = tuple(as_options(text, click.get_current_context()) for text in told)
     folder, outcomes = _outcomes(settings, data, out, quiet=quiet, notices=notices, **compared)
     report = _report(settings, data, outcomes, folder)
     try:

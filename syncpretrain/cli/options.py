@@ -153,7 +153,9 @@ quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but err
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-def check_target(path: Path, *read: Path | str | None, option: str = "out") -> None:
+def check_target(
+    path: Path, *read: Path | str | None, option: str = "out", ending: str | None = None
+) -> None:
     """Refuse a file that cannot be written, or that replaces a file of a run or one that is read.
 
     Parameters
@@ -164,6 +166,8 @@ def check_target(path: Path, *read: Path | str | None, option: str = "out") -> N
         None are ignored.
     option : str
         Option that names the file.
+    ending : str, optional
+        Ending of the names of such files, such as ``.png``; other names are refused.
 
     Raises
     ------
@@ -171,16 +175,22 @@ def check_target(path: Path, *read: Path | str | None, option: str = "out") -> N
     """
     import os
 
-    from syncpretrain.cli.run_data import data_files
-
     if path.is_dir():
         raise SettingsError(f"{option}: {path} is a folder; name a file")
     if not path.parent.is_dir():
         raise SettingsError(f"{option}: the folder {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):
         raise SettingsError(f"{option}: cannot write to the folder {path.parent}")
-    if not path.exists():
-        return
+    if path.exists():
+        _check_spare(path, read, option)
+    if ending is not None and path.suffix.lower() != ending:
+        raise SettingsError(f"{option}: got {path}, expected a name that ends with {ending}")
+
+
+def _check_spare(path: Path, read: Sequence[Path | str | None], option: str) -> None:
+    """Refuse to replace a file of a run, or one that is read."""
+    from syncpretrain.cli.run_data import data_files
+
     if is_run_file(path):
         here = f"a file of the run in {path.parent}"
         raise SettingsError(f"{option}: {path} is {here}; name another file")

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
+
+import click
+
+from syncpretrain.cli.program import as_options
+from syncpretrain.events import Event, Notice, Observer
+from syncpretrain.observers import observing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +27,28 @@ AFTER_FINETUNING = (
     "The layers' own errors are those after fine-tuning, which cares only for",
     "the whole stack's.",
 )
+
+
+def run_shown(work: Callable[..., dict[str, Any]], *, quiet: bool, as_json: bool) -> None:
+    """Call what trains with ``observers`` that show its progress, and print its result."""
+    with observing(not quiet, live=not as_json) as observers:
+        report = work(observers=[_in_options(observer) for observer in observers])
+    if as_json:
+        click.echo(json.dumps(report))
+    elif not quiet:
+        print_run(report)
+
+
+def _in_options(observer: Observer) -> Observer:
+    """Return an observer of events with settings in notices written as options."""
+    context = click.get_current_context()
+
+    def observe(event: Event) -> None:
+        if isinstance(event, Notice):
+            event = replace(event, message=as_options(event.message, context))
+        observer(event)
+
+    return observe
 
 
 def print_run(report: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ def filters(run: Path, layer: int, count: int, shape: str | None, out: Path | No
 
     target = out or _beside(run, "filters.png")
     stack = load(run)
-    options.check_target(target, run)
+    options.check_target(target, run, ending=".png")
     lowest = stack.layers[0].shape
     pixels = layer == 1 and isinstance(lowest, DenseShape)
     images = image_shape(lowest, shape) if pixels else None
@@ -96,7 +96,7 @@ def reconstruct(
             f"{run}: was fine-tuned as a classifier and has no decoder; reconstruct a run without"
             " --finetune classification"
         )
-    options.check_target(target, run, data)
+    options.check_target(target, run, data, ending=".png")
     images = image_shape(stack.layers[0].shape, shape)
     examples = examples_of(run, data, part, stack=stack)
     X, stack = examples.rows, stack.for_prepared_rows()
@@ -167,7 +167,7 @@ def sample(
 
     target = out or _beside(run, "samples.png")
     stack = load(run)
-    options.check_target(target, run, data)
+    options.check_target(target, run, data, ending=".png")
     if save is not None:
         options.check_target(save, run, data, option="save")
     if level is None and (start == "chains" or method == "stacked"):

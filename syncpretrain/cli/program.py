@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from shlex import join
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -45,6 +45,7 @@ COMMANDS = {
 # Modules of several commands, each a function with the command's name; the other commands have a
 # module of their own name with the function ``command``.
 SHARED = {
+    **dict.fromkeys(("train", "finetune"), "train"),
     **dict.fromkeys(("predict", "score", "encode"), "rows"),
     **dict.fromkeys(("reconstruct", "filters", "sample"), "pictures"),
     **dict.fromkeys(("evaluate", "report"), "results"),
@@ -123,33 +124,49 @@ class Program(click.Group):
         except click.UsageError as error:
             return _end(ctx, f"Error: {_usage(error, ctx)}", REFUSED)
         except errors.SyncpretrainError as error:
-            return _end(ctx, f"Error: {self._in_option_names(str(error), ctx)}", _status(error))
+            return _end(ctx, f"Error: {_in_option_names(str(error), ctx)}", _status(error))
         except OSError as error:
             file = f"{error.filename}: " if error.filename else ""
             return _end(ctx, f"Error: {file}{error.strerror or error}", FAILED)
         except MemoryError as error:
             return _end(ctx, f"Error: there is not enough memory: {error}", FAILED)
 
-    def _in_option_names(self, message: str, ctx: click.Context) -> str:
-        """Write names of settings as options: at the start of a message, and in name=value.
 
-        A value may also be that of an option of ``train``, by which a run could have begun.
-        """
-        commands = [self.get_command(ctx, x) for x in (ctx.invoked_subcommand or "", "train")]
-        options, begun = (
-            {x for p in (own.params if own else ()) for x in p.opts} for own in commands
-        )
-        setting, colon, rest = message.partition(": ") if ": " in message else ("", "", message)
-        option = "--" + setting.replace("_", "-")
-        head = option if option in options else setting  # the name of a file stays
+def _in_option_names(message: str, ctx: click.Context) -> str:
+    """Write names of settings as options: at the start of a message, and in name=value."""
+    setting, colon, rest = message.partition(": ") if ": " in message else ("", "", message)
+    option = _option_of(setting)
+    head = option if option in _options(ctx)[0] else setting  # the name of a file stays
+    return f"{head}{colon}{as_options(rest, ctx)}"
 
-        def in_words(found: re.Match[str]) -> str:
-            option = "--" + found[1].replace("_", "-")
-            end = "" if found[2] else " "
-            return f"{option}{end}" if option in options | begun else found[0]
 
-        rest = re.sub(r"(?<!['\"])\b([a-z_]+)=(True\b|(?=\S))", in_words, rest)
-        return f"{head}{colon}{rest}"
+def as_options(text: str, ctx: click.Context) -> str:
+    """Write each name=value of a text as an option; leave out what names a function of Python.
+
+    A value may also be that of an option of ``train``, by which a run could have begun.
+    """
+    options, begun = _options(ctx)
+
+    def in_words(found: re.Match[str]) -> str:
+        option = _option_of(found[1])
+        end = "" if found[2] else " "
+        return f"{option}{end}" if option in options | begun else found[0]
+
+    text = re.sub(r" \([a-z_]+: [a-z_]+=\w+\)", "", text)
+    return re.sub(r"(?<!['\"])\b([a-z_]+)=(True\b|(?=\S))", in_words, text)
+
+
+def _options(ctx: click.Context) -> tuple[set[str], ...]:
+    """Return the options of the running command, and of ``train``."""
+    program = ctx.find_root()
+    group = cast(click.Group, program.command)
+    names = (program.invoked_subcommand or "", "train")
+    commands = [group.get_command(program, name) for name in names]
+    return tuple({x for p in (own.params if own else ()) for x in p.opts} for own in commands)
+
+
+def _option_of(setting: str) -> str:
+    return "--" + setting.replace("_", "-")
 
 
 @contextmanager
@@ -213,7 +230,7 @@ def _nearest(name: str, known: list[str]) -> str:
     from syncpretrain.settings.convert import USUAL_ELSEWHERE
 
     usual = USUAL_ELSEWHERE.get(name.lstrip("-").replace("-", "_"), "")
-    option = "--" + usual.replace("_", "-")
+    option = _option_of(usual)
     found = [option] if option in known else get_close_matches(name, known, n=1, cutoff=0.65)
     return f"; the nearest one is {found[0]}" if found else ""
 

@@ -11,6 +11,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.cli.program import as_options
 from syncpretrain.data import DATASETS, check_whole, load_dataset, located
 from syncpretrain.data.columns import columns_in, takes_categories
 from syncpretrain.data.dataset import Dataset, Rows, divided, from_rows, record_in, record_of
@@ -153,10 +154,11 @@ def _loaded(name: str, stack: Stack, **how: Any) -> Dataset:
 
 def _print_notices(notices: Sequence[str]) -> None:
     """Print notices, each once although a command may read a file twice."""
-    said = click.get_current_context().meta.setdefault("notices", [])
+    context = click.get_current_context()
+    said = context.meta.setdefault("notices", [])
     for notice in notices:
         if notice not in said:
-            click.echo(notice, err=True)
+            click.echo(as_options(notice, context), err=True)
             said.append(notice)
 
 

@@ -239,9 +239,7 @@ def _check_picture(path: Path) -> None:
     """Refuse a picture that could not be written later."""
     from syncpretrain.plot.canvas import check_drawing
 
-    if path.suffix != ".png":
-        raise SettingsError(f"out: got {path}, expected a name that ends with .png")
-    check_target(path)
+    check_target(path, ending=".png")
     check_drawing()
 
 

@@ -492,7 +492,7 @@ def load_mapped(
     stamp = _stamp_of(path)
     bounded, meaning = wanted.bounded, wanted.meaning
     how: dict[str, Any] = {"validation": validation, "seed": seed}
-    plain = Wanted(bounded=bounded)
+    plain = Wanted(bounded=bounded, meaning=meaning)
     X = map_npy(path)
     notices = [*check_axes(X.shape, wanted.images, path)]
     if X.size and not X.flags.c_contiguous:
@@ -503,7 +503,7 @@ def load_mapped(
         return _in_memory(path, plain, **how)
     own = Meaning.of(rows, bounded=bounded)
     if meaning is not None and own.values != meaning.values:
-        return load_own(path, plain._replace(meaning=meaning), **how)
+        return load_own(path, plain, **how)
     if not bounded:
         check_precision(rows, str(path))
     kept, held = hold_out(np.arange(n), None, validation=validation, default=n // 10, seed=seed)

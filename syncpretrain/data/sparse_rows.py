@@ -195,7 +195,7 @@ def rows_of_matrix(X: Any, name: str) -> SparseRows:
             f"{name}: got a sparse matrix whose arrays do not fit each other; X.check_format() says"
             " which"
         )
-    return _settled(*arrays, columns)
+    return _settled(*arrays, columns, name)
 
 
 def sparse_rows(arrays: Mapping[str, NDArray[Any]], form: str, name: str) -> SparseRows:
@@ -225,7 +225,7 @@ def sparse_rows(arrays: Mapping[str, NDArray[Any]], form: str, name: str) -> Spa
         ends = np.cumsum(np.bincount(indices, minlength=columns))
         indices, indptr, data = owners[order], np.concatenate([[0], ends]), data[order]
         columns = rows
-    return _settled(data, indices, indptr, columns)
+    return _settled(data, indices, indptr, columns, name)
 
 
 def _fit_each_other(
@@ -243,12 +243,19 @@ def _fit_each_other(
 
 
 def _settled(
-    data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], columns: int
+    data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], columns: int, name: str
 ) -> SparseRows:
     """Return rows in their one form: ascending columns, duplicates added, zeros left out."""
     end = int(indptr[-1])  # SciPy leaves room behind it
-    with np.errstate(over="ignore"):  # infinite values are refused, with their place
+    with np.errstate(over="ignore"):  # infinite values are refused later, with their place
         values = data[:end].astype(np.float32, copy=False)
+    if (lost := np.isinf(values) & np.isfinite(data[:end])).any():
+        place = int(np.argmax(lost))
+        row = int(np.searchsorted(indptr, place, side="right")) - 1
+        raise DataError(
+            f"{name}: got {float(data[place]):g} at row {row}, column {indices[place]} (counted"
+            " from 0), expected numbers that float32 holds; divide by a larger unit"
+        )
     kind = np.int32 if columns <= np.iinfo(np.int32).max else np.int64
     indices, indptr = indices[:end].astype(kind, copy=False), indptr.astype(np.int64)
     owners = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))

@@ -120,7 +120,6 @@ SECTIONS = (  # of the help, in their order
 DATA, MODEL, LEARNING, RBMS, AUTOENCODERS, SCHEDULE, WORKERS, *OF_TUNING, ASYNCHRONOUS, OUTPUT = (
     map(Setting, SECTIONS)
 )
-TUNING, TUNING_REGULARIZATION, TUNING_WORKERS = OF_TUNING
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -6,24 +6,9 @@ import math
 from typing import Annotated, Literal
 
 from syncpretrain.schedule.kinds import ASYNC
-from syncpretrain.settings.fields import (
-    TUNING,
-    TUNING_REGULARIZATION,
-    TUNING_WORKERS,
-    AsyncFields,
-    Count,
-    Epochs,
-    Fraction,
-    NonNegativeFloat,
-    PositiveFloat,
-    Precision,
-    Shards,
-    Workers,
-    check_async,
-    check_finite,
-    refuse,
-)
+from syncpretrain.settings import fields
 
+TUNING, REGULARIZATION, WORKERS = fields.OF_TUNING
 PREFIX = "finetune_"  # of the names of these settings in messages
 LABELLED_PART = 5  # one of so many rows of a minibatch has a label, where others train too
 
@@ -42,7 +27,7 @@ def steps_with_unlabelled(batch_size: int, labelled: int, others: int) -> int:
     return max(math.ceil(others / (batch_size - known)), math.ceil(labelled / known))
 
 
-class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
+class FinetuneSettings(fields.AsyncFields, frozen=True, kw_only=True):
     """Settings of fine-tuning the pretrained stack by backpropagation.
 
     Attributes
@@ -111,28 +96,28 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
         TUNING,
         "Backpropagation through the stack.",
     ] = "none"
-    epochs: Annotated[Epochs, TUNING] = 10
+    epochs: Annotated[fields.Epochs, TUNING] = 10
     optimizer: Annotated[
         Literal["adam", "sgd", "cg", "lbfgs"], TUNING, "cg, lbfgs: large batches, SciPy."
     ] = "adam"
     learning_rate: Annotated[
-        PositiveFloat | None, TUNING, "Default 0.001 for adam, 0.1 for sgd."
+        fields.PositiveFloat | None, TUNING, "Default 0.001 for adam, 0.1 for sgd."
     ] = None
     rate_schedule: Annotated[
         Literal["constant", "linear", "cosine"], TUNING, "How the rate falls to 0."
     ] = "constant"
-    momentum: Annotated[Fraction, TUNING, "Momentum of sgd."] = 0.0
+    momentum: Annotated[fields.Fraction, TUNING, "Momentum of sgd."] = 0.0
     nesterov: Annotated[bool, TUNING, "Nesterov's momentum."] = False
-    weight_decay: Annotated[NonNegativeFloat, TUNING_REGULARIZATION] = 0.0
+    weight_decay: Annotated[fields.NonNegativeFloat, REGULARIZATION] = 0.0
     loss: Annotated[
         Literal["squared", "cross-entropy"] | None,
         TUNING,
         "Loss of reconstruction. Default squared.",
     ] = None
-    dropout: Annotated[Fraction, TUNING_REGULARIZATION, "Share of hidden units left out."] = 0.0
-    input_dropout: Annotated[Fraction, TUNING_REGULARIZATION, "Share of inputs left out."] = 0.0
+    dropout: Annotated[fields.Fraction, REGULARIZATION, "Share of hidden units left out."] = 0.0
+    input_dropout: Annotated[fields.Fraction, REGULARIZATION, "Share of inputs left out."] = 0.0
     input_noise: Annotated[
-        NonNegativeFloat, TUNING_REGULARIZATION, "Deviation of noise on inputs."
+        fields.NonNegativeFloat, REGULARIZATION, "Deviation of noise on inputs."
     ] = 0.0
     normalization: Annotated[Literal["none", "batch"], TUNING, "batch standardizes relu units."] = (
         "none"
@@ -141,38 +126,38 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
         Literal["none", "pseudo", "aligned"], TUNING, "pseudo: guessed classes train too."
     ] = "none"
     adversarial_noise: Annotated[
-        NonNegativeFloat, TUNING_REGULARIZATION, "Distance that guessed rows are moved."
+        fields.NonNegativeFloat, REGULARIZATION, "Distance that guessed rows are moved."
     ] = 0.0
     patience: Annotated[
-        Count | None, TUNING_REGULARIZATION, "End N epochs after the best; keep its weights."
+        fields.Count | None, REGULARIZATION, "End N epochs after the best; keep its weights."
     ] = None
-    batch_size: Annotated[Count, TUNING(metavar="B")] = 100
+    batch_size: Annotated[fields.Count, TUNING(metavar="B")] = 100
     precision: Annotated[
-        Precision, TUNING_WORKERS(metavar="NAME"), "float32 (default), tf32, bfloat16 or auto."
+        fields.Precision, WORKERS(metavar="NAME"), "float32 (default), tf32, bfloat16 or auto."
     ] = "float32"
     products: Annotated[
-        Literal["blas", "own"], TUNING_WORKERS, "blas (default), or own: same bits on every CPU."
+        Literal["blas", "own"], WORKERS, "blas (default), or own: same bits on every CPU."
     ] = "blas"
     replicas: Annotated[
-        Workers | None,
-        TUNING_WORKERS(metavar="R"),
+        fields.Workers | None,
+        WORKERS(metavar="R"),
         "Sharing a minibatch. Default one a usable core.",
     ] = None
     split: Annotated[
         Literal["units", "examples", "filters", "hybrid", "columns"] | None,
-        TUNING_WORKERS,
+        WORKERS,
         "What replicas share. Default units, or hybrid.",
     ] = None
-    shards: Annotated[Shards, TUNING_WORKERS(metavar="S"), "Default as many as replicas."] = 0
-    schedule: Annotated[Literal["synchronous", "async"], TUNING_WORKERS] = "synchronous"
+    shards: Annotated[fields.Shards, WORKERS(metavar="S"), "Default as many as replicas."] = 0
+    schedule: Annotated[Literal["synchronous", "async"], WORKERS] = "synchronous"
     runtime: Annotated[
         Literal["threads", "processes", "serial", "mpi"],
-        TUNING_WORKERS,
+        WORKERS,
         "For async; or mpi, by examples.",
     ] = "threads"
 
     def __post_init__(self) -> None:
-        check_finite(self, prefix=PREFIX)
+        fields.check_finite(self, prefix=PREFIX)
         self._check_schedule()
         stepping, is_own = self.optimizer in ("adam", "sgd"), self.products == "own"
         parts = max(self.shards, self.replicas or 1)
@@ -195,7 +180,7 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
             " optimizer sgd": is_moved and self.optimizer != "sgd",
             "nesterov: got no momentum, expected one above 0": self.nesterov and not self.momentum,
         }
-        refuse(refused, prefix=PREFIX)
+        fields.refuse(refused, prefix=PREFIX)
         self._check_noise()
         squared, entropy = self.loss == "squared", self.loss == "cross-entropy"
         refused = {
@@ -203,7 +188,7 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
             and squared,
             "cross-entropy for numbers, expected squared": self._is_for("regression") and entropy,
         }
-        refuse(refused, prefix="finetune_loss: got ")
+        fields.refuse(refused, prefix="finetune_loss: got ")
 
     def _check_noise(self) -> None:
         """Refuse what only the training for targets has."""
@@ -222,14 +207,14 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
             f"batch_size: got {self.batch_size} with unlabelled {self.unlabelled}, expected 2 or"
             " more, a row with a label and one without": is_guessing and self.batch_size < 2,
         }
-        refuse(refused, prefix=PREFIX)
+        fields.refuse(refused, prefix=PREFIX)
 
     def _is_for(self, *objectives: str) -> bool:
         return self.objective in objectives
 
     def _check_schedule(self) -> None:
         """Refuse settings that asynchronous fine-tuning lacks, and settings that only it has."""
-        check_async(
+        fields.check_async(
             self,
             schedule=self.schedule,
             runtime=self.runtime,
@@ -246,7 +231,7 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
             f"split: got {self.split} {why} none": self.split is not None,
             f"shards: got {self.shards} {why} none": self.shards,
         }
-        refuse(refused, prefix=PREFIX)
+        fields.refuse(refused, prefix=PREFIX)
 
     def _check_synchronous(self) -> None:
         """Refuse runtimes that share no minibatch, and splits that ranks do not support."""
@@ -259,4 +244,4 @@ class FinetuneSettings(AsyncFields, frozen=True, kw_only=True):
             f"split: got {self.split} with runtime mpi, expected examples; or take"
             " finetune_runtime threads": on_ranks and self.split not in (None, "examples"),
         }
-        refuse(refused, prefix=PREFIX)
+        fields.refuse(refused, prefix=PREFIX)

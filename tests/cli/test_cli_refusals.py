@@ -301,6 +301,15 @@ class TestOthers:
             ("reconstruct RUN --count 0", "--count: got 0, expected a whole number of at least 1"),
             ("reconstruct RUN --seed -1", "--seed: got -1, expected a whole number of at least 0"),
             ("reconstruct RUN --out no/x.png", "--out: the folder no does not exist"),
+            (
+                "reconstruct RUN --out x.jpg",
+                "--out: got x.jpg, expected a name that ends with .png",
+            ),
+            ("filters RUN --out x", "--out: got x, expected a name that ends with .png"),
+            (
+                "sample RUN --save z.npy --out z.gif",
+                "--out: got z.gif, expected a name that ends with .png",
+            ),
             ("nonsense", "No such command 'nonsense'; see syncpretrain --help"),
             ("--nonsense", "No such option"),
         ],

@@ -215,6 +215,17 @@ class TestTrain:
         words = "Error: empty.csv: column 'b' has no value in any row; leave it out with --drop b"
         assert refusal(call, *given).strip() == words
 
+    def test_settings_in_messages_are_options(self, call, folder):
+        Path("indexed.csv").write_text(",a,b\n" + "0,.1,0\n1,.2,1\n" * 20)
+        own = ("--data", "indexed.csv", "--hidden", 3, "--visible-units", "gaussian")
+        _, err = call(*TRAIN[:-1], *own, "--out", "indexed")
+        assert "leave it out if it counts the rows, with --drop 1\n" in err
+        _, err = call("evaluate", "indexed", "--data", "indexed.csv")
+        assert "leave it out if it counts the rows, with --drop 1\n" in err
+        Path("texts.csv").write_text("a,b\nx,.1\ny,.2\n")
+        err = refusal(call, *TRAIN, "--data", "texts.csv", "--hidden", 3, "--out", "no")
+        assert "; take auto, which makes a category of it, or leave it out with --drop a" in err
+
     @pytest.mark.parametrize("hidden", ["conv:4x3,5", "1x2x2,5", "-3", "5,", "0", "4,0"])
     def test_hidden_units_are_those_of_dense_layers(self, call, folder, hidden):
         given = (*TRAIN, "--data", "t.csv", f"--hidden={hidden}", "--out", "no")

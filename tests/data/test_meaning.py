@@ -10,6 +10,7 @@ import pytest
 from commandline import exit_status
 
 from syncpretrain import Minibatches, Stack, finetune, load, pretrain
+from syncpretrain.data import load_dataset
 from syncpretrain.data.meaning import Meaning, meaning_in
 from syncpretrain.errors import DataError, NovelValueWarning, RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished
@@ -163,6 +164,13 @@ class TestEveryDoor:
             X = np.load(tmp_path / "x.npy", mmap_mode="r")
             found.add(finetune(stack, X, epochs=2, warn=False).parameters_sha256)
         assert len(found) == 1
+
+    @pytest.mark.parametrize("order", ["C", "F"])
+    def test_a_file_that_may_stay_where_it_is(self, tmp_path, order):
+        np.save(tmp_path / "x.npy", np.asarray(BYTES.astype("f4"), order=order))
+        how = {"bounded": False, "validation": 0, "meaning": Meaning("bytes")}
+        data = load_dataset(tmp_path / "x.npy", mapped=True, **how)
+        np.testing.assert_array_equal(data.train, BYTES.astype("f4") / np.float32(255))
 
     def test_scores_reconstructions_imputation_and_samples(self):
         stack, floats = trained_on(BYTES), BYTES.astype("f8")

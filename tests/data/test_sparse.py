@@ -426,6 +426,14 @@ class TestRefusals:
         with pytest.raises(DataError, match=f"^X: {words}"):
             pretrain(csr(X), visible_units=units, **OPTIONS)
 
+    @pytest.mark.parametrize("value", [1e300, -1e39])
+    def test_a_value_beyond_float32_is_told_as_it_is(self, value):
+        X = BITS.astype(np.float64)
+        X[7, 3] = value
+        words = f"^X: got {value:g} at row 7, column 3 .* float32 holds".replace("+", "[+]")
+        with pytest.raises(DataError, match=words):
+            pretrain(csr(X, np.float64), visible_units="gaussian", **OPTIONS)
+
     def test_other_things(self):
         stack = pretrain(csr(DENSE), visible_units=COUNTS, **OPTIONS)
         with pytest.raises(DataError, match="where a dense array is needed"):

@@ -13,7 +13,7 @@ from disturbedsteps import after_steps
 
 from syncpretrain import pretrain
 from syncpretrain.cli.compare import command as compare_command
-from syncpretrain.cli.train import command as train_command
+from syncpretrain.cli.train import train as train_command
 from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.events import EpochStarted
 from syncpretrain.planning.candidates import Task, candidates
