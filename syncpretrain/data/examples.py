@@ -28,11 +28,11 @@ Floats = NDArray[np.float32]
 T = TypeVar("T", bound=np.generic)
 LARGEST = 1e18  # the square of a larger float32 is infinite
 SCALING = (
-    "take visible_units gaussian, which standardizes each column, or scale each column to its"
+    "take visible_units=gaussian, which standardizes each column, or scale each column to its"
     " range, (X - X.min(0)) / (X.max(0) - X.min(0))"
 )
 
-COUNTING = "take visible_units counts for numbers of words, or gaussian for other numbers"
+COUNTING = "take visible_units=counts for numbers of words, or gaussian for other numbers"
 JOINING = (
     'join them by np.concatenate(X), or take Minibatches(X) with handoff="minibatch", which reads'
     " one after the other"

@@ -238,10 +238,10 @@ class FinetuneSettings(fields.AsyncFields, frozen=True, kw_only=True):
         on_ranks = self.runtime == "mpi"
         refused = {
             f"runtime: got {self.runtime} with schedule {self.schedule}, expected threads or mpi;"
-            f" or take finetune_schedule {ASYNC}": self.runtime not in ("threads", "mpi"),
+            f" or take finetune_schedule={ASYNC}": self.runtime not in ("threads", "mpi"),
             f"replicas: got {self.replicas or 'none'} with runtime mpi, expected 2 or more, which"
             " the ranks share": on_ranks and (self.replicas or 1) == 1,
             f"split: got {self.split} with runtime mpi, expected examples; or take"
-            " finetune_runtime threads": on_ranks and self.split not in (None, "examples"),
+            " finetune_runtime=threads": on_ranks and self.split not in (None, "examples"),
         }
         fields.refuse(refused, prefix=PREFIX)

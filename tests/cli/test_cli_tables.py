@@ -572,4 +572,4 @@ class TestCounts:
 
     def test_the_advice(self, call, words):
         line = refusal(call, "train", *words, "--visible-units", "bernoulli")
-        assert "expected values in [0, 1]; take visible_units counts for numbers of words" in line
+        assert "expected values in [0, 1]; take --visible-units counts for numbers of words" in line

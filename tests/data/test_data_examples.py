@@ -65,8 +65,8 @@ def test_a_rounding_error_above_one_is_one():
         (np.nan, "got nan at row {row}, column 3 .*expected finite"),
         (np.inf, "got inf at row {row}, column 3 .*expected finite"),
         (-np.inf, "got -inf at row {row}, column 3 .*expected finite"),
-        (1.5, "got 1.5 at row {row}, column 3 .*visible_units gaussian.*scale each column"),
-        (-0.25, "got -0.25 at row {row}, column 3 .*visible_units gaussian.*each column"),
+        (1.5, "got 1.5 at row {row}, column 3 .*visible_units=gaussian.*scale each column"),
+        (-0.25, "got -0.25 at row {row}, column 3 .*visible_units=gaussian.*each column"),
     ],
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
