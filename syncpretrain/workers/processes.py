@@ -49,7 +49,7 @@ from syncpretrain.learners.epoch import Cursor
 from syncpretrain.parallel.blas import blas_environment, blas_limit
 from syncpretrain.parallel.descriptors import above_standard, standard_stream
 from syncpretrain.parallel.signals import STOPPING
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.activations import ActivationSource, Split, activations_from
 from syncpretrain.workers.epochs import Finished, LinkedEpochs, Message
@@ -57,8 +57,8 @@ from syncpretrain.workers.link import Context, Job, Obey, Place, serve
 from syncpretrain.workers.restarts import Keeping, KeptStates, Replacement, Restarts
 from syncpretrain.workers.shared_memory import SharedArrays, SharedSplits
 from syncpretrain.workers.state import LayerState
-from syncpretrain.workers.versions import MAX_BUFFERS, Versions
-from syncpretrain.workers.worker import LayerWorker, WorkerFactory
+from syncpretrain.workers.versions import MAX_BUFFERS
+from syncpretrain.workers.worker import EpochsRun, LayerWorker, WorkerFactory
 
 Shared = SharedArrays | SharedSplits
 SharedT = TypeVar("SharedT", bound=Shared)
@@ -385,30 +385,15 @@ class ProcessesRuntime(LinkedEpochs):
 
     Parameters
     ----------
-    worker_factories : sequence of callable
-        One per layer, from the lowest up. A factory can be sent to another process; there it takes
-        the inputs of the layer and returns the layer's worker.
-    versions : Versions
-        While this runtime runs, their arrays are in its shared memory.
-    blas_threads : int
-        BLAS threads of each process.
-    times : Timeouts
-        Only ``join`` is used.
-    restarts : Restarts, optional
-        Restarts that replace dead processes.
+    run : EpochsRun
+        Its worker factories can be sent to another process. While this runtime runs, the arrays of
+        its versions are in the runtime's shared memory.
     """
 
-    def __init__(
-        self,
-        worker_factories: Sequence[WorkerFactory],
-        versions: Versions,
-        blas_threads: int,
-        times: Timeouts = TIMEOUTS,
-        restarts: Restarts | None = None,
-    ) -> None:
-        self._processes = Processes(times, blas_threads=blas_threads, restarts=restarts)
-        super().__init__(self._processes, times, restarts)
-        self._worker_factories, self._versions = worker_factories, versions
+    def __init__(self, run: EpochsRun) -> None:
+        self._processes = Processes(run.times, blas_threads=run.blas_threads, restarts=run.restarts)
+        super().__init__(self._processes, run.times, run.restarts)
+        self._worker_factories, self._versions = run.worker_factories, run.versions
         self._splits: list[SharedSplits] = []
 
     def _jobs(self) -> list[EpochJob]:
