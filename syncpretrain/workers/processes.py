@@ -221,7 +221,7 @@ class Processes(Place):
         self._shared: list[Shared] = []
         self._jobs: Sequence[Any] = ()
         self._memory: SharedArrays | None = None
-        self._numbers = self.progress = self.workers = np.zeros(1)
+        self._stopping = self.progress = self.workers = np.zeros(1)
         self._lock = threading.Lock()  # guards the fields below: several threads replace processes
         self._links: dict[int, ProcessLink] = {}
         self._is_ending = False
@@ -234,11 +234,10 @@ class Processes(Place):
     def start(self, jobs: Sequence[Any]) -> list[ProcessLink]:
         """Start a process for each job."""
         self._jobs, self._is_ending = jobs, False
-        self._memory = self.share(SharedArrays.create(("<f8", (2 * len(jobs) + 1,))))
-        (self._numbers,) = self._memory.map(write=True)
-        # Both are indexed by the numbers of workers, from 1. Their entries 0 are the stop flag and
-        # the last worker's progress, which nobody reads as such.
-        self.progress, self.workers = self._numbers[: len(jobs) + 1], self._numbers[len(jobs) :]
+        # The last two are indexed by the numbers of workers, from 1.
+        sizes = 1, len(jobs) + 1, len(jobs) + 1
+        self._memory = self.share(SharedArrays.create(*(("<f8", (size,)) for size in sizes)))
+        self._stopping, self.progress, self.workers = self._memory.map(write=True)
         self.workers[1:] = 1
         self._replacement.open(len(jobs))
         numbers = range(1, len(jobs) + 1)
@@ -267,7 +266,7 @@ class Processes(Place):
 
     def stop(self) -> None:
         """Ask every worker to leave after its minibatch."""
-        self._numbers[0] = 1.0
+        self._stopping[0] = 1.0
 
     def dump_stacks(self) -> None:
         """Write the stacks of all threads of every process on stderr."""
@@ -290,7 +289,7 @@ class Processes(Place):
         deadline = time.monotonic() + self._times.join
         alive = [link.wait(deadline - time.monotonic()) for link in self._links.values()]
         # Copies, since the mappings go with the memory: the driver still reads the progress.
-        self._numbers, self.progress = self._numbers.copy(), self.progress.copy()
+        self._stopping, self.progress = self._stopping.copy(), self.progress.copy()
         self.workers = self.workers.copy()
         for memory in self._shared:
             memory.close()
@@ -315,8 +314,8 @@ class Processes(Place):
 class Start:
     """First message to a process: number and job of the worker, and what all processes share.
 
-    ``numbers`` begins with a flag, 1 once the workers are to stop; the progress of each worker
-    follows, then the number of threads of each worker. ``parent`` is a process identifier.
+    ``numbers`` holds a flag, 1 once the workers are to stop, the progress of each worker, and the
+    number of threads of each worker. ``parent`` is a process identifier.
     """
 
     number: int
@@ -329,11 +328,10 @@ class Start:
 
     def context(self) -> Context:
         """Return the environment of the worker."""
-        (numbers,) = self.numbers.map(write=True)
-        count = len(numbers) // 2
-        progress, workers = (numbers[i : i + 1] for i in (self.number, count + self.number))
+        stopping, *others = self.numbers.map(write=True)
+        progress, workers = (array[self.number : self.number + 1] for array in others)
         own = self.number, progress, workers
-        return Context(*own, lambda: bool(numbers[0]), self.times, self.kept)
+        return Context(*own, lambda: bool(stopping[0]), self.times, self.kept)
 
 
 def main(descriptor: int) -> None:
