@@ -208,7 +208,7 @@ class Transport:
         self.windows = Windows(engine, self.send, self._wake, self.check, times)
         self._handlers: dict[Port, Handler] = {
             BEATS: self.peers.record,
-            WINDOWS_PORT: self.windows.follow,
+            WINDOWS_PORT: lambda source, call: call(self.windows),
         }
         self._first_run = 0  # messages for earlier runs are dropped
         self._handled: Port | None = None  # the port of the message that a handler has now

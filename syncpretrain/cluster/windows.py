@@ -19,32 +19,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from syncpretrain.cluster.engine import Engine, Window, WindowValues
 from syncpretrain.errors import StalledError
 from syncpretrain.parallel.timeouts import Timeouts
 
-WINDOWS_PORT = (0, "windows")  # OpenWindow and CloseWindow, to every rank
+WINDOWS_PORT = (0, "windows")  # calls of Windows.opened and Windows.closed, to every rank
 PIECE = 1 << 18  # elements of one call, which takes a millisecond or so
 TURN_SECONDS = 1e-3  # of calls before the thread looks for messages: as long as one piece
-
-
-@dataclass(frozen=True, slots=True)
-class OpenWindow:
-    """Message to a rank: open a window with all others; as of :meth:`Windows.open`."""
-
-    name: str
-    lengths: tuple[int, ...]
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
-class CloseWindow:
-    """Message to a rank: close a window with all others."""
-
-    name: str
 
 
 class _Asked:
@@ -102,21 +86,22 @@ class Windows:
         """Return the library or place without reliable windows; None if windows are reliable."""
         return self._engine.windows_unreliable_on()
 
-    def follow(self, source: int, message: OpenWindow | CloseWindow) -> None:
-        """Open or close a window, in the communication thread."""
-        if isinstance(message, CloseWindow):
-            self.owned.discard(message.name)
-            self._windows[message.name].close()
-            with self._changed:
-                del self._windows[message.name]
-                self._changed.notify_all()
-            return
+    def opened(self, name: str, lengths: Sequence[int], kind: str) -> None:
+        """Open a window with all others, in the communication thread; see :meth:`open`."""
         # Outside the lock: opening waits for all other ranks.
-        window = self._engine.open_window(message.lengths, message.kind)
-        if message.lengths[self._engine.rank]:
-            self.owned.add(message.name)
+        window = self._engine.open_window(lengths, kind)
+        if lengths[self._engine.rank]:
+            self.owned.add(name)
         with self._changed:
-            self._windows[message.name] = window
+            self._windows[name] = window
+            self._changed.notify_all()
+
+    def closed(self, name: str) -> None:
+        """Close a window with all others, in the communication thread."""
+        self.owned.discard(name)
+        self._windows[name].close()
+        with self._changed:
+            del self._windows[name]
             self._changed.notify_all()
 
     def turn(self) -> bool:
@@ -149,12 +134,12 @@ class Windows:
         kind : str
             ``float32`` or ``int64``.
         """
-        self._send_all(OpenWindow(name, tuple(lengths), kind))
+        self._send_all(partial(Windows.opened, name=name, lengths=tuple(lengths), kind=kind))
         self._wait(lambda: name in self._windows, f"window {name} was not opened")
 
     def close(self, name: str) -> None:
         """Have every rank close a window, which none uses any more; return when this one has."""
-        self._send_all(CloseWindow(name))
+        self._send_all(partial(Windows.closed, name=name))
         self._wait(lambda: name not in self._windows, f"window {name} was not closed")
 
     def get(self, name: str, rank: int, at: int, out: WindowValues) -> None:
@@ -197,10 +182,10 @@ class Windows:
                 if time.monotonic() > deadline:
                     raise StalledError(f"{otherwise} within {self._times.stall:g} s")
 
-    def _send_all(self, message: OpenWindow | CloseWindow) -> None:
+    def _send_all(self, call: Callable[[Windows], None]) -> None:
         own = self._engine.rank  # last, since it waits for the others at once
         for rank in sorted(range(self._engine.size), key=lambda rank: rank == own):
-            self._send(rank, WINDOWS_PORT, message)
+            self._send(rank, WINDOWS_PORT, call)
 
 
 def _pieces(values: WindowValues) -> Sequence[int]:

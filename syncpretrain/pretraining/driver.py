@@ -35,7 +35,7 @@ from syncpretrain.observers.errors import ErrorCurve
 from syncpretrain.parallel.blas import blas_threads
 from syncpretrain.parallel.signals import StopRequest
 from syncpretrain.pretraining import build
-from syncpretrain.pretraining.runtimes import RUNTIMES, EpochsRun, Runtime, versions_for, workers_of
+from syncpretrain.pretraining.runtimes import RUNTIMES, Runtime, versions_for, workers_of
 from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, UNTRAINED, Reads
 from syncpretrain.schedule.schedule import Command, Past, Release, Train
@@ -45,6 +45,7 @@ from syncpretrain.workers.activations import Split
 from syncpretrain.workers.epochs import Failed, Message
 from syncpretrain.workers.shared_memory import check_runtime
 from syncpretrain.workers.state import LayerState, PretrainState
+from syncpretrain.workers.worker import EpochsRun
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ from syncpretrain.learners.epoch import Cursor
 from syncpretrain.parallel.blas import blas_environment, blas_limit
 from syncpretrain.parallel.descriptors import above_standard, standard_stream
 from syncpretrain.parallel.signals import STOPPING
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.activations import ActivationSource, Split, activations_from
 from syncpretrain.workers.epochs import Finished, LinkedEpochs, Message
@@ -57,8 +57,8 @@ from syncpretrain.workers.link import Context, Job, Obey, Place, serve
 from syncpretrain.workers.restarts import Keeping, KeptStates, Replacement, Restarts
 from syncpretrain.workers.shared_memory import SharedArrays, SharedSplits
 from syncpretrain.workers.state import LayerState
-from syncpretrain.workers.versions import MAX_BUFFERS, Versions
-from syncpretrain.workers.worker import LayerWorker, WorkerFactory
+from syncpretrain.workers.versions import MAX_BUFFERS
+from syncpretrain.workers.worker import EpochsRun, LayerWorker, WorkerFactory
 
 Shared = SharedArrays | SharedSplits
 SharedT = TypeVar("SharedT", bound=Shared)
@@ -221,7 +221,7 @@ class Processes(Place):
         self._shared: list[Shared] = []
         self._jobs: Sequence[Any] = ()
         self._memory: SharedArrays | None = None
-        self._numbers = self.progress = self.workers = np.zeros(1)
+        self._stopping = self.progress = self.workers = np.zeros(1)
         self._lock = threading.Lock()  # guards the fields below: several threads replace processes
         self._links: dict[int, ProcessLink] = {}
         self._is_ending = False
@@ -234,11 +234,10 @@ class Processes(Place):
     def start(self, jobs: Sequence[Any]) -> list[ProcessLink]:
         """Start a process for each job."""
         self._jobs, self._is_ending = jobs, False
-        self._memory = self.share(SharedArrays.create(("<f8", (2 * len(jobs) + 1,))))
-        (self._numbers,) = self._memory.map(write=True)
-        # Both are indexed by the numbers of workers, from 1. Their entries 0 are the stop flag and
-        # the last worker's progress, which nobody reads as such.
-        self.progress, self.workers = self._numbers[: len(jobs) + 1], self._numbers[len(jobs) :]
+        # The last two are indexed by the numbers of workers, from 1.
+        sizes = 1, len(jobs) + 1, len(jobs) + 1
+        self._memory = self.share(SharedArrays.create(*(("<f8", (size,)) for size in sizes)))
+        self._stopping, self.progress, self.workers = self._memory.map(write=True)
         self.workers[1:] = 1
         self._replacement.open(len(jobs))
         numbers = range(1, len(jobs) + 1)
@@ -267,7 +266,7 @@ class Processes(Place):
 
     def stop(self) -> None:
         """Ask every worker to leave after its minibatch."""
-        self._numbers[0] = 1.0
+        self._stopping[0] = 1.0
 
     def dump_stacks(self) -> None:
         """Write the stacks of all threads of every process on stderr."""
@@ -290,7 +289,7 @@ class Processes(Place):
         deadline = time.monotonic() + self._times.join
         alive = [link.wait(deadline - time.monotonic()) for link in self._links.values()]
         # Copies, since the mappings go with the memory: the driver still reads the progress.
-        self._numbers, self.progress = self._numbers.copy(), self.progress.copy()
+        self._stopping, self.progress = self._stopping.copy(), self.progress.copy()
         self.workers = self.workers.copy()
         for memory in self._shared:
             memory.close()
@@ -315,8 +314,8 @@ class Processes(Place):
 class Start:
     """First message to a process: number and job of the worker, and what all processes share.
 
-    ``numbers`` begins with a flag, 1 once the workers are to stop; the progress of each worker
-    follows, then the number of threads of each worker. ``parent`` is a process identifier.
+    ``numbers`` holds a flag, 1 once the workers are to stop, the progress of each worker, and the
+    number of threads of each worker. ``parent`` is a process identifier.
     """
 
     number: int
@@ -329,11 +328,10 @@ class Start:
 
     def context(self) -> Context:
         """Return the environment of the worker."""
-        (numbers,) = self.numbers.map(write=True)
-        count = len(numbers) // 2
-        progress, workers = (numbers[i : i + 1] for i in (self.number, count + self.number))
+        stopping, *others = self.numbers.map(write=True)
+        progress, workers = (array[self.number : self.number + 1] for array in others)
         own = self.number, progress, workers
-        return Context(*own, lambda: bool(numbers[0]), self.times, self.kept)
+        return Context(*own, lambda: bool(stopping[0]), self.times, self.kept)
 
 
 def main(descriptor: int) -> None:
@@ -385,30 +383,15 @@ class ProcessesRuntime(LinkedEpochs):
 
     Parameters
     ----------
-    worker_factories : sequence of callable
-        One per layer, from the lowest up. A factory can be sent to another process; there it takes
-        the inputs of the layer and returns the layer's worker.
-    versions : Versions
-        While this runtime runs, their arrays are in its shared memory.
-    blas_threads : int
-        BLAS threads of each process.
-    times : Timeouts
-        Only ``join`` is used.
-    restarts : Restarts, optional
-        Restarts that replace dead processes.
+    run : EpochsRun
+        Its worker factories can be sent to another process. While this runtime runs, the arrays of
+        its versions are in the runtime's shared memory.
     """
 
-    def __init__(
-        self,
-        worker_factories: Sequence[WorkerFactory],
-        versions: Versions,
-        blas_threads: int,
-        times: Timeouts = TIMEOUTS,
-        restarts: Restarts | None = None,
-    ) -> None:
-        self._processes = Processes(times, blas_threads=blas_threads, restarts=restarts)
-        super().__init__(self._processes, times, restarts)
-        self._worker_factories, self._versions = worker_factories, versions
+    def __init__(self, run: EpochsRun) -> None:
+        self._processes = Processes(run.times, blas_threads=run.blas_threads, restarts=run.restarts)
+        super().__init__(self._processes, run.times, run.restarts)
+        self._worker_factories, self._versions = run.worker_factories, run.versions
         self._splits: list[SharedSplits] = []
 
     def _jobs(self) -> list[EpochJob]:

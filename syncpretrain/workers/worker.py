@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -26,7 +26,10 @@ from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.activations import Split
 from syncpretrain.workers.epochs import Failed, Finished, Message
+from syncpretrain.workers.ranks.placement import RankShares
+from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.state import LayerState
+from syncpretrain.workers.versions import Versions
 
 MAX_ROLLBACKS = 3  # of one layer in one run
 PROBE_ROWS = 1000  # rows measured after each epoch; more rows would cost over 1 %
@@ -368,3 +371,41 @@ class LayerWorker:
 
 
 WorkerFactory = Callable[[Inputs], LayerWorker]  # builds a worker in the process that trains
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochsRun:
+    """All that a runtime may need of a run by epochs.
+
+    Attributes
+    ----------
+    worker_factories : sequence of callable
+        One a layer: builds its worker, here or in a process of its own.
+    versions : Versions
+        The versions that the workers read.
+    blas_threads : int
+        BLAS threads of each process that is started.
+    stop : callable
+        Asked between minibatches whether to stop, by the workers of this process.
+    times : Timeouts
+        How long the caller and the workers wait for each other.
+    restarts : Restarts, optional
+        For processes that die.
+    shares : RankShares
+        How many ranks may share a layer.
+    below : callable
+        Returns the versions that an epoch trains on, from layer 1 up, on the host.
+    """
+
+    worker_factories: Sequence[WorkerFactory]
+    versions: Versions
+    blas_threads: int
+    stop: Callable[[], bool]
+    times: Timeouts
+    restarts: Restarts | None
+    shares: RankShares
+    below: Callable[[Train], Sequence[Layer]]
+
+    def workers(self) -> list[LayerWorker]:
+        """Build the workers in this process."""
+        return [build(self.versions) for build in self.worker_factories]

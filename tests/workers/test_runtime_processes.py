@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,14 +21,16 @@ from trialruns import pretrain_within
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import EpochFinished, EpochStarted, Event, Progress
-from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining import build as building
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.settings import settings_from
 from syncpretrain.workers import processes
 from syncpretrain.workers.activations import Split
 from syncpretrain.workers.processes import ProcessesRuntime
+from syncpretrain.workers.ranks.placement import RankShares
 from syncpretrain.workers.versions import Versions
+from syncpretrain.workers.worker import EpochsRun, WorkerFactory
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 5)
@@ -43,6 +46,20 @@ def run(bits: np.ndarray, **settings) -> Stack:
 
 def run_within(times: Timeouts, bits: np.ndarray, **settings) -> Stack:
     return pretrain_within(times, bits, **(WANTED | settings))
+
+
+def in_processes(worker_factories: Sequence[WorkerFactory], versions: Versions) -> ProcessesRuntime:
+    run = EpochsRun(
+        worker_factories=worker_factories,
+        versions=versions,
+        blas_threads=1,
+        stop=lambda: False,
+        times=TIMEOUTS,
+        restarts=None,
+        shares=RankShares(),
+        below=lambda command: (),
+    )
+    return ProcessesRuntime(run)
 
 
 def test_progress_is_told_across_processes(bits):
@@ -61,7 +78,7 @@ def test_the_time_for_a_stall_reaches_the_workers_of_a_step(bits):
     settings = settings_from((16, 12), batch_size=20, epochs=1, shards=2, replicas=2).pretrain
     given = (settings, 1, None, False, None, Timeouts(stall=0.25), None)
     factory = partial(sabotage.build_worker, "alone", 1, *given)
-    with ProcessesRuntime([factory], Versions(Split(bits, bits[:0]), (12,)), 1) as runtime:
+    with in_processes([factory], Versions(Split(bits, bits[:0]), (12,))) as runtime:
         runtime.set_workers(1, 2)
         runtime.submit(Train(1, 1, 0, 0))
         message, deadline = None, time.monotonic() + WAIT
@@ -85,9 +102,8 @@ def test_a_process_killed_before_its_first_epoch(bits, new_interpreters):
 def standing(bits: np.ndarray) -> tuple[ProcessesRuntime, Versions]:
     settings = settings_from((16, 12, 8, 5), batch_size=20, epochs=2).pretrain
     versions = Versions(Split(bits, bits[:0]), (12, 8, 5))
-    return ProcessesRuntime(
-        building.build_worker_factories(settings, (), False, None, Timeouts(), None), versions, 1
-    ), versions
+    factories = building.build_worker_factories(settings, (), False, None, Timeouts(), None)
+    return in_processes(factories, versions), versions
 
 
 def test_a_sleeping_process_uses_no_cpu(bits):

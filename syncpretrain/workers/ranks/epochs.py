@@ -23,16 +23,15 @@ from syncpretrain.cluster.job import Membership
 from syncpretrain.errors import ScheduleError
 from syncpretrain.kernels.program import PhaseRunner
 from syncpretrain.models.layer import Layer
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.activations import Split, transform
 from syncpretrain.workers.epochs import Finished, LinkedEpochs, Message
 from syncpretrain.workers.link import Obey, Raised
-from syncpretrain.workers.ranks.placement import UNSHARED, RankShares, groups_of_layers
+from syncpretrain.workers.ranks.placement import groups_of_layers
 from syncpretrain.workers.ranks.run import RunRanks
 from syncpretrain.workers.ranks.worker import Assignment, RankContext, port
 from syncpretrain.workers.versions import Versions
-from syncpretrain.workers.worker import LayerWorker, WorkerFactory
+from syncpretrain.workers.worker import EpochsRun, LayerWorker
 
 
 class RemoteVersions(Versions):
@@ -242,36 +241,20 @@ class RanksRuntime(LinkedEpochs):
 
     Parameters
     ----------
-    worker_factories : sequence of callable
-        One per layer, from the lowest up; a factory can be sent to another rank.
-    versions : RemoteVersions
-    blas_threads : int
-        BLAS threads of each rank.
+    run : EpochsRun
+        Its worker factories can be sent to another rank; its versions are RemoteVersions.
     own : Membership
         Membership of this process, rank 0.
-    below : callable
-        Returns the versions that an epoch trains on, one per layer, from layer 1 up.
-    times : Timeouts
-    shares : RankShares
-        Number of ranks that may share a layer.
     """
 
-    def __init__(
-        self,
-        worker_factories: Sequence[WorkerFactory],
-        versions: RemoteVersions,
-        blas_threads: int,
-        own: Membership,
-        below: Callable[[Train], Sequence[Layer]],
-        times: Timeouts = TIMEOUTS,
-        shares: RankShares = UNSHARED,
-    ) -> None:
-        data = versions.data
+    def __init__(self, run: EpochsRun, own: Membership) -> None:
+        assert isinstance(run.versions, RemoteVersions)
+        versions, data = run.versions, run.versions.data
         widths = (data.train.shape[1], *versions.hidden)
-        groups = groups_of_layers(widths, own.transport.size, shares)
-        self._ranks = RunRanks(own, groups, times, data=data, blas_threads=blas_threads)
-        super().__init__(self._ranks, times)
-        self._worker_factories, self._versions, self._below = worker_factories, versions, below
+        groups = groups_of_layers(widths, own.transport.size, run.shares)
+        self._ranks = RunRanks(own, groups, run.times, data=data, blas_threads=run.blas_threads)
+        super().__init__(self._ranks, run.times)
+        self._run, self._versions = run, versions
         self._there: dict[int, int] = {}  # by layer: the version that the layer's rank has as input
         rows = sum(map(len, data))
         self._sent = layers_sent_activations(rows, versions.hidden, versions.parameters)
@@ -287,7 +270,7 @@ class RanksRuntime(LinkedEpochs):
                 groups[layer + 1] if layer + 1 in self._sent else (),
                 group=groups[layer],
             )
-            for layer, factory in enumerate(self._worker_factories, start=1)
+            for layer, factory in enumerate(self._run.worker_factories, start=1)
         ]
 
     def _order(self, command: Train) -> RankOrder:
@@ -302,7 +285,7 @@ class RanksRuntime(LinkedEpochs):
             self._ranks.send_first(layer - 1, "versions", HandUp(reads))
         if not lacks:
             self._there[layer] = reads
-        chain = tuple(self._below(command)) if lacks and not are_sent else None
+        chain = tuple(self._run.below(command)) if lacks and not are_sent else None
         return RankOrder(command, chain, are_sent)
 
     def _record(self, message: Message) -> None:

@@ -20,9 +20,6 @@ class RankShares:
     one_at_a_time: bool = False
 
 
-UNSHARED = RankShares()
-
-
 def groups_of_layers(
     widths: Sequence[int], size: int, shares: RankShares
 ) -> dict[int, tuple[int, ...]]:
