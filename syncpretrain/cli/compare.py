@@ -32,13 +32,7 @@ from syncpretrain.cli.setting_options import (
 )
 from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
-from syncpretrain.runs.folder import (
-    CONFIG_NAME,
-    check_folder,
-    make_folder,
-    make_new_folder,
-    unwritten,
-)
+from syncpretrain.runs.folder import CONFIG_NAME, check_folder, make_folder, unwritten
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import Settings, replaced, write_settings
 from syncpretrain.settings.by_data import Given
@@ -131,7 +125,7 @@ def command(
     """
     from syncpretrain.plot.canvas import check_drawing
     from syncpretrain.runs.compare import USUAL_STARTS
-    from syncpretrain.runs.prepare import load_data, settings_for_data, with_absolute_path
+    from syncpretrain.runs.prepare import completed, with_absolute_path
 
     check_folder(out)
     asked = preset
@@ -145,8 +139,7 @@ def command(
         given = given_by(asked, config, options)
     if settings.finetune.objective == "classification":
         check_drawing()
-    data = load_data(settings, given=given) if data is None else data
-    settings, notice = settings_for_data(settings, given, data)
+    settings, data, notice = completed(settings, given, data)
     first = settings.pretrain.seed
     compared = {
         "starts": starts or USUAL_STARTS,
@@ -184,7 +177,7 @@ def _outcomes(
     outcomes: list[Outcome] = []
 
     def begin() -> None:
-        made.append(make_new_folder(settings.pretrain.layers) if out is None else make_folder(out))
+        made.append(make_folder(out, settings.pretrain.layers))
         with suppress(OSError):  # a log on a full disk
             for notice in notices:
                 click.echo(notice, err=True)

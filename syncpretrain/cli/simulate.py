@@ -128,9 +128,11 @@ def command(out: Path | None, as_json: bool, **options: Any) -> None:
       syncpretrain simulate --layers 784,1000,500 --cores
     """
     from syncpretrain.planning.scaling.curves import GREEDY, check_way, curve
+    from syncpretrain.plot.canvas import check_drawing
 
     if out is not None:
-        _check_picture(out)
+        check_target(out, ending=".png")
+        check_drawing()
     devices = _devices(options)
     ways, common = _ways_and_options(options)
     for way in ways.values():
@@ -233,14 +235,6 @@ def _ways_and_options(options: dict[str, Any]) -> tuple[Mapping[str, Way], Optio
     if common.split == "examples":
         return WAYS, common
     return {name: way for name, way in WAYS.items() if way.schedule != ASYNCHRONOUS}, common
-
-
-def _check_picture(path: Path) -> None:
-    """Refuse a picture that could not be written later."""
-    from syncpretrain.plot.canvas import check_drawing
-
-    check_target(path, ending=".png")
-    check_drawing()
 
 
 def _report(

@@ -210,10 +210,9 @@ def _with_schedule(run: _NewRun) -> tuple[_NewRun, list[str]]:
     if not run.is_auto:
         return run, []
     from syncpretrain.planning.choice import option_text
-    from syncpretrain.runs.prepare import load_data, settings_for_data
+    from syncpretrain.runs.prepare import completed, load_data
 
-    data = load_data(run.settings, given=run.given) if run.data is None else run.data
-    settings, by_data = settings_for_data(run.settings, run.given, data)
+    settings, data, by_data = completed(run.settings, run.given, run.data)
     asked, (settings, plan) = settings.pretrain, planned(settings, data)
     is_array = settings.data.name.lower().endswith(".npy")
     if is_array and settings.pretrain.handoff != asked.handoff:

@@ -84,8 +84,10 @@ def check_folder(out: Path | None) -> None:
         raise write_refusal(out, error) from None
 
 
-def make_folder(out: Path) -> Path:
-    """Make the folder, unless it is there and empty."""
+def make_folder(out: Path | None, layers: Sequence[int]) -> Path:
+    """Make the folder, unless it is there and empty; None makes a new one in ``runs/``."""
+    if out is None:
+        return _make_new_folder(layers)
     try:
         out.mkdir(parents=True, exist_ok=True)
         check_folder(out)
@@ -94,7 +96,7 @@ def make_folder(out: Path) -> Path:
     return out
 
 
-def make_new_folder(layers: Sequence[int]) -> Path:
+def _make_new_folder(layers: Sequence[int]) -> Path:
     """Make a folder in ``runs/`` that is named by date, time and layers."""
     shape = "-".join(map(str, layers)) if len(layers) < 8 else f"{len(layers) - 1}-layers"
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{shape}"

@@ -73,6 +73,18 @@ def load_data(
     return data
 
 
+def completed(
+    settings: Settings, given: Given | None, data: Dataset | None
+) -> tuple[Settings, Dataset, str | None]:
+    """Return settings completed by their data, the data, loaded if there are none yet, and a line.
+
+    The settings and the line are as of :func:`settings_for_data`.
+    """
+    data = load_data(settings, given=given) if data is None else data
+    settings, notice = settings_for_data(settings, given, data)
+    return settings, data, notice
+
+
 def settings_for_data(
     settings: Settings, given: Given | None, data: Dataset
 ) -> tuple[Settings, str | None]:

@@ -63,7 +63,6 @@ from syncpretrain.runs.folder import (
     check_folder,
     check_path_text,
     make_folder,
-    make_new_folder,
     not_a_run,
     owned,
     unwritten,
@@ -128,7 +127,7 @@ def train_run(
     check_loggers(own := tuple(loggers))
     run = prepared_run(settings, data, given, observers, started, replay=replay, start=start)
     run.loggers, run.command, settings = own, command, run.settings
-    out = make_new_folder(settings.pretrain.layers) if out is None else make_folder(out)
+    out = make_folder(out, settings.pretrain.layers)
     with owned(out, run.report):
         try:
             write_record(out / IDENTITY_NAME, run.identity)
@@ -155,8 +154,7 @@ def prepared_run(
 ) -> Run:
     """Return a run that is checked and ready to start, without a folder; see :func:`train_run`."""
     prepare.resolve(settings)  # before the data are read: refuses a device that is missing
-    data = prepare.load_data(settings, given=given) if data is None else data
-    settings, notice = prepare.settings_for_data(settings, given, data)
+    settings, data, notice = prepare.completed(settings, given, data)
     notices = filter(None, (notice, prepare.idle_gpu_notice(settings, data)))
     settings = prepare.resolve(settings, data)
     run = Run(settings, data, observers, started, replay, start)

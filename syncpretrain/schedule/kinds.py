@@ -227,18 +227,13 @@ class Planned(Fixed):
     """
 
     def __init__(
-        self,
-        plans: Sequence[LayerPlan],
-        rule: Rule,
-        *,
-        max_unread: int | None = 2,
-        group_size: int | None = None,
+        self, plans: Sequence[LayerPlan], rule: Rule, *, group_size: int | None = None
     ) -> None:
         self._plans, self._rule = list(plans), rule
         self._rows = planned_rows(plans, rule)
         self._fresh = len(plans)  # rows; the rows above are of plans that were longer
         self._group_size = group_size or len(plans)
-        super().__init__([row.reads for row in self._rows], max_unread=max_unread)
+        super().__init__([row.reads for row in self._rows])
 
     def first_of_round(self, layer: int) -> int:
         """Return the lowest layer of the group."""

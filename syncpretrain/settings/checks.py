@@ -45,7 +45,9 @@ def check_pretraining(settings: fields.PretrainFields) -> None:
     _check_model(settings)
     _check_chains(settings)
     _check_early_stopping(settings)
-    check_convolutions(settings)
+    for i, shape in enumerate(settings.shapes):
+        if isinstance(shape, ConvolutionShape):
+            _check_convolution(settings, i, shape)
     _check_replicas(settings)
     _check_handoff(settings)
     check_async_pretraining(settings)
@@ -383,19 +385,6 @@ def _check_exchange(settings: fields.PretrainFields) -> None:
 
 
 OF_ENERGIES = ("free-energy-gap", "pseudo-likelihood")
-
-
-def check_convolutions(settings: fields.PretrainFields) -> None:
-    """Refuse settings that a convolutional layer cannot have.
-
-    Raises
-    ------
-    SettingsError
-        Naming the setting and the layer.
-    """
-    for i, shape in enumerate(settings.shapes):
-        if isinstance(shape, ConvolutionShape):
-            _check_convolution(settings, i, shape)
 
 
 def _check_convolution(s: fields.PretrainFields, i: int, shape: ConvolutionShape) -> None:
