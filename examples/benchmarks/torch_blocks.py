@@ -4,7 +4,7 @@
 
 In turns, each in a process of its own, trains an epoch of digits from a ``DataLoader``: end to end
 and with local losses in plain loops, with 1 and 2 threads of PyTorch, and with
-``syncpretrain.torch`` by its defaults, with 2 worker threads, and with 2 workers in processes. The
+``syncpretrain.torch`` by its defaults, with 1 worker, with 2 in threads and 2 in processes. The
 time is of the whole call: of the measurement for ``auto`` and the start of processes too.
 """
 
@@ -39,6 +39,7 @@ WAYS = (
     "in sequence, 1 thread",
     "in sequence, 2 threads",
     "syncpretrain, auto",
+    "syncpretrain, 1 worker",
     "syncpretrain, 2 threads",
     "syncpretrain, 2 processes",
 )
@@ -121,7 +122,9 @@ def measure(way: str, name: str, rows: int) -> Outcome:
     adam([nn.Parameter(torch.zeros(1))])  # PyTorch imports much for its first optimizer
     kind, _, how = way.partition(", ")
     if kind == "syncpretrain":
-        own: dict[str, Any] = {} if how == "auto" else {"workers": 2, "runtime": how[2:]}
+        own: dict[str, Any] = {"auto": {}, "1 worker": {"workers": 1, "runtime": "serial"}}.get(
+            how, {"workers": 2, "runtime": how[2:]}
+        )
         trainer = LocalTrainer(network, classes=CLASSES, loss=LOSS, optimizer=adam, **own)
         started = perf_counter()
         trainer.fit(loader)

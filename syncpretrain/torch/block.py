@@ -49,68 +49,62 @@ class Layout:
         targets = 0 if self.y_shape is None else math.prod(self.y_shape)
         return self.inputs + targets + self.is_weighted
 
-    def cut(self, rows: Array) -> tuple[Any, Any, Any]:
-        """Return the examples, targets and weights of rows as tensors; None for what is not there.
-
-        The examples are a copy with their own memory, the others may share it.
-        """
-        all_rows = torch.from_numpy(rows if rows.flags.writeable else rows.copy())
-        x = torch.empty((len(rows), *self.shape), dtype=self.dtype)
-        x.view(len(rows), -1).copy_(all_rows[:, : self.inputs])
-        y = weight = None
+    def views(self, rows: Array) -> tuple[Any, Any, Any]:
+        """Return the examples, targets and weights in rows, float32; None for what is not there."""
+        own = torch.from_numpy(rows if rows.flags.writeable else rows.copy())
+        x, count, y = own[:, : self.inputs], len(rows), None
         if self.y_shape is not None:
-            y = all_rows[:, self.inputs : self.width - self.is_weighted].to(self.y_dtype)
-            y = y.reshape((len(rows), *self.y_shape))
-        if self.is_weighted:
-            weight = all_rows[:, -1].contiguous()
-        return x, y, weight
+            y = own[:, self.inputs : self.width - self.is_weighted].view(count, *self.y_shape)
+        return x.view(count, *self.shape), y, own[:, -1] if self.is_weighted else None
+
+    def cut(self, rows: Array, views: tuple[Any, Any, Any] | None = None) -> Iterator[Any]:
+        """Yield the :meth:`views` of rows as the layout's types, with memory of their own."""
+        how: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}
+        types = self.dtype, self.y_dtype, torch.float32
+        for own, dtype in zip(views or self.views(rows), types, strict=True):
+            yield None if own is None else own.to(dtype, **how)
 
     def rows(self, x: Any, y: Any = None, weight: Any = None) -> Array:
         """Return rows of shape (n, width), given tensors or arrays.
 
-        Raises
-        ------
-        DataError
-            If they are of another shape, or hold numbers that float32 cannot.
+        Raises DataError if they are of another shape, or hold numbers that float32 cannot.
         """
-        parts = [_columns("X", x, len(x), self.shape)]
+        own = np.empty((len(x), self.width), np.float32)
+        targets = own[:, self.inputs : self.width - self.is_weighted]
+        _write(own[:, : self.inputs], "X", x, self.shape)
         if self.y_shape is not None:
-            parts.append(_columns("y", y, len(x), self.y_shape))
-            if self.classes is not None:
-                self._check_classes(parts[-1], self.classes)
+            _write(targets, "y", y, self.y_shape)
+        if self.classes is not None:
+            if self.y_shape or self.y_dtype != torch.int64:
+                got = f"{self.y_dtype} of shape {self.y_shape}"
+                raise DataError(f"y: got {got} an example, expected one whole number")
+            if len(x) and not 0 <= targets.min() <= targets.max() < self.classes:
+                got = f"{targets.min():g} to {targets.max():g}"
+                raise DataError(f"y: got {got}, expected 0 to {self.classes - 1}")
         if self.is_weighted:
-            given = np.ones(len(x)) if weight is None else weight
-            parts.append(_columns("weight", given, len(x), ()))
-            if (parts[-1] < 0).any():
-                raise DataError(f"weight: got {parts[-1].min():g}, expected 0 or more")
-        return np.concatenate(parts, axis=1)
-
-    def _check_classes(self, y: Array, classes: int) -> None:
-        if self.y_shape or self.y_dtype != torch.int64:
-            got = f"{self.y_dtype} of shape {self.y_shape}"
-            raise DataError(f"y: got {got} an example, expected one whole number")
-        if len(y) and not 0 <= y.min() <= y.max() < classes:
-            raise DataError(f"y: got {y.min():g} to {y.max():g}, expected 0 to {classes - 1}")
+            _write(own[:, -1:], "weight", np.ones(len(x)) if weight is None else weight, ())
+            if (own[:, -1] < 0).any():
+                raise DataError(f"weight: got {own[:, -1].min():g}, expected 0 or more")
+        return own
 
 
-def _columns(name: str, values: Any, rows: int, shape: tuple[int, ...]) -> Array:
+def _write(out: Array, name: str, values: Any, shape: tuple[int, ...]) -> None:
     found = np.asarray([] if values is None else values)
     if found.dtype.kind == "c":
         how = "real numbers; give real and imaginary parts as columns"
         raise DataError(f"{name}: got {found.dtype}, expected {how}")
-    if found.shape != (rows, *shape):
-        raise DataError(f"{name}: got shape {found.shape}, expected {(rows, *shape)}")
+    if found.shape != (len(out), *shape):
+        raise DataError(f"{name}: got shape {found.shape}, expected {(len(out), *shape)}")
     with np.errstate(over="ignore"):
-        own = found.reshape(rows, math.prod(shape)).astype(np.float32)
+        np.copyto(out, found.reshape(out.shape), casting="unsafe")
     if found.dtype.kind in "iu" and found.size and np.abs(found).max() > 1 << 24:
         raise DataError(f"{name}: got whole numbers above 2**24, which float32 cannot hold")
-    if not (finite := np.isfinite(own)).all():
+    if not (finite := np.isfinite(out)).all():
         row, column = np.argwhere(~finite)[0]
         raise DataError(
-            f"{name}: got {own[row, column]} as float32 in row {row}, column {column}, expected"
+            f"{name}: got {out[row, column]} as float32 in row {row}, column {column}, expected"
             " finite numbers"
         )
-    return own
 
 
 @dataclass(kw_only=True)
@@ -292,17 +286,12 @@ def tensor_of(number: int, output: Any) -> Any:
 
     Raises SettingsError if it is not one tensor of floating-point numbers.
     """
-    if not isinstance(output, torch.Tensor):
-        raise SettingsError(
-            f"model: block {number} returns {type(output).__name__}, expected one tensor; wrap the"
-            " module in one that returns a tensor"
-        )
-    if not output.is_floating_point():
-        raise SettingsError(
-            f"model: block {number} returns {output.dtype}, expected floating-point numbers; wrap"
-            " the module in one that returns them"
-        )
-    return output
+    if isinstance(output, torch.Tensor) and output.is_floating_point():
+        return output
+    got, how = type(output).__name__, "one tensor; wrap the module in one that returns a tensor"
+    if isinstance(output, torch.Tensor):
+        got, how = output.dtype, "floating-point numbers; wrap the module in one that returns them"
+    raise SettingsError(f"model: block {number} returns {got}, expected {how}")
 
 
 @contextmanager

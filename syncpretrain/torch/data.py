@@ -54,7 +54,7 @@ def given_rows(
     # A pass has as many rows as it says; an iterable that says nothing is read once to count them.
     minibatches = Minibatches(source, n_examples=_rows_of(X))
     how: dict[str, Any] = {"bounded": False, "batch_size": size, "trained": passes}
-    train = ArrayPasses(minibatches, source.layout.width, **how)
+    train = _RowPasses(minibatches, source.layout.width, **how)
     return Given(train, source.layout, first[:size], size)
 
 
@@ -97,7 +97,7 @@ def _layout(classes: int | None, x: Any, y: Any = None, weight: Any = None) -> L
 
 
 def _host(values: Any) -> Any:
-    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
+    return values.numpy(force=True) if isinstance(values, torch.Tensor) else values
 
 
 def _parts(item: Any) -> tuple[Any, ...]:
@@ -119,6 +119,13 @@ def _rows_of(loader: Any) -> int | None:
         return len(own if hasattr(own, "__len__") else dataset) if size else None
     except TypeError:  # it has no length
         return None
+
+
+class _RowPasses(ArrayPasses):
+    """Passes over rows of a layout, which are checked as they are made."""
+
+    def _checked(self, item: Any, name: str) -> Array:
+        return item if len(item) else super()._checked(item, name)
 
 
 class _Passes:

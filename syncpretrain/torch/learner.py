@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from textwrap import shorten
@@ -51,8 +51,7 @@ class LiveLayer(ModuleLayer):
     @property
     def shape(self) -> DenseShape:
         """Numbers of a row below and above."""
-        block: Block = self.learner.block
-        return DenseShape(block.below.width, block.above.width)
+        return DenseShape(self.learner.block.below.width, self.learner.block.above.width)
 
     def up(self, X: Array, *, out: Array | None = None) -> Array:
         """Return rows for the block above, without training."""
@@ -82,6 +81,7 @@ class ModuleLearner(Learner):
 
     def _allocate(self, rows: int) -> None:
         self._rows = np.empty((rows, self.block.below.width), np.float32)
+        self._views: dict[int, Any] = {}  # of so many rows
 
     @property
     def learning_rate(self) -> float:
@@ -116,24 +116,28 @@ class ModuleLearner(Learner):
         block, self._step = self.block, step
         own = self.backend.gather(X, rows, out=self._rows[: len(rows)])
         self._begin(epoch)
-        x, y, weight = block.below.cut(own)
+        # After a step of an optimizer no cache holds code, and each call takes ten times as long as
+        # in a loop of its own: so the tensors are kept that are views of the same memory.
+        if len(own) not in self._views:
+            self._views[len(own)] = block.below.views(own)
+        x, y, weight = block.below.cut(own, self._views[len(own)])
+        self._tail = own[:, block.below.inputs :]
         with self._computing():
             loss = self._loss(x, y, weight)
             if step % block.accumulate == 0:
-                block.optimizer.zero_grad(set_to_none=True)
+                clear_gradients(block.optimizer)
                 self._is_left_out = True
         if self._handed is not None and self._handed[0]._version != self._handed[1]:
             raise SettingsError(
                 f"heads: the head of block {self.layer} changes its input in place, which the block"
                 " above reads too; begin it with a module that does not"
             )
-        self._tail = own[:, block.below.inputs :]
         if weight is None or bool(weight.any()):
             self._is_left_out = False
             if loss.requires_grad:
                 parts = min(block.accumulate, block.steps - step + step % block.accumulate)
                 (loss / parts if parts > 1 else loss).backward()
-        return float(loss.detach()) * len(rows)
+        return float(loss.item()) * len(rows)
 
     def _is_between_steps(self) -> bool:
         """Return whether more minibatches add to the gradient before the optimizer's step."""
@@ -170,8 +174,8 @@ class ModuleLearner(Learner):
         """Write the rows of the last step for the block above; return False where they differ."""
         if self._handed is None:
             return False
-        inputs = self.block.above.inputs
-        torch.from_numpy(out)[:, :inputs].copy_(self._handed[0].reshape(len(out), inputs))
+        h, inputs = self._handed[0].float(), self.block.above.inputs
+        out[:, :inputs] = h.numpy().reshape(len(out), inputs)
         out[:, inputs:] = self._tail
         return True
 
@@ -179,7 +183,7 @@ class ModuleLearner(Learner):
         """Return rows for the block above, in evaluation mode."""
         own = np.ascontiguousarray(X, np.float32)
         with self._evaluating():
-            h = self.block.modules(self.block.below.cut(own)[0])
+            h = self.block.modules(next(self.block.below.cut(own)))
             flat = h.reshape(len(own), -1).float().numpy()
         tail = own[:, self.block.below.inputs :]
         return np.concatenate([flat, tail], axis=1) if tail.shape[1] else flat
@@ -189,7 +193,7 @@ class ModuleLearner(Learner):
         x, y, weight = self.block.below.cut(np.ascontiguousarray(X, np.float32))
         h = self.up(X) if hidden is None else np.ascontiguousarray(hidden)
         with self._evaluating():
-            above = self.block.above.cut(h)[0]
+            above = next(self.block.above.cut(h))
             return float(self.block.loss(self.block.head, above, x, y, weight)) * len(X)
 
     def _begin(self, epoch: int) -> None:
@@ -201,12 +205,13 @@ class ModuleLearner(Learner):
             block.scheduler.step()
         self._epoch = epoch
 
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        draws, precision = self.block.draws, self.block.precision
-        cast = nullcontext() if precision is None else torch.autocast("cpu", precision)
-        with drawing(self.block.generator) if draws else nullcontext(), cast:
-            yield
+    def _computing(self) -> ExitStack:
+        stack, block = ExitStack(), self.block
+        if block.precision is not None:
+            stack.enter_context(torch.autocast("cpu", block.precision))
+        if block.draws:
+            stack.enter_context(drawing(block.generator))
+        return stack
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -216,7 +221,8 @@ class ModuleLearner(Learner):
 
     def current(self) -> Any:
         """Return the arrays as they are, with the forward pass."""
-        return LiveLayer(self._arrays(), learner=self)
+        arrays = {name: as_array(tensor) for name, tensor in _tensors(self.block)}
+        return LiveLayer(arrays, learner=self)
 
     def snapshot(self) -> Any:
         """Return a copy of the arrays."""
@@ -225,9 +231,6 @@ class ModuleLearner(Learner):
     def restore(self, snapshot: Any) -> None:
         """Take the arrays of a snapshot; see the base class."""
         load_layer(self.block, snapshot)
-
-    def _arrays(self) -> dict[str, Array]:
-        return {name: as_array(tensor) for name, tensor in _tensors(self.block)}
 
     def largest_weight(self) -> float:
         """Return 0; what is not finite, if a parameter is not: no size is wrong by itself."""
@@ -283,6 +286,15 @@ class ModuleLearner(Learner):
         self.block.optimizer.state.clear()
         self.block.optimizer.zero_grad(set_to_none=True)
         self._is_left_out = True
+
+
+def clear_gradients(optimizer: Any) -> None:
+    """Forget gradients as ``zero_grad`` of PyTorch, but without its record for a profiler."""
+    if getattr(optimizer.zero_grad, "__func__", None) is not torch.optim.Optimizer.zero_grad:
+        optimizer.zero_grad(set_to_none=True)
+    else:
+        for parameter in chain.from_iterable(own["params"] for own in optimizer.param_groups):
+            parameter.grad = None
 
 
 def _facts(state: Mapping[str, Array]) -> dict[str, Any]:

@@ -83,10 +83,11 @@ class LocalLoss:
 
     def __call__(self, head: Any, h: Any, x: Any, y: Any, weight: Any) -> Any:
         """Return the loss of a minibatch: the mean over the examples, by their weights if any."""
+        reduction = "mean" if weight is None else "none"
         if self.kind == "reconstruction":
-            return _mean(functional.mse_loss(head(h), x, reduction=_reduction(weight)), weight)
+            return _mean(functional.mse_loss(head(h), x, reduction=reduction), weight)
         if self.kind == "cross-entropy":
-            return _mean(functional.cross_entropy(head(h), y, reduction=_reduction(weight)), weight)
+            return _mean(functional.cross_entropy(head(h), y, reduction=reduction), weight)
         if self.kind == "predsim":
             outputs = head(h)
             if not isinstance(outputs, tuple) or len(outputs) != 2:
@@ -95,14 +96,11 @@ class LocalLoss:
                     " scores of the classes and features; take loss cross-entropy"
                 )
             scores, features = outputs
-            own = _mean(functional.cross_entropy(scores, y, reduction=_reduction(weight)), weight)
+            own = _mean(functional.cross_entropy(scores, y, reduction=reduction), weight)
             wanted = similarities(functional.one_hot(y, scores.shape[1]).to(scores.dtype))
             similar = functional.mse_loss(similarities(features), wanted, reduction="none")
-            pairs = None if weight is None else torch.outer(weight, weight)
-            similar = (
-                similar.mean() if pairs is None else (similar * pairs).sum() / (pairs.sum() or 1)
-            )
-            return (1 - SIMILARITY) * own + SIMILARITY * similar
+            pairs = None if weight is None else torch.outer(weight, weight).flatten()
+            return (1 - SIMILARITY) * own + SIMILARITY * _mean(similar.flatten(), pairs)
         assert callable(self.kind)
         return _mean(self.kind(head(h), y), weight)
 
@@ -115,10 +113,6 @@ def similarities(z: Any) -> Any:
     z = z - z.mean(dim=1, keepdim=True)
     z = z / (1e-8 + z.norm(dim=1, keepdim=True))
     return z @ z.t()
-
-
-def _reduction(weight: Any) -> str:
-    return "mean" if weight is None else "none"
 
 
 def _mean(loss: Any, weight: Any) -> Any:

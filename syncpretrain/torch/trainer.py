@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple
@@ -330,16 +331,15 @@ class LocalTrainer:
         below, blocks = given.layout, list[Block]()
         for number, modules in enumerate(self._modules, start=1):
             h, draws = building.handed_up(number, modules, x)
-            above = Layout(
-                tuple(h.shape[1:]), torch.float32, below.y_shape, below.y_dtype, below.is_weighted
-            )
+            above = replace(below, shape=tuple(h.shape[1:]), dtype=torch.float32)
+            is_built_in = not callable(self._loss) and self._is_classifier(number, above.shape)
             block = Block(
                 number=number,
                 modules=modules,
                 head=self._head(number, below.shape, above.shape),
                 below=below,
                 above=above,
-                loss=self._loss_of(number, above.shape),
+                loss=LocalLoss("cross-entropy" if is_built_in else self._loss),
                 generator=building.seeded(self._seed, number),
                 **self._every_block,
             )
@@ -368,10 +368,6 @@ class LocalTrainer:
         fits = self._loss != "reconstruction" and shape == (self._classes,)
         return own and fits and number == len(self._modules)
 
-    def _loss_of(self, number: int, shape: tuple[int, ...]) -> LocalLoss:
-        is_built_in = self._is_classifier(number, shape) and not callable(self._loss)
-        return LocalLoss("cross-entropy" if is_built_in else self._loss)
-
     def _head(self, number: int, below: tuple[int, ...], above: tuple[int, ...]) -> Any:
         # The caller's draws stay as they are.
         with building.named(f"heads: block {number}"), torch.random.fork_rng(devices=[]):
@@ -398,17 +394,19 @@ class LocalTrainer:
         most = min(usable_cores() // self._threads or 1, len(self._blocks))
         workers: Any = self._workers
         message = ""
-        if workers == "auto" and self._runtime in ("serial", "mpi"):
-            workers = 1 if self._runtime == "serial" else len(self._blocks)
+        if workers == "auto" and (most == 1 or self._runtime in ("serial", "mpi")):
+            workers = len(self._blocks) if self._runtime == "mpi" else 1
         if workers == "auto":
-            costs = [least_seconds([[probe]]) for probe in self._probes(given)]
+            probes = self._probes(given)
+            costs = [least_seconds([[probe]]) for probe in probes]
             ideal = [sum(costs) / max(max(costs), sum(costs) / n) for n in range(1, most + 1)]
             best = min(range(most), key=lambda i: (ideal[i] < max(ideal) / 1.03, i))
             gain, how = ideal[best], "at best"
             if best and self._runtime != "processes":
                 # Blocks of small operations wait for the interpreter, which has one lock.
-                copies = [self._probes(given) for _ in range(best + 1)]
-                together = (best + 1) * sum(costs) / least_seconds(copies)
+                copies = [probes, *(self._probes(given) for _ in range(best))]
+                alone = (best + 1) * sum(costs)
+                together = alone / least_seconds(copies, enough=alone / LEAST_GAIN)
                 if together < gain:
                     gain, how = together, f"{best + 1} threads"
             workers = best + 1 if gain > LEAST_GAIN else 1
@@ -444,8 +442,8 @@ class Probe(NamedTuple):
         self.learner.update(epoch=1)
 
 
-def least_seconds(copies: Sequence[Sequence[Probe]]) -> float:
-    """Return the least seconds in which each thread, one a copy, trains its blocks once."""
+def least_seconds(copies: Sequence[Sequence[Probe]], enough: float = 0.0) -> float:
+    """Return the least seconds, or any below enough, in which each thread trains its copy once."""
 
     def train(number: int) -> None:
         for probe in copies[number]:
@@ -457,6 +455,6 @@ def least_seconds(copies: Sequence[Sequence[Probe]]) -> float:
             started = time.perf_counter()
             pool.run([train], len(copies), len(copies))
             least = min(least, time.perf_counter() - started)
-            if time.perf_counter() - began > MEASURED_SECONDS:
+            if least < enough or time.perf_counter() - began > MEASURED_SECONDS:
                 break
     return least

@@ -183,7 +183,7 @@ def test_auto_measures_and_says_what_it_chose(monkeypatch):
         ([9.0, 0.1, 0.1, 0.1], 9.3, 1, "at best 1.03"),
     ):
 
-        def seconds(copies, costs=costs, together=together):
+        def seconds(copies, enough=0.0, costs=costs, together=together):
             return costs[copies[0][0].learner.layer - 1] if len(copies) == 1 else together
 
         monkeypatch.setattr(trainer, "least_seconds", seconds)
