@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import (
-    LAYERS,
-    at_least,
-    data_option,
-    integers,
-    json_option,
-    number_option,
-)
+from syncpretrain.cli import shared
 from syncpretrain.cli.output import add_numbers, counted, plain_table, printing, title_of
 from syncpretrain.errors import SettingsError
 
@@ -31,17 +24,22 @@ TRAIN_PER_VALIDATION = 50  # rows: MNIST's 50,000, and 1,000 to validate with
 
 
 @click.command("bench")
-@click.option("--layers", default=USUAL, metavar=LAYERS, help=f"As in train. Default {USUAL}.")
-@data_option("Default random numbers: the times do not depend on the values.")
+@click.option(
+    "--layers", default=USUAL, metavar="N,N[,N...]", help=f"As in train. Default {USUAL}."
+)
+@shared.data_option("Default random numbers: the times do not depend on the values.")
 @click.option(
     "--epochs",
-    type=integers,
+    type=shared.integers,
     default=str(EPOCHS),
     metavar="N[,N...]",
     help="Default 5. With one epoch the layers of a pipeline would train one after another.",
 )
 @click.option(
-    "--examples", type=at_least(1), metavar="N", help="Training examples. Default 5000, or fewer."
+    "--examples",
+    type=shared.at_least(1),
+    metavar="N",
+    help="Training examples. Default 5000, or fewer.",
 )
 @click.option("--batch-size", type=int, metavar="B", help="Examples in a minibatch. Default 100.")
 @click.option(
@@ -62,7 +60,7 @@ TRAIN_PER_VALIDATION = 50  # rows: MNIST's 50,000, and 1,000 to validate with
     metavar="numpy|cupy[:N]",
     help="What is timed: the cores (default), all GPUs, or GPU N.",
 )
-@number_option("--rounds", 1, "Runs of each schedule.")
+@shared.number_option("--rounds", 1, "Runs of each schedule.")
 @click.option(
     "--target",
     type=float,
@@ -70,7 +68,7 @@ TRAIN_PER_VALIDATION = 50  # rows: MNIST's 50,000, and 1,000 to validate with
     help="Also report the seconds until the reconstruction error of validation examples is X, with"
     " all examples of --data, the chosen schedule, and fine-tuning.",
 )
-@json_option
+@shared.json_option
 def command(
     layers: str,
     data: str | None,

@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import (
-    json_option,
-    listed,
-    number_option,
-    out_option,
-    quiet_option,
-)
+from syncpretrain.cli import shared
 from syncpretrain.cli.output import add_numbers, number, plain_table, printing
 from syncpretrain.cli.program import as_options
 from syncpretrain.cli.setting_options import (
@@ -49,7 +43,9 @@ CURVE_NAME = "label-budget.png"
 TABLE_NAME = "compare.json"
 
 
-label_counts = listed(lambda part: None if part == "all" else int(part), "whole numbers or all,")
+label_counts = shared.listed(
+    lambda part: None if part == "all" else int(part), "whole numbers or all,"
+)
 
 
 def start_names(text: str) -> tuple[str, ...]:
@@ -81,18 +77,18 @@ def start_names(text: str) -> tuple[str, ...]:
     metavar="NAME[,NAME...]",
     help="Classifiers of scikit-learn to measure too: svc, extra-trees, spreading. Default none.",
 )
-@number_option("--seeds", 3, "Runs of each start.", metavar="S")
+@shared.number_option("--seeds", 3, "Runs of each start.", metavar="S")
 @click.option(
     "--labels",
     type=label_counts,
     metavar="N[,N...]",
     help="Labelled examples to classify with, such as 100,1000,all. Default all.",
 )
-@out_option(
+@shared.out_option(
     "DIR", "The folder of the table and the curve, new or empty. Default a new one in runs/."
 )
-@json_option
-@quiet_option
+@shared.json_option
+@shared.quiet_option
 def command(
     preset: str | None,
     config: Path | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import json_option
+from syncpretrain.cli.shared import json_option
 from syncpretrain.errors import DataError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN, check_target, out_option
+from syncpretrain.cli.shared import RUN, check_target, out_option
 from syncpretrain.models.export.formats import EXPORT_FORMATS, EXPORT_PARTS
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import json_option
+from syncpretrain.cli.shared import json_option
 
 MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 

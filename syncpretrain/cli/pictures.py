@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli import options
+from syncpretrain.cli import shared
 from syncpretrain.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ def _beside(run: Path, name: str) -> Path:
 
 
 @click.command("filters")
-@click.argument("run", type=options.RUN)
-@options.number_option("--layer", 1, "Counted from 1.", metavar="L")
-@options.number_option("--count", 100, "Filters or hidden units, the first ones.")
-@options.shape_option
-@options.out_option("FILE.png", "Default filters.png in the folder of the run.")
+@click.argument("run", type=shared.RUN)
+@shared.number_option("--layer", 1, "Counted from 1.", metavar="L")
+@shared.number_option("--count", 100, "Filters or hidden units, the first ones.")
+@shared.shape_option
+@shared.out_option("FILE.png", "Default filters.png in the folder of the run.")
 def filters(run: Path, layer: int, count: int, shape: str | None, out: Path | None) -> None:
     """Draw the weights of a layer as images, as a PNG: the filters of a convolution.
 
@@ -48,7 +48,7 @@ def filters(run: Path, layer: int, count: int, shape: str | None, out: Path | No
 
     target = out or _beside(run, "filters.png")
     stack = load(run)
-    options.check_target(target, run, ending=".png")
+    shared.check_target(target, run, ending=".png")
     lowest = stack.layers[0].shape
     pixels = layer == 1 and isinstance(lowest, DenseShape)
     images = image_shape(lowest, shape) if pixels else None
@@ -60,13 +60,13 @@ def filters(run: Path, layer: int, count: int, shape: str | None, out: Path | No
 
 
 @click.command("reconstruct")
-@click.argument("run", type=options.RUN)
-@options.data_option("Default what the run was trained on.")
-@options.part_option
-@options.number_option("--count", 20, "Examples, drawn at random.")
-@options.shape_option
-@options.number_option("--seed", 0, "Another one draws other examples.", least=0)
-@options.out_option("FILE.png", "Default reconstructions.png in the folder of the run.")
+@click.argument("run", type=shared.RUN)
+@shared.data_option("Default what the run was trained on.")
+@shared.part_option
+@shared.number_option("--count", 20, "Examples, drawn at random.")
+@shared.shape_option
+@shared.number_option("--seed", 0, "Another one draws other examples.", least=0)
+@shared.out_option("FILE.png", "Default reconstructions.png in the folder of the run.")
 def reconstruct(
     run: Path,
     data: str | None,
@@ -96,7 +96,7 @@ def reconstruct(
             f"{run}: was fine-tuned as a classifier and has no decoder; reconstruct a run without"
             " --finetune classification"
         )
-    options.check_target(target, run, data, ending=".png")
+    shared.check_target(target, run, data, ending=".png")
     images = image_shape(stack.layers[0].shape, shape)
     examples = examples_of(run, data, part, stack=stack)
     X, stack = examples.rows, stack.for_prepared_rows()
@@ -108,8 +108,8 @@ def reconstruct(
 
 
 @click.command("sample")
-@click.argument("run", type=options.RUN)
-@click.option("--level", type=options.at_least(1), metavar="L", help=LEVEL_HELP)
+@click.argument("run", type=shared.RUN)
+@click.option("--level", type=shared.at_least(1), metavar="L", help=LEVEL_HELP)
 @click.option(
     "--method", type=click.Choice(["gibbs", "stacked"]), default="gibbs", help=METHOD_HELP
 )
@@ -119,19 +119,19 @@ def reconstruct(
     default="noise",
     help="Where the chains start; chains: of training, with --chains. Default noise.",
 )
-@options.data_option("For --start data, and for the mixing; default what the run was trained on.")
-@options.part_option
-@options.number_option("--count", 20, "Chains.")
-@options.number_option("--steps", 1000, "Steps of each chain.")
-@options.shape_option
-@options.number_option("--seed", 0, least=0)
+@shared.data_option("For --start data, and for the mixing; default what the run was trained on.")
+@shared.part_option
+@shared.number_option("--count", 20, "Chains.")
+@shared.number_option("--steps", 1000, "Steps of each chain.")
+@shared.shape_option
+@shared.number_option("--seed", 0, least=0)
 @click.option(
     "--save",
     type=click.Path(path_type=Path),
     metavar="FILE.npy",
     help="Write the samples, too; no picture is drawn if they are no images.",
 )
-@options.out_option("FILE.png", "Default samples.png in the folder of the run.")
+@shared.out_option("FILE.png", "Default samples.png in the folder of the run.")
 def sample(
     run: Path,
     level: int | None,
@@ -167,9 +167,9 @@ def sample(
 
     target = out or _beside(run, "samples.png")
     stack = load(run)
-    options.check_target(target, run, data, ending=".png")
+    shared.check_target(target, run, data, ending=".png")
     if save is not None:
-        options.check_target(save, run, data, option="save")
+        shared.check_target(save, run, data, option="save")
     if level is None and (start == "chains" or method == "stacked"):
         level = 1
     images = _images_of(stack, shape, level=level, save=save, out=out)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import TRAIN_PER_HELD_OUT, json_option, measuring_options
 from syncpretrain.cli.output import add_numbers, counted, plain_table, printing, title_of
 from syncpretrain.cli.setting_options import (
     FINETUNE,
@@ -17,6 +16,7 @@ from syncpretrain.cli.setting_options import (
     settings_from_options,
     source_options,
 )
+from syncpretrain.cli.shared import TRAIN_PER_HELD_OUT, json_option, measuring_options
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings import Settings

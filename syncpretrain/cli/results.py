@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from syncpretrain.cli import options
+from syncpretrain.cli import shared
 from syncpretrain.cli.output import print_errors
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.storage import write_atomically
@@ -23,12 +23,12 @@ REPORT_NAME = "report.html"
 
 
 @click.command("evaluate")
-@click.argument("run", type=options.RUN)
-@options.data_option("Default what the run was trained on.")
+@click.argument("run", type=shared.RUN)
+@shared.data_option("Default what the run was trained on.")
 @click.option(
     "--log-z", "partition", is_flag=True, help="Estimate log Z of each layer; takes a while."
 )
-@options.json_option
+@shared.json_option
 def evaluate(run: Path, data: str | None, partition: bool, as_json: bool) -> None:
     """Measure each layer and the whole stack.
 
@@ -71,12 +71,12 @@ def evaluate(run: Path, data: str | None, partition: bool, as_json: bool) -> Non
 
 
 @click.command("report")
-@click.argument("run", type=options.RUN)
-@click.argument("other", type=options.RUN, required=False, metavar="[OTHER]")
-@options.data_option("Default what the run was trained on.")
-@options.part_option
-@options.shape_option
-@options.out_option("FILE.html", "Default report.html in the folder of the run.")
+@click.argument("run", type=shared.RUN)
+@click.argument("other", type=shared.RUN, required=False, metavar="[OTHER]")
+@shared.data_option("Default what the run was trained on.")
+@shared.part_option
+@shared.shape_option
+@shared.out_option("FILE.html", "Default report.html in the folder of the run.")
 def report(
     run: Path,
     other: Path | None,
@@ -108,7 +108,7 @@ def report(
     if len({record.name for record in runs}) < len(runs):  # two folders have the same name
         runs = [read_run(path, name=str(path)) for path in (run, other) if path is not None]
     target = out or runs[0].folder / REPORT_NAME
-    options.check_target(target, data, run, other)
+    shared.check_target(target, data, run, other)
     examples = () if runs[0].stack is None else _shown(runs[0], runs[0].stack, data, part, shape)
     sections = sections_of_comparison(runs, *examples) if other else sections_of(runs[0], *examples)
     write_atomically(target, report_page(runs, sections))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from syncpretrain.cli.options import RUN, check_target, data_option, out_option, part_option
+from syncpretrain.cli.shared import RUN, check_target, data_option, out_option, part_option
 from syncpretrain.errors import DataError, SettingsError
 
 OUT = out_option("FILE", "The file to write: .csv, .npy, .npz or .parquet.", required=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from syncpretrain.cli.options import json_option
 from syncpretrain.cli.output import counted, number, plain_table, print_run, printing
+from syncpretrain.cli.shared import json_option
 from syncpretrain.errors import SettingsError
 from syncpretrain.runs.folder import CONFIG_NAME, METRICS_NAME
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, g
 import click
 import msgspec
 
-from syncpretrain.cli.options import DATA, epoch_counts, floats, integers, momentums, words
+from syncpretrain.cli.shared import DATA, epoch_counts, floats, integers, momentums, words
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC, schedule_kind
 from syncpretrain.settings import (

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from syncpretrain.cli.options import (
-    TRAIN_PER_HELD_OUT,
-    at_least,
-    check_target,
-    json_option,
-    measuring_options,
-    number_option,
-    out_option,
-)
+from syncpretrain.cli import shared
 from syncpretrain.cli.output import add_numbers, plain_table, printing, title_of
 from syncpretrain.cli.setting_options import setting_options
 from syncpretrain.errors import SettingsError
@@ -70,7 +62,7 @@ HEAD = ("devices", "at work", "seconds", "times", "idle", "moved GB", "memory GB
 )
 @click.option(
     "--group-size",
-    type=at_least(1),
+    type=shared.at_least(1),
     metavar="G",
     help="Layers that rounds train at a time. Default as many as there are devices.",
 )
@@ -100,8 +92,8 @@ HEAD = ("devices", "at work", "seconds", "times", "idle", "moved GB", "memory GB
     help="How gradients are summed; star is through one shared link. Default ring or tree,"
     " whichever is faster.",
 )
-@number_option("--servers", 1, "Servers of async.")
-@number_option(
+@shared.number_option("--servers", 1, "Servers of async.")
+@shared.number_option(
     "--push-every", 1, "Minibatches between two exchanges of async with the server.", metavar="H"
 )
 @click.option(
@@ -109,9 +101,9 @@ HEAD = ("devices", "at work", "seconds", "times", "idle", "moved GB", "memory GB
     metavar="FILE|S[,S...]",
     help="Seconds of a minibatch of each layer, or a JSON file of costs. Default measured here.",
 )
-@measuring_options
-@out_option("FILE.png", "Also draw the speed-ups, as a PNG.")
-@json_option
+@shared.measuring_options
+@shared.out_option("FILE.png", "Also draw the speed-ups, as a PNG.")
+@shared.json_option
 def command(out: Path | None, as_json: bool, **options: Any) -> None:
     """Predict the time of a run on any number of devices of a cluster.
 
@@ -131,7 +123,7 @@ def command(out: Path | None, as_json: bool, **options: Any) -> None:
     from syncpretrain.plot.canvas import check_drawing
 
     if out is not None:
-        check_target(out, ending=".png")
+        shared.check_target(out, ending=".png")
         check_drawing()
     devices = _devices(options)
     ways, common = _ways_and_options(options)
@@ -214,7 +206,7 @@ def _ways_and_options(options: dict[str, Any]) -> tuple[Mapping[str, Way], Optio
         )
     stack = {name: options[name] for name in STACK_OPTIONS if options[name] is not None}
     own = {name: options[name] for name in ("layers", "examples", "split", "servers", "push_every")}
-    held_out = options["examples"] // TRAIN_PER_HELD_OUT
+    held_out = options["examples"] // shared.TRAIN_PER_HELD_OUT
     common = Options(**own, stack=stack, network=_network(options), held_out=held_out)
     schedule, handoff, replicas = (options[name] for name in ("schedule", "handoff", "replicas"))
     for name in ("servers", "push_every"):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from syncpretrain.cli.options import RUN, json_option, log_option, out_option, quiet_option
 from syncpretrain.cli.output import counted, run_shown
 from syncpretrain.cli.program import command_line
 from syncpretrain.cli.ranks import check_runtime_of
@@ -25,6 +24,7 @@ from syncpretrain.cli.setting_options import (
     settings_from_options,
     source_options,
 )
+from syncpretrain.cli.shared import RUN, json_option, log_option, out_option, quiet_option
 from syncpretrain.data import check_whole
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import Notice, Observer

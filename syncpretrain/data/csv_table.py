@@ -24,16 +24,9 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.data import table
 from syncpretrain.data.array_formats import GZIP_MAGIC
-from syncpretrain.data.table import (
-    DECIMAL_COMMA,
-    Mixed,
-    Table,
-    Values,
-    check_distinct_names,
-    is_missing,
-    texts_of,
-)
+from syncpretrain.data.table import is_missing
 from syncpretrain.errors import DataError
 
 MAX_LINE = 1 << 24
@@ -59,7 +52,7 @@ AN_EXAMPLE = (
 )
 
 
-def read_csv_table(path: Path, known: Sequence[str] | None = None) -> Table:
+def read_csv_table(path: Path, known: Sequence[str] | None = None) -> table.Table:
     """Read a CSV file as a table; see :func:`syncpretrain.data.csv_table.read_head` for its names.
 
     Cells that are empty, or hold NaN, NA, N/A, null, None, #N/A, or an error of a spreadsheet such
@@ -90,13 +83,13 @@ def read_csv_table(path: Path, known: Sequence[str] | None = None) -> Table:
     names, named = _names(path, head, width)
     columns = _columns(path, head, kinds) if numbers is None else tuple(numbers.T)
     mixed = {
-        names[i]: Mixed(kind.number, kind.text, kind.slip(i + 1))
+        names[i]: table.Mixed(kind.number, kind.text, kind.slip(i + 1))
         for i, kind in enumerate(kinds)
         if kind.number is not None and kind.text is not None
     }
     told = (f"{path}: {notice}" for notice in passed.notices())
     notices = (*_notices(path, head), *told, *_errors(path, kinds))
-    return Table(str(path), names, columns, named, mixed, notices)
+    return table.Table(str(path), names, columns, named, mixed, notices)
 
 
 def _notices(path: Path, head: Head) -> tuple[str, ...]:
@@ -126,7 +119,7 @@ def _names(path: Path, head: Head, width: int) -> tuple[tuple[str, ...], bool]:
             " expected a name for each column"
         )
     names = tuple(name or _number(head.names, i) for i, name in enumerate(head.names, start=1))
-    check_distinct_names(str(path), names)
+    table.check_distinct_names(str(path), names)
     return names, True
 
 
@@ -322,7 +315,7 @@ def _other_delimiter(path: Path, got: str) -> DataError:
 
 
 def _may_be_number(cell: str) -> bool:
-    return is_number(cell) or is_missing(cell) or DECIMAL_COMMA.fullmatch(cell) is not None
+    return is_number(cell) or is_missing(cell) or table.DECIMAL_COMMA.fullmatch(cell) is not None
 
 
 def _header(
@@ -596,7 +589,7 @@ def _kinds(path: Path, head: Head, passed: Passed) -> list[_Kind]:
     return kinds
 
 
-def _columns(path: Path, head: Head, kinds: list[_Kind]) -> tuple[Values, ...]:
+def _columns(path: Path, head: Head, kinds: list[_Kind]) -> tuple[table.Values, ...]:
     """Return the columns, once their kinds are known."""
     for rows in _chunks(path, head, Passed()):
         for kind, cells in zip(kinds, rows.columns, strict=True):
@@ -610,9 +603,9 @@ def _columns(path: Path, head: Head, kinds: list[_Kind]) -> tuple[Values, ...]:
     return tuple(map(_joined, kinds))
 
 
-def _joined(kind: _Kind) -> Values:
+def _joined(kind: _Kind) -> table.Values:
     if kind.is_text:
-        return texts_of(kind.values)
+        return table.texts_of(kind.values)
     joined = np.concatenate([np.asarray(part, dtype=np.float64) for part in kind.values])
     return joined > 0 if kind.is_truth and not np.isnan(joined).any() else joined
 

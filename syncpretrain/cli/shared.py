@@ -83,7 +83,6 @@ def words(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 RUN = click.Path(path_type=Path)
-LAYERS = "N,N[,N...]"
 DATA = (
     "mnist, digits, a name of 'syncpretrain data list', a .npy, .npz, IDX, .csv, .parquet or"
     " .fasta file, or a folder of images."
