@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
@@ -96,7 +97,7 @@ def _notices(path: Path, head: Head) -> tuple[str, ...]:
     notices = (head.notice,) if head.notice else ()
     if head.names and not head.names[0] and len(head.names) > 1:
         index = "its first column has no name and is trained on; leave it out if it counts the rows"
-        return (*notices, f"{path}: {index}, with drop={_number(head.names, 1)}")
+        return (*notices, f"{path}: {index}, with drop={quote(_number(head.names, 1))}")
     return notices
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -138,9 +139,12 @@ class Table:
         return f" with drop={self.option(name)}" if self.is_file else ""
 
     def option(self, name: str) -> str:
-        """Return a column as an option takes it: its number if the name has commas or breaks."""
+        """Return a column as an option takes it: its number if the name has commas or breaks.
+
+        Quotes are those that Python and a shell share.
+        """
         plain = name.isprintable() and "," not in name
-        return name if plain else str((self.all_names or self.names).index(name) + 1)
+        return quote(name) if plain else str((self.all_names or self.names).index(name) + 1)
 
     def find(self, wanted: str, option: str) -> str:
         """Return the name of the column with a name, or with a number from 1 (-1 for the last).
@@ -189,11 +193,9 @@ def check_distinct_names(name: str, names: Sequence[str]) -> None:
     ------
     DataError
     """
-    seen: set[str] = set()
-    for own in names:
-        if own in seen:
+    for own, times in Counter(names).items():
+        if times > 1:
             raise DataError(f"{name}: got two columns of the name {own!r}; rename one")
-        seen.add(own)
 
 
 def check_decimals(name: str, column: str, texts: Texts, otherwise: str = "") -> None:

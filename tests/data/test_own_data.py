@@ -87,6 +87,7 @@ class TestTarget:
             ("a,class\n1,0\n0,1\n", {}, "^target: got none .*named 'class'; give target=class"),
             ("a,Label\n1,0\n0,1\n", {}, "^target: got none .*named 'Label'"),
             ("a,y\n1,u\n0,v\n", {}, "^target: got none .*'y', holds text such as 'u'"),
+            ("a,my y\n1,u\n0,v\n", {}, "give target='my y' if .* or drop='my y' to leave it out"),
             ("a,b,y\n1,u,0\n0,v,1\n", {"target": "y"}, "^visible_units: .* column 'b' holds text"),
             ("a,b\n2,1\n0,1\n", {}, "got 2 at row 0 .*, column 'a', expected values in"),
         ],

@@ -203,7 +203,7 @@ class TestReading:
     def test_the_index_of_a_data_frame_beside_names_that_count(self, tmp_path):
         found = table(tmp_path, ",0,1,2\n0,.5,.6,.7\n1,.5,.6,.7\n")
         assert (found.names, len(found)) == (("unnamed 1", "0", "1", "2"), 2)
-        assert "with drop=unnamed 1" in found.notices[1]
+        assert "with drop='unnamed 1'" in found.notices[1]
 
     @pytest.mark.parametrize(
         ("text", "got"),
