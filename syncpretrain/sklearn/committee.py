@@ -97,18 +97,14 @@ def network_settings(
 
 
 def student_settings(
-    shape: tuple[int, ...],
-    batch_size: int | None,
-    *,
-    steps: int = UNLABELLED_STEPS,
-    **changed: float,
+    shape: tuple[int, ...], batch: int | None, steps: int = UNLABELLED_STEPS, **changed: float
 ) -> dict[str, Any]:
     """Return settings of fine-tuning on the committee's probabilities of rows.
 
     Nothing is left out and no noise added: the committee's classes are to be learned by heart.
     """
-    batch = _batch(shape, batch_size)
-    return _settings(batch, math.ceil(steps / math.ceil(shape[0] / batch))) | changed
+    rows = _batch(shape, batch)
+    return _settings(rows, math.ceil(steps / math.ceil(shape[0] / rows))) | changed
 
 
 def learned(finetuned: Callable[..., Stack], X: Any, shares: Matrix, batch: int | None) -> Stack:

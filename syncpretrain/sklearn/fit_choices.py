@@ -194,11 +194,14 @@ def _moments(X: Any, shift: float, scale: float) -> tuple[NDArray[Any], NDArray[
 # chains (Tieleman 2008), which need a lower rate, and more weight decay it learns their structure.
 OF_BITS = {"persistent": True, "learning_rate": 0.01, "weight_decay": 0.01}
 MOST_ITERATIONS = 1000
+# With many labels nothing is tried out, and epochs are few: such a network learns most in them.
+MANY_LABELS = BATCH_SHARE * FinetuneSettings().batch_size
+OF_MANY_LABELS = {"normalization": "batch", "learning_rate": 0.002, "rate_schedule": "cosine"}
 
 
 def are_few(rows: int, labels: int) -> bool:
     """Return whether labels are few, in number and as a share of the rows."""
-    return labels < min(FEW_LABELS * rows, BATCH_SHARE * FinetuneSettings().batch_size)
+    return labels < min(FEW_LABELS * rows, MANY_LABELS)
 
 
 def settings_for_bits(layers: int) -> dict[str, list[Any]]:
@@ -329,7 +332,7 @@ def chooses_decay(rows: int, targets: int, given: Mapping[str, Any]) -> bool:
     given : mapping of str
         Settings of fine-tuning that the user gave, ``epochs`` included.
     """
-    few = FEWEST_DECAY_ROWS <= targets < BATCH_SHARE * FinetuneSettings().batch_size
+    few = FEWEST_DECAY_ROWS <= targets < MANY_LABELS
     return few and targets >= FEW_LABELS * rows and not given.keys() & (DECIDED_BY | {"epochs"})
 
 

@@ -37,16 +37,9 @@ from syncpretrain.data.table import is_null
 from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 from syncpretrain.events import Notice
 from syncpretrain.models.stack import Head
+from syncpretrain.sklearn import committee
 from syncpretrain.sklearn import fit_choices as choices
 from syncpretrain.sklearn.base import StackEstimator, keep, training_rows
-from syncpretrain.sklearn.committee import (
-    asked,
-    classifiers,
-    learned,
-    network_settings,
-    rows_to_learn,
-    stack_member,
-)
 from syncpretrain.sklearn.fit_choices import Targets
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 
@@ -90,19 +83,23 @@ class StackPredictor(StackEstimator):
         return self._pretrained_on(X, seed, **suited)
 
     def _for_curves(self, X: Matrix, targets: Targets, seed: int, objective: str) -> dict[str, Any]:
-        """Return settings of pretraining for targets that no linear model predicts.
+        """Return settings of pretraining for targets that no linear model predicts, or many labels.
 
         Return none for other targets, and none if the user gave settings: these may not go together
-        with the settings chosen here.
+        with the settings chosen here. Many labels are not tried out: all units are rectified.
         """
         targets = targets.weighted()
         is_free = self.learning_rate is None and not (self.settings or self._given_tuning())
-        if not is_free or not choices.chooses_decay(X.shape[0], len(targets.rows), {}):
+        are_many = objective == "classification" and len(targets.rows) >= choices.MANY_LABELS
+        decides = are_many or choices.chooses_decay(X.shape[0], len(targets.rows), {})
+        if not is_free or not decides:
             return {}
         read = training_rows(X)
         if not choices.are_measurements(read, self.visible_units) or self._scaling(X) is not None:
             return {}
         layers = len(self._widths(X.shape[1]))
+        if are_many:
+            return {"hidden_units": ["relu"] * layers}
         suited = choices.rectified_settings(layers, X.shape[0], self.batch_size)
         untrained = {"epochs": None, "schedule": "none", "observers": ()}
         stack = self._pretrained_on(X, seed, **suited, **untrained)
@@ -157,6 +154,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
     With few labels it is a rectified network that learns, on all rows, from a committee: itself on
     the labels alone and with guessed classes (Lee 2013), RBMs where all values are 0 or 1, and four
     classifiers of scikit-learn, each with the weight that makes labels left out most likely.
+
+    From 10,000 labels of measurements on, all hidden units are rectified, with batch normalization.
 
     Parameters
     ----------
@@ -249,6 +248,12 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
             return False
         return self.visible_units != "auto" or not facts_of(training_rows(X)).are_counts
 
+    def _chosen(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> dict[str, Any]:
+        # Of many labels alone all hidden units are rectified; one row cannot be normalized.
+        is_free = self.pretrained is None and not self.settings and self.batch_size != 1
+        are_many = len(targets.rows) >= choices.MANY_LABELS and set(stack.units[1:]) == {"relu"}
+        return choices.OF_MANY_LABELS if is_free and are_many else {}
+
     def _widths(self, columns: int) -> list[int]:
         """Return the units of each layer: codes of few units do not separate many classes."""
         if self.hidden is not None:
@@ -292,28 +297,29 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
     def _trained(self, X: Matrix, targets: Targets, seed: int, objective: str) -> Stack:
         if not self._asks_committee:
             return super()._trained(X, targets, seed, objective)
-        X, targets = rows_to_learn(X, targets, seed)
+        X, targets = committee.rows_to_learn(X, targets, seed)
         # All take one thread: fits in threads at once may not set limits of BLAS that differ.
         finetuned = partial(self._finetuned, seed=seed, objective=objective, blas_threads=1)
         network = self._rectified(X, seed)
 
-        settings = partial(network_settings, batch_size=self.batch_size)
+        settings = partial(committee.network_settings, batch_size=self.batch_size)
         members = {
-            name: stack_member(network, finetuned, partial(settings, guess=guess))
+            name: committee.stack_member(network, finetuned, partial(settings, guess=guess))
             for name, guess in {"network": False, "guesses": True}.items()
         }
         seen, _ = self._seen(X)
         # RBMs learn what zeros and ones have in common, and little of a few measurements.
         if choices.are_bits(np.nan_to_num(seen) if has_missing(seen) else seen):
             rbms = self._pretrained_for(X, len(targets.rows), seed, blas_threads=1)
-            members["rbms"] = stack_member(rbms, finetuned)
-        members |= classifiers(X, len(self.classes_), seed)
-        shares, self.teachers_ = asked(members, X, targets, seed, classes=len(self.classes_))
+            members["rbms"] = committee.stack_member(rbms, finetuned)
+        classes = len(self.classes_)
+        members |= committee.classifiers(X, classes, seed)
+        shares, self.teachers_ = committee.asked(members, X, targets, seed, classes=classes)
         weights = ", ".join(f"{name} {weight:.2f}" for name, weight in self.teachers_.items())
         for observer in self._observers():
             text = f"weights of the classifiers that the network learns from: {weights}"
             observer(Notice(time.monotonic(), text))
-        return learned(partial(finetuned, network), X, shares, self.batch_size)
+        return committee.learned(partial(finetuned, network), X, shares, self.batch_size)
 
     def predict_proba(self, X: Any) -> Matrix:
         """Return the probability of each class, of shape (n_examples, n_classes)."""

@@ -11,10 +11,11 @@ from scipy import sparse
 from sklearn import config_context
 from sklearn.datasets import make_friedman1, make_hastie_10_2, make_moons
 
-from syncpretrain.sklearn import DBNClassifier, DBNRegressor
+from syncpretrain.sklearn import DBNClassifier, DBNRegressor, fit_choices
 from syncpretrain.sklearn import fit_choices as module
 from syncpretrain.sklearn.base import training_rows
 from syncpretrain.sklearn.fit_choices import (
+    OF_MANY_LABELS,
     Targets,
     are_curved,
     are_measurements,
@@ -161,3 +162,59 @@ class TestPredictors:
         rows, y = make_friedman1(1000, random_state=0)
         model = DBNRegressor(workers=1, random_state=0).fit(rows[:600], y[:600])
         assert model.score(rows[600:], y[600:]) > 0.93
+
+
+class TestManyLabels:
+    """Of many labels of measurements all hidden units are rectified, without a trial."""
+
+    X = np.random.default_rng(5).normal(size=(120, 4))
+    Y = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0)
+
+    @pytest.fixture
+    def tuned(self, monkeypatch):
+        """Settings of fine-tuning; 100 labels are many."""
+        found = []
+
+        def finetuned(self, stack, X, y, seed, epochs=None, **options):
+            found.append(options)
+            return real(self, stack, X, y, seed, epochs, **options)
+
+        real = DBNClassifier._finetuned
+        monkeypatch.setattr(DBNClassifier, "_finetuned", finetuned)
+        monkeypatch.setattr(fit_choices, "MANY_LABELS", 100)
+        return found
+
+    def test_they_are_normalized_in_fine_tuning(self, tuned):
+        fitted = DBNClassifier((6, 3), workers=1, random_state=0).fit(self.X, self.Y)
+        assert fitted.stack_.units == ("gaussian", "relu", "relu")
+        (settings,) = tuned
+        assert OF_MANY_LABELS.items() <= settings.items()
+        assert fitted.score(self.X, self.Y) > 0.9
+
+    @pytest.mark.parametrize(
+        ("given", "units", "normalized"),
+        [
+            ({"batch_size": 1}, "relu", False),  # one row has no variance
+            ({"batch_size": 7}, "relu", True),
+            ({"epochs": 0}, "relu", True),
+            ({"finetune_epochs": 2}, "bernoulli", False),
+            ({"learning_rate": 0.01}, "bernoulli", False),
+            ({"settings": {"finetune_dropout": 0.1}}, "bernoulli", False),
+            ({"visible_units": "bernoulli"}, "bernoulli", False),
+        ],
+    )
+    def test_what_the_user_gives_decides(self, tuned, given, units, normalized):
+        X = (self.X > 0).astype(float) if "visible_units" in given else self.X
+        model = DBNClassifier((6,), workers=1, random_state=0).set_params(**given)
+        assert model.fit(X, self.Y).stack_.units[1] == units
+        assert ("normalization" in tuned[-1]) == normalized
+
+    @pytest.mark.parametrize("labels", [99, 100])
+    def test_fewer_labels_are_as_before(self, tuned, labels):
+        y = np.where(np.arange(120) < labels, self.Y, -1)
+        fitted = DBNClassifier((6, 3), workers=1, random_state=0).fit(self.X, y)
+        assert (fitted.stack_.units[2] == "relu") == (labels == 100)
+
+    def test_numbers_to_predict_are_as_before(self, tuned):
+        fitted = DBNRegressor((6, 3), workers=1, random_state=0).fit(self.X, self.X[:, 0])
+        assert fitted.stack_.units[2] == "bernoulli"
