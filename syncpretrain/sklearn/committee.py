@@ -120,8 +120,7 @@ def learned(finetuned: Callable[..., Stack], X: Any, shares: Matrix, batch: int 
         Rows of a minibatch.
     """
     student = finetuned(X, shares, **student_settings(X.shape, batch), warn=False)
-    same = outputs_of(student, X).argmax(axis=1) == shares.argmax(axis=1)
-    if same.mean() >= LEARNED:
+    if (outputs_of(student, X).argmax(axis=1) == shares.argmax(axis=1)).mean() >= LEARNED:
         return student
     return finetuned(X, shares, **student_settings(X.shape, batch, **LONGER), warn=False)
 

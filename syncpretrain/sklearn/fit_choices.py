@@ -197,6 +197,7 @@ MOST_ITERATIONS = 1000
 # With many labels nothing is tried out, and epochs are few: such a network learns most in them.
 MANY_LABELS = BATCH_SHARE * FinetuneSettings().batch_size
 OF_MANY_LABELS = {"normalization": "batch", "learning_rate": 0.002, "rate_schedule": "cosine"}
+OF_MANY_LABELS |= {"dropout": 0.2}
 
 
 def are_few(rows: int, labels: int) -> bool:

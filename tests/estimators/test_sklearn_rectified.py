@@ -185,7 +185,7 @@ class TestManyLabels:
         return found
 
     def test_they_are_normalized_in_fine_tuning(self, tuned):
-        fitted = DBNClassifier((6, 3), workers=1, random_state=0).fit(self.X, self.Y)
+        fitted = DBNClassifier((64, 32), workers=1, random_state=0).fit(self.X, self.Y)
         assert fitted.stack_.units == ("gaussian", "relu", "relu")
         (settings,) = tuned
         assert OF_MANY_LABELS.items() <= settings.items()
