@@ -1,8 +1,9 @@
 """What the benchmarks on tables share: the tables, the figures of each method, and their print.
 
 Tables are scikit-learn's iris, wine, breast cancer, digits and diabetes, and the files of a folder:
-``.csv`` with a header whose last column is ``class``, ``.npz`` with ``X`` and ``y``. Columns of
-text become one column of 0 and 1 for each text, for all methods alike.
+``.csv`` with a header that ends with ``class``, or with ``number`` for numbers to predict, and
+``.npz`` with ``X`` and ``y``. Columns of text become one column of 0 and 1 for each text, for all
+methods alike.
 
 A method with a star is within a standard error of the difference of the best one, or is the best.
 """
@@ -22,7 +23,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, loa
 from sklearn.preprocessing import OneHotEncoder
 
 from syncpretrain import Stack, finetune, pretrain
-from syncpretrain.sklearn.committee import network_settings
+from syncpretrain.sklearn.committee import ForClasses, network_settings
 
 __all__ = [
     "Array",
@@ -95,7 +96,8 @@ def few_labels_network(X: Array, some: Array, seed: int, *, guess: bool, **start
     how: dict[str, Any] = {"seed": seed, "warn": False}
     start = start or {"schedule": "none"}
     stack = pretrain(X, layers=[X.shape[1], 128, 128], **units, **start, **how)
-    settings = network_settings(X.shape, int((some >= 0).sum()), guess=guess)
+    kind = ForClasses(int(some.max()) + 1)
+    settings = network_settings(kind, X.shape, int((some >= 0).sum()), guess=guess)
     return finetune(stack, X, some, objective="classification", **settings, **how)
 
 
@@ -130,11 +132,13 @@ def tables_of(folder: Path) -> Iterator[Table]:
 def _read_csv(path: Path) -> Table:
     with path.open(newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
-    if header[-1] != "class":
-        raise SystemExit(f"{path}: got {header[-1]} as the last column, expected class")
+    if header[-1] not in ("class", "number"):
+        raise SystemExit(f"{path}: got {header[-1]} as the last column, expected class or number")
     cells = np.array(rows)
-    columns = [_numbers(column) for column in cells[:, :-1].T]
-    return Table(path.stem, np.hstack(columns), cells[:, -1])
+    X, y = np.hstack([_numbers(column) for column in cells[:, :-1].T]), cells[:, -1]
+    if header[-1] == "number":
+        return Table(path.stem, X, y.astype(float), is_classes=False)
+    return Table(path.stem, X, y)
 
 
 def _numbers(column: Array) -> Array:

@@ -7,9 +7,9 @@
 The tables are those of ``_tables.py``. A draw holds out 30 % of the rows, with the classes' shares,
 and trains on the others, of which all or a share have their labels, at least three of each class.
 Every method has its defaults. DBNClassifier, DBNRegressor and the trees get the table as it is, the
-others standardized columns. DBN, label spreading and self-training see the rows without labels too.
-``--peers features`` has scikit-learn's own pretraining instead: logistic regression, or ridge
-regression for numbers, on principal components with 95 % of the variance and on the codes of
+others standardized columns and numbers. DBN, label spreading and self-training see the rows without
+labels too. ``--peers features`` has scikit-learn's own pretraining instead: logistic regression, or
+ridge regression for numbers, on principal components with 95 % of the variance and on the codes of
 BernoulliRBM, whose columns are in [0, 1]. ``--peers starts`` has the network of few labels, as
 ``docs/estimators.rst`` describes it, from three starts, with labels alone and with guessed classes:
 random weights, denoising autoencoders, and RBMs. ``--peers committee`` has the committee that
@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from _tables import Array, Figures, Table, few_labels_network, parser_of, show, tables_asked
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.decomposition import PCA
 from sklearn.ensemble import (
     ExtraTreesClassifier,
@@ -44,7 +46,7 @@ from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from sklearn.svm import SVC, SVR
 
 from syncpretrain.sklearn import DBNClassifier, DBNRegressor
-from syncpretrain.sklearn.committee import asked, classifiers
+from syncpretrain.sklearn.committee import ForClasses, asked, models
 from syncpretrain.sklearn.fit_choices import Targets
 
 HELD_OUT = 0.3
@@ -89,11 +91,10 @@ class WithoutNetworks:
 
     def predict(self, X: Array) -> Array:
         """Return the number of the class of each row."""
-        rows, classes = np.flatnonzero(self._y >= 0), int(self._y.max()) + 1
-        members = classifiers(self._X, classes, self._seed)
+        rows, kind = np.flatnonzero(self._y >= 0), ForClasses(int(self._y.max()) + 1)
+        members = models(kind, self._X, self._seed)
         both = np.concatenate([self._X, X])
-        labels = Targets(rows, self._y[rows])
-        shares, _ = asked(members, both, labels, self._seed, classes=classes)
+        shares, _ = asked(kind, members, both, Targets(rows, self._y[rows]), self._seed)
         return np.asarray(shares[len(self._X) :].argmax(axis=1))
 
 
@@ -121,11 +122,17 @@ def peers(seed: int, kind: str, *, is_classes: bool) -> dict[str, tuple[Any, Any
     mlp = (MLPClassifier if is_classes else MLPRegressor)(random_state=seed)
     trees = (ExtraTreesClassifier if is_classes else ExtraTreesRegressor)(random_state=seed)
     boosted = HistGradientBoostingClassifier if is_classes else HistGradientBoostingRegressor
+    standardized = {
+        "linear": linear,
+        "SVM": (SVC if is_classes else SVR)(),
+        "kNN": (KNeighborsClassifier if is_classes else KNeighborsRegressor)(),
+        "MLP": mlp,
+    }
+    if not is_classes:
+        scaled = partial(TransformedTargetRegressor, transformer=StandardScaler())
+        standardized = {name: scaled(own) for name, own in standardized.items()}
     found = {
-        "linear": (StandardScaler(), linear),
-        "SVM": (StandardScaler(), (SVC if is_classes else SVR)()),
-        "kNN": (StandardScaler(), (KNeighborsClassifier if is_classes else KNeighborsRegressor)()),
-        "MLP": (StandardScaler(), mlp),
+        **{name: (StandardScaler(), own) for name, own in standardized.items()},
         "trees": (None, trees),
         "boosting": (None, boosted(random_state=seed)),
     }

@@ -1,4 +1,4 @@
-"""Few labels: a committee learns from the labels, and one network learns from the committee.
+"""Few targets: a committee learns from them, and one network learns from the committee.
 
 With few labels no classifier is the best of all: which one is depends on the table. So several
 learn side by side: a network on the labels alone, the same with guessed classes, RBMs if all values
@@ -13,16 +13,23 @@ weights, none below 0, are those that make these labels most likely (stacking, W
 are drawn towards equal ones, which is felt with a few dozen labels. An overconfident member gets a
 small weight: the weights also calibrate.
 
-The network then learns the probabilities on the rows with and without a label (model compression,
-Bucila et al. 2006): one small stack is kept, which is saved, exported and examined like any other.
-Where it has not come to the committee's classes, as with many classes on a grid, it learns longer.
+Numbers are predicted by the sum of the members' predictions, with weights that give the least
+squared error of the numbers left out (stacked regressions, Breiman 1996). The members are a network
+on the numbers alone, RBMs if all values are 0 or 1, ridge regression, the same on a Gaussian
+kernel, extra trees, and gradient boosting, unless numbers are few.
+
+The network then learns what the committee says of the rows with and without a target (model
+compression, Bucila et al. 2006): one small stack is kept, which is saved, exported and examined
+like any other. Where it has not come to the committee's answers, as with many classes on a grid, it
+learns longer. Of rows that have a number themselves the committee says what it was told; so then
+the network learns longer too, on other rows, each mixed from two rows that are near to each other.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,10 +37,17 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from sklearn import config_context
 from sklearn.base import clone
-from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier
+from sklearn.ensemble import (
+    ExtraTreesClassifier,
+    ExtraTreesRegressor,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+)
 from sklearn.kernel_approximation import Nystroem
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedKFold
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import KFold, StratifiedKFold
+from sklearn.multioutput import MultiOutputRegressor
+from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.utils.extmath import softmax
 
@@ -45,8 +59,8 @@ from syncpretrain.settings.finetuning import labelled_of, steps_with_unlabelled
 from syncpretrain.sklearn.fit_choices import MOST_ITERATIONS, Targets, standardizer
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 
-Judge = Callable[[Any], Matrix]  # logarithms of the probabilities of classes, (n_rows, classes)
-Member = Callable[[Any, Targets, int], Judge]  # learns from examples, classes and in some steps
+Judge = Callable[[Any], Matrix]  # opinions on rows, of shape (n_rows, classes or numbers)
+Member = Callable[[Any, Targets, int], Judge]  # learns from examples, targets and in some steps
 
 PARTS = 3  # of the labels, each left out once
 TRIAL_STEPS = 500  # of the networks that learn without some labels
@@ -54,13 +68,176 @@ MOST_ROWS = TRIAL_STEPS * GUESS_BATCH  # more rows are not seen in so few steps
 NARROW = 3  # of two columns one is half of what is known of a row
 WIDE, FEWEST = 512, 32  # more columns take smaller minibatches: a step costs no more
 LEAST = 1e-4  # of a probability: trees say 0 of classes that they have not met in a leaf
-PULL = 0.3  # towards equal weights: as strong as a few labels
-LEARNED = 0.95  # of the rows get the committee's class; where fewer do, the network learns longer
+LEARNED = 0.95  # of the answers; where the network has learned fewer, it learns longer
 LONGER: dict[str, Any] = {"steps": 4 * UNLABELLED_STEPS, "learning_rate": 0.004}
+LEAST_SQUARES = 1e-12  # of standardized numbers: errors of rounding
+NEAR, MIXED, MIXED_CELLS = 5, 8000, 1 << 24  # near rows, fewest rows, and most values of all
 LANDMARKS, KERNEL_PENALTY = 300, 0.1  # of the regression on a kernel
+ON_VALUES = ("trees", "boosting")  # which standardized columns would only cost time
+
+
+class ForClasses:
+    """What is asked for is a class; opinions are logarithms of the probabilities of classes.
+
+    Parameters
+    ----------
+    classes : int
+        Number of classes.
+    """
+
+    pull = 0.3  # towards equal weights: as strong as a few labels
+    normalization = "batch"
+
+    def __init__(self, classes: int) -> None:
+        self.width = classes
+
+    def units(self, layers: int) -> list[str]:
+        """Return the hidden units of the networks."""
+        return ["relu"] * layers
+
+    def models(self, kernel: Nystroem, seed: int) -> dict[str, Pipeline]:
+        """Return the members that are scikit-learn's, before they have learned."""
+        linear = LogisticRegression(max_iter=MOST_ITERATIONS)
+        on_kernel = LogisticRegression(C=1 / KERNEL_PENALTY, max_iter=MOST_ITERATIONS)
+        return {
+            "linear": make_pipeline(linear),
+            "kernel": make_pipeline(kernel, on_kernel),
+            "trees": make_pipeline(ExtraTreesClassifier(random_state=seed)),
+            "boosting": make_pipeline(HistGradientBoostingClassifier(random_state=seed)),
+        }
+
+    def opinions_of(self, model: Pipeline, rows: Matrix) -> Matrix:
+        """Return the opinions of a model that has learned."""
+        shares = np.zeros((len(rows), self.width))
+        shares[:, model.classes_] = model.predict_proba(rows)  # others were not met
+        return _logarithms(shares)
+
+    def opinions(self, outputs: Matrix) -> Matrix:
+        """Return the opinions of a network with given outputs."""
+        return _logarithms(softmax(outputs.astype(np.float64)))
+
+    def parts(self, y: NDArray[Any], seed: int) -> Iterable[tuple[Matrix, Matrix]]:
+        """Return, for each part of the targets, the others and the part; none if they are few."""
+        if np.bincount(y, minlength=self.width).min() < PARTS:
+            return []
+        return list(StratifiedKFold(PARTS, shuffle=True, random_state=seed).split(y, y))
+
+    def loss(
+        self, opinions: Matrix, y: NDArray[Any], counts: Matrix
+    ) -> Callable[[Matrix], tuple[float, Matrix]]:
+        """Return the function of the members' weights that is to be small, with its slopes.
+
+        Minus the sum of the logarithms of the probabilities of given classes in the pool, each
+        times its count; convex in the weights.
+        """
+        labels = np.arange(len(y))
+
+        def of_weights(weights: Matrix) -> tuple[float, Matrix]:
+            wrong = softmax(np.tensordot(weights, opinions, 1))
+            likely = np.log(np.maximum(wrong[labels, y], np.finfo(float).tiny))
+            wrong[labels, y] -= 1
+            wrong *= counts[:, None]
+            return float(-counts @ likely), np.tensordot(opinions, wrong, 2)
+
+        return of_weights
+
+    def answers(self, pooled: Matrix) -> Matrix:
+        """Return what the network is to learn from pooled opinions: probabilities of classes."""
+        shares: Matrix = softmax(pooled)
+        return shares
+
+    def learned(self, outputs: Matrix, answers: Matrix) -> float:
+        """Return the share of the rows of which a network gives the committee's class."""
+        return float((outputs.argmax(axis=1) == answers.argmax(axis=1)).mean())
+
+
+def _logarithms(shares: Matrix) -> Matrix:
+    logarithms: Matrix = np.log(np.maximum(shares, LEAST))
+    return logarithms
+
+
+class ForNumbers:
+    """What is asked for are standardized numbers, and opinions are such numbers.
+
+    Parameters
+    ----------
+    outputs : int
+        How many numbers a row has.
+    are_few : bool
+        Whether numbers are too few for gradient boosting.
+    """
+
+    pull = 10.0
+    normalization = "none"
+
+    def __init__(self, outputs: int, *, are_few: bool = True) -> None:
+        self.width, self.are_few = outputs, are_few
+
+    def units(self, layers: int) -> list[str]:
+        """Return the hidden units of the networks, which keep numbers of far rows within limits."""
+        return ["relu"] + ["bernoulli"] * (layers - 1)
+
+    def models(self, kernel: Nystroem, seed: int) -> dict[str, Pipeline]:
+        """Return the members that are scikit-learn's, before they have learned."""
+        found = {
+            "linear": make_pipeline(Ridge()),
+            "kernel": make_pipeline(kernel, Ridge(KERNEL_PENALTY)),
+            "trees": make_pipeline(ExtraTreesRegressor(random_state=seed)),
+        }
+        if not self.are_few:
+            boosting = HistGradientBoostingRegressor(random_state=seed)
+            found["boosting"] = make_pipeline(MultiOutputRegressor(boosting))
+        return found
+
+    def opinions_of(self, model: Pipeline, rows: Matrix) -> Matrix:
+        """Return the opinions of a model that has learned."""
+        return np.reshape(model.predict(rows), (len(rows), self.width))
+
+    def opinions(self, outputs: Matrix) -> Matrix:
+        """Return the opinions of a network with given outputs."""
+        return outputs.astype(np.float64)
+
+    def parts(self, y: NDArray[Any], seed: int) -> Iterable[tuple[Matrix, Matrix]]:
+        """Return, for each part of the targets, the others and the part; none if they are few."""
+        if len(y) < 2 * PARTS:
+            return []
+        return list(KFold(PARTS, shuffle=True, random_state=seed).split(y))
+
+    def loss(
+        self, opinions: Matrix, y: NDArray[Any], counts: Matrix
+    ) -> Callable[[Matrix], tuple[float, Matrix]]:
+        """Return the function of the members' weights that is to be small, with its slopes.
+
+        Minus the logarithm of the likelihood of given numbers, each times its count, with normal
+        noise around the pool and the variance that is likeliest: half of the count of the numbers
+        times the logarithm of the sum of squared errors.
+        """
+
+        def of_weights(weights: Matrix) -> tuple[float, Matrix]:
+            error = np.tensordot(weights, opinions, 1) - y
+            counted = counts[:, None] * error
+            squares = float((counted * error).sum()) + LEAST_SQUARES
+            slopes = np.tensordot(opinions, counted, 2) * (y.size / squares)
+            return y.size / 2 * math.log(squares), slopes
+
+        return of_weights
+
+    def answers(self, pooled: Matrix) -> Matrix:
+        """Return what the network is to learn from pooled opinions: they themselves."""
+        # Rounded here, since fine-tuning refuses a user's numbers that rounding would make alike.
+        return pooled.astype(np.float32)
+
+    def learned(self, outputs: Matrix, answers: Matrix) -> float:
+        """Return the share of the variance of the committee's numbers that a network explains."""
+        rest = np.square(outputs - answers).sum()
+        return float(1 - rest / max(np.square(answers - answers.mean(axis=0)).sum(), LEAST))
+
+
+Asked = ForClasses | ForNumbers
 
 
 def network_settings(
+    kind: Asked,
     shape: tuple[int, ...],
     labels: int,
     steps: int = UNLABELLED_STEPS,
@@ -72,6 +249,7 @@ def network_settings(
 
     Parameters
     ----------
+    kind : ForClasses or ForNumbers
     shape : (int, int)
         Number of rows, and of columns.
     labels : int
@@ -93,36 +271,52 @@ def network_settings(
         own = {"unlabelled": "none", "dropout": 0.5}
         each = math.ceil(labels / max(labelled_of(batch, labels), 2))
         batch = max(math.ceil(labels / each), 2)
-    return _settings(batch, math.ceil(steps / each)) | noise | own
+    return _settings(kind, batch, math.ceil(steps / each)) | noise | own
 
 
 def student_settings(
-    shape: tuple[int, ...], batch: int | None, steps: int = UNLABELLED_STEPS, **changed: float
+    kind: Asked,
+    shape: tuple[int, ...],
+    batch: int | None,
+    steps: int = UNLABELLED_STEPS,
+    **changed: float,
 ) -> dict[str, Any]:
-    """Return settings of fine-tuning on the committee's probabilities of rows.
+    """Return settings of fine-tuning on the committee's answers on rows.
 
-    Nothing is left out and no noise added: the committee's classes are to be learned by heart.
+    Nothing is left out and no noise added: the committee's answers are to be learned by heart.
     """
     rows = _batch(shape, batch)
-    return _settings(rows, math.ceil(steps / math.ceil(shape[0] / rows))) | changed
+    return _settings(kind, rows, math.ceil(steps / math.ceil(shape[0] / rows))) | changed
 
 
-def learned(finetuned: Callable[..., Stack], X: Any, shares: Matrix, batch: int | None) -> Stack:
-    """Return the network that has learned the committee's probabilities of the classes of rows.
+def learned(
+    kind: Asked,
+    finetuned: Callable[..., Stack],
+    X: Any,
+    answers: Matrix,
+    batch: int | None,
+    *,
+    longer: bool = False,
+) -> Stack:
+    """Return the network that has learned the committee's answers on rows.
 
     Parameters
     ----------
+    kind : ForClasses or ForNumbers
     finetuned : callable
-        Called with examples, probabilities and settings; returns a stack.
+        Called with examples, answers and settings; returns a stack.
     X : array or sparse matrix of shape (n_examples, n_features)
-    shares : ndarray of shape (n_examples, classes)
+    answers : ndarray of shape (n_examples, classes or numbers)
     batch : int, optional
         Rows of a minibatch.
+    longer : bool
+        Whether to learn longer from the start.
     """
-    student = finetuned(X, shares, **student_settings(X.shape, batch), warn=False)
-    if (outputs_of(student, X).argmax(axis=1) == shares.argmax(axis=1)).mean() >= LEARNED:
-        return student
-    return finetuned(X, shares, **student_settings(X.shape, batch, **LONGER), warn=False)
+    if not longer:
+        student = finetuned(X, answers, **student_settings(kind, X.shape, batch), warn=False)
+        if kind.learned(outputs_of(student, X), answers) >= LEARNED:
+            return student
+    return finetuned(X, answers, **student_settings(kind, X.shape, batch, **LONGER), warn=False)
 
 
 def _batch(shape: tuple[int, ...], asked: int | None) -> int:
@@ -131,10 +325,10 @@ def _batch(shape: tuple[int, ...], asked: int | None) -> int:
     return max(min(asked or usual, rows), 2)  # normalization takes two rows at least
 
 
-def _settings(batch: int, epochs: int) -> dict[str, Any]:
+def _settings(kind: Asked, batch: int, epochs: int) -> dict[str, Any]:
+    own = {"normalization": kind.normalization, "batch_size": batch, "epochs": epochs}
     # So small a network is no faster by more threads, which would give other bits.
-    own = {"normalization": "batch", "blas_threads": 1, "batch_size": batch, "epochs": epochs}
-    return OF_UNLABELLED | own
+    return OF_UNLABELLED | own | {"blas_threads": 1}
 
 
 def rows_to_learn(X: Any, targets: Targets, seed: int) -> tuple[Any, Targets]:
@@ -147,7 +341,26 @@ def rows_to_learn(X: Any, targets: Targets, seed: int) -> tuple[Any, Targets]:
     return X[kept], targets._replace(rows=np.searchsorted(kept, targets.rows))
 
 
+def with_mixed_rows(X: Any, seed: int) -> Matrix:
+    """Return rows, and below them others: each column is of a row, or of one near to it.
+
+    This is the way of Bucila et al. 2006, but for a neighbour of its own for each mixed row.
+    """
+    rows: Matrix = X.toarray() if hasattr(X, "toarray") else X
+    n, draws = len(rows), np.random.default_rng(seed)
+    if n <= NEAR:
+        return rows
+    near = NearestNeighbors(n_neighbors=NEAR).fit(standardizer(rows).transform(rows))
+    others = near.kneighbors(return_distance=False)  # of each row the others nearest to it
+    parts = [rows]
+    for _ in range(max(min(MIXED, MIXED_CELLS // rows.shape[1]) // n, 1)):
+        other = rows[others[np.arange(n), draws.integers(NEAR, size=n)]]
+        parts.append(np.where(draws.random(rows.shape) < 0.5, rows, other))
+    return np.concatenate(parts)
+
+
 def stack_member(
+    kind: Asked,
     stack: Stack,
     finetuned: Callable[..., Stack],
     settings: Callable[..., dict[str, Any]] | None = None,
@@ -156,6 +369,7 @@ def stack_member(
 
     Parameters
     ----------
+    kind : ForClasses or ForNumbers
     stack : Stack
     finetuned : callable
         Called with a stack, examples, targets and settings; returns a stack.
@@ -168,28 +382,23 @@ def stack_member(
         y, weights = some.spread_out(X.shape[0])
         own = {} if settings is None else settings(X.shape, len(some.rows), steps)
         trained = finetuned(stack, X, y, **own, weights=weights, warn=False, observers=())
-        return lambda rows: _logarithms(softmax(outputs_of(trained, rows).astype(np.float64)))
+        return lambda rows: kind.opinions(outputs_of(trained, rows))
 
     return learn
 
 
-def classifiers(X: Any, classes: int, seed: int) -> dict[str, Member]:
+def models(kind: Asked, X: Any, seed: int) -> dict[str, Member]:
     """Return the members that are scikit-learn's, for the columns of X."""
     columns = standardizer(X)
     kernel = Nystroem(gamma=1 / X.shape[1], n_components=LANDMARKS, random_state=seed)
-    on_kernel = LogisticRegression(C=1 / KERNEL_PENALTY, max_iter=MOST_ITERATIONS)
-    linear = LogisticRegression(max_iter=MOST_ITERATIONS)
-    found = {
-        "linear": (make_pipeline(linear), columns.transform),
-        "kernel": (make_pipeline(kernel, on_kernel), columns.transform),
-        "trees": (make_pipeline(ExtraTreesClassifier(random_state=seed)), np.asarray),
-        "boosting": (make_pipeline(HistGradientBoostingClassifier(random_state=seed)), np.asarray),
+    return {
+        name: _model_member(kind, model, np.asarray if name in ON_VALUES else columns.transform)
+        for name, model in kind.models(kernel, seed).items()
     }
-    return {name: _classifier(*own, classes) for name, own in found.items()}
 
 
-def _classifier(model: Pipeline, scaled: Callable[[Matrix], Matrix], classes: int) -> Member:
-    """Return a member that learns from the labels alone, on columns that are scaled or not."""
+def _model_member(kind: Asked, model: Pipeline, scaled: Callable[[Matrix], Matrix]) -> Member:
+    """Return a member that learns from the targets alone, on columns that are scaled or not."""
 
     def read(rows: Any) -> Matrix:
         return scaled(rows.toarray() if hasattr(rows, "toarray") else rows)
@@ -207,83 +416,75 @@ def _classifier(model: Pipeline, scaled: Callable[[Matrix], Matrix], classes: in
             own.fit(known, some.y, **{f"{last}__sample_weight": some.weights})
 
         def judge(rows: Any) -> Matrix:
-            shares = np.zeros((rows.shape[0], classes))
+            opinions = np.empty((rows.shape[0], kind.width))
             with blas_limit(1), openmp_limit(1):
-                for part in chunks(rows.shape):  # a class that was not met has no probability
-                    shares[part, own.classes_] = own.predict_proba(read(rows[part]))
-            return _logarithms(shares)
+                for part in chunks(rows.shape):
+                    opinions[part] = kind.opinions_of(own, read(rows[part]))
+            return opinions
 
         return judge
 
     return learn
 
 
-def _logarithms(shares: Matrix) -> Matrix:
-    logarithms: Matrix = np.log(np.maximum(shares, LEAST))
-    return logarithms
-
-
 def asked(
-    members: Mapping[str, Member], X: Any, targets: Targets, seed: int, *, classes: int
+    kind: Asked, members: Mapping[str, Member], X: Any, targets: Targets, seed: int
 ) -> tuple[Matrix, dict[str, float]]:
-    """Return the committee's probabilities of the classes of each row, and the members' weights.
+    """Return the committee's answers on all rows, and the members' weights.
 
-    Weights are equal if a class has fewer than three labels: then nothing can be left out.
+    Weights are equal where targets are too few for some to be left out: fewer than three labels of
+    a class, or than six numbers.
 
     Parameters
     ----------
+    kind : ForClasses or ForNumbers
     members : mapping of str to Member
     X : array or sparse matrix of shape (n_examples, n_features)
     targets : Targets
-        Each class has a label at least; a label with the weight 0 is not left out.
+        Each class has a label at least; a target with the weight 0 is not left out.
     seed : int
         Seed of the parts.
-    classes : int
-        Number of classes.
     """
     rows, y, own = counted = targets.weighted()
     weights = np.full(len(members), 1 / len(members))
-    if len(members) > 1 and np.bincount(y, minlength=classes).min() >= PARTS:
-        logs = np.zeros((len(members), len(y), classes))
-        parts = StratifiedKFold(PARTS, shuffle=True, random_state=seed).split(rows, y)
+    parts = kind.parts(y, seed)
+    if len(members) > 1 and parts:
+        opinions = np.zeros((len(members), len(y), kind.width))
         for trained, others in parts:
-            for log, learn in zip(logs, members.values(), strict=True):
-                log[others] = learn(X, counted.part(trained), TRIAL_STEPS)(X[rows[others]])
-        weights = likeliest_weights(logs, y, own)
-    pooled = np.zeros((X.shape[0], classes))
+            for found, learn in zip(opinions, members.values(), strict=True):
+                found[others] = learn(X, counted.part(trained), TRIAL_STEPS)(X[rows[others]])
+        weights = best_weights(kind, opinions, y, own)
+    pooled = np.zeros((X.shape[0], kind.width))
     for weight, learn in zip(weights, members.values(), strict=True):
         if weight > 0:
             pooled += weight * learn(X, targets, UNLABELLED_STEPS)(X)
-    return softmax(pooled), dict(zip(members, weights.tolist(), strict=True))
+    return kind.answers(pooled), dict(zip(members, weights.tolist(), strict=True))
 
 
-def likeliest_weights(
-    logs: Matrix, y: NDArray[Any], own: Matrix | None = None
+def best_weights(
+    kind: Asked, opinions: Matrix, y: NDArray[Any], own: Matrix | None = None
 ) -> NDArray[np.float64]:
-    """Return the weights of members, none below 0, that make classes most likely in their pool.
+    """Return the weights of members, none below 0, with the least loss, drawn to equal ones.
 
     Parameters
     ----------
-    logs : ndarray of shape (members, n_labels, classes)
-        Logarithms of each member's probabilities.
-    y : ndarray of int of shape (n_labels,)
-        The classes, counted from 0.
-    own : ndarray of shape (n_labels,), optional
-        Weight of each label.
+    kind : ForClasses or ForNumbers
+    opinions : ndarray of shape (members, n_targets, classes or numbers)
+    y : ndarray
+        The targets: classes, counted from 0, or numbers of shape (n_targets, numbers).
+    own : ndarray of shape (n_targets,), optional
+        Weight of each target.
     """
-    equal, labels = 1 / len(logs), np.arange(len(y))
-    counts = np.ones(len(y)) if own is None else own / own.mean()
+    equal = np.full(len(opinions), 1 / len(opinions))
+    loss = kind.loss(opinions, y, np.ones(len(y)) if own is None else own / own.mean())
 
-    def loss(weights: Matrix) -> tuple[float, Matrix]:
-        # Convex in the weights: minus a sum of logarithms of a softmax.
-        wrong = softmax(np.tensordot(weights, logs, 1))
-        likely = np.log(np.maximum(wrong[labels, y], np.finfo(float).tiny))
-        wrong[labels, y] -= 1
-        wrong *= counts[:, None]
+    def pulled(weights: Matrix) -> tuple[float, Matrix]:
+        value, slopes = loss(weights)
         apart = weights - equal
-        slopes = np.tensordot(logs, wrong, 2) + 2 * PULL * apart
-        return float(PULL * np.square(apart).sum() - counts @ likely), slopes
+        return value + kind.pull * float(apart @ apart), slopes + 2 * kind.pull * apart
 
-    start, bounds = np.full(len(logs), equal), [(0, None)] * len(logs)
-    found: NDArray[np.float64] = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x
+    bounds = [(0, None)] * len(equal)
+    found: NDArray[np.float64] = minimize(
+        pulled, equal, jac=True, method="L-BFGS-B", bounds=bounds
+    ).x
     return found

@@ -3,29 +3,30 @@
 * Columns that share one range, such as pixels, are scaled to it: shares of a range are
   probabilities. Standardized, a pixel that is hardly ever on would count as much as one that
   separates digits; as a share of the common range, each pixel keeps the weight of its values.
-* Layer 1 gets rectified units for classes with curved boundaries and for curved numbers. Sigmoids
-  that see standardized columns through the small weights of pretraining stay in their linear part,
-  which bends few boundaries. Rectified units bend them, and learn noise by heart sooner. So they
-  are taken only if a briefly trained network of them is clearly better, on rows left out, than
-  linear models with little and with much regularization.
-* The weight decay of a regression on few rows is chosen by cross-validation. The right decay
-  depends on the noise of the targets, which no number about the table shows: with little decay
-  noisy numbers are learned by heart, with much decay curved numbers are not learned.
+* Layer 1 gets rectified units for classes with curved boundaries. Sigmoids that see standardized
+  columns through the small weights of pretraining stay in their linear part, which bends few
+  boundaries. Rectified units bend them, and learn noise by heart sooner. So they are taken only if
+  a briefly trained network of them is clearly better, on rows left out, than linear models with
+  little and with much regularization.
+* With 10,000 targets or more nothing is tried out: all units are rectified, and normalized in
+  fine-tuning.
+* Numbers that are more than a few, but fewer than 10,000, are learned from a committee as few ones
+  are, on rows mixed from the others.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.impute import SimpleImputer
-from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.model_selection import KFold, StratifiedKFold
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -196,8 +197,16 @@ OF_BITS = {"persistent": True, "learning_rate": 0.01, "weight_decay": 0.01}
 MOST_ITERATIONS = 1000
 # With many labels nothing is tried out, and epochs are few: such a network learns most in them.
 MANY_LABELS = BATCH_SHARE * FinetuneSettings().batch_size
-OF_MANY_LABELS = {"normalization": "batch", "learning_rate": 0.002, "rate_schedule": "cosine"}
-OF_MANY_LABELS |= {"dropout": 0.2}
+OF_MANY = {"normalization": "batch", "learning_rate": 0.002, "rate_schedule": "cosine"}
+OF_MANY_LABELS = OF_MANY | {"dropout": 0.2}
+NUMBERS_UPDATES, NUMBERS_EPOCHS = 20_000, 60  # enough updates for many numbers, and most epochs
+
+
+def of_many_numbers(targets: int) -> dict[str, Any]:
+    """Return settings of fine-tuning on many numbers, without dropout, which loses some of them."""
+    usual = FinetuneSettings()
+    wanted = math.ceil(NUMBERS_UPDATES * usual.batch_size / targets)
+    return OF_MANY | {"epochs": max(usual.epochs, min(wanted, NUMBERS_EPOCHS))}
 
 
 def are_few(rows: int, labels: int) -> bool:
@@ -205,11 +214,21 @@ def are_few(rows: int, labels: int) -> bool:
     return labels < min(FEW_LABELS * rows, MANY_LABELS)
 
 
+MOST_CELLS = 1 << 26  # of a table that others are mixed from
+
+
+def are_mixable(shape: tuple[int, ...], targets: int) -> bool:
+    """Return whether to learn more numbers than a few from a committee too, on mixed rows."""
+    return targets < MANY_LABELS and math.prod(shape) <= MOST_CELLS
+
+
 def settings_for_bits(layers: int) -> dict[str, list[Any]]:
     """Return settings of pretraining on zeros and ones; only layer 1 differs from the defaults."""
     return {name: [value] + [PER_LAYER[name]] * (layers - 1) for name, value in OF_BITS.items()}
 
 
+FOLDS = 3
+FEWEST_TRIED = 50  # fewer rows predict little about each other
 TRIAL_UPDATES = 700  # updates of each short training
 TRIAL_DECAY = 1.0  # weight decay of the short trainings: they find curves among noise sooner
 CLEARLY = 2  # standard errors by which the network must be better
@@ -238,63 +257,52 @@ def rectified_settings(layers: int, rows: int, batch_size: int | None) -> dict[s
     return {"hidden_units": units} | ({"batch_size": LARGEST_MINIBATCH} if is_large else {})
 
 
-def are_curved(
-    finetuned: Callable[..., Stack], X: Any, targets: Targets, seed: int, *, are_classes: bool
-) -> bool:
+def are_curved(finetuned: Callable[..., Stack], X: Any, targets: Targets, seed: int) -> bool:
     """Return whether a network is clearly better than linear models on rows left out.
 
     Parameters
     ----------
     finetuned : callable
-        Called with rows, targets, epochs and settings; returns a stack.
+        Called with rows, classes, epochs and settings; returns a stack.
     X : array or sparse matrix of shape (n_examples, n_features)
     targets : Targets
-        Targets, and weights above 0.
+        Classes, and weights above 0.
     seed : int
         Seed of the folds.
-    are_classes : bool
-        True if the targets are classes.
     """
     rows, y, weights = targets
     X = X[rows]
-    if are_classes and np.bincount(y, minlength=2).min() < FOLDS:
+    if np.bincount(y, minlength=2).min() < FOLDS:
         return False
-    losses = _misses if are_classes else _squared_errors
-    split = (StratifiedKFold if are_classes else KFold)(FOLDS, shuffle=True, random_state=seed)
-    epochs = trial_epochs(len(y), TRIAL_UPDATES)
+    split = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
+    epochs = math.ceil(TRIAL_UPDATES / min(len(y) // SMALLEST_MINIBATCH, BATCH_SHARE))
     gains = np.zeros((len(PENALTIES), len(y)))
     for trained, held_out in split.split(np.empty((len(y), 0)), y):
         own = None if weights is None else weights[trained]
         options = {**OF_FEW_ROWS, "weight_decay": TRIAL_DECAY, "weights": own}
         options |= {"warn": False, "observers": ()}
         stack = finetuned(X[trained], y[trained], epochs=epochs, **options)
-        lost = losses(outputs_of(stack, X[held_out]), y[held_out])
-        linear = _linear_predictions(
-            X[trained], y[trained], own, X[held_out], are_classes=are_classes
-        )
-        for gain, outputs in zip(gains, linear, strict=True):
-            gain[held_out] = losses(outputs, y[held_out]) - lost
+        lost = outputs_of(stack, X[held_out]).argmax(axis=1) != y[held_out]
+        linear = _linear_predictions(X[trained], y[trained], own, X[held_out])
+        for gain, predicted in zip(gains, linear, strict=True):
+            gain[held_out] = np.subtract(predicted != y[held_out], lost, dtype=np.float64)
     if weights is not None:
         gains *= weights
     return bool((gains.sum(axis=1) > CLEARLY * np.sqrt(np.square(gains).sum(axis=1))).all())
 
 
 def _linear_predictions(
-    trained: Matrix, y: Matrix, weights: Matrix | None, held_out: Matrix, *, are_classes: bool
+    trained: Matrix, y: Matrix, weights: Matrix | None, held_out: Matrix
 ) -> Iterator[Matrix]:
-    """Train linear models of standardized columns on some rows; yield predictions for others."""
+    """Train linear models of standardized columns on some rows; yield classes of others."""
     columns = standardizer(trained)
     rows, others = columns.transform(trained), columns.transform(held_out)
     for penalty in PENALTIES:
-        if are_classes:
-            with warnings.catch_warnings():
-                # In a comparison one that has not converged is good enough.
-                warnings.simplefilter("ignore", ConvergenceWarning)
-                model = LogisticRegression(C=1 / penalty, max_iter=MOST_ITERATIONS)
-                yield model.fit(rows, y, sample_weight=weights).predict_proba(others)
-        else:
-            numbers = Ridge(penalty).fit(rows, y, sample_weight=weights).predict(others)
-            yield np.reshape(numbers, (len(numbers), -1))
+        with warnings.catch_warnings():
+            # In a comparison one that has not converged is good enough.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model = LogisticRegression(C=1 / penalty, max_iter=MOST_ITERATIONS)
+            yield model.fit(rows, y, sample_weight=weights).predict(others)
 
 
 def standardizer(X: Any) -> Pipeline:
@@ -305,70 +313,3 @@ def standardizer(X: Any) -> Pipeline:
     )
     # Sparse rows permit no other container, whatever the user has set.
     return columns.set_output(transform="default").fit(X)
-
-
-def _misses(outputs: Matrix, y: NDArray[Any]) -> NDArray[np.float64]:
-    misses: NDArray[np.float64] = (outputs.argmax(axis=1) != y).astype(np.float64)
-    return misses
-
-
-def _squared_errors(outputs: Matrix, y: Matrix) -> NDArray[np.float64]:
-    squares: NDArray[np.float64] = np.square(outputs - y).sum(axis=1, dtype=np.float64)
-    return squares
-
-
-DECAYS = (0.1, 1.0)
-DECAY_UPDATES = 1000  # updates of each short training
-FEWEST_DECAY_ROWS = 50  # fewer rows predict little about each other
-DECIDED_BY = {"optimizer", "weight_decay", "dropout", "input_dropout"}  # the user's choice stands
-
-
-def chooses_decay(rows: int, targets: int, given: Mapping[str, Any]) -> bool:
-    """Return whether to choose the decay: for 50 to 10,000 targets, at least a fifth of the rows.
-
-    Parameters
-    ----------
-    rows, targets : int
-        Number of rows, and of rows with a target.
-    given : mapping of str
-        Settings of fine-tuning that the user gave, ``epochs`` included.
-    """
-    few = FEWEST_DECAY_ROWS <= targets < MANY_LABELS
-    return few and targets >= FEW_LABELS * rows and not given.keys() & (DECIDED_BY | {"epochs"})
-
-
-def chosen_decay(finetuned: Callable[..., Stack], X: Any, targets: Targets, seed: int) -> float:
-    """Return the weight decay with the smallest squared error on rows left out.
-
-    Parameters
-    ----------
-    finetuned : callable
-        Called with rows, targets, epochs and settings; returns a stack.
-    X : array or sparse matrix of shape (n_examples, n_features)
-    targets : Targets
-        Numbers, and weights above 0: a fold with only weights of 0 cannot be trained on.
-    seed : int
-        Seed of the folds.
-    """
-    rows, y, weights = targets
-    X = X[rows]
-    epochs = trial_epochs(len(y), DECAY_UPDATES)
-    usual = {name: value for name, value in OF_FEW_ROWS.items() if name != "weight_decay"}
-    errors = dict.fromkeys(DECAYS, 0.0)
-    for trained, held_out in KFold(FOLDS, shuffle=True, random_state=seed).split(y):
-        own = None if weights is None else weights[trained]
-        for decay in DECAYS:
-            options = {**usual, "weights": own, "weight_decay": decay, "warn": False}
-            stack = finetuned(X[trained], y[trained], epochs=epochs, observers=(), **options)
-            squares = np.square(outputs_of(stack, X[held_out]) - y[held_out]).sum(axis=1)
-            counted = squares if weights is None else squares * weights[held_out]
-            errors[decay] += float(counted.sum())
-    return min(DECAYS, key=errors.__getitem__)
-
-
-FOLDS = 3
-
-
-def trial_epochs(rows: int, updates: int) -> int:
-    """Return the epochs of a short training on most of the rows, for a number of updates."""
-    return math.ceil(updates / min(rows // SMALLEST_MINIBATCH, BATCH_SHARE))

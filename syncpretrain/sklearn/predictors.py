@@ -47,7 +47,7 @@ ClassifierT = TypeVar("ClassifierT", bound="DBNClassifier")
 RegressorT = TypeVar("RegressorT", bound="DBNRegressor")
 MANY_UNITS, FEW_UNITS = 256, 64
 FEW_CLASSES = 20
-GUESSING_UNITS = 128  # of two rectified layers with few labels, from random weights
+FEW_TARGETS_UNITS = 128  # of each of two rectified layers with few targets
 
 
 class StackPredictor(StackEstimator):
@@ -56,6 +56,7 @@ class StackPredictor(StackEstimator):
     pretrained: Any
     finetune_epochs: int | None
     n_unlabelled_: int
+    teachers_: dict[str, float]
 
     def _start(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
         """Return the stack to fine-tune: the one given, or one pretrained on all rows."""
@@ -78,45 +79,119 @@ class StackPredictor(StackEstimator):
         self._check_width(stack, X, "pretrained")
         return stack
 
-    def _pretrained_for(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
-        """Return a stack pretrained on examples; ``targets`` of them have a target."""
-        return self._pretrained_on(X, seed, **suited)
+    def _suited(self, X: Matrix, targets: Targets, seed: int) -> dict[str, Any]:
+        """Return settings of pretraining: many targets are not tried out, all units are rectified.
 
-    def _for_curves(self, X: Matrix, targets: Targets, seed: int, objective: str) -> dict[str, Any]:
-        """Return settings of pretraining for targets that no linear model predicts, or many labels.
-
-        Return none for other targets, and none if the user gave settings: these may not go together
-        with the settings chosen here. Many labels are not tried out: all units are rectified.
+        Return none if the user gave settings: these may not go together with the ones chosen here.
         """
-        targets = targets.weighted()
-        is_free = self.learning_rate is None and not (self.settings or self._given_tuning())
-        are_many = objective == "classification" and len(targets.rows) >= choices.MANY_LABELS
-        decides = are_many or choices.chooses_decay(X.shape[0], len(targets.rows), {})
-        if not is_free or not decides:
+        targets, given = targets.weighted(), (self.learning_rate, self.finetune_epochs)
+        is_free = not self.settings and all(value is None for value in given)
+        rows = len(targets.rows)
+        if not is_free or rows < choices.FEWEST_TRIED or choices.are_few(X.shape[0], rows):
             return {}
         read = training_rows(X)
         if not choices.are_measurements(read, self.visible_units) or self._scaling(X) is not None:
             return {}
-        layers = len(self._widths(X.shape[1]))
-        if are_many:
-            return {"hidden_units": ["relu"] * layers}
-        suited = choices.rectified_settings(layers, X.shape[0], self.batch_size)
-        untrained = {"epochs": None, "schedule": "none", "observers": ()}
-        stack = self._pretrained_on(X, seed, **suited, **untrained)
-        finetuned = partial(self._finetuned, stack, seed=seed, objective=objective)
-        are_classes = objective == "classification"
-        found = choices.are_curved(finetuned, X, targets, seed, are_classes=are_classes)
-        return suited if found else {}
+        if rows >= choices.MANY_LABELS:
+            return {"hidden_units": ["relu"] * len(self._widths(X.shape[1]))}
+        return self._if_curved(X, targets, seed)
+
+    def _if_curved(self, X: Matrix, targets: Targets, seed: int) -> dict[str, Any]:
+        """Return settings of pretraining for targets that no linear model predicts."""
+        return {}
 
     def _scaling(self, X: Matrix) -> Scaling | None:
         """Return the scaling of columns to [0, 1] for binary units, if there is one."""
         return None
 
+    def _seen(self, X: Matrix) -> tuple[Matrix, Scaling | None]:
+        """Return examples scaled to [0, 1] if their columns share a range, and the scaling."""
+        scaling = self._scaling(X)
+        return (X, None) if scaling is None else (choices.in_shared_range(X, scaling), scaling)
+
+    def _pretrained_for(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
+        """Return a stack pretrained on examples; ``targets`` of them have a target."""
+        # The user's settings may not go together with the settings for zeros and ones.
+        is_free = self.learning_rate is None and not self._extra_settings(tuning=False)
+        is_binary = self.visible_units in ("auto", "bernoulli")
+        are_few = choices.are_few(X.shape[0], targets)
+        if is_free and is_binary and are_few and choices.are_bits(self._seen(X)[0]):
+            suited |= choices.settings_for_bits(len(self._widths(X.shape[1])))
+        return self._scaled(X, seed, **suited)
+
+    def _scaled(self, X: Matrix, seed: int, **options: Any) -> Stack:
+        """Return a stack pretrained on examples as it sees them."""
+        seen, scaling = self._seen(X)
+        stack = self._pretrained_on(seen, seed, **options)
+        return stack if scaling is None else replace(stack, scaling=scaling)
+
+    def _rectified(self, X: Matrix, seed: int, kind: committee.Asked, units: int) -> Stack:
+        """Return a stack of the committee's networks, with random weights."""
+        hidden = [units] * 2 if self.hidden is None else self._widths(X.shape[1])
+        network = {"layers": [X.shape[1], *hidden], "hidden_units": kind.units(len(hidden))}
+        untrained = {"epochs": None, "schedule": "none", "observers": (), "blas_threads": 1}
+        return self._scaled(X, seed, **network, **untrained)
+
+    def _is_to_ask(self, X: Matrix, targets: int) -> bool:
+        """Return whether a committee is asked for the targets of all rows.
+
+        It is asked where that suits the number of targets, unless the user has asked for a training
+        of another kind or X, as it is scaled, has counts of words, which RBMs alone read.
+        """
+        asked = (self.pretrained, self.epochs, self.learning_rate, self.finetune_epochs)
+        is_free = not self.settings and all(value is None for value in asked)
+        if not is_free or targets < 2 or not self._are_for_committee(X.shape, targets):
+            return False  # normalization takes two
+        if self.visible_units != "auto":
+            return "counts" not in self.visible_units
+        return not facts_of(training_rows(X)).are_counts
+
+    def _are_for_committee(self, shape: tuple[int, ...], targets: int) -> bool:
+        """Return whether so many targets of a table are learned from a committee."""
+        return choices.are_few(shape[0], targets)
+
+    def _asked(self, *, are_few: bool) -> committee.Asked:
+        """Return what a committee is asked for, where targets are few or more than that."""
+        raise NotImplementedError
+
+    def _taught(self, X: Matrix, targets: Targets, seed: int, objective: str) -> Stack:
+        """Return a stack of rectified units that has learned from a committee."""
+        are_few = choices.are_few(X.shape[0], len(targets.rows))
+        if are_few:
+            X, targets = committee.rows_to_learn(X, targets, seed)
+        rows = X if are_few else committee.with_mixed_rows(X, seed)
+        kind = self._asked(are_few=are_few)
+        network = self._rectified(X, seed, kind, FEW_TARGETS_UNITS if are_few else MANY_UNITS)
+        # All take one thread: fits in threads at once may not set limits of BLAS that differ.
+        finetuned = partial(self._finetuned, seed=seed, objective=objective, blas_threads=1)
+        settings = partial(committee.network_settings, kind, batch_size=self.batch_size)
+        member = partial(committee.stack_member, kind, finetuned=finetuned)
+        members = {"network": member(network, settings=partial(settings, guess=False))}
+        if objective == "classification":
+            members["guesses"] = member(network, settings=settings)
+        seen, _ = self._seen(X)
+        # RBMs learn what zeros and ones have in common, and little of a few measurements.
+        if choices.are_bits(np.nan_to_num(seen) if has_missing(seen) else seen):
+            members["rbms"] = member(
+                self._pretrained_for(X, len(targets.rows), seed, blas_threads=1)
+            )
+        members |= committee.models(kind, X, seed)
+        answers, self.teachers_ = committee.asked(kind, members, rows, targets, seed)
+        weights = ", ".join(f"{name} {weight:.2f}" for name, weight in self.teachers_.items())
+        for observer in self._observers():
+            text = f"weights of the members that the network learns from: {weights}"
+            observer(Notice(time.monotonic(), text))
+        learner = partial(finetuned, network)
+        return committee.learned(kind, learner, rows, answers, self.batch_size, longer=not are_few)
+
     def _train(self, X: Matrix, targets: Targets, objective: str) -> None:
         """Train on examples and the targets of some of them."""
         self._check_tuning(objective, self.finetune_epochs)
         seed, self.n_unlabelled_ = self._seed(), X.shape[0] - len(targets.rows)
-        self.stack_ = self._trained(X, targets, seed, objective)
+        self.teachers_ = {}
+        asks = self._is_to_ask(self._seen(X)[0], len(targets.rows))
+        train = self._taught if asks else self._trained
+        self.stack_ = train(X, targets, seed, objective)
         for sentence in self.stack_.info.get("verdict", ()):
             warnings.warn(sentence, PoorResultWarning, stacklevel=3)
 
@@ -124,28 +199,32 @@ class StackPredictor(StackEstimator):
         """Return a stack, pretrained and fine-tuned."""
         (rows, y, weights), suited = targets, {}
         if self.pretrained is None:
-            suited = self._for_curves(X, targets, seed, objective)
+            suited = self._suited(X, targets, seed)
         stack = self._to_train(self._start(X, len(rows), seed, **suited))
-        options = {"objective": objective} | self._chosen(stack, X, targets, seed)
+        options = {"objective": objective} | self._chosen(stack, targets)
+        epochs = options.pop("epochs", self.finetune_epochs)
         if self.batch_size is not None:
             options.setdefault("batch_size", min(self.batch_size, len(rows)))
         if len(rows) < X.shape[0]:  # settings for few targets depend on the number of all rows
             y, weights = targets.spread_out(X.shape[0])
         options |= {"weights": weights, "warn": False}
-        return self._finetuned(stack, X, y, seed, self.finetune_epochs, **options)
+        return self._finetuned(stack, X, y, seed, epochs, **options)
 
     def _to_train(self, stack: Stack) -> Stack:
         """Return a stack with its head, if any, converted to the targets of the training."""
         raise NotImplementedError
 
-    def _chosen(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> dict[str, Any]:
-        """Return settings of fine-tuning a stack; data as for ``_train``."""
-        return {}
+    def _chosen(self, stack: Stack, targets: Targets) -> dict[str, Any]:
+        """Return settings of fine-tuning; one row cannot be normalized."""
+        is_free = self.pretrained is None and not self.settings and self.batch_size != 1
+        targets = targets.weighted()
+        are_many = is_free and len(targets.rows) >= choices.MANY_LABELS
+        is_rectified = set(stack.units[1:]) == {"relu"}  # not so where the user has given settings
+        return self._of_many(len(targets.rows)) if are_many and is_rectified else {}
 
-    def _given_tuning(self) -> dict[str, Any]:
-        """Return the settings of fine-tuning that the user gave."""
-        epochs = {} if self.finetune_epochs is None else {"epochs": self.finetune_epochs}
-        return self._extra_settings(tuning=True) | epochs
+    def _of_many(self, targets: int) -> dict[str, Any]:
+        """Return settings of fine-tuning rectified units on many targets."""
+        raise NotImplementedError
 
 
 class DBNClassifier(ClassifierMixin, StackPredictor):
@@ -225,8 +304,6 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         """
         rows = self._rows(X, reset=True)
         self.classes_, targets = classes_of(y, rows)
-        self._asks_committee = self._is_to_ask(self._seen(rows)[0], len(targets.rows))
-        self.teachers_: dict[str, float] = {}
         weights = weights_of(sample_weight, rows, targets.rows)
         if self.class_weight is not None:
             by_class = compute_sample_weight(self.class_weight, self.classes_[targets.y])
@@ -236,23 +313,16 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         self.stack_ = for_labels(self.stack_, self.classes_)
         return self
 
-    def _is_to_ask(self, X: Matrix, labels: int) -> bool:
-        """Return whether a committee of classifiers is asked for the classes of all rows.
+    def _if_curved(self, X: Matrix, targets: Targets, seed: int) -> dict[str, Any]:
+        layers = len(self._widths(X.shape[1]))
+        suited = choices.rectified_settings(layers, X.shape[0], self.batch_size)
+        untrained = {"epochs": None, "schedule": "none", "observers": ()}
+        stack = self._pretrained_on(X, seed, **suited, **untrained)
+        finetuned = partial(self._finetuned, stack, seed=seed, objective="classification")
+        return suited if choices.are_curved(finetuned, X, targets, seed) else {}
 
-        It is asked where labels are few, unless the user has asked for a training of another kind
-        or X, as it is scaled, has counts of words, which RBMs alone read.
-        """
-        asked = (self.pretrained, self.epochs, self.learning_rate, self.finetune_epochs)
-        is_free = not self.settings and all(value is None for value in asked)
-        if not is_free or not choices.are_few(X.shape[0], labels) or "counts" in self.visible_units:
-            return False
-        return self.visible_units != "auto" or not facts_of(training_rows(X)).are_counts
-
-    def _chosen(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> dict[str, Any]:
-        # Of many labels alone all hidden units are rectified; one row cannot be normalized.
-        is_free = self.pretrained is None and not self.settings and self.batch_size != 1
-        are_many = len(targets.rows) >= choices.MANY_LABELS and set(stack.units[1:]) == {"relu"}
-        return choices.OF_MANY_LABELS if is_free and are_many else {}
+    def _of_many(self, targets: int) -> dict[str, Any]:
+        return choices.OF_MANY_LABELS
 
     def _widths(self, columns: int) -> list[int]:
         """Return the units of each layer: codes of few units do not separate many classes."""
@@ -264,62 +334,11 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
     def _to_train(self, stack: Stack) -> Stack:
         return for_places(stack, self.classes_)
 
+    def _asked(self, *, are_few: bool) -> committee.Asked:
+        return committee.ForClasses(len(self.classes_))
+
     def _scaling(self, X: Matrix) -> Scaling | None:
         return choices.shared_range(X) if self.visible_units == "auto" else None
-
-    def _seen(self, X: Matrix) -> tuple[Matrix, Scaling | None]:
-        """Return examples scaled to [0, 1] if their columns share a range, and the scaling."""
-        scaling = self._scaling(X)
-        return (X, None) if scaling is None else (choices.in_shared_range(X, scaling), scaling)
-
-    def _pretrained_for(self, X: Matrix, targets: int, seed: int, **suited: Any) -> Stack:
-        # The user's settings may not go together with the settings for zeros and ones.
-        is_free = self.learning_rate is None and not self._extra_settings(tuning=False)
-        is_binary = self.visible_units in ("auto", "bernoulli")
-        are_few = choices.are_few(X.shape[0], targets)
-        if is_free and is_binary and are_few and choices.are_bits(self._seen(X)[0]):
-            suited |= choices.settings_for_bits(len(self._widths(X.shape[1])))
-        return self._scaled(X, seed, **suited)
-
-    def _rectified(self, X: Matrix, seed: int) -> Stack:
-        """Return a stack of rectified units with random weights."""
-        hidden = [GUESSING_UNITS] * 2 if self.hidden is None else self._widths(X.shape[1])
-        network = {"layers": [X.shape[1], *hidden], "hidden_units": ["relu"] * len(hidden)}
-        untrained = {"epochs": None, "schedule": "none", "observers": (), "blas_threads": 1}
-        return self._scaled(X, seed, **network, **untrained)
-
-    def _scaled(self, X: Matrix, seed: int, **options: Any) -> Stack:
-        """Return a stack pretrained on examples as it sees them."""
-        seen, scaling = self._seen(X)
-        stack = self._pretrained_on(seen, seed, **options)
-        return stack if scaling is None else replace(stack, scaling=scaling)
-
-    def _trained(self, X: Matrix, targets: Targets, seed: int, objective: str) -> Stack:
-        if not self._asks_committee:
-            return super()._trained(X, targets, seed, objective)
-        X, targets = committee.rows_to_learn(X, targets, seed)
-        # All take one thread: fits in threads at once may not set limits of BLAS that differ.
-        finetuned = partial(self._finetuned, seed=seed, objective=objective, blas_threads=1)
-        network = self._rectified(X, seed)
-
-        settings = partial(committee.network_settings, batch_size=self.batch_size)
-        members = {
-            name: committee.stack_member(network, finetuned, partial(settings, guess=guess))
-            for name, guess in {"network": False, "guesses": True}.items()
-        }
-        seen, _ = self._seen(X)
-        # RBMs learn what zeros and ones have in common, and little of a few measurements.
-        if choices.are_bits(np.nan_to_num(seen) if has_missing(seen) else seen):
-            rbms = self._pretrained_for(X, len(targets.rows), seed, blas_threads=1)
-            members["rbms"] = committee.stack_member(rbms, finetuned)
-        classes = len(self.classes_)
-        members |= committee.classifiers(X, classes, seed)
-        shares, self.teachers_ = committee.asked(members, X, targets, seed, classes=classes)
-        weights = ", ".join(f"{name} {weight:.2f}" for name, weight in self.teachers_.items())
-        for observer in self._observers():
-            text = f"weights of the classifiers that the network learns from: {weights}"
-            observer(Notice(time.monotonic(), text))
-        return committee.learned(partial(finetuned, network), X, shares, self.batch_size)
 
     def predict_proba(self, X: Any) -> Matrix:
         """Return the probability of each class, of shape (n_examples, n_classes)."""
@@ -340,12 +359,17 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
 class DBNRegressor(RegressorMixin, StackPredictor):
     """Regressor: a stack of RBMs, pretrained on all rows and fine-tuned on rows with numbers.
 
+    With fewer than 10,000 numbers it is a network that learns, on all rows or on rows mixed from
+    them, from a committee: itself on the numbers alone, RBMs where all values are 0 or 1, and three
+    or four regressors of scikit-learn, each with the weight that predicts numbers left out best.
+
     Targets are standardized for training, and predictions are in the units of the targets.
 
     Parameters
     ----------
-    hidden : sequence of int
-        Units of each layer.
+    hidden : sequence of int, optional
+        Units of each layer. None takes (256, 64), with fewer than 10,000 numbers (256, 256), and
+        with few ones (128, 128).
     epochs, finetune_epochs, batch_size, learning_rate, visible_units, pretrained
         As for :class:`DBNClassifier`.
     workers, random_state, verbose, settings
@@ -353,13 +377,12 @@ class DBNRegressor(RegressorMixin, StackPredictor):
 
     Attributes
     ----------
+    teachers_ : dict of str to float
+        The weight of each member of the committee, empty where none was asked.
     stack_ : Stack
     target_mean_, target_scale_ : ndarray of shape (outputs,)
     n_unlabelled_ : int
         Number of rows without numbers.
-    weight_decay_ : float, optional
-        Weight decay, if it was chosen by cross-validation: with 50 to 10,000 rows with numbers, at
-        least a fifth of all rows, and neither ``finetune_epochs`` nor a setting that decides it.
     n_features_in_ : int
         Number of columns.
     feature_names_in_ : ndarray of str
@@ -368,7 +391,7 @@ class DBNRegressor(RegressorMixin, StackPredictor):
 
     def __init__(
         self,
-        hidden: Sequence[int] = (256, 64),
+        hidden: Sequence[int] | None = None,
         *,
         epochs: int | Sequence[int] | None = None,
         finetune_epochs: int | None = None,
@@ -410,17 +433,21 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         self.stack_ = for_numbers(self.stack_, self.target_mean_, self.target_scale_)
         return self
 
+    def _asked(self, *, are_few: bool) -> committee.Asked:
+        return committee.ForNumbers(len(self.target_mean_), are_few=are_few)
+
+    def _are_for_committee(self, shape: tuple[int, ...], targets: int) -> bool:
+        few = super()._are_for_committee(shape, targets)
+        return few or choices.are_mixable(shape, targets)
+
+    def _of_many(self, targets: int) -> dict[str, Any]:
+        return choices.of_many_numbers(targets)
+
+    def _widths(self, columns: int) -> list[int]:
+        return [MANY_UNITS, FEW_UNITS] if self.hidden is None else super()._widths(columns)
+
     def _to_train(self, stack: Stack) -> Stack:
         return for_standardized(stack, self.target_mean_, self.target_scale_)
-
-    def _chosen(self, stack: Stack, X: Matrix, targets: Targets, seed: int) -> dict[str, Any]:
-        targets = targets.weighted()
-        self.weight_decay_ = None
-        if not choices.chooses_decay(X.shape[0], len(targets.rows), self._given_tuning()):
-            return {}
-        finetuned = partial(self._finetuned, stack, seed=seed, objective="regression")
-        self.weight_decay_ = choices.chosen_decay(finetuned, X, targets, seed)
-        return {"weight_decay": self.weight_decay_}
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Return the numbers of each row, of the shape of y."""

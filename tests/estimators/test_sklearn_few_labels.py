@@ -10,23 +10,28 @@ pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scik
 from scipy import sparse
 from sklearn import config_context
 from sklearn.base import clone
+from sklearn.datasets import make_friedman1
 
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.parallel.blas import blas_limit
-from syncpretrain.sklearn import DBNClassifier, committee
+from syncpretrain.sklearn import DBNClassifier, DBNRegressor, committee
 from syncpretrain.sklearn.committee import (
+    ForClasses,
+    ForNumbers,
     asked,
+    best_weights,
     learned,
-    likeliest_weights,
     network_settings,
     rows_to_learn,
     student_settings,
+    with_mixed_rows,
 )
 from syncpretrain.sklearn.fit_choices import (
     Targets,
     _inner_ends,
     are_bits,
     are_few,
+    are_mixable,
     in_shared_range,
     settings_for_bits,
     shared_range,
@@ -52,6 +57,22 @@ def some(y, step=10):
 BITS, KINDS = kinds()
 ALL = Targets(np.arange(len(KINDS)), KINDS)
 PIXELS = np.round(BITS * 16 * RNG.random(BITS.shape) ** 0.2)
+
+
+def test_rows_that_count_have_a_weight():
+    rows, y = np.array([3, 5, 8]), np.array([30.0, 50.0, 80.0])
+    assert Targets(rows, y).weighted() == (rows, y, None)
+    found = Targets(rows, y, np.array([0.5, 0.0, 2.0])).weighted()
+    assert [part.tolist() for part in found] == [[3, 8], [30.0, 80.0], [0.5, 2.0]]
+
+
+@pytest.mark.parametrize("weights", [None, np.array([0.5, 2.0])])
+@pytest.mark.parametrize("y", [np.array([3, 8]), np.array([[3.0, 1.0], [8.0, 2.0]])])
+def test_rows_without_a_target_have_nan_and_no_weight(y, weights):
+    targets, own = Targets(np.array([1, 3]), y, weights).spread_out(4)
+    assert np.isnan(targets[[0, 2]]).all()
+    np.testing.assert_array_equal(targets[[1, 3]], y)
+    assert own is None if weights is None else own.tolist() == [0, 0.5, 0, 2]
 
 
 class TestSharedRange:
@@ -307,7 +328,9 @@ class TestCommittee:
         assert model.teachers_["guesses"] < 0.5 * others
         random = {"hidden_units": "relu", "visible_units": "gaussian", "schedule": "none"}
         start = pretrain(X, layers=[7, 32, 32], **random, warn=False)
-        guessed = finetune(start, X, labels, **network_settings(X.shape, 80), warn=False)
+        guessed = finetune(
+            start, X, labels, **network_settings(ForClasses(2), X.shape, 80), warn=False
+        )
         assert model.score(X, y) > (guessed.predict(X) == y).mean() + 0.02
 
     def test_names_of_classes_and_missing_values(self, monkeypatch):
@@ -344,7 +367,7 @@ class TestAsked:
     def test_each_label_is_left_out_once_by_each_member(self):
         members = {"a": Told(right(0.8)), "b": Told(right(0.6))}
         weights = np.linspace(1, 2, 12)
-        asked(members, self.X, self.LABELS._replace(weights=weights), 0, classes=2)
+        asked(ForClasses(2), members, self.X, self.LABELS._replace(weights=weights), 0)
         for member in members.values():
             *trial, (_, full, _) = member.seen
             assert len(trial) == 3 and full.rows.tolist() == self.LABELS.rows.tolist()
@@ -356,7 +379,7 @@ class TestAsked:
 
     def test_a_wrong_member_is_not_asked(self):
         members = {"right": Told(right(0.9)), "wrong": Told(right(0.2))}
-        shares, weights = asked(members, self.X, self.LABELS, 0, classes=2)
+        shares, weights = asked(ForClasses(2), members, self.X, self.LABELS, 0)
         assert weights["wrong"] == 0 and weights["right"] > 1
         assert len(members["wrong"].seen) == 3  # in the trial alone
         assert (shares.argmax(axis=1) == self.X[:, 0]).all()
@@ -366,7 +389,7 @@ class TestAsked:
     def test_fewer_than_three_labels_of_a_class_make_equal_weights(self, labels):
         members = {"a": Told(right(0.9)), "b": Told(right(0.2))}
         few = Targets(self.LABELS.rows[:labels], self.LABELS.y[:labels])
-        shares, weights = asked(members, self.X, few, 0, classes=2)
+        shares, weights = asked(ForClasses(2), members, self.X, few, 0)
         assert weights == {"a": 0.5, "b": 0.5}
         ratio = np.sqrt(0.9 * 0.2 / (0.1 * 0.8))
         np.testing.assert_allclose(shares[0], [ratio / (1 + ratio), 1 / (1 + ratio)])
@@ -383,7 +406,7 @@ class TestAsked:
 
         grid = np.linspace(0, 3, 301)
         best = min(((a, b) for a in grid for b in grid), key=lambda pair: loss(*pair))
-        np.testing.assert_allclose(likeliest_weights(logs, y, own), best, atol=0.01)
+        np.testing.assert_allclose(best_weights(ForClasses(3), logs, y, own), best, atol=0.01)
 
     def test_no_more_rows_than_are_seen_in_a_trial(self, monkeypatch):
         monkeypatch.setattr(committee, "MOST_ROWS", 10)
@@ -394,14 +417,16 @@ class TestAsked:
 
     def test_the_labels_alone_are_seen_in_as_many_steps_as_beside_other_rows(self):
         # 140 labels are passed in three minibatches of at most 64 rows.
-        guesses, alone = (network_settings((4000, 5), 140, guess=own) for own in (True, False))
+        guesses, alone = (
+            network_settings(ForClasses(2), (4000, 5), 140, guess=own) for own in (True, False)
+        )
         assert (guesses["unlabelled"], alone["unlabelled"]) == ("pseudo", "none")
         assert (alone["batch_size"], alone["epochs"]) == (47, 500)
 
     @pytest.mark.parametrize(("columns", "rows"), [(512, 320), (2000, 81), (50_000, 32)])
     def test_wide_rows_take_smaller_minibatches(self, columns, rows):
-        assert network_settings((4000, columns), 140)["batch_size"] == rows
-        assert student_settings((4000, columns), None)["batch_size"] == rows
+        assert network_settings(ForClasses(2), (4000, columns), 140)["batch_size"] == rows
+        assert student_settings(ForClasses(2), (4000, columns), None)["batch_size"] == rows
 
     @pytest.mark.parametrize("right", [95, 94])
     def test_a_network_that_has_not_learned_the_classes_learns_longer(self, monkeypatch, right):
@@ -414,12 +439,181 @@ class TestAsked:
             return len(given)
 
         times = 1 if right == 95 else 2
-        assert learned(finetuned, np.zeros((100, 5)), shares, 50) == times
+        assert learned(ForClasses(2), finetuned, np.zeros((100, 5)), shares, 50) == times
         assert given == [(750, 0.002), (3000, 0.004)][:times]
 
     @pytest.mark.parametrize(("columns", "share"), [(2, 0.0), (3, 0.1)])
     def test_of_two_columns_none_is_left_out(self, columns, share):
-        assert network_settings((100, columns), 20)["input_dropout"] == share
+        assert network_settings(ForClasses(2), (100, columns), 20)["input_dropout"] == share
+
+
+def told_numbers(times):
+    """Return a member that says a multiple of the first column."""
+    return lambda X, targets, steps: lambda rows: times * rows[:, :1]
+
+
+class TestNumbers:
+    """A committee for numbers: sums of its members' predictions."""
+
+    X = np.random.default_rng(0).normal(size=(300, 3))
+    Y = np.stack([X[:, 0] + 0.5 * np.abs(X[:, 1]), np.abs(X[:, 2]) - X[:, 0]], axis=1)
+
+    @pytest.mark.parametrize("own", [None, np.array([1.0, 2, 3, 4])])
+    def test_weights_are_the_best_of_a_grid(self, own):
+        told, y = np.split(np.random.default_rng(1).normal(size=(3, 4, 2)), [2])
+        y, counts = y[0], np.ones(4) if own is None else own / own.mean()
+
+        def squares(a, b):
+            return counts @ np.square(a * told[0] + b * told[1] - y).sum(axis=1)
+
+        def loss(a, b):
+            return 10 * ((a - 0.5) ** 2 + (b - 0.5) ** 2) + 4 * np.log(squares(a, b))
+
+        grid = np.linspace(0, 3, 301)
+        best = min(((a, b) for a in grid for b in grid), key=lambda pair: loss(*pair))
+        np.testing.assert_allclose(best_weights(ForNumbers(2), told, y, own), best, atol=0.01)
+
+    def test_the_slopes_of_the_losses(self):
+        draws = np.random.default_rng(2)
+        told, counts = draws.normal(size=(2, 5, 3)), draws.random(5) + 0.5
+        for loss in (
+            ForNumbers(3).loss(told, draws.normal(size=(5, 3)), counts),
+            ForClasses(3).loss(told, np.array([0, 1, 2, 1, 0]), counts),
+        ):
+            at, step = np.array([0.7, 0.2]), 1e-6
+            apart = [loss(at + d)[0] - loss(at - d)[0] for d in step * np.eye(2)]
+            np.testing.assert_allclose(loss(at)[1], np.divide(apart, 2 * step), rtol=1e-6)
+
+    def test_a_wrong_member_counts_nothing(self):
+        members = {"right": told_numbers(1.0), "wrong": told_numbers(-1.0)}
+        few = Targets(np.arange(40), self.X[:40, :1])
+        answers, weights = asked(ForNumbers(1), members, self.X, few, 0)
+        assert weights["wrong"] < 0.001
+        np.testing.assert_allclose(answers, self.X[:, :1], rtol=0.01)
+
+    def test_where_all_agree_weights_are_equal(self):
+        members = {"a": told_numbers(1.0), "b": told_numbers(1.0)}
+        few = Targets(np.arange(40), self.X[:40, :1])
+        _, weights = asked(ForNumbers(1), members, self.X, few, 0)
+        assert weights == {"a": 0.5, "b": 0.5}
+
+    @pytest.mark.parametrize(("numbers", "answer"), [(5, 1.5), (6, 1.01)])
+    def test_fewer_than_six_numbers_make_equal_weights(self, numbers, answer):
+        members = {"a": told_numbers(1.0), "b": told_numbers(2.0)}
+        few = Targets(np.arange(numbers), 100 * self.X[:numbers, :1])
+        answers, _ = asked(ForNumbers(1), members, self.X, few, 0)
+        equal = np.allclose(answers, 1.5 * self.X[:, :1])
+        assert equal is (answer == 1.5)
+
+    @pytest.mark.parametrize("outputs", [1, 2])
+    def test_rows_without_a_number_train_too(self, outputs, tmp_path):
+        y = 1000 + 10 * self.Y[:, :outputs]
+        known = np.where(np.arange(300)[:, None] % 6 == 0, y, np.nan)
+        model = DBNRegressor(workers=1, random_state=0)
+        fitted = model.fit(self.X, known[:, 0] if outputs == 1 else known)
+        assert list(fitted.teachers_) == ["network", "linear", "kernel", "trees"]
+        assert fitted.stack_.units == ("gaussian", "relu", "bernoulli")
+        assert fitted.n_unlabelled_ == 250
+        assert fitted.score(self.X, y) > 0.75
+        fitted.stack_.save(tmp_path / "model.safetensors")
+        read = load(tmp_path / "model.safetensors").predict(self.X)
+        np.testing.assert_allclose(
+            read.reshape(300, -1), fitted.predict(self.X).reshape(300, -1), rtol=1e-5
+        )
+
+    @pytest.mark.parametrize(
+        ("numbers", "own", "asks"),
+        [
+            (59, {}, True),
+            (60, {}, True),
+            (300, {}, True),
+            (2, {}, True),
+            (1, {}, False),
+            (30, {"finetune_epochs": 1}, False),
+            (30, {"settings": {"finetune_dropout": 0.1}}, False),
+        ],
+    )
+    def test_where_numbers_are_few(self, monkeypatch, numbers, own, asks):
+        quick(monkeypatch)
+        y = np.where(np.arange(300) < numbers, self.Y[:, 0], np.nan)
+        model = DBNRegressor(hidden=(4,), workers=1, random_state=0, **own)
+        if not asks:
+            model.set_params(epochs=0)
+            assert not model._is_to_ask(self.X, numbers)
+        else:
+            fitted = model.fit(self.X, y)
+            assert fitted.teachers_ and np.isfinite(fitted.predict(self.X)).all()
+
+    @pytest.mark.parametrize(
+        ("shape", "numbers", "are"),
+        [
+            ((9_999, 10), 9_999, True),
+            ((50_000, 10), 10_000, False),
+            ((1 << 13, 1 << 13), 2000, True),
+            ((1 << 13, 1 + (1 << 13)), 2000, False),
+        ],
+    )
+    def test_more_than_a_few_numbers(self, shape, numbers, are):
+        assert are_mixable(shape, numbers) is are
+        assert DBNRegressor()._are_for_committee(shape, numbers) is are
+        assert not DBNClassifier()._are_for_committee((10, 2), 10)
+
+    def test_curved_numbers_are_learned_with_all_of_them(self):
+        rows, y = make_friedman1(1000, random_state=0)
+        model = DBNRegressor(workers=1, random_state=0).fit(rows[:600], y[:600])
+        assert list(model.teachers_) == ["network", "linear", "kernel", "trees", "boosting"]
+        assert [layer.shape.hidden for layer in model.stack_.layers] == [256, 256]
+        assert model.score(rows[600:], y[600:]) > 0.94
+
+    def test_noise_is_not_learned_by_heart(self):
+        draws = np.random.default_rng(1)
+        X, noise = draws.normal(size=(2, 200, 4))
+        model = DBNRegressor(hidden=(32, 32), workers=1, random_state=0).fit(X, noise[:, 0])
+        assert model.score(X, noise[:, 0]) < 0.6 and model.score(noise, X[:, 0]) > -0.3
+
+    def test_mixed_rows_are_of_near_ones(self):
+        X = np.stack([np.arange(50.0), 100 + np.arange(50.0)], axis=1)
+        mixed = with_mixed_rows(X, 0)
+        assert len(mixed) == 8000 + 50
+        np.testing.assert_array_equal(mixed[:50], X)
+        apart = mixed[50:, 1] - 100 - mixed[50:, 0]
+        assert np.abs(apart).max() == 5  # the 5 nearest of the first row are 1 to 5 away
+        assert 0.4 < (apart != 0).mean() < 0.6
+        holes = np.where(np.arange(50)[:, None] == [7, 9], np.nan, X)
+        assert 0.01 < np.isnan(with_mixed_rows(holes, 0)).mean() < 0.03
+        np.testing.assert_array_equal(with_mixed_rows(sparse.csr_matrix(X[8:]), 0)[:42], X[8:])
+        np.testing.assert_array_equal(with_mixed_rows(X[:5], 0), X[:5])  # none has 5 others
+
+    @pytest.mark.parametrize(("n", "cells", "rows"), [(9000, 1 << 24, 18_000), (20, 30, 40)])
+    def test_no_fewer_rows_are_mixed_than_there_are(self, monkeypatch, n, cells, rows):
+        monkeypatch.setattr(committee, "MIXED_CELLS", cells)
+        assert with_mixed_rows(np.random.default_rng(0).random((n, 2)), 0).shape == (rows, 2)
+
+    def test_weights_and_zeros_and_ones(self, monkeypatch):
+        quick(monkeypatch)
+        y = np.where(np.arange(200) % 7 == 0, BITS @ np.arange(30), np.nan)
+        weights = np.where(np.arange(200) < 100, 1.0, 0.0)
+        fitted = DBNRegressor(hidden=(4,), workers=1, random_state=0).fit(BITS, y, weights)
+        assert list(fitted.teachers_) == ["network", "rbms", "linear", "kernel", "trees"]
+        others = np.where(weights > 0, y, -1e6)  # numbers that do not count
+        again = clone(fitted).fit(BITS, np.where(np.isnan(y), y, others), weights)
+        np.testing.assert_array_equal(again.predict(BITS), fitted.predict(BITS))
+
+    @pytest.mark.parametrize("scale", [1e-20, 1.0, 1e25])
+    def test_rows_and_numbers_that_are_alike(self, monkeypatch, scale):
+        quick(monkeypatch)
+        X, y = np.repeat(self.X[:4], 75, axis=0), scale * np.repeat(self.Y[:4, 0], 75)
+        few = np.where(np.arange(300) % 75 < 5, y, np.nan)
+        model = DBNRegressor(hidden=(4,), workers=1, random_state=0)
+        assert np.isfinite(model.fit(X, few).predict(X) / scale).all()
+        constant = model.fit(X, np.where(np.isnan(few), few, scale)).predict(X)
+        np.testing.assert_allclose(constant, scale, rtol=1e-5)
+
+    def test_a_network_that_has_not_learned_the_numbers_learns_longer(self):
+        answers = np.arange(10.0)[:, None]
+        assert ForNumbers(1).learned(answers, answers) == 1
+        assert ForNumbers(1).learned(answers.mean() + 0 * answers, answers) == 0
+        assert ForNumbers(1).learned(0 * answers, 0 * answers) == 1
 
 
 class TestClassifier:

@@ -1,4 +1,4 @@
-"""Rectified units in layer 1 of the predictors, where targets are curved."""
+"""Rectified units of a classifier: in layer 1 where boundaries are curved, or in all layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scik
 
 from scipy import sparse
 from sklearn import config_context
-from sklearn.datasets import make_friedman1, make_hastie_10_2, make_moons
+from sklearn.base import clone
+from sklearn.datasets import make_hastie_10_2, make_moons
 
 from syncpretrain.sklearn import DBNClassifier, DBNRegressor, fit_choices
 from syncpretrain.sklearn import fit_choices as module
@@ -19,8 +20,10 @@ from syncpretrain.sklearn.fit_choices import (
     Targets,
     are_curved,
     are_measurements,
+    of_many_numbers,
     rectified_settings,
 )
+from syncpretrain.sklearn.predictors import StackPredictor
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(300, 3))
@@ -61,10 +64,10 @@ class TestAreCurved:
 
     @pytest.fixture
     def judged(self, monkeypatch):
-        def judge(outputs, y, weights=None, *, are_classes=True):
+        def judge(outputs, y, weights=None):
             monkeypatch.setattr(module, "outputs_of", lambda _, rows: outputs(rows))
             targets = Targets(np.arange(len(X)), y, weights)
-            return are_curved(lambda *_, **__: None, X, targets, 0, are_classes=are_classes)
+            return are_curved(lambda *_, **__: None, X, targets, 0)
 
         return judge
 
@@ -87,11 +90,6 @@ class TestAreCurved:
         assert judged(outputs, RINGS)
         assert not judged(outputs, RINGS, np.where(wrong, 1.0, 0.01))
 
-    def test_squares_are_curved_numbers(self, judged):
-        y = np.square(X[:, :1])
-        assert judged(lambda rows: np.square(rows[:, :1]), y, are_classes=False)
-        assert not judged(lambda rows: 0.5 * rows[:, :1], X[:, :1], are_classes=False)
-
     @pytest.mark.parametrize("y", [np.arange(300) // 298, np.zeros(300, int), np.ones(300, int)])
     def test_a_class_of_fewer_rows_than_folds_is_not_judged(self, judged, y):
         assert not judged(self.by_radius, y)
@@ -101,10 +99,6 @@ class TestPredictors:
     def test_classes(self):
         assert DBNClassifier(**SMALL).fit(X, RINGS).stack_.units == BENT
         assert DBNClassifier(**SMALL).fit(X, HALVES).stack_.units == PLAIN
-
-    def test_numbers(self):
-        assert DBNRegressor(**SMALL).fit(X, np.square(X).sum(axis=1)).stack_.units == BENT
-        assert DBNRegressor(**SMALL).fit(X, X @ [1, 2, 3]).stack_.units == PLAIN
 
     def test_a_sparse_matrix_has_the_same(self):
         assert DBNClassifier(**SMALL).fit(sparse.csr_matrix(X), RINGS).stack_.units == BENT
@@ -158,11 +152,6 @@ class TestPredictors:
         model = DBNClassifier(workers=1, random_state=0).fit(rows[:600], y[:600])
         assert model.score(rows[600:], y[600:]) > least
 
-    def test_curved_numbers_are_learned(self):
-        rows, y = make_friedman1(1000, random_state=0)
-        model = DBNRegressor(workers=1, random_state=0).fit(rows[:600], y[:600])
-        assert model.score(rows[600:], y[600:]) > 0.93
-
 
 class TestManyLabels:
     """Of many labels of measurements all hidden units are rectified, without a trial."""
@@ -179,8 +168,8 @@ class TestManyLabels:
             found.append(options)
             return real(self, stack, X, y, seed, epochs, **options)
 
-        real = DBNClassifier._finetuned
-        monkeypatch.setattr(DBNClassifier, "_finetuned", finetuned)
+        real = StackPredictor._finetuned
+        monkeypatch.setattr(StackPredictor, "_finetuned", finetuned)
         monkeypatch.setattr(fit_choices, "MANY_LABELS", 100)
         return found
 
@@ -190,6 +179,11 @@ class TestManyLabels:
         (settings,) = tuned
         assert OF_MANY_LABELS.items() <= settings.items()
         assert fitted.score(self.X, self.Y) > 0.9
+
+    def test_rows_of_weight_0_do_not_count(self, tuned):
+        weights = (np.arange(120) < 99).astype(float)
+        DBNClassifier((64,), epochs=0, workers=1, random_state=0).fit(self.X, self.Y, weights)
+        assert tuned[-1].keys().isdisjoint(OF_MANY_LABELS)
 
     @pytest.mark.parametrize(
         ("given", "units", "normalized"),
@@ -215,6 +209,19 @@ class TestManyLabels:
         fitted = DBNClassifier((6, 3), workers=1, random_state=0).fit(self.X, y)
         assert (fitted.stack_.units[2] == "relu") == (labels == 100)
 
-    def test_numbers_to_predict_are_as_before(self, tuned):
-        fitted = DBNRegressor((6, 3), workers=1, random_state=0).fit(self.X, self.X[:, 0])
-        assert fitted.stack_.units[2] == "bernoulli"
+    def test_many_numbers_are_normalized_too(self, tuned):
+        model = DBNRegressor((64, 32), workers=1, random_state=0)
+        fitted = model.fit(self.X, np.abs(self.X[:, 0]))
+        assert fitted.stack_.units[1:] == ("relu", "relu") and not fitted.teachers_
+        (settings,) = tuned
+        assert (settings["normalization"], settings.get("dropout")) == ("batch", None)
+        assert fitted.stack_.info["finetune"][-1]["epochs"] == 60
+        assert fitted.score(self.X, np.abs(self.X[:, 0])) > 0.9
+        given = clone(model).set_params(finetune_epochs=2)
+        assert given.fit(self.X, self.X[:, 0]).stack_.units[1] == "bernoulli"
+
+    @pytest.mark.parametrize(
+        ("numbers", "epochs"), [(10_000, 60), (100_000, 20), (200_000, 10), (10**7, 10)]
+    )
+    def test_epochs_of_many_numbers(self, numbers, epochs):
+        assert of_many_numbers(numbers)["epochs"] == epochs
