@@ -25,6 +25,7 @@ A lost rank ends the run, as MPI ends the job; the run resumes from its checkpoi
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,8 +64,8 @@ class ServerRank:
     own: tuple[int, int]  # first element of the slice, and the element after the last one
 
 
-class RankServers:
-    """A :class:`~syncpretrain.parallel.replicas.server.Server` on ranks, one slice on each.
+class RemoteServer(ABC):
+    """A :class:`~syncpretrain.parallel.replicas.server.Server` with the parameters on ranks.
 
     Numbers of replicas stand for their vectors.
 
@@ -73,7 +74,7 @@ class RankServers:
     own : ParameterServer
         Holds the parameters of the last :meth:`settle`.
     replicas : int
-        Number of replicas. Replicas are numbered from 1, servers from ``replicas + 1``.
+        Number of replicas. Replicas are numbered from 1, slices from ``replicas + 1``.
     times : Timeouts
         Only ``stall`` and ``tick`` are used.
     """
@@ -83,7 +84,34 @@ class RankServers:
         self._replicas = range(1, replicas + 1)
         self._slices = dict(enumerate(own.slices, start=replicas + 1))
         self._ranks: RunRanks | None = None
-        self._failure: BaseException | None = None
+
+    @abstractmethod
+    def start(self) -> None:
+        """Bring the parameters to the ranks."""
+
+    def state(self) -> dict[str, Array]:
+        """Return the server's state at the last :meth:`settle`."""
+        return self._own.state()
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Go back to a state."""
+        self._own.load_state(state)
+        self._resend()
+
+    def add_late(self, state: Mapping[str, Array]) -> None:
+        """Add the changes that wait in a state."""
+        self._own.add_late(state)
+        self._resend()
+
+    def _resend(self) -> None:
+        if self._ranks is not None:
+            self.start()
+
+
+class RankServers(RemoteServer):
+    """Servers on ranks, one slice on each."""
+
+    _failure: BaseException | None = None
 
     def begin(self, ranks: RunRanks) -> tuple[tuple[ServerRank, ...], list[ServerAssignment]]:
         """Return the servers for the replicas' jobs, and the jobs of the servers."""
@@ -161,24 +189,6 @@ class RankServers:
                     f"{len(missing)} parameter servers sent no parameters for"
                     f" {self._times.stall:g} s"
                 )
-
-    def state(self) -> dict[str, Array]:
-        """Return the server's state at the last :meth:`settle`."""
-        return self._own.state()
-
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        """Go back to a state."""
-        self._own.load_state(state)
-        self._resend()
-
-    def add_late(self, state: Mapping[str, Array]) -> None:
-        """Add the changes that wait in a state."""
-        self._own.add_late(state)
-        self._resend()
-
-    def _resend(self) -> None:
-        if self._ranks is not None:
-            self.start()
 
     def _send_all(self, order: ServerOrder) -> None:
         for number in self._slices:
@@ -276,6 +286,11 @@ class ParameterWindows:
         for part in self._places.slices:
             self._windows.get(name, part.rank, part.at, out[slice(*part.own)])
 
+    def close(self) -> None:
+        """Close the windows, on all ranks."""
+        for name in (self._places.parameters, self._places.clock):
+            self._windows.close(name)
+
     def _count(self, which: int, more: int) -> int:
         return self._windows.fetch_and_add(self._places.clock, CLOCK_RANK, which, more)
 
@@ -283,43 +298,32 @@ class ParameterWindows:
 OnPush = Callable[[int, Push], None]  # takes the number of a replica, and its push
 
 
-class WindowServer:
-    """A :class:`~syncpretrain.parallel.replicas.server.Server` of parameters in windows.
+class WindowServer(RemoteServer):
+    """Parameters in windows of the ranks.
 
     Replicas fetch and push by themselves; the answer of a replica has the outcome of its push.
-
-    Parameters
-    ----------
-    own : ParameterServer
-        Holds the parameters of the last :meth:`settle`.
-    replicas : int
-        Number of replicas. Replicas are numbered from 1, slices from ``replicas + 1`` if there are
-        several.
     """
 
-    def __init__(self, own: ParameterServer, replicas: int) -> None:
-        self._own, self._replicas = own, replicas
-        self._ranks: RunRanks | None = None
-        self._places: WindowPlaces | None = None
-        self._parameters: ParameterWindows | None = None
+    def __init__(self, *own: Any) -> None:
+        super().__init__(*own)
         self._pushes: dict[int, Push] = {}
 
     def begin(self, ranks: RunRanks) -> tuple[WindowPlaces, list[ServerAssignment]]:
         """Open the windows; return their places for the replicas' jobs, and no jobs of servers."""
-        self._ranks, windows = ranks, ranks.transport.windows
+        windows = ranks.transport.windows
         lengths, parts = [0] * ranks.transport.size, list[WindowSlice]()
         # Slices on one rank lie one after another in that rank's vector.
-        for number, own in enumerate(self._own.slices, start=self._replicas + 1):
-            rank = ranks.groups[number][0] if len(self._own.slices) > 1 else CLOCK_RANK
+        for number, own in self._slices.items():
+            rank = ranks.groups[number][0] if len(self._slices) > 1 else CLOCK_RANK
             parts.append(WindowSlice(rank, lengths[rank], (own.start, own.stop)))
             lengths[rank] += own.stop - own.start
         names = f"parameters of run {ranks.run}", f"clock of run {ranks.run}"
-        self._places = WindowPlaces(*names, tuple(parts), self._own.rules)
-        windows.open(self._places.parameters, lengths, "float32")
+        places = WindowPlaces(*names, tuple(parts), self._own.rules)
+        windows.open(places.parameters, lengths, "float32")
         clock = [CLOCK_SIZE if rank == CLOCK_RANK else 0 for rank in range(len(lengths))]
-        windows.open(self._places.clock, clock, "int64")
-        self._parameters = ParameterWindows(windows, self._places)
-        return self._places, []
+        windows.open(places.clock, clock, "int64")
+        self._ranks, self._parameters = ranks, ParameterWindows(windows, places)
+        return places, []
 
     def record(self, number: int, push: Push) -> None:
         """Store the outcome of a replica's push; the transport's thread calls this."""
@@ -327,17 +331,13 @@ class WindowServer:
 
     def start(self) -> None:
         """Set the parameters."""
-        if self._parameters is not None:
-            self._parameters.begin(self._own.parameters)
+        self._parameters.begin(self._own.parameters)
 
     def end(self) -> None:
         """Close the windows, unless a rank does not answer and the job will be aborted."""
-        parameters, self._parameters = self._parameters, None
-        if parameters is None or self._ranks is None or self._ranks.own.broken:
-            return
-        assert self._places is not None
-        for name in (self._places.parameters, self._places.clock):
-            self._ranks.transport.windows.close(name)
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None and not ranks.own.broken:
+            self._parameters.close()
 
     def fetch(self, out: int) -> int:
         """Return 0: the replica itself fetches, and knows the clock."""
@@ -354,20 +354,7 @@ class WindowServer:
 
     def settle(self) -> None:
         """Copy the parameters to this process; no replica is at work."""
-        assert self._parameters is not None
         self._parameters.read(self._own.parameters)
-
-    def state(self) -> dict[str, Array]:
-        """Return no arrays: the next push depends on the parameters alone."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        """Do nothing: there is no state."""
-
-    def add_late(self, state: Mapping[str, Array]) -> None:
-        """Add the changes that wait in a state."""
-        self._own.add_late(state)
-        self.start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,7 +472,7 @@ class RankReplicas:
         self._ranks: RunRanks | None = None
         self._servers: RankServers | WindowServer | None = None
         if exchange == "windows":
-            self._servers = WindowServer(server, replicas)
+            self._servers = WindowServer(server, replicas, times)
         elif len(server.slices) > 1:
             self._servers = RankServers(server, replicas, times)
 
