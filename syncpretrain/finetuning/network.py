@@ -167,9 +167,9 @@ class Network:
         x, target, weights, _ = self.minibatch
         return len(x), target is x, weights is not None
 
-    def program(self, mover: programs.Mover | None = None) -> Program:
-        """Return a step on minibatches with the present :attr:`key`; without a mover, no moves."""
-        phases = programs.step_phases(self._buffers, self.minibatch, mover)
+    def program(self, moves: programs.Moves = programs.no_moves) -> Program:
+        """Return a step on minibatches with the present :attr:`key`."""
+        phases = programs.step_phases(self._buffers, self.minibatch, moves)
         return Program(phases, 2 * self.shards, self._results(2 * self.shards))
 
     def work(self, program: Program, run: PhaseRunner = in_turn) -> float:
