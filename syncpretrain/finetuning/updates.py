@@ -28,7 +28,7 @@ from syncpretrain.finetuning.unlabelled import Passes
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.parallel.replicas.server import ParameterServer
-from syncpretrain.parallel.replicas.steps import Fleet, Task, tasks_of
+from syncpretrain.parallel.replicas.steps import Task, tasks_of
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.workers.replicas import replicas_in
@@ -243,7 +243,7 @@ class ReplicaUpdates:
         self.steps = self.passes.steps
         self.first_error = math.nan
         inputs, targets, *beside = examples
-        self.fleet: Fleet = replicas_in(
+        self.fleet = replicas_in(
             options.runtime,
             ParameterServer(network.parameters, options, options.servers),
             options,

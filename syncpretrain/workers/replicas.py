@@ -53,7 +53,7 @@ def replicas_in(
     exchange: str = "messages",
     report: Callable[[str], None],
     times: Timeouts,
-) -> steps.Fleet:
+) -> Fleet:
     """Return the replicas in a runtime, as a context manager.
 
     Parameters
@@ -95,7 +95,7 @@ Started = Sequence[tuple[Link, Any, Any]]  # link, parameters and change of each
 
 
 class ReplicaPool(Closing):
-    """A :class:`~syncpretrain.parallel.replicas.steps.Fleet` of threads or processes.
+    """Replicas and their server in threads, processes or ranks, to be entered as a context.
 
     Parameters
     ----------
@@ -147,7 +147,9 @@ class ReplicaPool(Closing):
             self._running = []
 
     def train(self, tasks: Sequence[steps.Task], stop: Callable[[], bool], each: steps.Each) -> int:
-        """Train tasks, each by the next free replica; return the number of tasks trained.
+        """Train tasks, each by the next free replica, until all are done or ``stop`` turns true.
+
+        Returns how many were trained. These are the first ones, and the server has their changes.
 
         Raises
         ------
@@ -298,6 +300,9 @@ class ReplicaPool(Closing):
             text = f"replica {number} failed{place_of(error)}: {described(error)}"
             raise WorkerError(text) from error
         return found
+
+
+Fleet = ReplicaTurns | ReplicaPool
 
 
 class _Running:
