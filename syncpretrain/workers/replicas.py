@@ -115,7 +115,7 @@ class ReplicaPool(Closing):
 
     def __init__(
         self,
-        server: Server[Any],
+        server: Server,
         rules: AsyncFields,
         start: Callable[[], Started],
         end: Callable[[], list[str]],

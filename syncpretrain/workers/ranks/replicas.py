@@ -477,7 +477,7 @@ class RankReplicas:
             self._servers = RankServers(server, replicas, times)
 
     @property
-    def server(self) -> Server[Any]:
+    def server(self) -> Server:
         """The server: in this process, or on ranks."""
         return self._parameters if self._servers is None else self._servers
 
