@@ -30,25 +30,13 @@ from syncpretrain.data.weights import checked_weights
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.finetuning import tasks
-from syncpretrain.finetuning.chain import Link
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.normalization import check_normalized, check_rows, normalized
 from syncpretrain.finetuning.optimizers import VECTORS, optimizer_for
-from syncpretrain.finetuning.options import (
-    TuningOptions,
-    network_options,
-    resolve_options,
-    why_on_the_cpu,
-)
+from syncpretrain.finetuning.options import TuningOptions, resolve_options, why_on_the_cpu
 from syncpretrain.finetuning.tasks import Examples, Form, Part, Reconstruction, Standard, Supervised
 from syncpretrain.finetuning.trainer import Trainer
-from syncpretrain.finetuning.updates import (
-    LocalUpdates,
-    ReplicaUpdates,
-    TunedReplica,
-    Updates,
-    copies_of_replicas,
-)
+from syncpretrain.finetuning.updates import LocalUpdates, Recipe, ReplicaUpdates, TunedReplica
 from syncpretrain.kernels.arrays import BLOCK, FLOAT_BYTES, Array
 from syncpretrain.kernels.convolution import scratch_size
 from syncpretrain.kernels.program import compiled_program, in_turn
@@ -226,12 +214,12 @@ class Finetuning:
         stop: Callable[[], bool],
         tell: Callable[[str], None],
         times: Timeouts,
-    ) -> Iterator[Updates]:
+    ) -> Iterator[LocalUpdates | ReplicaUpdates]:
         """Yield what trains the task's network: this process, replicas, or ranks."""
         options, how = self.options, dict[str, Any](stop=stop, tell=tell)
-        given = self._chain(task, examples), task.loss, examples, options
+        recipe = self._recipe(task, examples)
         if options.schedule == ASYNC:
-            replicas = ReplicaUpdates(*given, times=times, **how)
+            replicas = ReplicaUpdates(recipe, examples, times=times, **how)
             with replicas.fleet:
                 yield replicas
             return
@@ -242,10 +230,11 @@ class Finetuning:
             if options.runtime == "mpi":
                 from syncpretrain.finetuning.ranks import RankUpdates
 
-                with RankUpdates(*given, work=pool.run, times=times, **how) as ranks:
+                own: dict[str, Any] = {"work": pool.run, "times": times}
+                with RankUpdates(recipe, examples, **own, **how) as ranks:
                     yield ranks
                 return
-            network = Network(*given[:2], backend=backend, **network_options(options))
+            network = recipe.network(backend)
             optimizer = self._optimizer(network)
             run = partial(pool.run, workers=workers) if workers > 1 else in_turn
             placed = examples.to(_placing(network))
@@ -254,13 +243,14 @@ class Finetuning:
     def replica(self, stack: Stack) -> TunedReplica:
         """Return a network of the stack that trains on its own, as one of asynchronous replicas."""
         task, examples, _ = self._task(stack)
-        chain, (inputs, targets, *beside) = self._chain(task, examples), examples
-        return TunedReplica(chain, task.loss, self.options, tuple(beside), (inputs, targets))
+        return TunedReplica(self._recipe(task, examples), examples.rows)
 
-    def _chain(self, task: Reconstruction | Supervised, examples: Examples) -> list[Link]:
-        """Return the links to train."""
+    def _recipe(self, task: Reconstruction | Supervised, examples: Examples) -> Recipe:
+        """Return the links to train, and how."""
         chain = task.chain()
-        return chain if self.options.normalization == "none" else normalized(chain, examples.inputs)
+        if self.options.normalization != "none":
+            chain = normalized(chain, examples.inputs)
+        return Recipe(chain, task.loss, self.options, examples[2:])
 
     def _task(self, stack: Stack) -> tuple[Reconstruction | Supervised, Examples, Examples | None]:
         """Return what a stack is tuned for, and the examples as its lowest layer sees them."""
@@ -314,7 +304,7 @@ class Finetuning:
         widths = (form.shapes[0].visible, *(shape.hidden for shape in form.shapes))
         what = f"fine-tuning {','.join(map(str, widths))}"
         targets = 0 if labels is None else len(labels.rows)
-        copies += copies_of_replicas(self.options, self.examples)
+        copies += _copies_of_replicas(self.options, self.examples)
         self.bytes = self._needed(rows=scaled + chosen, labelled=targets, copies=copies)
         (worker,) = self._backend.for_layer(1).for_replicas(1)  # one device has all of it
         if (free := worker.free_bytes()) is None:
@@ -363,6 +353,21 @@ class Finetuning:
         minibatches = options.batch_size * (chain[0] + chain[-1] + buffers)
         data = rows * chain[0] + 2 * labelled * (outputs or 0)
         return FLOAT_BYTES * (parameters + minibatches + data)
+
+
+def _copies_of_replicas(options: TuningOptions, examples: int) -> int:
+    """Return how many vectors of the parameters' size asynchronous replicas hold here."""
+    if options.schedule != ASYNC:
+        return 0
+    replicas = options.replicas or 1
+    if options.runtime == "mpi":
+        return 2 * replicas  # the fetched parameters and the change
+    # The four: parameters, gradients, fetched ones and the change.
+    own = 4 + VECTORS[options.optimizer]
+    late = max(options.simulate_staleness or 0, replicas)
+    tasks = -(-examples // (options.batch_size * options.push_every))  # of an epoch
+    waiting = min(late, tasks) * 2 if options.runtime == "serial" else 0
+    return own * replicas + waiting
 
 
 def _placing(network: Network) -> Callable[[Any], Any]:
