@@ -295,18 +295,11 @@ class ParameterWindows:
         return self._windows.fetch_and_add(self._places.clock, CLOCK_RANK, which, more)
 
 
-OnPush = Callable[[int, Push], None]  # takes the number of a replica, and its push
-
-
 class WindowServer(RemoteServer):
     """Parameters in windows of the ranks.
 
     Replicas fetch and push by themselves; the answer of a replica has the outcome of its push.
     """
-
-    def __init__(self, *own: Any) -> None:
-        super().__init__(*own)
-        self._pushes: dict[int, Push] = {}
 
     def begin(self, ranks: RunRanks) -> tuple[WindowPlaces, list[ServerAssignment]]:
         """Open the windows; return their places for the replicas' jobs, and no jobs of servers."""
@@ -325,10 +318,6 @@ class WindowServer(RemoteServer):
         self._ranks, self._parameters = ranks, ParameterWindows(windows, places)
         return places, []
 
-    def record(self, number: int, push: Push) -> None:
-        """Store the outcome of a replica's push; the transport's thread calls this."""
-        self._pushes[number] = push
-
     def start(self) -> None:
         """Set the parameters."""
         self._parameters.begin(self._own.parameters)
@@ -345,7 +334,10 @@ class WindowServer(RemoteServer):
 
     def push(self, change: int, then: int, fetched: int) -> Push:
         """Return the outcome of the change that the replica has pushed."""
-        push = self._pushes.pop(change)
+        assert self._ranks is not None
+        link = self._ranks.links[change]
+        assert isinstance(link, ReplicaLink) and link.push is not None
+        push, link.push = link.push, None
         if push.is_taken:
             self._own.clock += 1
         else:
@@ -395,16 +387,17 @@ class ReplicaLink(RankLink):
         See :class:`RankLink`.
     size : int
         Length of the vectors that the replica exchanges with rank 0; 0 with servers or windows.
-    on_push : callable, optional
-        Called with the replica's number and the outcome of its push to windows.
+
+    Attributes
+    ----------
+    push : Push or None
+        The outcome of the replica's last push to windows.
     """
 
-    def __init__(
-        self, number: int, ranks: RunRanks, size: int, on_push: OnPush | None = None
-    ) -> None:
+    def __init__(self, number: int, ranks: RunRanks, size: int) -> None:
         super().__init__(number, ranks)
         self.fetched, self.change = (np.empty(size, np.float32) for _ in range(2))
-        self._on_push = on_push
+        self.push: Push | None = None
 
     def send(self, order: Any) -> None:
         """Send an order, with the parameters if the order fetches them."""
@@ -426,8 +419,7 @@ class ReplicaLink(RankLink):
             return found
         if found.change is not None:
             np.copyto(self.change, found.change)
-        if found.push is not None and self._on_push is not None:
-            self._on_push(self.number, found.push)
+        self.push = found.push
         return found.errors
 
 
@@ -507,8 +499,7 @@ class RankReplicas:
         servers = self._servers
         if isinstance(servers, RankServers) and number > self._replicas:
             return ServerLink(number, ranks, servers.fail)
-        on_push = servers.record if isinstance(servers, WindowServer) else None
-        return ReplicaLink(number, ranks, self._size if servers is None else 0, on_push)
+        return ReplicaLink(number, ranks, self._size if servers is None else 0)
 
 
 @dataclass(frozen=True, slots=True)
