@@ -28,6 +28,7 @@ from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.kinds import Reads
 from syncpretrain.schedule.stream import StreamSchedule
+from syncpretrain.settings.checks import parsed_shuffle
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.activations import Split
 from syncpretrain.workers.link import Job, Place, failure_of
@@ -117,9 +118,7 @@ def build_streamed_layer(
         source: inputs.Source = inputs.RingSource(part.below.rings(below), part.passes, place)
     else:
         assert isinstance(below, Split)
-        source = inputs.data_source(
-            settings, below, part.passes, backend=place, most=most, beside=beside
-        )
+        source = inputs.data_source(below, part.passes, place, most, beside)
     own = build(
         settings,
         part.layer,
@@ -192,7 +191,8 @@ class StreamedPretraining(Driver):
         """
         settings, train = self.settings, self._data.train
         check_runtime(settings.runtime)
-        passes = inputs.Passes(len(train), len(self._data.validation), settings.batch_size)
+        order = settings.batch_size, settings.seed, parsed_shuffle(settings.shuffle)
+        passes = inputs.Passes(len(train), len(self._data.validation), *order)
         reread = _reread(settings, passes, self._restarts)
         parts = self._parts(passes, reread)
         if settings.runtime not in ("processes", "mpi"):
