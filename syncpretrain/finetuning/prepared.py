@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import backend_for, why_no_fused_steps, why_no_gpu
 from syncpretrain.cluster.job import check_ranks
 from syncpretrain.data.blocks import StoredRows
@@ -126,7 +125,7 @@ class Finetuning:
         )
         self.options = resolve_options(options, form.shapes, sparse=is_sparse)
         self._optimizer = optimizer_for(self.options)
-        self._backend = backend_for(self.options.backend)
+        self._backend = backend_for(self.options.backend).for_layer(1)
         check_ranks(self.options.runtime, self.options.precision, "finetune_runtime")
         self._check_layout()
         has_judges = validation is not None and (self._judged is None or len(self._judged.rows) > 0)
@@ -174,7 +173,6 @@ class Finetuning:
         form = Form.of(stack)
         if form[:2] != self._form[:2]:
             raise DataError(f"stack: got {form}, expected {self._form}, as it was prepared for")
-        backend = self._backend.for_layer(1)
         times = Timeouts(stall=stall_seconds or TIMEOUTS.stall)
 
         def tell(notice: str) -> None:
@@ -183,10 +181,10 @@ class Finetuning:
 
         # The signals are outermost: an interrupt leaves no BLAS limit behind.
         threads = self.options.blas_threads or 1
-        with stop_on_signals() as request, blas_limit(threads), backend.stream():
+        with stop_on_signals() as request, blas_limit(threads), self._backend.stream():
             task, train, held_out = self._task(stack)
             asked = request.either(stop)
-            with self._updates(task, train, backend, asked, tell, times) as updates:
+            with self._updates(task, train, times, stop=asked, tell=tell) as updates:
                 how: Any = {"observers": observers, "history": history, "save": save}
                 how["place"] = _placing(updates.network)
                 trainer = Trainer(task, updates, train, held_out, self.options, **how)
@@ -198,7 +196,7 @@ class Finetuning:
                 with trainer.ending(request):
                     tuned = trainer.train(resume)
         del trainer, updates  # and what they have on a device
-        backend.free_unused()
+        self._backend.free_unused()
         if request():  # in the last minibatch
             text = "fine-tuning was stopped at its end"
             raise RunInterrupted(text, stack=tuned, signum=request.signum or 2)
@@ -207,17 +205,13 @@ class Finetuning:
 
     @contextmanager
     def _updates(
-        self,
-        task: Reconstruction | Supervised,
-        examples: Examples,
-        backend: Backend,
-        stop: Callable[[], bool],
-        tell: Callable[[str], None],
-        times: Timeouts,
+        self, task: Reconstruction | Supervised, examples: Examples, times: Timeouts, **how: Any
     ) -> Iterator[LocalUpdates | ReplicaUpdates]:
-        """Yield what trains the task's network: this process, replicas, or ranks."""
-        options, how = self.options, dict[str, Any](stop=stop, tell=tell)
-        recipe = self._recipe(task, examples)
+        """Yield what trains the task's network: this process, replicas, or ranks.
+
+        ``how`` are ``stop`` and ``tell``, which all of these take.
+        """
+        options, recipe = self.options, self._recipe(task, examples)
         if options.schedule == ASYNC:
             replicas = ReplicaUpdates(recipe, examples, times=times, **how)
             with replicas.fleet:
@@ -230,11 +224,10 @@ class Finetuning:
             if options.runtime == "mpi":
                 from syncpretrain.finetuning.ranks import RankUpdates
 
-                own: dict[str, Any] = {"work": pool.run, "times": times}
-                with RankUpdates(recipe, examples, **own, **how) as ranks:
+                with RankUpdates(recipe, examples, work=pool.run, times=times, **how) as ranks:
                     yield ranks
                 return
-            network = recipe.network(backend)
+            network = recipe.network(self._backend)
             optimizer = self._optimizer(network)
             run = partial(pool.run, workers=workers) if workers > 1 else in_turn
             placed = examples.to(_placing(network))
@@ -306,7 +299,7 @@ class Finetuning:
         targets = 0 if labels is None else len(labels.rows)
         copies += _copies_of_replicas(self.options, self.examples)
         self.bytes = self._needed(rows=scaled + chosen, labelled=targets, copies=copies)
-        (worker,) = self._backend.for_layer(1).for_replicas(1)  # one device has all of it
+        (worker,) = self._backend.for_replicas(1)  # one device has all of it
         if (free := worker.free_bytes()) is None:
             check_available(self.bytes, what, sum(sizes))
             return
