@@ -24,7 +24,7 @@ the phase before are done; see :mod:`syncpretrain.kernels.program`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -199,6 +199,7 @@ def shard_gradients(buffers: Buffers, minibatch: Minibatch) -> Dealt:
     return phase
 
 
+@dataclass(eq=False)
 class _Step:
     """The operations of one step on a minibatch in given arrays.
 
@@ -206,20 +207,17 @@ class _Step:
     inputs, and there are no gradients of parameters.
     """
 
-    def __init__(
-        self,
-        buffers: Buffers,
-        minibatch: Minibatch,
-        moves: Moves = no_moves,
-        *,
-        drops: bool = True,
-        has_target: bool = True,
-        by_inputs: Array | None = None,
-    ) -> None:
-        self.by_inputs = by_inputs
-        self.x, self.target, self.weights, known = minibatch
+    buffers: Buffers
+    minibatch: Minibatch
+    moves: Moves = no_moves
+    _: KW_ONLY
+    drops: bool = True
+    has_target: bool = True
+    by_inputs: Array | None = None
+
+    def __post_init__(self) -> None:
+        self.x, self.target, self.weights, known = self.minibatch
         self.known = len(self.x) if known is None else known
-        self.buffers, self.moves, self.drops, self.has_target = buffers, moves, drops, has_target
         self.all = slice(0, len(self.x))
 
     def gradient(self) -> list[Dealt]:
