@@ -29,12 +29,11 @@ from syncpretrain.data.weights import checked_weights
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.finetuning import tasks
-from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.normalization import check_normalized, check_rows, normalized
 from syncpretrain.finetuning.optimizers import VECTORS, optimizer_for
 from syncpretrain.finetuning.options import TuningOptions, resolve_options, why_on_the_cpu
 from syncpretrain.finetuning.tasks import Examples, Form, Part, Reconstruction, Standard, Supervised
-from syncpretrain.finetuning.trainer import Trainer
+from syncpretrain.finetuning.trainer import Trainer, placed
 from syncpretrain.finetuning.updates import LocalUpdates, Recipe, ReplicaUpdates, TunedReplica
 from syncpretrain.kernels.arrays import BLOCK, FLOAT_BYTES, Array
 from syncpretrain.kernels.convolution import scratch_size
@@ -57,7 +56,6 @@ from syncpretrain.workers.state import FinetuneState, Saver
 THREADS_PER_CORE = 2
 COPIES_LOWERED, COPIES_MAPS = 2, 6  # of the forms in NumPy
 MOST_ROWS_JUDGED = 1000  # an error is compared with the spread of so many targets
-RESERVED_BYTES = 1 << 28  # of a device, besides copies of the parameters
 TUNED_COPIES = 5  # parameters, the last good, the best, the result; a part's while it is made
 
 
@@ -186,7 +184,6 @@ class Finetuning:
             asked = request.either(stop)
             with self._updates(task, train, times, stop=asked, tell=tell) as updates:
                 how: Any = {"observers": observers, "history": history, "save": save}
-                how["place"] = _placing(updates.network)
                 trainer = Trainer(task, updates, train, held_out, self.options, **how)
                 own = self.options.backend, self.options.precision
                 in_parts = why_no_fused_steps(*own, tunes=True)
@@ -230,8 +227,7 @@ class Finetuning:
             network = recipe.network(self._backend)
             optimizer = self._optimizer(network)
             run = partial(pool.run, workers=workers) if workers > 1 else in_turn
-            placed = examples.to(_placing(network))
-            yield LocalUpdates(optimizer, placed, options, run=run, **how)
+            yield LocalUpdates(optimizer, placed(examples, network), options, run=run, **how)
 
     def replica(self, stack: Stack) -> TunedReplica:
         """Return a network of the stack that trains on its own, as one of asynchronous replicas."""
@@ -361,13 +357,6 @@ def _copies_of_replicas(options: TuningOptions, examples: int) -> int:
     tasks = -(-examples // (options.batch_size * options.push_every))  # of an epoch
     waiting = min(late, tasks) * 2 if options.runtime == "serial" else 0
     return own * replicas + waiting
-
-
-def _placing(network: Network) -> Callable[[Any], Any]:
-    """Return what puts examples on the network's device, if they leave room there for the rest."""
-    # The parameters of the last good and of the best epoch, and a copy for a checkpoint.
-    beside = 3 * network.parameters.nbytes + RESERVED_BYTES
-    return partial(network.backend.examples, beside=beside)
 
 
 def judged(
