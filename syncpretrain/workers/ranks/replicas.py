@@ -38,15 +38,8 @@ from syncpretrain.cluster.job import member
 from syncpretrain.cluster.windows import Windows
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.parallel.replicas import steps
 from syncpretrain.parallel.replicas.server import ParameterServer, Push, Server, ServerSlice
-from syncpretrain.parallel.replicas.steps import (
-    Load,
-    LocalSteps,
-    ReplicaFactory,
-    Save,
-    Work,
-    answer,
-)
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.link import Obey, Raised, described, place_of
@@ -362,7 +355,7 @@ class SliceOf:
 class ReplicaOrder:
     """Message to a replica: an order, with the parameters if the order fetches them."""
 
-    order: Work | Save | Load
+    order: steps.Work | steps.Save | steps.Load
     fetched: Array | None
 
 
@@ -401,7 +394,7 @@ class ReplicaLink(RankLink):
 
     def send(self, order: Any) -> None:
         """Send an order, with the parameters if the order fetches them."""
-        fetches = bool(self.fetched.size) and isinstance(order, Work) and order.fetches
+        fetches = bool(self.fetched.size) and isinstance(order, steps.Work) and order.fetches
         super().send(ReplicaOrder(order, self.fetched if fetches else None))
 
     def receive(self) -> Any:
@@ -440,50 +433,48 @@ class ServerLink(RankLink):
             link.put(Raised(error))
 
 
+@dataclass(eq=False)
 class RankReplicas:
     """Replicas and servers on ranks; with fewer ranks than these, a rank holds several.
 
     Parameters
     ----------
-    server, factory, data, replicas, times, exchange
-        See :func:`syncpretrain.workers.replicas.replicas_in`.
+    own, factory, data, replicas, times, exchange
+        See :func:`syncpretrain.workers.replicas.replicas_in`; ``own`` is its ``server``.
     """
 
-    def __init__(
-        self,
-        server: ParameterServer,
-        factory: ReplicaFactory,
-        data: tuple[Array, ...],
-        replicas: int,
-        times: Timeouts,
-        exchange: str,
-    ) -> None:
-        self._parameters, self._size = server, len(server.parameters)
-        self._factory, self._data = factory, data
-        self._replicas, self._times = replicas, times
+    own: ParameterServer
+    factory: steps.ReplicaFactory
+    data: tuple[Array, ...]
+    replicas: int
+    times: Timeouts
+    exchange: str
+
+    def __post_init__(self) -> None:
         self._ranks: RunRanks | None = None
         self._servers: RankServers | WindowServer | None = None
-        if exchange == "windows":
-            self._servers = WindowServer(server, replicas, times)
-        elif len(server.slices) > 1:
-            self._servers = RankServers(server, replicas, times)
+        given = self.own, self.replicas, self.times
+        if self.exchange == "windows":
+            self._servers = WindowServer(*given)
+        elif len(self.own.slices) > 1:
+            self._servers = RankServers(*given)
 
     @property
     def server(self) -> Server:
         """The server: in this process, or on ranks."""
-        return self._parameters if self._servers is None else self._servers
+        return self.own if self._servers is None else self._servers
 
     def start(self) -> list[tuple[RankLink, Any, Any]]:
         """Start all; return the link and the vectors of each replica, or twice its number."""
-        servers, numbers = self._servers, range(1, self._replicas + 1)
-        slices = len(self._parameters.slices)
-        count = self._replicas + (slices if slices > 1 else 0)
+        servers, numbers = self._servers, range(1, self.replicas + 1)
+        slices = len(self.own.slices)
+        count = self.replicas + (slices if slices > 1 else 0)
         own, called = member(), "replica {} failed: "
         groups = spread(count, own.transport.size)
-        ranks = RunRanks(own, groups, self._times, called=called, link=self._link)
+        ranks = RunRanks(own, groups, self.times, called=called, link=self._link)
         self._ranks = ranks
         known, others = ((), list[ServerAssignment]()) if servers is None else servers.begin(ranks)
-        given = self._factory, self._data, self._size, known
+        given = self.factory, self.data, len(self.own.parameters), known
         ranks.start([*(ReplicaAssignment(number, *given) for number in numbers), *others])
         links = [ranks.links[number] for number in numbers]
         if servers is not None:  # servers take the number of a replica in place of a vector
@@ -497,9 +488,10 @@ class RankReplicas:
 
     def _link(self, number: int, ranks: RunRanks) -> RankLink:
         servers = self._servers
-        if isinstance(servers, RankServers) and number > self._replicas:
+        if isinstance(servers, RankServers) and number > self.replicas:
             return ServerLink(number, ranks, servers.fail)
-        return ReplicaLink(number, ranks, self._size if servers is None else 0)
+        size = len(self.own.parameters) if servers is None else 0
+        return ReplicaLink(number, ranks, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,7 +502,7 @@ class ReplicaAssignment(Assignment):
     which are on ``servers``, in windows, or on rank 0 if ``servers`` is empty.
     """
 
-    factory: ReplicaFactory
+    factory: steps.ReplicaFactory
     data: tuple[Array, ...]
     size: int
     servers: tuple[ServerRank, ...] | WindowPlaces = ()
@@ -519,39 +511,40 @@ class ReplicaAssignment(Assignment):
     def open(self, context: RankContext) -> Iterator[Obey]:
         """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
         fetched, change = (np.empty(self.size, np.float32) for _ in range(2))
-        steps = LocalSteps(self.factory(self.data), fetched, change)
-        exchange: _WithServers | ParameterWindows | None = None
+        local = steps.LocalSteps(self.factory(self.data), fetched, change)
+        exchange: Exchange | None = None
         if isinstance(self.servers, WindowPlaces):
             exchange = ParameterWindows(context.transport.windows, self.servers)
         elif self.servers:
             exchange = _WithServers(context, self.servers)
-        yield _Replica(steps, exchange).obey
+        yield _Replica(local, exchange).obey
 
 
 class _Replica:
     """A replica that exchanges its parameters by itself, or through rank 0 without an exchange."""
 
-    def __init__(self, steps: LocalSteps, exchange: _WithServers | ParameterWindows | None) -> None:
-        self._steps, self._exchange = steps, exchange
-        self._known = 0  # the clock of its parameters
+    _known = 0  # the clock of its parameters
+
+    def __init__(self, local: steps.LocalSteps, exchange: Exchange | None) -> None:
+        self._local, self._exchange = local, exchange
 
     def obey(self, order: ReplicaOrder) -> Any:
         """Return the answer to an order, or None if the run ends first."""
-        steps, exchange = self._steps, self._exchange
+        local, exchange = self._local, self._exchange
         if order.fetched is not None:
-            np.copyto(steps.fetched, order.fetched)
-        if exchange is not None and isinstance(order.order, Work) and order.order.fetches:
-            known = exchange.fetch(steps.fetched)
+            np.copyto(local.fetched, order.fetched)
+        if exchange is not None and isinstance(order.order, steps.Work) and order.order.fetches:
+            known = exchange.fetch(local.fetched)
             if known is None:
                 return None
             self._known = known
-        found = answer(steps, order.order)
+        found = steps.answer(local, order.order)
         if isinstance(found, dict):
             return found
         # The change is not overwritten before the next order, which comes once rank 0 has it.
         if exchange is None:
-            return Changed(found, steps.change, None)
-        push = exchange.push(steps.change, self._known)
+            return Changed(found, local.change, None)
+        push = exchange.push(local.change, self._known)
         self._known += push is not None and push.is_taken  # its own push is no staleness
         return Changed(found, None, push)
 
@@ -584,6 +577,9 @@ class _WithServers:
             to = port(context.run, f"change {server.number}", context.number)
             context.transport.send(server.rank, to, part)
         return None
+
+
+Exchange = _WithServers | ParameterWindows
 
 
 @dataclass(frozen=True, slots=True)
