@@ -127,9 +127,9 @@ def build_streamed_layer(
         hands_up=part.above is not None,
         shards=1 if backend.devices() else None,
     )
-    layer = StreamedLayer(own, part.plan, source, part.passes, most=most)
+    layer = StreamedLayer(own, part, source, most=most)
     if part.above is not None and above is not None:
-        layer.connect(part.above.rings(above), part.handed_up)
+        layer.connect(part.above.rings(above))
     place.synchronize()
     return layer
 
@@ -296,7 +296,7 @@ class StreamedPretraining(Driver):
             if part.above is not None:
                 own = backend.for_layer(part.layer)
                 below = part.above.on(backend.for_layer(part.layer + 1), own)
-                layer.connect(below, part.handed_up)
+                layer.connect(below)
                 own.synchronize()
             layers.append(layer)
         is_here = not backend.devices()
