@@ -20,13 +20,14 @@ import numpy as np
 
 from syncpretrain.backends.base import Backend, StepBlock
 from syncpretrain.finetuning import optimizers
-from syncpretrain.finetuning.chain import Link
+from syncpretrain.finetuning.chain import Dropout, Link
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import At, Optimizer
-from syncpretrain.finetuning.options import TuningOptions, network_options
+from syncpretrain.finetuning.options import TuningOptions
 from syncpretrain.finetuning.tasks import Examples
 from syncpretrain.finetuning.unlabelled import Passes
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.precision import precision_of
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import Task, tasks_of
@@ -162,7 +163,21 @@ class Recipe:
 
     def network(self, backend: Backend | None = None) -> Network:
         """Build the network."""
-        return Network(self.chain, self.loss, backend=backend, **network_options(self.options))
+        own = self.options
+        return Network(
+            self.chain,
+            self.loss,
+            split=own.split or "units",
+            batch_size=own.batch_size,
+            dropout=Dropout(own.input_dropout, own.dropout, own.seed),
+            noise=own.input_noise,
+            adversarial_noise=own.adversarial_noise,
+            aligns=own.unlabelled == "aligned",
+            epochs=own.epochs,
+            shards=own.shards or 1,
+            precision=precision_of(own.precision, own.products).name,
+            backend=backend,
+        )
 
     def examples(self, rows: Sequence[Any]) -> Examples:
         """Return the examples with these :attr:`Examples.rows`."""
