@@ -120,7 +120,7 @@ class Steps:
     def predicted(self) -> float:
         """Return the time of a step with a core for each shard."""
         self.network.begin(self.examples, self.rows)
-        program = self.network.program(self.optimizer)
+        program = self.network.program(self.optimizer.moves)
         times = ([self._alone(own) for own in shards] for shards in program.operations)
         return sum(map(max, times), start=0.0)
 

@@ -144,24 +144,27 @@ class Windows:
 
     def get(self, name: str, rank: int, at: int, out: WindowValues) -> None:
         """Copy elements of a rank's vector from ``at`` on to ``out``."""
-        window = self._windows[name]
-        self._ask(window.get(rank, at + i, out[i : i + PIECE]) for i in _pieces(out))
+        self._ask_in_pieces(self._windows[name].get, rank, at, out)
 
     def put(self, name: str, rank: int, at: int, values: WindowValues) -> None:
         """Set elements of a rank's vector from ``at`` on, which no other rank uses meanwhile."""
-        window = self._windows[name]
-        self._ask(window.put(rank, at + i, values[i : i + PIECE]) for i in _pieces(values))
+        self._ask_in_pieces(self._windows[name].put, rank, at, values)
 
     def add(self, name: str, rank: int, at: int, values: WindowValues) -> None:
         """Add to elements of a rank's vector from ``at`` on."""
-        window = self._windows[name]
-        self._ask(window.add(rank, at + i, values[i : i + PIECE]) for i in _pieces(values))
+        self._ask_in_pieces(self._windows[name].add, rank, at, values)
 
     def fetch_and_add(self, name: str, rank: int, at: int, value: int) -> int:
         """Add to an element of whole numbers; return what it was before."""
         window = self._windows[name]
         found: int = self._ask(window.fetch_and_add(rank, at, value) for _ in range(1))
         return found
+
+    def _ask_in_pieces(
+        self, call: Callable[..., Any], rank: int, at: int, values: WindowValues
+    ) -> None:
+        pieces = range(0, values.size, PIECE)
+        self._ask(call(rank, at + i, values[i : i + PIECE]) for i in pieces)
 
     def _ask(self, calls: Iterator[Any]) -> Any:
         """Have the communication thread make calls; return what the last one returned."""
@@ -186,7 +189,3 @@ class Windows:
         own = self._engine.rank  # last, since it waits for the others at once
         for rank in sorted(range(self._engine.size), key=lambda rank: rank == own):
             self._send(rank, WINDOWS_PORT, call)
-
-
-def _pieces(values: WindowValues) -> Sequence[int]:
-    return range(0, values.size, PIECE)

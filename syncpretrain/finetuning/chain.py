@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -110,6 +110,7 @@ class Link(ABC):
     weight: Array
     bias: Array
     units: str
+    is_normalized: bool = field(default=False, kw_only=True)
 
     is_local: ClassVar[bool] = False
 
@@ -123,10 +124,6 @@ class Link(ABC):
 
     @property
     def stores_argmax(self) -> bool:  # noqa: D102
-        return False
-
-    @property
-    def is_normalized(self) -> bool:  # noqa: D102
         return False
 
     @abstractmethod
@@ -174,7 +171,6 @@ class Affine(Link):
     """
 
     precision: str = "float32"
-    is_normalized: bool = False
 
     def in_precision(self, name: str) -> Affine:
         """Return the same with products in a precision."""

@@ -21,18 +21,8 @@ import numpy as np
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.fused import Rule, TunedArrays
+from syncpretrain.finetuning import program as programs
 from syncpretrain.finetuning.chain import Affine, Dropout, Link, places_of, views
-from syncpretrain.finetuning.program import (
-    Buffers,
-    Minibatch,
-    Mover,
-    Section,
-    forward_phases,
-    input_gradient_phases,
-    sections_of,
-    shard_gradients,
-    step_phases,
-)
 from syncpretrain.finetuning.tasks import Examples
 from syncpretrain.finetuning.unlabelled import PROBE, Passes, align, guess, scaled_rows
 from syncpretrain.kernels.arrays import Array
@@ -126,11 +116,11 @@ class Network:
         self.chain_gradients = list(views(self.gradients, chain, self.places))
         self._is_exclusive = kind_of(chain[-1].units).is_exclusive
         self._shares = [self._dropout.input] + [self._dropout.hidden] * (len(chain) - 1)
-        self._buffers = self._allocate(chain, batch_size, sections_of(chain, split))
+        self._buffers = self._allocate(chain, batch_size, programs.sections_of(chain, split))
         self._x = self.backend.empty((batch_size, chain[0].reads.numbers), kind)
         self._target = self.backend.empty((batch_size, chain[-1].makes.numbers), kind)
         self._weights: tuple[Array, Array] | None = None  # by example, and by output
-        self.minibatch = Minibatch(self._x[:0], self._target[:0])
+        self.minibatch = programs.Minibatch(self._x[:0], self._target[:0])
         self._forward: dict[tuple[Any, ...], Program] = {}
         self._gradient: dict[tuple[int, ...], Program] = {}
         self._moves: dict[int, tuple[Program, Array]] = {}  # by the number of rows
@@ -164,7 +154,7 @@ class Network:
             if examples.weights is not None:
                 own, weights = self._weights_of(n)
                 np.copyto(weights, gather(examples.weights, rows, out=own))
-            self.minibatch = Minibatch(x, target, weights)
+            self.minibatch = programs.Minibatch(x, target, weights)
         else:
             self.minibatch = self._with_guesses(examples, rows, epoch, step, run)
         if self._noise:
@@ -177,9 +167,9 @@ class Network:
         x, target, weights, _ = self.minibatch
         return len(x), target is x, weights is not None
 
-    def program(self, mover: Mover | None = None) -> Program:
-        """Return a step on minibatches with the present :attr:`key`; without a mover, no moves."""
-        phases = step_phases(self._buffers, self.minibatch, mover)
+    def program(self, moves: programs.Moves = programs.no_moves) -> Program:
+        """Return a step on minibatches with the present :attr:`key`."""
+        phases = programs.step_phases(self._buffers, self.minibatch, moves)
         return Program(phases, 2 * self.shards, self._results(2 * self.shards))
 
     def work(self, program: Program, run: PhaseRunner = in_turn) -> float:
@@ -230,7 +220,7 @@ class Network:
         A shard has the same operations as in a step of the whole network, so its gradient has the
         same bits.
         """
-        dealt = shard_gradients(self._buffers, self.minibatch)
+        dealt = programs.shard_gradients(self._buffers, self.minibatch)
         return [Program([[operations]], 2 * self.shards) for operations in dealt]
 
     def loss_of_minibatch(self) -> float:
@@ -255,7 +245,9 @@ class Network:
                 total += count_errors(t, y) if self._is_exclusive else squared_error(t, y, out=y)
         return float(total) / len(X)
 
-    def _allocate(self, chain: Sequence[Link], batch_size: int, sections: list[Section]) -> Buffers:
+    def _allocate(
+        self, chain: Sequence[Link], batch_size: int, sections: list[programs.Section]
+    ) -> programs.Buffers:
         kind = self.parameters.dtype
 
         def made(width: int) -> Array:
@@ -279,7 +271,7 @@ class Network:
             gradients += [[mine.get(i, pair) for i, pair in enumerate(self.chain_gradients)]]
             self.shard_gradients.append(vector)
         gradients *= columns
-        return Buffers(
+        return programs.Buffers(
             chain,
             sections,
             self.places.starts,
@@ -304,7 +296,7 @@ class Network:
     def _output(self, n: int, *, drops: bool) -> Array:
         """Return what comes out for the first rows where a minibatch lies, in a buffer."""
         if (n, drops) not in self._forward:
-            phases = forward_phases(self._buffers, self._x[:n], drops=drops)
+            phases = programs.forward_phases(self._buffers, self._x[:n], drops=drops)
             self._forward[n, drops] = Program(phases, 1, self._results(1))
         in_turn(self._forward[n, drops], 1)
         return self._buffers.activations[-1][:n]
@@ -327,7 +319,7 @@ class Network:
 
     def _with_guesses(
         self, examples: Examples, rows: Any, epoch: int, step: int, run: PhaseRunner
-    ) -> Minibatch:
+    ) -> programs.Minibatch:
         """Return a minibatch of rows with a target, and of others with one that is guessed.
 
         See :mod:`syncpretrain.finetuning.unlabelled`.
@@ -345,7 +337,9 @@ class Network:
         # By examples every shard would standardize over rows of its own, so one has them all.
         shards = self.shards if all(not s.columns for s in self._buffers.sections) else 1
         if ("guess", others) not in self._forward:
-            phases = forward_phases(self._buffers, x[known:], drops=False, in_shards=shards > 1)
+            phases = programs.forward_phases(
+                self._buffers, x[known:], drops=False, in_shards=shards > 1
+            )
             self._forward["guess", others] = Program(phases, 1, self._results(1))
         run(self._forward["guess", others], shards)
         y = self._buffers.activations[-1][:others].copy()
@@ -359,7 +353,7 @@ class Network:
         sure = guess(y, target[known:])
         own[known:, 0] = sure * (passes.rise(epoch, step) * n / others)
         np.copyto(weights, own)
-        return Minibatch(x, target, weights, known)
+        return programs.Minibatch(x, target, weights, known)
 
     def _adversarial_moves(
         self, x: Array, y: Array, at: tuple[int, int], run: PhaseRunner, shards: int
@@ -369,8 +363,13 @@ class Network:
         probes = draws.standard_normal(x.shape, dtype=np.float32).astype(x.dtype, copy=False)
         x += scaled_rows(probes, PROBE)
         if len(x) not in self._moves:
-            moves, minibatch = self.backend.empty(x.shape, x.dtype), Minibatch(x, y, known=0)
-            phases = input_gradient_phases(self._buffers, minibatch, moves, in_shards=shards > 1)
+            moves, minibatch = (
+                self.backend.empty(x.shape, x.dtype),
+                programs.Minibatch(x, y, known=0),
+            )
+            phases = programs.input_gradient_phases(
+                self._buffers, minibatch, moves, in_shards=shards > 1
+            )
             self._moves[len(x)] = Program(phases, 2 * self.shards), moves
         program, moves = self._moves[len(x)]
         run(program, shards)

@@ -112,7 +112,7 @@ class Descent:
             with np.errstate(over="ignore"):  # the caller checks the error
                 return fused(x, target, self.numbers(at.rate, self.steps))  # type: ignore[no-any-return]
         if network.key not in self._programs:
-            self._programs[network.key] = network.program(self)
+            self._programs[network.key] = network.program(self.moves)
         program = self._programs[network.key]
         program.prepare(rate=at.rate, steps=self.steps)
         return network.work(program, run)

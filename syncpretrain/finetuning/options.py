@@ -9,8 +9,6 @@ import msgspec
 
 from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.errors import SettingsError
-from syncpretrain.finetuning.chain import Dropout
-from syncpretrain.kernels.precision import precision_of
 from syncpretrain.parallel.blas import blas_threads as resolve_threads
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.schedule.kinds import ASYNC
@@ -96,21 +94,6 @@ def resolve_options(
     shards = shards or -(-replicas // columns) * columns
     settled = {"replicas": replicas, "blas_threads": threads, "shards": shards, "split": split}
     return msgspec.structs.replace(options, **settled)
-
-
-def network_options(options: TuningOptions) -> dict[str, Any]:
-    """Return what decides how a network computes, as ``Network`` takes it."""
-    return {
-        "split": options.split or "units",
-        "batch_size": options.batch_size,
-        "dropout": Dropout(options.input_dropout, options.dropout, options.seed),
-        "noise": options.input_noise,
-        "adversarial_noise": options.adversarial_noise,
-        "aligns": options.unlabelled == "aligned",
-        "epochs": options.epochs,
-        "shards": options.shards or 1,
-        "precision": precision_of(options.precision, options.products).name,
-    }
 
 
 def tuning_precision(settings: FinetuneSettings, backend: str) -> str:

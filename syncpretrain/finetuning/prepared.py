@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import backend_for, why_no_fused_steps, why_no_gpu
 from syncpretrain.cluster.job import check_ranks
 from syncpretrain.data.blocks import StoredRows
@@ -30,25 +29,12 @@ from syncpretrain.data.weights import checked_weights
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
 from syncpretrain.events import Notice, Observer
 from syncpretrain.finetuning import tasks
-from syncpretrain.finetuning.chain import Link
-from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.normalization import check_normalized, check_rows, normalized
 from syncpretrain.finetuning.optimizers import VECTORS, optimizer_for
-from syncpretrain.finetuning.options import (
-    TuningOptions,
-    network_options,
-    resolve_options,
-    why_on_the_cpu,
-)
+from syncpretrain.finetuning.options import TuningOptions, resolve_options, why_on_the_cpu
 from syncpretrain.finetuning.tasks import Examples, Form, Part, Reconstruction, Standard, Supervised
-from syncpretrain.finetuning.trainer import Trainer
-from syncpretrain.finetuning.updates import (
-    LocalUpdates,
-    ReplicaUpdates,
-    TunedReplica,
-    Updates,
-    copies_of_replicas,
-)
+from syncpretrain.finetuning.trainer import Trainer, placed
+from syncpretrain.finetuning.updates import LocalUpdates, Recipe, ReplicaUpdates, TunedReplica
 from syncpretrain.kernels.arrays import BLOCK, FLOAT_BYTES, Array
 from syncpretrain.kernels.convolution import scratch_size
 from syncpretrain.kernels.program import compiled_program, in_turn
@@ -70,7 +56,6 @@ from syncpretrain.workers.state import FinetuneState, Saver
 THREADS_PER_CORE = 2
 COPIES_LOWERED, COPIES_MAPS = 2, 6  # of the forms in NumPy
 MOST_ROWS_JUDGED = 1000  # an error is compared with the spread of so many targets
-RESERVED_BYTES = 1 << 28  # of a device, besides copies of the parameters
 TUNED_COPIES = 5  # parameters, the last good, the best, the result; a part's while it is made
 
 
@@ -138,7 +123,7 @@ class Finetuning:
         )
         self.options = resolve_options(options, form.shapes, sparse=is_sparse)
         self._optimizer = optimizer_for(self.options)
-        self._backend = backend_for(self.options.backend)
+        self._backend = backend_for(self.options.backend).for_layer(1)
         check_ranks(self.options.runtime, self.options.precision, "finetune_runtime")
         self._check_layout()
         has_judges = validation is not None and (self._judged is None or len(self._judged.rows) > 0)
@@ -186,7 +171,6 @@ class Finetuning:
         form = Form.of(stack)
         if form[:2] != self._form[:2]:
             raise DataError(f"stack: got {form}, expected {self._form}, as it was prepared for")
-        backend = self._backend.for_layer(1)
         times = Timeouts(stall=stall_seconds or TIMEOUTS.stall)
 
         def tell(notice: str) -> None:
@@ -195,12 +179,11 @@ class Finetuning:
 
         # The signals are outermost: an interrupt leaves no BLAS limit behind.
         threads = self.options.blas_threads or 1
-        with stop_on_signals() as request, blas_limit(threads), backend.stream():
+        with stop_on_signals() as request, blas_limit(threads), self._backend.stream():
             task, train, held_out = self._task(stack)
             asked = request.either(stop)
-            with self._updates(task, train, backend, asked, tell, times) as updates:
+            with self._updates(task, train, times, stop=asked, tell=tell) as updates:
                 how: Any = {"observers": observers, "history": history, "save": save}
-                how["place"] = _placing(updates.network)
                 trainer = Trainer(task, updates, train, held_out, self.options, **how)
                 own = self.options.backend, self.options.precision
                 in_parts = why_no_fused_steps(*own, tunes=True)
@@ -210,7 +193,7 @@ class Finetuning:
                 with trainer.ending(request):
                     tuned = trainer.train(resume)
         del trainer, updates  # and what they have on a device
-        backend.free_unused()
+        self._backend.free_unused()
         if request():  # in the last minibatch
             text = "fine-tuning was stopped at its end"
             raise RunInterrupted(text, stack=tuned, signum=request.signum or 2)
@@ -219,19 +202,15 @@ class Finetuning:
 
     @contextmanager
     def _updates(
-        self,
-        task: Reconstruction | Supervised,
-        examples: Examples,
-        backend: Backend,
-        stop: Callable[[], bool],
-        tell: Callable[[str], None],
-        times: Timeouts,
-    ) -> Iterator[Updates]:
-        """Yield what trains the task's network: this process, replicas, or ranks."""
-        options, how = self.options, dict[str, Any](stop=stop, tell=tell)
-        given = self._chain(task, examples), task.loss, examples, options
+        self, task: Reconstruction | Supervised, examples: Examples, times: Timeouts, **how: Any
+    ) -> Iterator[LocalUpdates | ReplicaUpdates]:
+        """Yield what trains the task's network: this process, replicas, or ranks.
+
+        ``how`` are ``stop`` and ``tell``, which all of these take.
+        """
+        options, recipe = self.options, self._recipe(task, examples)
         if options.schedule == ASYNC:
-            replicas = ReplicaUpdates(*given, times=times, **how)
+            replicas = ReplicaUpdates(recipe, examples, times=times, **how)
             with replicas.fleet:
                 yield replicas
             return
@@ -242,25 +221,25 @@ class Finetuning:
             if options.runtime == "mpi":
                 from syncpretrain.finetuning.ranks import RankUpdates
 
-                with RankUpdates(*given, work=pool.run, times=times, **how) as ranks:
+                with RankUpdates(recipe, examples, work=pool.run, times=times, **how) as ranks:
                     yield ranks
                 return
-            network = Network(*given[:2], backend=backend, **network_options(options))
+            network = recipe.network(self._backend)
             optimizer = self._optimizer(network)
             run = partial(pool.run, workers=workers) if workers > 1 else in_turn
-            placed = examples.to(_placing(network))
-            yield LocalUpdates(optimizer, placed, options, run=run, **how)
+            yield LocalUpdates(optimizer, placed(examples, network), options, run=run, **how)
 
     def replica(self, stack: Stack) -> TunedReplica:
         """Return a network of the stack that trains on its own, as one of asynchronous replicas."""
         task, examples, _ = self._task(stack)
-        chain, (inputs, targets, *beside) = self._chain(task, examples), examples
-        return TunedReplica(chain, task.loss, self.options, tuple(beside), (inputs, targets))
+        return TunedReplica(self._recipe(task, examples), examples.rows)
 
-    def _chain(self, task: Reconstruction | Supervised, examples: Examples) -> list[Link]:
-        """Return the links to train."""
+    def _recipe(self, task: Reconstruction | Supervised, examples: Examples) -> Recipe:
+        """Return the links to train, and how."""
         chain = task.chain()
-        return chain if self.options.normalization == "none" else normalized(chain, examples.inputs)
+        if self.options.normalization != "none":
+            chain = normalized(chain, examples.inputs)
+        return Recipe(chain, task.loss, self.options, examples[2:])
 
     def _task(self, stack: Stack) -> tuple[Reconstruction | Supervised, Examples, Examples | None]:
         """Return what a stack is tuned for, and the examples as its lowest layer sees them."""
@@ -314,9 +293,9 @@ class Finetuning:
         widths = (form.shapes[0].visible, *(shape.hidden for shape in form.shapes))
         what = f"fine-tuning {','.join(map(str, widths))}"
         targets = 0 if labels is None else len(labels.rows)
-        copies += copies_of_replicas(self.options, self.examples)
+        copies += _copies_of_replicas(self.options, self.examples)
         self.bytes = self._needed(rows=scaled + chosen, labelled=targets, copies=copies)
-        (worker,) = self._backend.for_layer(1).for_replicas(1)  # one device has all of it
+        (worker,) = self._backend.for_replicas(1)  # one device has all of it
         if (free := worker.free_bytes()) is None:
             check_available(self.bytes, what, sum(sizes))
             return
@@ -365,11 +344,19 @@ class Finetuning:
         return FLOAT_BYTES * (parameters + minibatches + data)
 
 
-def _placing(network: Network) -> Callable[[Any], Any]:
-    """Return what puts examples on the network's device, if they leave room there for the rest."""
-    # The parameters of the last good and of the best epoch, and a copy for a checkpoint.
-    beside = 3 * network.parameters.nbytes + RESERVED_BYTES
-    return partial(network.backend.examples, beside=beside)
+def _copies_of_replicas(options: TuningOptions, examples: int) -> int:
+    """Return how many vectors of the parameters' size asynchronous replicas hold here."""
+    if options.schedule != ASYNC:
+        return 0
+    replicas = options.replicas or 1
+    if options.runtime == "mpi":
+        return 2 * replicas  # the fetched parameters and the change
+    # The four: parameters, gradients, fetched ones and the change.
+    own = 4 + VECTORS[options.optimizer]
+    late = max(options.simulate_staleness or 0, replicas)
+    tasks = -(-examples // (options.batch_size * options.push_every))  # of an epoch
+    waiting = min(late, tasks) * 2 if options.runtime == "serial" else 0
+    return own * replicas + waiting
 
 
 def judged(

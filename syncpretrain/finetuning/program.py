@@ -23,10 +23,10 @@ the phase before are done; see :mod:`syncpretrain.kernels.program`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from syncpretrain.finetuning.chain import Columns, Link, Site
 from syncpretrain.kernels.arrays import BLOCK, Array, blocks_in, slices_of
@@ -35,12 +35,13 @@ from syncpretrain.kernels.operations import Operation
 from syncpretrain.shapes import common_groups
 from syncpretrain.units.kinds import kind_of
 
+# Returns the operations that move a part of the flat parameters along its gradient.
+Moves = Callable[[slice], list[Operation]]
 
-class Mover(Protocol):
-    """Operations that move parts of the flat parameters along their gradients."""
 
-    def moves(self, part: slice) -> list[Operation]:
-        """Return what moves a part of the parameters."""
+def no_moves(part: slice) -> list[Operation]:
+    """Move nothing."""
+    return []
 
 
 class Section(NamedTuple):
@@ -176,14 +177,14 @@ def input_gradient_phases(
     return [phase for phase in step.gradient() if any(phase)]
 
 
-def step_phases(buffers: Buffers, minibatch: Minibatch, mover: Mover | None) -> list[Dealt]:
-    """Return the phases of a step on the minibatch in given arrays; without a mover, no moves.
+def step_phases(buffers: Buffers, minibatch: Minibatch, moves: Moves) -> list[Dealt]:
+    """Return the phases of a step on the minibatch in given arrays.
 
     Slots of the results: the squared error of each shard, then the number of wrong classes of each.
     """
-    step = _Step(buffers, minibatch, mover)
+    step = _Step(buffers, minibatch, moves)
     if buffers.on_device:  # where a step has one shard, and all parameters move by one launch
-        end = [mover.moves(slice(0, buffers.starts[-1]))] if mover else []
+        end = [moves(slice(0, buffers.starts[-1]))]
     else:
         end = [step.last(shard) for shard in range(buffers.shards)]
     return [phase for phase in (*step.gradient(), end) if any(phase)]
@@ -198,6 +199,7 @@ def shard_gradients(buffers: Buffers, minibatch: Minibatch) -> Dealt:
     return phase
 
 
+@dataclass(eq=False)
 class _Step:
     """The operations of one step on a minibatch in given arrays.
 
@@ -205,20 +207,17 @@ class _Step:
     inputs, and there are no gradients of parameters.
     """
 
-    def __init__(
-        self,
-        buffers: Buffers,
-        minibatch: Minibatch,
-        mover: Mover | None = None,
-        *,
-        drops: bool = True,
-        has_target: bool = True,
-        by_inputs: Array | None = None,
-    ) -> None:
-        self.by_inputs = by_inputs
-        self.x, self.target, self.weights, known = minibatch
+    buffers: Buffers
+    minibatch: Minibatch
+    moves: Moves = no_moves
+    _: KW_ONLY
+    drops: bool = True
+    has_target: bool = True
+    by_inputs: Array | None = None
+
+    def __post_init__(self) -> None:
+        self.x, self.target, self.weights, known = self.minibatch
         self.known = len(self.x) if known is None else known
-        self.buffers, self.mover, self.drops, self.has_target = buffers, mover, drops, has_target
         self.all = slice(0, len(self.x))
 
     def gradient(self) -> list[Dealt]:
@@ -402,17 +401,16 @@ class _Step:
 
     def move(self, link: int, reads: slice, own: slice) -> list[Operation]:
         """Move the parameters that no other shard reads in this phase."""
-        if self.mover is None or self.buffers.on_device:
+        if self.buffers.on_device:
             return []
         start, this = self.buffers.starts[link], self.buffers.links[link]
         weights = this.weight_slice(reads)
         operations: list[Operation] = []
         if weights is not None and weights.start < weights.stop:
-            part = slice(start + weights.start, start + weights.stop)
-            operations += self.mover.moves(part)
+            operations += self.moves(slice(start + weights.start, start + weights.stop))
         if own.start < own.stop:
             start += this.weight.size
-            operations += self.mover.moves(slice(start + own.start, start + own.stop))
+            operations += self.moves(slice(start + own.start, start + own.stop))
         return operations
 
     def last(self, shard: int) -> list[Operation]:
@@ -430,8 +428,7 @@ class _Step:
                             if section.columns:
                                 operations += self.sum(section, link, number, block)
                             part = slice(start + block.start, start + block.stop)
-                            if self.mover is not None:
-                                operations += self.mover.moves(part)
+                            operations += self.moves(part)
                     start += array.size
         return operations
 

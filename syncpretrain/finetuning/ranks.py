@@ -22,12 +22,9 @@ import numpy as np
 from syncpretrain.cluster.group import AgreedStop, Group, GroupError
 from syncpretrain.cluster.job import member
 from syncpretrain.errors import WorkerError
-from syncpretrain.finetuning.chain import Link
-from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import At, Descent, optimizer_for
-from syncpretrain.finetuning.options import TuningOptions, network_options
 from syncpretrain.finetuning.tasks import Examples
-from syncpretrain.finetuning.updates import Each, LocalUpdates
+from syncpretrain.finetuning.updates import Each, LocalUpdates, Recipe
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.learners.on_ranks import ExamplesOnRanks
@@ -110,11 +107,9 @@ class RankUpdates(LocalUpdates, Closing):
 
     Parameters
     ----------
-    chain, loss
-        Parameters of the network of each rank.
+    recipe : Recipe
+        Of the network of each rank, with two or more replicas.
     examples : Examples
-    options : TuningOptions
-        With two or more replicas.
     stop : callable
         Says whether this rank was asked to stop.
     work : callable
@@ -127,10 +122,8 @@ class RankUpdates(LocalUpdates, Closing):
 
     def __init__(
         self,
-        chain: Sequence[Link],
-        loss: str,
+        recipe: Recipe,
         examples: Examples,
-        options: TuningOptions,
         *,
         stop: Callable[[], bool],
         work: Callable[..., None],
@@ -138,14 +131,14 @@ class RankUpdates(LocalUpdates, Closing):
         times: Timeouts,
     ) -> None:
         Closing.__init__(self, times)
-        own, replicas = member(), options.replicas or 1
+        own, options = member(), recipe.options
+        replicas = options.replicas or 1
         most = min(replicas, own.transport.size)
-        inputs, targets, *beside = examples
         self._ranks = RunRanks(
             own,
             {SHARE: tuple(range(1, most))},
             times,
-            data=(inputs,) if targets is inputs else (inputs, targets),
+            data=examples.rows,
             blas_threads=options.blas_threads or 1,
             is_eager=True,
             called="fine-tuning failed: ",
@@ -155,9 +148,7 @@ class RankUpdates(LocalUpdates, Closing):
         base = port(self._ranks.run, "group", SHARE)
         agreed = AgreedStop(Group(own.transport, every, base, times, self._is_lost), stop)
         threads = -(-replicas // most)
-        self._assignment = TunerAssignment(
-            SHARE, chain, loss, options, tuple(beside), threads, group=every
-        )
+        self._assignment = TunerAssignment(SHARE, recipe, threads, group=every)
         self._epoch = 0
         descent = self._assignment.descent(agreed)
         run = partial(work, workers=threads)
@@ -243,16 +234,12 @@ class TunerAssignment(Assignment):
     Nothing is answered but an error: ranks meet in the exchanges of each step.
     """
 
-    chain: Sequence[Link]
-    loss: str
-    options: TuningOptions
-    beside: tuple[Any, ...]  # weights and numbers of the examples
+    recipe: Recipe
     threads: int
 
     def descent(self, stop: AgreedStop) -> SharedDescent:
         """Return the descent of a rank."""
-        network = Network(self.chain, self.loss, **network_options(self.options))
-        own = optimizer_for(self.options)(network)
+        own = optimizer_for(self.recipe.options)(self.recipe.network())
         assert isinstance(own, Descent), "the settings refuse searches along lines on ranks"
         return SharedDescent(own, stop)
 
@@ -262,10 +249,8 @@ class TunerAssignment(Assignment):
         threads = min(self.threads, usable_cores())  # more only wait for each other
         pool = WorkerPool(threads, "syncpretrain-finetune", context.times)
         with closing(pool), np.errstate(over="ignore", invalid="ignore"):
-            data = context.data
-            assert data is not None and context.agreed is not None
-            run = partial(pool.run, workers=self.threads)
-            descent = self.descent(context.agreed)
-            examples = Examples(data[0], data[-1], *self.beside)
-            updates = LocalUpdates(descent, examples, self.options, stop=context.agreed, run=run)
+            assert context.data is not None and context.agreed is not None
+            run, recipe = partial(pool.run, workers=self.threads), self.recipe
+            own = self.descent(context.agreed), recipe.examples(context.data), recipe.options
+            updates = LocalUpdates(*own, stop=context.agreed, run=run)
             yield lambda order: order(updates)

@@ -229,6 +229,11 @@ class Examples(NamedTuple):
     weights: Array | None = None
     numbers: NDArray[np.intp] | None = None
 
+    @property
+    def rows(self) -> tuple[Array, ...]:
+        """The inputs, and the targets if they are others."""
+        return self[:1] if self.targets is self.inputs else self[:2]
+
     def to(self, device: Callable[[Any], Any]) -> Examples:
         """Return the same moved by ``device``; one array stays one."""
         # The weights first: they are few, and the rows may take all the memory of a device.

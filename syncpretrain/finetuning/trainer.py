@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.scaling import spread
 from syncpretrain.errors import DivergedError
-from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Observer, Progress
+from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Progress
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.normalization import settled
 from syncpretrain.finetuning.optimizers import LEARNING_RATES
@@ -26,16 +26,23 @@ from syncpretrain.finetuning.updates import Updates
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.learners.epoch import Cursor, ErrorSum, Stopped
 from syncpretrain.models.stack import Stack
-from syncpretrain.observers.errors import ErrorHistory
 from syncpretrain.parallel.replicas.steps import part_of
-from syncpretrain.workers.state import FinetuneState, Saver, refusing_others
+from syncpretrain.workers.state import FinetuneState, refusing_others
 from syncpretrain.workers.training import Training
 
 # Rows that an epoch's error is measured on unless early stopping depends on it: a fraction of the
 # time of an epoch, and a standard error of 1.6 points at most for a share of wrong classes.
 VALIDATION_ROWS = 1000
 PROGRESS_SECONDS = 0.2  # five reports a second: smooth to the eye, and no cost beside minibatches
+RESERVED_BYTES = 1 << 28  # of a device, besides copies of the parameters
 EXPLODED = 2.0  # times the error before the first update
+
+
+def placed(examples: Examples, network: Network) -> Examples:
+    """Return examples on the network's device, if they leave room there for the rest."""
+    # The parameters of the last good and of the best epoch, and a copy for a checkpoint.
+    beside = 3 * network.parameters.nbytes + RESERVED_BYTES
+    return examples.to(partial(network.backend.examples, beside=beside))
 
 
 class Trainer(Training):
@@ -49,10 +56,8 @@ class Trainer(Training):
     examples, validation : Examples
         ``validation`` is None without such examples.
     options : TuningOptions
-    place : callable
-        Puts an array of the validation examples where the network is.
-    observers, history, save
-        Arguments of ``Finetuning.run``.
+    watching
+        ``observers``, ``history`` and ``save`` of :class:`Training`.
     """
 
     def __init__(
@@ -62,17 +67,13 @@ class Trainer(Training):
         examples: Examples,
         validation: Examples | None,
         options: TuningOptions,
-        *,
-        place: Callable[[Any], Any],
-        observers: Sequence[Observer],
-        history: ErrorHistory,
-        save: Saver | None,
+        **watching: Any,
     ) -> None:
-        super().__init__(observers, history, save=save)
+        super().__init__(**watching)
         self.task, self.updates, self.options = task, updates, options
         self.examples = examples
         self.network, self.backend = updates.network, updates.network.backend
-        self.validation, self.unknown = self.judges(validation, place)
+        self.validation, self.unknown = self.judges(validation)
         self.rate = options.learning_rate or LEARNING_RATES[options.optimizer]
         self.good = np.empty_like(self.network.parameters)  # at the end of the last good epoch
         self.best = self.network.parameters.copy()  # where validation was best
@@ -110,9 +111,7 @@ class Trainer(Training):
         np.copyto(self.network.parameters, self.best)
         return self.result(epochs=epoch, best_epoch=self.best_epoch)
 
-    def judges(
-        self, validation: Examples | None, place: Callable[[Any], Any]
-    ) -> tuple[Examples | None, int]:
+    def judges(self, validation: Examples | None) -> tuple[Examples | None, int]:
         """Return the examples to validate with, and how many more are of classes not trained on."""
         unknown = 0
         if validation is None:
@@ -123,7 +122,7 @@ class Trainer(Training):
             known: NDArray[np.bool_] = np.asarray(validation.targets.any(axis=1))
             unknown = len(known) - int(known.sum())
             validation = validation.to(lambda x: x[known]) if unknown else validation
-        return validation.to(place), unknown
+        return placed(validation, self.network), unknown
 
     def train_epoch(self, epoch: int, begin: Cursor) -> float:
         """Train on every minibatch once; return their mean error, each before its update."""

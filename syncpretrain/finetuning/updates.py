@@ -12,25 +12,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.base import StepBlock
+from syncpretrain.backends.base import Backend, StepBlock
 from syncpretrain.finetuning import optimizers
-from syncpretrain.finetuning.chain import Link
+from syncpretrain.finetuning.chain import Dropout, Link
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import At, Optimizer
-from syncpretrain.finetuning.options import TuningOptions, network_options
+from syncpretrain.finetuning.options import TuningOptions
 from syncpretrain.finetuning.tasks import Examples
 from syncpretrain.finetuning.unlabelled import Passes
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.precision import precision_of
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.parallel.replicas.server import ParameterServer
-from syncpretrain.parallel.replicas.steps import Fleet, Task, tasks_of
+from syncpretrain.parallel.replicas.steps import Task, tasks_of
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.workers.replicas import replicas_in
 
 Each = Callable[[float, int], None]  # given the error of some minibatches, and how many are done
@@ -148,17 +149,48 @@ class LocalUpdates:
         return self._rate * optimizers.scheduled(self._options.rate_schedule, done)
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A network and its training, which is sent to replicas and ranks.
+
+    ``beside`` are the weights and the numbers of the examples.
+    """
+
+    chain: Sequence[Link]
+    loss: str
+    options: TuningOptions
+    beside: tuple[Any, ...]
+
+    def network(self, backend: Backend | None = None) -> Network:
+        """Build the network."""
+        own = self.options
+        return Network(
+            self.chain,
+            self.loss,
+            split=own.split or "units",
+            batch_size=own.batch_size,
+            dropout=Dropout(own.input_dropout, own.dropout, own.seed),
+            noise=own.input_noise,
+            adversarial_noise=own.adversarial_noise,
+            aligns=own.unlabelled == "aligned",
+            epochs=own.epochs,
+            shards=own.shards or 1,
+            precision=precision_of(own.precision, own.products).name,
+            backend=backend,
+        )
+
+    def examples(self, rows: Sequence[Any]) -> Examples:
+        """Return the examples with these :attr:`Examples.rows`."""
+        return Examples(rows[0], rows[-1], *self.beside)
+
+
 class TunedReplica:
     """A network that trains on its own; see :class:`syncpretrain.parallel.replicas.steps.Replica`.
 
     Parameters
     ----------
-    chain : sequence of Link
-    loss : str
-    options : TuningOptions
-    beside : tuple
-        Weights and numbers of the examples.
-    data : sequence of ndarray
+    recipe : Recipe
+    rows : sequence of ndarray
         The inputs, and the targets if they are others.
 
     Attributes
@@ -167,17 +199,10 @@ class TunedReplica:
         The flat vector of the network.
     """
 
-    def __init__(
-        self,
-        chain: Sequence[Link],
-        loss: str,
-        options: TuningOptions,
-        beside: tuple[Any, ...],
-        data: Sequence[Any],
-    ) -> None:
-        network = Network(chain, loss, **network_options(options))
-        examples = Examples(data[0], data[-1], *beside)
-        self._updates = LocalUpdates(optimizers.optimizer_for(options)(network), examples, options)
+    def __init__(self, recipe: Recipe, rows: Sequence[Any]) -> None:
+        options, network = recipe.options, recipe.network()
+        optimizer = optimizers.optimizer_for(options)(network)
+        self._updates = LocalUpdates(optimizer, recipe.examples(rows), options)
         self.parameters: list[Array] = [network.parameters]
         self._size = options.batch_size
         self._trained = 0
@@ -209,10 +234,9 @@ class ReplicaUpdates:
 
     Parameters
     ----------
-    chain, loss
-        Parameters of the network of each replica, and of the one that holds the server's.
+    recipe : Recipe
+        Of each replica, and of the network that holds the server's parameters.
     examples : Examples
-    options : TuningOptions
     stop : callable
         Asked between tasks whether to stop.
     tell : callable
@@ -228,27 +252,24 @@ class ReplicaUpdates:
 
     def __init__(
         self,
-        chain: Sequence[Link],
-        loss: str,
+        recipe: Recipe,
         examples: Examples,
-        options: TuningOptions,
         *,
         stop: Callable[[], bool],
         tell: Callable[[str], None],
         times: Timeouts,
     ) -> None:
-        self.network = network = Network(chain, loss, **network_options(options))
+        options, self.network = recipe.options, recipe.network()
         self._options, self._stop = options, stop
         self.passes = passes_of(examples, options)
         self.steps = self.passes.steps
         self.first_error = math.nan
-        inputs, targets, *beside = examples
-        self.fleet: Fleet = replicas_in(
+        self.fleet = replicas_in(
             options.runtime,
-            ParameterServer(network.parameters, options, options.servers),
+            ParameterServer(self.network.parameters, options, options.servers),
             options,
-            partial(TunedReplica, chain, loss, options, tuple(beside)),
-            (inputs,) if targets is inputs else (inputs, targets),
+            partial(TunedReplica, recipe),
+            examples.rows,
             replicas=options.replicas or 1,
             report=tell,
             times=times,
@@ -286,18 +307,3 @@ Updates = LocalUpdates | ReplicaUpdates
 def passes_of(examples: Examples, options: TuningOptions) -> Passes:
     """Return the minibatches of each epoch of a fine-tuning."""
     return Passes(examples, options.batch_size, options.seed, options.epochs)
-
-
-def copies_of_replicas(options: TuningOptions, examples: int) -> int:
-    """Return how many vectors of the parameters' size asynchronous replicas hold here."""
-    if options.schedule != ASYNC:
-        return 0
-    replicas = options.replicas or 1
-    if options.runtime == "mpi":
-        return 2 * replicas  # the fetched parameters and the change
-    # The four: parameters, gradients, fetched ones and the change.
-    own = 4 + optimizers.VECTORS[options.optimizer]
-    late = max(options.simulate_staleness or 0, replicas)
-    tasks = -(-examples // (options.batch_size * options.push_every))  # of an epoch
-    waiting = min(late, tasks) * 2 if options.runtime == "serial" else 0
-    return own * replicas + waiting

@@ -27,6 +27,7 @@ from syncpretrain.kernels.contrastive_divergence import draw_noise, sample_state
 from syncpretrain.kernels.dispatch import multiply
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
 from syncpretrain.learners.autoencoder import BaseAutoencoder
+from syncpretrain.learners.base import Learner
 from syncpretrain.learners.first_layers import channel_means, first_layer
 from syncpretrain.learners.rbm import INITIAL_SPREAD, BaseRBM
 from syncpretrain.learners.steps import LearnerStep
@@ -44,7 +45,20 @@ class Part(NamedTuple):
     channels: slice = slice(None)
 
 
-class ConvolutionalRBM(BaseRBM):
+class Convolutional(Learner):
+    """What convolutional layers of both models share."""
+
+    _shape: ConvolutionShape
+
+    def _visible_means(self, X: Array) -> Array:
+        return channel_means(X, self._shape)
+
+    @property
+    def _filters(self) -> Array:
+        return self.weight.reshape(self._shape.fan_in, -1)
+
+
+class ConvolutionalRBM(Convolutional, BaseRBM):
     """One convolutional layer with shared weights; see :class:`Learner`.
 
     There is a hidden unit at each position of each filter, before pooling: the energy is
@@ -100,13 +114,6 @@ class ConvolutionalRBM(BaseRBM):
         out: Array = self._code[:n]
         np.max(blocks, axis=(2, 4), out=out.reshape(n, code.height, code.width, code.channels))
         return out
-
-    def _visible_means(self, X: Array) -> Array:
-        return channel_means(X, self._shape)
-
-    @property
-    def _filters(self) -> Array:
-        return self.weight.reshape(self._shape.fan_in, -1)
 
     def _up(self, v: Array, *, out: Array, part: Part | None = None) -> Array:
         (scratch, own, _), none, shape = part or self._whole, self._places, self.maps
@@ -191,7 +198,7 @@ def convolutional_rbm(
     return kind(layer, shape, settings)
 
 
-class ConvolutionalAutoencoder(BaseAutoencoder):
+class ConvolutionalAutoencoder(Convolutional, BaseAutoencoder):
     """One convolutional layer that reconstructs its input; see :class:`Learner`.
 
     The code is h = f(pool(z W) + b) of the input z, noisy or not. The decoder puts each number of
@@ -229,13 +236,6 @@ class ConvolutionalAutoencoder(BaseAutoencoder):
         the decoder's inputs; and the derivative by the code's inputs above the code.
         """
         return self._x, self._y, self._z_and_y_delta, self._h_delta_and_h
-
-    def _visible_means(self, X: Array) -> Array:
-        return channel_means(X, self._shape)
-
-    @property
-    def _filters(self) -> Array:
-        return self.weight.reshape(self._shape.fan_in, -1)
 
     @property
     def _decoder_filters(self) -> Array:

@@ -25,15 +25,14 @@ from syncpretrain.learners.epoch import Stopped, diverged, run_away
 from syncpretrain.models.layer import Layer, up_through
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.parallel.replicas.server import ParameterServer
-from syncpretrain.parallel.replicas.steps import ReplicaFactory, Task, part_of, tasks_of
+from syncpretrain.parallel.replicas.steps import Task, part_of, tasks_of
 from syncpretrain.parallel.signals import StopRequest
-from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import build_learner, build_learners, step_for
 from syncpretrain.pretraining.training import Driver
 from syncpretrain.schedule.kinds import Reads
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.activations import Split
-from syncpretrain.workers.replicas import replicas_in
+from syncpretrain.workers.replicas import Fleet, replicas_in
 from syncpretrain.workers.shared_memory import check_runtime
 from syncpretrain.workers.state import AsyncState, named, refusing_others
 from syncpretrain.workers.worker import PROBE_ROWS
@@ -121,16 +120,10 @@ class Stage:
 
     Parameters
     ----------
-    settings : PretrainSettings
     learners : sequence of Learner
         Successive layers; the replicas begin with their parameters.
-    X : ndarray of shape (n_examples, visible)
-        Input of the lowest layer.
-    build : callable
-        Returns a replica of these layers, given the data.
-    report : callable
-        Given a sentence for the user.
-    times : Timeouts
+    replicas : callable
+        Returns the fleet that trains a flat vector of these parameters.
 
     Attributes
     ----------
@@ -140,31 +133,12 @@ class Stage:
     fleet : Fleet
     """
 
-    def __init__(
-        self,
-        settings: PretrainSettings,
-        learners: Sequence[Learner],
-        X: Array,
-        build: ReplicaFactory,
-        report: Callable[[str], None],
-        times: Timeouts,
-    ) -> None:
+    def __init__(self, learners: Sequence[Learner], replicas: Callable[[Array], Fleet]) -> None:
         self.learners, self.layers = learners, [learner.layer for learner in learners]
         self.errors: list[float] = []
         self._arrays = [array for learner in learners for array in learner.parameters]
         self._flat = np.concatenate([array.reshape(-1) for array in self._arrays])
-        s = settings
-        self.fleet = replicas_in(
-            s.runtime,
-            ParameterServer(self._flat, s, s.servers),
-            s,
-            build,
-            (X,),
-            replicas=s.replicas[self.layers[0] - 1],
-            exchange=s.exchange,
-            report=report,
-            times=times,
-        )
+        self.fleet = replicas(self._flat)
 
     def update(self) -> None:
         """Give the learners the parameters of the server."""
@@ -263,8 +237,7 @@ class AsyncPretraining(Driver):
         # Only before the very first minibatch: biases are set from the data.
         if first == 1 and not (self.resume and self.resume.minibatches):
             learners[0].start(X)
-        build = partial(LayerReplica, self.settings, layers)
-        stage = self._stage = Stage(self.settings, learners, X, build, self.notify, self._times)
+        stage = self._stage = Stage(learners, partial(self._replicas, layers, X))
         begin, errors = 0, [0.0] * len(layers)
         if self.resume is not None:
             stage.load_state(self.resume)
@@ -275,6 +248,21 @@ class AsyncPretraining(Driver):
                 self._train_epoch(stage, epoch, begin, errors, request)
                 begin, errors = 0, [0.0] * len(layers)
                 self._end_epoch(stage, epoch, V)
+
+    def _replicas(self, layers: Sequence[int], X: Array, flat: Array) -> Fleet:
+        """Return replicas of some layers, which train the flat parameters on an input."""
+        s = self.settings
+        return replicas_in(
+            s.runtime,
+            ParameterServer(flat, s, s.servers),
+            s,
+            partial(LayerReplica, s, layers),
+            (X,),
+            replicas=s.replicas[layers[0] - 1],
+            exchange=s.exchange,
+            report=self.notify,
+            times=self._times,
+        )
 
     def _train_epoch(
         self, stage: Stage, epoch: int, begin: int, errors: list[float], request: StopRequest

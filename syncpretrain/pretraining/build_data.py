@@ -97,11 +97,10 @@ def _check_memory(settings: PretrainSettings, data: Split) -> None:
     free = backend.free_bytes()
     wakes = any(parsed_waking(text) is not None for text in settings.refresh_when[1:])
     steps = steps_per_epoch(len(data.train), settings.batch_size)
-    waiting, room = None, 0
+    held, room, others = count, 0, memory.other_bytes(settings, steps)
     if settings.handoff == "minibatch":
-        waiting = memory.held_rows(settings, backend, steps=steps, held_out=len(data.validation))
+        held = memory.held_rows(settings, backend, steps=steps, held_out=len(data.validation))
         room = memory.room_bytes(settings, backend, steps)
-    held = count if waiting is None else waiting
     memory.check_memory(
         settings.shapes,
         examples=held if free is None else 0,
@@ -109,13 +108,12 @@ def _check_memory(settings: PretrainSettings, data: Split) -> None:
         processes=settings.runtime == "processes",
         shared=count if isinstance(data.train, np.ndarray) else 0,
         sampled=PROBE_ROWS if wakes or any(settings.settle) else 0,
-        others=memory.other_bytes(settings, steps),
+        others=others,
     )
     if free is not None:
         backend.for_replicas(max(settings.replicas))  # which read each other's memory
-        others = memory.shard_bytes(settings) + memory.other_bytes(settings, steps)
-        own: dict[str, Any] = {"batch_size": settings.batch_size, "others": others}
-        own |= {"waiting": waiting, "room": room}
+        own: dict[str, Any] = {"batch_size": settings.batch_size, "waiting": held, "room": room}
+        own["others"] = others + memory.shard_bytes(settings)
         bounded = kind_of(settings.visible_units).is_unit_interval
         memory.check_device_memory(settings.shapes, free, data, **own, bounded=bounded)
 

@@ -28,22 +28,15 @@ from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.kinds import Reads
 from syncpretrain.schedule.stream import StreamSchedule
+from syncpretrain.settings.checks import parsed_shuffle
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.activations import Split
 from syncpretrain.workers.link import Job, Place, failure_of
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.shared_memory import SharedSplits, check_runtime
 from syncpretrain.workers.state import StreamState, refusing_others
+from syncpretrain.workers.streamed import inputs
 from syncpretrain.workers.streamed.base import EpochResult, LayerPart, Stream
-from syncpretrain.workers.streamed.inputs import (
-    HOST,
-    Passes,
-    Rings,
-    RingSize,
-    RingSource,
-    Source,
-    data_source,
-)
 from syncpretrain.workers.streamed.layer import StreamedLayer
 from syncpretrain.workers.streamed.pool import StreamPool
 from syncpretrain.workers.worker import PROBE_ROWS, LayerInTraining
@@ -104,11 +97,11 @@ Jobs = Callable[[], Sequence[Job]]  # the job of each layer, as the workers are 
 def build_streamed_layer(
     settings: PretrainSettings,
     part: LayerPart,
-    below: Split | Rings,
-    above: Split | Rings | None,
+    below: Split | inputs.Rings,
+    above: Split | inputs.Rings | None,
     shared: AgreedStop | None = None,
     *,
-    backend: Backend = HOST,
+    backend: Backend = inputs.HOST,
     most: int = 1,
     beside: int = 0,
     build: BuildLayer = build_layer,
@@ -122,10 +115,10 @@ def build_streamed_layer(
     """
     place = backend.for_layer(part.layer)
     if part.below is not None:
-        source: Source = RingSource(part.below.rings(below), part.passes, place)
+        source: inputs.Source = inputs.RingSource(part.below.rings(below), part.passes, place)
     else:
         assert isinstance(below, Split)
-        source = data_source(settings, below, part.passes, backend=place, most=most, beside=beside)
+        source = inputs.data_source(below, part.passes, place, most, beside)
     own = build(
         settings,
         part.layer,
@@ -134,14 +127,16 @@ def build_streamed_layer(
         hands_up=part.above is not None,
         shards=1 if backend.devices() else None,
     )
-    layer = StreamedLayer(own, part.plan, source, part.passes, most=most)
+    layer = StreamedLayer(own, part, source, most=most)
     if part.above is not None and above is not None:
-        layer.connect(part.above.rings(above), part.handed_up)
+        layer.connect(part.above.rings(above))
     place.synchronize()
     return layer
 
 
-def _reread(settings: PretrainSettings, passes: Passes, restarts: Restarts | None) -> list[int]:
+def _reread(
+    settings: PretrainSettings, passes: inputs.Passes, restarts: Restarts | None
+) -> list[int]:
     """Return by how many minibatches each ring is longer, for a process that reads them again."""
     widths = settings.layers[1:-1]
     if settings.runtime == "mpi":
@@ -196,7 +191,8 @@ class StreamedPretraining(Driver):
         """
         settings, train = self.settings, self._data.train
         check_runtime(settings.runtime)
-        passes = Passes(len(train), len(self._data.validation), settings.batch_size)
+        order = settings.batch_size, settings.seed, parsed_shuffle(settings.shuffle)
+        passes = inputs.Passes(len(train), len(self._data.validation), *order)
         reread = _reread(settings, passes, self._restarts)
         parts = self._parts(passes, reread)
         if settings.runtime not in ("processes", "mpi"):
@@ -220,7 +216,7 @@ class StreamedPretraining(Driver):
         place, jobs = found
         return LinkedStream(place, layers, jobs, times, self._restarts)
 
-    def _parts(self, passes: Passes, reread: Sequence[int]) -> list[LayerPart]:
+    def _parts(self, passes: inputs.Passes, reread: Sequence[int]) -> list[LayerPart]:
         """Return each layer's part in the stream; ``reread`` minibatches make a ring longer."""
         parts: list[LayerPart] = []
         for i, plan in enumerate(self.plans):
@@ -228,7 +224,7 @@ class StreamedPretraining(Driver):
             if i + 1 < len(self.plans):
                 waiting, width = self._size.ring + reread[i], self.settings.layers[i + 1]
                 held = memory.passes_in_ring(waiting, passes.steps), passes.held_out
-                above = RingSize(waiting, passes.size(1), *held, width)
+                above = inputs.RingSize(waiting, passes.size(1), *held, width)
                 handed_up = range(self.plans[i + 1].skipped + 1, self._schedule.ends[i + 1] + 1)
             parts.append(LayerPart(i + 1, plan, passes, below, above, handed_up))
         return parts
@@ -286,7 +282,7 @@ class StreamedPretraining(Driver):
     def _stream_here(self, parts: Sequence[LayerPart]) -> Stream:
         """Return layers of this process, on its cores or on devices, and the rings between them."""
         settings, backend, size = self.settings, self._backend, self._size
-        below: Split | Rings = self._data
+        below: Split | inputs.Rings = self._data
         passes, layers = parts[0].passes, []
         rows = memory.held_rows(settings, backend, steps=passes.steps, held_out=passes.held_out)
         beside = memory.pretraining_bytes(
@@ -300,7 +296,7 @@ class StreamedPretraining(Driver):
             if part.above is not None:
                 own = backend.for_layer(part.layer)
                 below = part.above.on(backend.for_layer(part.layer + 1), own)
-                layer.connect(below, part.handed_up)
+                layer.connect(below)
                 own.synchronize()
             layers.append(layer)
         is_here = not backend.devices()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.data.sparse_rows import run_of
@@ -29,6 +29,9 @@ class Split(NamedTuple):
     validation: Array
 
 
+Arrays = Callable[[int, int], Split]  # arrays by layer and number; layer 0 is the data
+
+
 @dataclass(frozen=True, slots=True)
 class ActivationSource:
     """Place of the activations of a version of a layer, or the way to compute them.
@@ -43,6 +46,17 @@ class ActivationSource:
     snapshot: Layer | None = None
     buffer_below: int = 0
 
+    def activations(self, arrays: Arrays, *how: Any) -> Split | None:
+        """Return the activations, or None if the reader was asked to stop.
+
+        ``how`` are the arguments of :func:`transform` from ``stop`` on.
+        """
+        target = arrays(self.layer, self.buffer)
+        if self.snapshot is None:
+            return target
+        below = arrays(self.layer - 1, self.buffer_below)
+        return target if transform([self.snapshot], below, target, *how) else None
+
 
 def chunk_rows(backend: Backend | None, widths: Sequence[int]) -> int:
     """Return the rows of a chunk for a backend that computes activations; None is NumPy's.
@@ -53,26 +67,6 @@ def chunk_rows(backend: Backend | None, widths: Sequence[int]) -> int:
     if backend is None or not backend.devices():
         return CHUNK_ROWS
     return max(CHUNK_ROWS, min(DEVICE_ROWS, DEVICE_NUMBERS // max(widths)))
-
-
-Arrays = Callable[[int, int], Split]  # arrays by layer and number; layer 0 is the data
-
-
-def activations_from(
-    source: ActivationSource,
-    arrays: Arrays,
-    stop: Callable[[], bool],
-    run: PhaseRunner = in_turn,
-    reader: Backend | None = None,
-    rows: int = CHUNK_ROWS,
-) -> Split | None:
-    """Return the activations of a source, or None if ``stop`` turned true."""
-    target = arrays(source.layer, source.buffer)
-    if source.snapshot is not None:
-        below = arrays(source.layer - 1, source.buffer_below)
-        if not transform([source.snapshot], below, target, stop, run, reader, rows):
-            return None
-    return target
 
 
 def transform(

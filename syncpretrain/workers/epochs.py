@@ -23,17 +23,7 @@ from syncpretrain.events import EpochFinished
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.schedule.schedule import Train
-from syncpretrain.workers.link import (
-    STDERR,
-    Job,
-    Link,
-    Place,
-    Raised,
-    SentError,
-    death_of,
-    failure_of,
-    ready,
-)
+from syncpretrain.workers import link as links
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.state import LayerState
 
@@ -81,12 +71,12 @@ class Failed:
     computed: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        error = SentError(self.error)
+        error = links.SentError(self.error)
         return Failed, (self.command, error, self.warnings, self.state, self.computed)
 
     def failure(self) -> BaseException:
         """Return the error for the caller: it names layer and epoch, and has the cause."""
-        return failure_of(self.command.layer, self.command.epoch, self.error)
+        return links.failure_of(self.command.layer, self.command.epoch, self.error)
 
 
 Message = Finished | Failed
@@ -106,17 +96,19 @@ class LinkedEpochs(Closing):
         Restarts of the place; this runtime reports them.
     """
 
-    def __init__(self, place: Place, times: Timeouts, restarts: Restarts | None = None) -> None:
+    def __init__(
+        self, place: links.Place, times: Timeouts, restarts: Restarts | None = None
+    ) -> None:
         super().__init__(times)
         self._place, self._restarts = place, restarts or Restarts()
-        self._links: dict[int, Link] = {}  # by layer
+        self._links: dict[int, links.Link] = {}  # by layer
         self._commands: dict[int, Train] = {}  # the newest one of each layer
         self._busy: set[int] = set()
         self._is_stopping = False
         self._ready = deque[int]()  # layers with an answer, or with a dead worker, to be received
 
     @abstractmethod
-    def _jobs(self) -> Sequence[Job]:
+    def _jobs(self) -> Sequence[links.Job]:
         """Return the job of each layer."""
 
     def _order(self, command: Train) -> Any:
@@ -151,13 +143,13 @@ class LinkedEpochs(Closing):
     def dump_stacks(self) -> None:
         """Write the stacks of all threads of every worker on stderr."""
         self._place.dump_stacks()
-        faulthandler.dump_traceback(STDERR)
+        faulthandler.dump_traceback(links.STDERR)
 
     def wait(self, timeout: float) -> Message | None:
         """Return the next message of any worker, or the failure of a dead one, or None."""
         if not self._ready:
             # Several workers may be ready at once; the caller takes one message a call.
-            found = ready(self._links.values(), timeout)
+            found = links.ready(self._links.values(), timeout)
             self._ready.extend(layer for layer, link in self._links.items() if link in found)
         return self._receive(self._ready.popleft()) if self._ready else None
 
@@ -166,12 +158,12 @@ class LinkedEpochs(Closing):
 
     def _receive(self, layer: int) -> Message | None:
         link = self._links[layer]
-        message: Message | Raised | None = link.receive()
+        message: Message | links.Raised | None = link.receive()
         if message is None:
             return self._lost(layer)
         if isinstance(message, Finished):
             message = replace(message, event=shifted(message.event, link.offset))
-        if isinstance(message, Raised):  # the worker could not be built
+        if isinstance(message, links.Raised):  # the worker could not be built
             command = self._commands.get(layer, Train(layer, 1, 0, 0))
             message = Failed(command, message.error)
         self._busy.discard(layer)
@@ -184,7 +176,9 @@ class LinkedEpochs(Closing):
         is_busy = layer in self._busy
         self._busy.discard(layer)
         running = command.epoch if is_busy else 0
-        death = death_of(layer, self._links[layer].ending(), running=running, done=command.epoch)
+        death = links.death_of(
+            layer, self._links[layer].ending(), running=running, done=command.epoch
+        )
         link = None if self._is_stopping else self._place.replace(layer, death)
         self._restarts.report_all()
         if link is None:

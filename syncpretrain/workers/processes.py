@@ -51,7 +51,7 @@ from syncpretrain.parallel.descriptors import above_standard, standard_stream
 from syncpretrain.parallel.signals import STOPPING
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.schedule import Train
-from syncpretrain.workers.activations import ActivationSource, Split, activations_from
+from syncpretrain.workers.activations import ActivationSource, Split
 from syncpretrain.workers.epochs import Finished, LinkedEpochs, Message
 from syncpretrain.workers.link import Context, Job, Obey, Place, serve
 from syncpretrain.workers.restarts import Keeping, KeptStates, Replacement, Restarts
@@ -540,6 +540,6 @@ class _SharedInputs:
         self, layer: int, version: int, below: int, stop: Callable[[], bool], run: PhaseRunner
     ) -> Split | None:
         """Return the activations that the order describes, or None if ``stop`` turned true."""
-        found = activations_from(self.source, lambda number, i: self._splits[number][i], stop, run)
+        found = self.source.activations(lambda number, i: self._splits[number][i], stop, run)
         self.computed = found is not None
         return found

@@ -30,20 +30,9 @@ import numpy as np
 
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.parallel.replicas import steps
 from syncpretrain.parallel.replicas.replica_count import Trained, Trial
 from syncpretrain.parallel.replicas.server import SERVER_STATE, ParameterServer, Server
-from syncpretrain.parallel.replicas.steps import (
-    Each,
-    Fleet,
-    Load,
-    LocalSteps,
-    ReplicaFactory,
-    Save,
-    Task,
-    Work,
-    answer,
-    part_of,
-)
 from syncpretrain.parallel.replicas.turns import ReplicaTurns
 from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.settings.fields import AsyncFields
@@ -57,7 +46,7 @@ def replicas_in(
     runtime: str,
     server: ParameterServer,
     rules: AsyncFields,
-    factory: ReplicaFactory,
+    factory: steps.ReplicaFactory,
     data: Sequence[Array],
     *,
     replicas: int,
@@ -106,7 +95,7 @@ Started = Sequence[tuple[Link, Any, Any]]  # link, parameters and change of each
 
 
 class ReplicaPool(Closing):
-    """A :class:`~syncpretrain.parallel.replicas.steps.Fleet` of threads or processes.
+    """Replicas and their server in threads, processes or ranks, to be entered as a context.
 
     Parameters
     ----------
@@ -126,7 +115,7 @@ class ReplicaPool(Closing):
 
     def __init__(
         self,
-        server: Server[Any],
+        server: Server,
         rules: AsyncFields,
         start: Callable[[], Started],
         end: Callable[[], list[str]],
@@ -157,8 +146,10 @@ class ReplicaPool(Closing):
             self._server.end()
             self._running = []
 
-    def train(self, tasks: Sequence[Task], stop: Callable[[], bool], each: Each) -> int:
-        """Train tasks, each by the next free replica; return the number of tasks trained.
+    def train(self, tasks: Sequence[steps.Task], stop: Callable[[], bool], each: steps.Each) -> int:
+        """Train tasks, each by the next free replica, until all are done or ``stop`` turns true.
+
+        Returns how many were trained. These are the first ones, and the server has their changes.
 
         Raises
         ------
@@ -167,7 +158,7 @@ class ReplicaPool(Closing):
         StalledError
             If no task ends for ``times.stall`` seconds.
         """
-        left, again = deque(tasks), deque[Task]()  # the second: tasks of replicas that died
+        left, again = deque(tasks), deque[steps.Task]()  # the second: tasks of replicas that died
         last = tasks[-1] if tasks else None  # may have a smaller minibatch
         moved = time.monotonic()
         self._between += 0.0 if self._left is None else moved - self._left
@@ -199,7 +190,7 @@ class ReplicaPool(Closing):
         found = {SERVER_STATE + name: array for name, array in self._server.state().items()}
         for number, running in enumerate(self._running):
             if running.is_alive:
-                saved = self._asked(number, Save())
+                saved = self._asked(number, steps.Save())
                 found |= {f"replica{number}.{name}": array for name, array in saved.items()}
         return found
 
@@ -217,9 +208,9 @@ class ReplicaPool(Closing):
 
     def _send_states(self) -> None:
         for number in range(len(self._running)):
-            own = part_of(self._loaded, f"replica{number}.")
+            own = steps.part_of(self._loaded, f"replica{number}.")
             if own:
-                self._asked(number, Load(own))
+                self._asked(number, steps.Load(own))
         self._loaded = {}
 
     def _alive(self) -> list[_Running]:
@@ -234,14 +225,14 @@ class ReplicaPool(Closing):
             running.has_rested = running.task is None
         return alive[:count]
 
-    def _order(self, running: _Running, task: Task, *, anew: bool = False) -> None:
+    def _order(self, running: _Running, task: steps.Task, *, anew: bool = False) -> None:
         fetches = anew or self._rules.fetches(running.pushes)
         # The replica is idle, so its vector may be filled before the order is sent.
         if fetches:
             running.known = self._server.fetch(running.fetched)
             running.has_rested = False
         running.task = task
-        running.link.send(Work(task, fetches))
+        running.link.send(steps.Work(task, fetches))
 
     def _ready(self) -> list[_Running]:
         """Wait a tick; return the replicas that have answered or ended."""
@@ -249,7 +240,9 @@ class ReplicaPool(Closing):
         found = ready([running.link for running in busy], self._times.tick)
         return [running for running in busy if running.link in found]
 
-    def _take(self, running: _Running, again: deque[Task], each: Each, *, is_whole: bool) -> None:
+    def _take(
+        self, running: _Running, again: deque[steps.Task], each: steps.Each, *, is_whole: bool
+    ) -> None:
         """Apply the answer of a replica, or give up a replica that has ended."""
         task, running.task = running.task, None
         assert task is not None
@@ -285,7 +278,7 @@ class ReplicaPool(Closing):
             raise WorkerError(f"replica {number} failed: {how}; no other one is left")
         self._report(f"warning: replica {number} failed: {how}; the {left} others go on")
 
-    def _asked(self, number: int, order: Save | Load) -> Mapping[str, Array]:
+    def _asked(self, number: int, order: steps.Save | steps.Load) -> Mapping[str, Array]:
         """Return the state that an idle replica answers with; empty if the replica has died."""
         running = self._running[number]
         running.link.send(order)
@@ -309,13 +302,16 @@ class ReplicaPool(Closing):
         return found
 
 
+Fleet = ReplicaTurns | ReplicaPool
+
+
 class _Running:
     """A replica as the server sees it: link, parameters, change and running task."""
 
     def __init__(self, link: Link, fetched: Any, change: Any) -> None:
         self.link, self.fetched, self.change = link, fetched, change
         self.known = self.pushes = 0  # clock of the replica's parameters; number of its pushes
-        self.task: Task | None = None
+        self.task: steps.Task | None = None
         self.is_alive = True
         self.has_rested = False  # True if others trained meanwhile: the parameters are stale
 
@@ -326,7 +322,7 @@ Vectors = SharedArrays | Sequence[Array] | Array
 def _started(
     place: Threads | Processes,
     server: ParameterServer,
-    factory: ReplicaFactory,
+    factory: steps.ReplicaFactory,
     data: tuple[Array, ...],
     replicas: int,
 ) -> Started:
@@ -352,7 +348,7 @@ class ReplicaJob:
     ``vectors`` has two rows for each replica: the fetched parameters, and the change.
     """
 
-    factory: ReplicaFactory
+    factory: steps.ReplicaFactory
     data: Vectors
     vectors: Vectors
 
@@ -361,4 +357,4 @@ class ReplicaJob:
         """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
         fetched, change = _mapped(self.vectors)[context.number - 1]
         data = _mapped(self.data, write=False)
-        yield partial(answer, LocalSteps(self.factory(data), fetched, change))
+        yield partial(steps.answer, steps.LocalSteps(self.factory(data), fetched, change))

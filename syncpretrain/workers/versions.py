@@ -26,14 +26,7 @@ from syncpretrain.backends.base import Backend
 from syncpretrain.errors import ScheduleError
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.models.layer import Layer
-from syncpretrain.workers.activations import (
-    ActivationSource,
-    Arrays,
-    Split,
-    activations_from,
-    chunk_rows,
-    transform,
-)
+from syncpretrain.workers.activations import ActivationSource, Arrays, Split, chunk_rows, transform
 
 MAX_BUFFERS = 3  # of a layer
 
@@ -122,7 +115,7 @@ class Versions:
         """
         source = self.source(layer, version, below)
         reader, rows = self._readers[layer], self._chunk_rows
-        activations = activations_from(source, self._array, stop, run, reader, rows)
+        activations = source.activations(self._array, stop, run, reader, rows)
         if activations is not None:
             self.record_computed(layer, version)
         return activations

@@ -44,6 +44,7 @@ class Inputs(Protocol):
         """Return the activations of a version, or None if ``stop`` turned true; see Versions."""
 
 
+@dataclass(eq=False)
 class LayerInTraining:
     """A layer with its learner, step, early stopping and last good state.
 
@@ -65,17 +66,14 @@ class LayerInTraining:
         Warnings of the running epoch.
     """
 
-    def __init__(
-        self,
-        learner: Learner,
-        step: Step,
-        stopping: EarlyStopping | None = None,
-        outputs: Outputs | None = None,
-    ) -> None:
-        self.learner, self.step = learner, step
-        self.stopping, self.outputs = stopping, outputs
-        with learner.stream:
-            self.last_good = learner.snapshot()
+    learner: Learner
+    step: Step
+    stopping: EarlyStopping | None = None
+    outputs: Outputs | None = None
+
+    def __post_init__(self) -> None:
+        with self.learner.stream:
+            self.last_good = self.learner.snapshot()
         self.warnings: list[str] = []
         self._rollbacks = 0
 

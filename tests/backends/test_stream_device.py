@@ -233,7 +233,7 @@ class TestOrder:
 
     def test_rings_lie_where_they_are_read(self, bits, double):
         layers = on_device(bits)._layers
-        rings = [layer._above[0].minibatches for layer in layers[:2]]
+        rings = [layer._above.minibatches for layer in layers[:2]]
         assert [ring.memory.device.id for ring in rings] == [1, 1]
         assert [ring.memory.shape for ring in rings] == [(4 * 30, 12), (4 * 30, 8)]
 
@@ -559,7 +559,7 @@ class TestMemory:
         counted = 4 * VERSIONS * rows * sum(LAYERS[1:-1])
         held = [layer._staged for layer in run._layers[:2]]
         for layer in run._layers[:2]:
-            held += [ring.memory for ring in layer._above[0]]
+            held += [ring.memory for ring in layer._above]
         assert sum(array.nbytes for array in held) <= counted
 
     def test_a_dry_run_counts_them_and_where_the_data_stay(

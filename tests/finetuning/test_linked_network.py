@@ -176,4 +176,4 @@ def test_a_step_in_float32_is_one_call(chain, loss, split):
     chain, kind = as_float32(chain), np.float32
     network = Network(chain, loss=loss, batch_size=6, shards=3, split=split)
     place(network, *examples(chain, dtype=kind))
-    assert network.program(adam(network, weight_decay=0.1)).is_compiled
+    assert network.program(adam(network, weight_decay=0.1).moves).is_compiled

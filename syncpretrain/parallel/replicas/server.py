@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,7 +36,6 @@ TINY = np.float32(1e-30)  # keeps 0 / 0 out where nothing has changed yet
 MEAN_SQUARE = "mean_square"
 SERVER_STATE = "server."  # prefix of the server's names; replicas have prefixes of their own
 LATE_CHANGE = "waiting"  # prefix of the number of a change that is not applied yet
-VectorT = TypeVar("VectorT", contravariant=True)
 
 
 class Push(NamedTuple):
@@ -46,13 +45,13 @@ class Push(NamedTuple):
     is_taken: bool
 
 
-class Server(Protocol[VectorT]):
+class Server(Protocol):
     """The interface of a parameter server; a vector is an array, or the number of a replica."""
 
-    def fetch(self, out: VectorT) -> int:
+    def fetch(self, out: Any) -> int:
         """Copy the parameters to ``out``; return the clock, the number of changes taken so far."""
 
-    def push(self, change: VectorT, then: int, fetched: VectorT) -> Push:
+    def push(self, change: Any, then: int, fetched: Any) -> Push:
         """Take a change made from the parameters ``fetched`` at the clock ``then``; use it up."""
 
     def start(self) -> None:

@@ -64,27 +64,6 @@ ReplicaFactory = Callable[[Sequence[Any]], Replica]  # given the data; sent to p
 Each = Callable[[Task, Sequence[float], int], None]
 
 
-class Fleet(Protocol):
-    """Replicas and their server, to be entered as a context."""
-
-    def __enter__(self) -> Fleet: ...
-
-    def __exit__(self, kind: object, error: Any, traceback: object, /) -> None: ...
-
-    def train(self, tasks: Sequence[Task], stop: Callable[[], bool], each: Each) -> int:
-        """Train tasks until all are done or ``stop`` turns true; return how many were.
-
-        These are the first ones, and their changes are in the parameters of the server, but where
-        replicas take turns: there they wait until all tasks are done.
-        """
-
-    def state(self) -> dict[str, Array]:
-        """Return the next task's inputs except the parameters, by name."""
-
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        """Go back to what :meth:`state` held."""
-
-
 class LocalSteps:
     """A replica at work.
 

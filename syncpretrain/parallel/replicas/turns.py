@@ -52,7 +52,7 @@ class _Waiting:
 
 
 class ReplicaTurns:
-    """A :class:`~syncpretrain.parallel.replicas.steps.Fleet` in one thread.
+    """Replicas and their server in one thread, to be entered as a context.
 
     Parameters
     ----------
@@ -81,7 +81,10 @@ class ReplicaTurns:
         """Do nothing: no thread was started."""
 
     def train(self, tasks: Sequence[Task], stop: Callable[[], bool], each: Each) -> int:
-        """Train tasks in turn; return how many."""
+        """Train tasks in turn, until all are done or ``stop`` turns true; return how many were.
+
+        Their changes are in the parameters of the server once all tasks are done.
+        """
         for number, task in enumerate(tasks):
             if stop():
                 return number

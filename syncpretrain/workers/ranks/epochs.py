@@ -187,51 +187,48 @@ class KeptVersions:
             self._inputs.pop(version, None)
 
 
+@dataclass(slots=True)
 class _Inputs:
     """Input of a layer: the data, activations by a chain, or activations from another rank.
 
     ``take`` returns the activations from another rank, or None if the run ends first.
     """
 
-    def __init__(
-        self,
-        data: Split,
-        agreed: AgreedStop | None,
-        kept: KeptVersions,
-        take: Callable[[], Split | None],
-    ) -> None:
-        self._data, self._agreed, self._kept, self._take = data, agreed, kept, take
-        self.order = RankOrder(Train(0, 0, 0, 0), None)
-        self.computed = False
+    data: Split
+    agreed: AgreedStop | None
+    kept: KeptVersions
+    take: Callable[[], Split | None]
+    order: RankOrder = RankOrder(Train(0, 0, 0, 0), None)
+    computed: bool = False
 
     def activations(
         self, layer: int, version: int, below: int, stop: Callable[[], bool], run: PhaseRunner
     ) -> Split | None:
         """Return the activations that the order describes, or None if ``stop`` turned true."""
-        if self._agreed is None:
+        if self.agreed is None:
             return self._activations(layer, version, stop, run)
         # Each rank computes all activations, and stops only if all ranks stop: the others would
         # wait in the next step for a rank that left alone.
-        found = self._activations(layer, version, self._agreed.asked, run)
-        return None if self._agreed.agree() else found
+        found = self._activations(layer, version, self.agreed.asked, run)
+        return None if self.agreed.agree() else found
 
     def _activations(
         self, layer: int, version: int, stop: Callable[[], bool], run: PhaseRunner
     ) -> Split | None:
         if layer == 0:
-            return self._data
+            return self.data
         # With neither a chain nor sent activations, the input is the same as in the last epoch.
-        chain, found = self.order.chain, self._kept.newest
+        chain, found = self.order.chain, self.kept.newest
         if self.order.are_sent:
-            found = self._take()
+            found = self.take()
         elif chain is not None:
-            found = self._kept.room(chain[-1].shape.hidden)
-            if not transform(chain, self._data, found, stop, run):
+            found = self.kept.room(chain[-1].shape.hidden)
+            if not transform(chain, self.data, found, stop, run):
                 return None
         else:
             return found
         if found is not None:
-            self._kept.take_input(version, found)
+            self.kept.take_input(version, found)
             self.computed = True
         return found
 

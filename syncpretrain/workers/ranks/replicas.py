@@ -25,6 +25,7 @@ A lost rank ends the run, as MPI ends the job; the run resumes from its checkpoi
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,15 +38,8 @@ from syncpretrain.cluster.job import member
 from syncpretrain.cluster.windows import Windows
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import Array
+from syncpretrain.parallel.replicas import steps
 from syncpretrain.parallel.replicas.server import ParameterServer, Push, Server, ServerSlice
-from syncpretrain.parallel.replicas.steps import (
-    Load,
-    LocalSteps,
-    ReplicaFactory,
-    Save,
-    Work,
-    answer,
-)
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.link import Obey, Raised, described, place_of
@@ -63,8 +57,8 @@ class ServerRank:
     own: tuple[int, int]  # first element of the slice, and the element after the last one
 
 
-class RankServers:
-    """A :class:`~syncpretrain.parallel.replicas.server.Server` on ranks, one slice on each.
+class RemoteServer(ABC):
+    """A :class:`~syncpretrain.parallel.replicas.server.Server` with the parameters on ranks.
 
     Numbers of replicas stand for their vectors.
 
@@ -73,7 +67,7 @@ class RankServers:
     own : ParameterServer
         Holds the parameters of the last :meth:`settle`.
     replicas : int
-        Number of replicas. Replicas are numbered from 1, servers from ``replicas + 1``.
+        Number of replicas. Replicas are numbered from 1, slices from ``replicas + 1``.
     times : Timeouts
         Only ``stall`` and ``tick`` are used.
     """
@@ -83,7 +77,34 @@ class RankServers:
         self._replicas = range(1, replicas + 1)
         self._slices = dict(enumerate(own.slices, start=replicas + 1))
         self._ranks: RunRanks | None = None
-        self._failure: BaseException | None = None
+
+    @abstractmethod
+    def start(self) -> None:
+        """Bring the parameters to the ranks."""
+
+    def state(self) -> dict[str, Array]:
+        """Return the server's state at the last :meth:`settle`."""
+        return self._own.state()
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Go back to a state."""
+        self._own.load_state(state)
+        self._resend()
+
+    def add_late(self, state: Mapping[str, Array]) -> None:
+        """Add the changes that wait in a state."""
+        self._own.add_late(state)
+        self._resend()
+
+    def _resend(self) -> None:
+        if self._ranks is not None:
+            self.start()
+
+
+class RankServers(RemoteServer):
+    """Servers on ranks, one slice on each."""
+
+    _failure: BaseException | None = None
 
     def begin(self, ranks: RunRanks) -> tuple[tuple[ServerRank, ...], list[ServerAssignment]]:
         """Return the servers for the replicas' jobs, and the jobs of the servers."""
@@ -161,24 +182,6 @@ class RankServers:
                     f"{len(missing)} parameter servers sent no parameters for"
                     f" {self._times.stall:g} s"
                 )
-
-    def state(self) -> dict[str, Array]:
-        """Return the server's state at the last :meth:`settle`."""
-        return self._own.state()
-
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        """Go back to a state."""
-        self._own.load_state(state)
-        self._resend()
-
-    def add_late(self, state: Mapping[str, Array]) -> None:
-        """Add the changes that wait in a state."""
-        self._own.add_late(state)
-        self._resend()
-
-    def _resend(self) -> None:
-        if self._ranks is not None:
-            self.start()
 
     def _send_all(self, order: ServerOrder) -> None:
         for number in self._slices:
@@ -276,68 +279,47 @@ class ParameterWindows:
         for part in self._places.slices:
             self._windows.get(name, part.rank, part.at, out[slice(*part.own)])
 
+    def close(self) -> None:
+        """Close the windows, on all ranks."""
+        for name in (self._places.parameters, self._places.clock):
+            self._windows.close(name)
+
     def _count(self, which: int, more: int) -> int:
         return self._windows.fetch_and_add(self._places.clock, CLOCK_RANK, which, more)
 
 
-OnPush = Callable[[int, Push], None]  # takes the number of a replica, and its push
-
-
-class WindowServer:
-    """A :class:`~syncpretrain.parallel.replicas.server.Server` of parameters in windows.
+class WindowServer(RemoteServer):
+    """Parameters in windows of the ranks.
 
     Replicas fetch and push by themselves; the answer of a replica has the outcome of its push.
-
-    Parameters
-    ----------
-    own : ParameterServer
-        Holds the parameters of the last :meth:`settle`.
-    replicas : int
-        Number of replicas. Replicas are numbered from 1, slices from ``replicas + 1`` if there are
-        several.
     """
-
-    def __init__(self, own: ParameterServer, replicas: int) -> None:
-        self._own, self._replicas = own, replicas
-        self._ranks: RunRanks | None = None
-        self._places: WindowPlaces | None = None
-        self._parameters: ParameterWindows | None = None
-        self._pushes: dict[int, Push] = {}
 
     def begin(self, ranks: RunRanks) -> tuple[WindowPlaces, list[ServerAssignment]]:
         """Open the windows; return their places for the replicas' jobs, and no jobs of servers."""
-        self._ranks, windows = ranks, ranks.transport.windows
+        windows = ranks.transport.windows
         lengths, parts = [0] * ranks.transport.size, list[WindowSlice]()
         # Slices on one rank lie one after another in that rank's vector.
-        for number, own in enumerate(self._own.slices, start=self._replicas + 1):
-            rank = ranks.groups[number][0] if len(self._own.slices) > 1 else CLOCK_RANK
+        for number, own in self._slices.items():
+            rank = ranks.groups[number][0] if len(self._slices) > 1 else CLOCK_RANK
             parts.append(WindowSlice(rank, lengths[rank], (own.start, own.stop)))
             lengths[rank] += own.stop - own.start
         names = f"parameters of run {ranks.run}", f"clock of run {ranks.run}"
-        self._places = WindowPlaces(*names, tuple(parts), self._own.rules)
-        windows.open(self._places.parameters, lengths, "float32")
+        places = WindowPlaces(*names, tuple(parts), self._own.rules)
+        windows.open(places.parameters, lengths, "float32")
         clock = [CLOCK_SIZE if rank == CLOCK_RANK else 0 for rank in range(len(lengths))]
-        windows.open(self._places.clock, clock, "int64")
-        self._parameters = ParameterWindows(windows, self._places)
-        return self._places, []
-
-    def record(self, number: int, push: Push) -> None:
-        """Store the outcome of a replica's push; the transport's thread calls this."""
-        self._pushes[number] = push
+        windows.open(places.clock, clock, "int64")
+        self._ranks, self._parameters = ranks, ParameterWindows(windows, places)
+        return places, []
 
     def start(self) -> None:
         """Set the parameters."""
-        if self._parameters is not None:
-            self._parameters.begin(self._own.parameters)
+        self._parameters.begin(self._own.parameters)
 
     def end(self) -> None:
         """Close the windows, unless a rank does not answer and the job will be aborted."""
-        parameters, self._parameters = self._parameters, None
-        if parameters is None or self._ranks is None or self._ranks.own.broken:
-            return
-        assert self._places is not None
-        for name in (self._places.parameters, self._places.clock):
-            self._ranks.transport.windows.close(name)
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None and not ranks.own.broken:
+            self._parameters.close()
 
     def fetch(self, out: int) -> int:
         """Return 0: the replica itself fetches, and knows the clock."""
@@ -345,7 +327,10 @@ class WindowServer:
 
     def push(self, change: int, then: int, fetched: int) -> Push:
         """Return the outcome of the change that the replica has pushed."""
-        push = self._pushes.pop(change)
+        assert self._ranks is not None
+        link = self._ranks.links[change]
+        assert isinstance(link, ReplicaLink) and link.push is not None
+        push, link.push = link.push, None
         if push.is_taken:
             self._own.clock += 1
         else:
@@ -354,20 +339,7 @@ class WindowServer:
 
     def settle(self) -> None:
         """Copy the parameters to this process; no replica is at work."""
-        assert self._parameters is not None
         self._parameters.read(self._own.parameters)
-
-    def state(self) -> dict[str, Array]:
-        """Return no arrays: the next push depends on the parameters alone."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        """Do nothing: there is no state."""
-
-    def add_late(self, state: Mapping[str, Array]) -> None:
-        """Add the changes that wait in a state."""
-        self._own.add_late(state)
-        self.start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +355,7 @@ class SliceOf:
 class ReplicaOrder:
     """Message to a replica: an order, with the parameters if the order fetches them."""
 
-    order: Work | Save | Load
+    order: steps.Work | steps.Save | steps.Load
     fetched: Array | None
 
 
@@ -408,20 +380,21 @@ class ReplicaLink(RankLink):
         See :class:`RankLink`.
     size : int
         Length of the vectors that the replica exchanges with rank 0; 0 with servers or windows.
-    on_push : callable, optional
-        Called with the replica's number and the outcome of its push to windows.
+
+    Attributes
+    ----------
+    push : Push or None
+        The outcome of the replica's last push to windows.
     """
 
-    def __init__(
-        self, number: int, ranks: RunRanks, size: int, on_push: OnPush | None = None
-    ) -> None:
+    def __init__(self, number: int, ranks: RunRanks, size: int) -> None:
         super().__init__(number, ranks)
         self.fetched, self.change = (np.empty(size, np.float32) for _ in range(2))
-        self._on_push = on_push
+        self.push: Push | None = None
 
     def send(self, order: Any) -> None:
         """Send an order, with the parameters if the order fetches them."""
-        fetches = bool(self.fetched.size) and isinstance(order, Work) and order.fetches
+        fetches = bool(self.fetched.size) and isinstance(order, steps.Work) and order.fetches
         super().send(ReplicaOrder(order, self.fetched if fetches else None))
 
     def receive(self) -> Any:
@@ -439,8 +412,7 @@ class ReplicaLink(RankLink):
             return found
         if found.change is not None:
             np.copyto(self.change, found.change)
-        if found.push is not None and self._on_push is not None:
-            self._on_push(self.number, found.push)
+        self.push = found.push
         return found.errors
 
 
@@ -461,50 +433,48 @@ class ServerLink(RankLink):
             link.put(Raised(error))
 
 
+@dataclass(eq=False)
 class RankReplicas:
     """Replicas and servers on ranks; with fewer ranks than these, a rank holds several.
 
     Parameters
     ----------
-    server, factory, data, replicas, times, exchange
-        See :func:`syncpretrain.workers.replicas.replicas_in`.
+    own, factory, data, replicas, times, exchange
+        See :func:`syncpretrain.workers.replicas.replicas_in`; ``own`` is its ``server``.
     """
 
-    def __init__(
-        self,
-        server: ParameterServer,
-        factory: ReplicaFactory,
-        data: tuple[Array, ...],
-        replicas: int,
-        times: Timeouts,
-        exchange: str,
-    ) -> None:
-        self._parameters, self._size = server, len(server.parameters)
-        self._factory, self._data = factory, data
-        self._replicas, self._times = replicas, times
+    own: ParameterServer
+    factory: steps.ReplicaFactory
+    data: tuple[Array, ...]
+    replicas: int
+    times: Timeouts
+    exchange: str
+
+    def __post_init__(self) -> None:
         self._ranks: RunRanks | None = None
         self._servers: RankServers | WindowServer | None = None
-        if exchange == "windows":
-            self._servers = WindowServer(server, replicas)
-        elif len(server.slices) > 1:
-            self._servers = RankServers(server, replicas, times)
+        given = self.own, self.replicas, self.times
+        if self.exchange == "windows":
+            self._servers = WindowServer(*given)
+        elif len(self.own.slices) > 1:
+            self._servers = RankServers(*given)
 
     @property
-    def server(self) -> Server[Any]:
+    def server(self) -> Server:
         """The server: in this process, or on ranks."""
-        return self._parameters if self._servers is None else self._servers
+        return self.own if self._servers is None else self._servers
 
     def start(self) -> list[tuple[RankLink, Any, Any]]:
         """Start all; return the link and the vectors of each replica, or twice its number."""
-        servers, numbers = self._servers, range(1, self._replicas + 1)
-        slices = len(self._parameters.slices)
-        count = self._replicas + (slices if slices > 1 else 0)
+        servers, numbers = self._servers, range(1, self.replicas + 1)
+        slices = len(self.own.slices)
+        count = self.replicas + (slices if slices > 1 else 0)
         own, called = member(), "replica {} failed: "
         groups = spread(count, own.transport.size)
-        ranks = RunRanks(own, groups, self._times, called=called, link=self._link)
+        ranks = RunRanks(own, groups, self.times, called=called, link=self._link)
         self._ranks = ranks
         known, others = ((), list[ServerAssignment]()) if servers is None else servers.begin(ranks)
-        given = self._factory, self._data, self._size, known
+        given = self.factory, self.data, len(self.own.parameters), known
         ranks.start([*(ReplicaAssignment(number, *given) for number in numbers), *others])
         links = [ranks.links[number] for number in numbers]
         if servers is not None:  # servers take the number of a replica in place of a vector
@@ -518,10 +488,10 @@ class RankReplicas:
 
     def _link(self, number: int, ranks: RunRanks) -> RankLink:
         servers = self._servers
-        if isinstance(servers, RankServers) and number > self._replicas:
+        if isinstance(servers, RankServers) and number > self.replicas:
             return ServerLink(number, ranks, servers.fail)
-        on_push = servers.record if isinstance(servers, WindowServer) else None
-        return ReplicaLink(number, ranks, self._size if servers is None else 0, on_push)
+        size = len(self.own.parameters) if servers is None else 0
+        return ReplicaLink(number, ranks, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -532,7 +502,7 @@ class ReplicaAssignment(Assignment):
     which are on ``servers``, in windows, or on rank 0 if ``servers`` is empty.
     """
 
-    factory: ReplicaFactory
+    factory: steps.ReplicaFactory
     data: tuple[Array, ...]
     size: int
     servers: tuple[ServerRank, ...] | WindowPlaces = ()
@@ -541,39 +511,40 @@ class ReplicaAssignment(Assignment):
     def open(self, context: RankContext) -> Iterator[Obey]:
         """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
         fetched, change = (np.empty(self.size, np.float32) for _ in range(2))
-        steps = LocalSteps(self.factory(self.data), fetched, change)
-        exchange: _WithServers | ParameterWindows | None = None
+        local = steps.LocalSteps(self.factory(self.data), fetched, change)
+        exchange: Exchange | None = None
         if isinstance(self.servers, WindowPlaces):
             exchange = ParameterWindows(context.transport.windows, self.servers)
         elif self.servers:
             exchange = _WithServers(context, self.servers)
-        yield _Replica(steps, exchange).obey
+        yield _Replica(local, exchange).obey
 
 
 class _Replica:
     """A replica that exchanges its parameters by itself, or through rank 0 without an exchange."""
 
-    def __init__(self, steps: LocalSteps, exchange: _WithServers | ParameterWindows | None) -> None:
-        self._steps, self._exchange = steps, exchange
-        self._known = 0  # the clock of its parameters
+    _known = 0  # the clock of its parameters
+
+    def __init__(self, local: steps.LocalSteps, exchange: Exchange | None) -> None:
+        self._local, self._exchange = local, exchange
 
     def obey(self, order: ReplicaOrder) -> Any:
         """Return the answer to an order, or None if the run ends first."""
-        steps, exchange = self._steps, self._exchange
+        local, exchange = self._local, self._exchange
         if order.fetched is not None:
-            np.copyto(steps.fetched, order.fetched)
-        if exchange is not None and isinstance(order.order, Work) and order.order.fetches:
-            known = exchange.fetch(steps.fetched)
+            np.copyto(local.fetched, order.fetched)
+        if exchange is not None and isinstance(order.order, steps.Work) and order.order.fetches:
+            known = exchange.fetch(local.fetched)
             if known is None:
                 return None
             self._known = known
-        found = answer(steps, order.order)
+        found = steps.answer(local, order.order)
         if isinstance(found, dict):
             return found
         # The change is not overwritten before the next order, which comes once rank 0 has it.
         if exchange is None:
-            return Changed(found, steps.change, None)
-        push = exchange.push(steps.change, self._known)
+            return Changed(found, local.change, None)
+        push = exchange.push(local.change, self._known)
         self._known += push is not None and push.is_taken  # its own push is no staleness
         return Changed(found, None, push)
 
@@ -606,6 +577,9 @@ class _WithServers:
             to = port(context.run, f"change {server.number}", context.number)
             context.transport.send(server.rank, to, part)
         return None
+
+
+Exchange = _WithServers | ParameterWindows
 
 
 @dataclass(frozen=True, slots=True)

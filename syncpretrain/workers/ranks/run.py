@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -115,6 +116,7 @@ class RankLink(Inbox):
         return answer
 
 
+@dataclass(eq=False)
 class RunRanks(Place):
     """Ranks of a job as the place of a run. MPI replaces no rank, and ends a job, not a rank.
 
@@ -144,38 +146,34 @@ class RunRanks(Place):
         The link to each started worker, by the worker's number.
     """
 
-    def __init__(
-        self,
-        own: Membership,
-        groups: Mapping[int, tuple[int, ...]],
-        times: Timeouts,
-        *,
-        data: Sequence[Any] | None = None,
-        blas_threads: int = 1,
-        is_eager: bool = False,
-        called: str = "layer {} failed: ",
-        link: Callable[[int, RunRanks], RankLink] = RankLink,
-    ) -> None:
-        self.own, self._times = own, times
-        self._data, self._blas_threads = data, blas_threads
-        self._is_eager, self._called, self._link = is_eager, called, link
-        self.transport = own.transport
-        self.groups = groups
+    own: Membership
+    groups: Mapping[int, tuple[int, ...]]
+    times: Timeouts
+    _: KW_ONLY
+    data: Sequence[Any] | None = None
+    blas_threads: int = 1
+    is_eager: bool = False
+    called: str = "layer {} failed: "
+    link: Callable[[int, RunRanks], RankLink] = RankLink
+
+    def __post_init__(self) -> None:
+        self.transport = self.own.transport
         # Ports carry the number of the run: a late message of an earlier run reaches nobody.
-        own.runs += 1
-        self.run = own.runs
+        self.own.runs += 1
+        self.run = self.own.runs
         self._begun: list[int] = []
         self.links: dict[int, RankLink] = {}
-        self.progress, self.workers = np.zeros(len(groups) + 1), np.ones(len(groups) + 1)
+        size = len(self.groups) + 1
+        self.progress, self.workers = np.zeros(size), np.ones(size)
 
     def start(self, jobs: Sequence[Assignment]) -> list[RankLink]:
         """Send each rank its jobs."""
-        self.transport.is_eager = self._is_eager
-        self.links = {job.number: self._link(job.number, self) for job in jobs}
+        self.transport.is_eager = self.is_eager
+        self.links = {job.number: self.link(job.number, self) for job in jobs}
         self.listen("progress", self._record_progress)
         self.listen("failures", self._record_failure)
         # The data are packed once for all ranks.
-        sent = None if self._data is None else worker.to_send(self._data)
+        sent = None if self.data is None else worker.to_send(self.data)
         for rank in sorted({rank for group in self.groups.values() for rank in group}):
             own = tuple(job for job in jobs if rank in self.groups[job.number])
             if not own:  # the rank only has memory, in a window
@@ -183,8 +181,8 @@ class RunRanks(Place):
             data = sent if any(job.reads_data for job in own) else None
             self._begun.append(rank)
             numbers = ", ".join(str(job.number) for job in own)
-            self.own.describe(rank, self._called.format(numbers))
-            run = RunJob(self.run, own, data, self._blas_threads, self._times)
+            self.own.describe(rank, self.called.format(numbers))
+            run = RunJob(self.run, own, data, self.blas_threads, self.times)
             self.transport.send(rank, worker.CONTROL, run)
         return list(self.links.values())
 
@@ -247,9 +245,9 @@ class RunRanks(Place):
         lost = set(self._begun) - waited
         for rank in waited:
             self.transport.send(rank, worker.CONTROL, RunOver(self.run))
-        deadline, alive = time.monotonic() + self._times.join, list[str]()
+        deadline, alive = time.monotonic() + self.times.join, list[str]()
         while waited and (left := deadline - time.monotonic()) > 0:
-            found = self.transport.take(worker.port(self.run, "left"), min(left, self._times.tick))
+            found = self.transport.take(worker.port(self.run, "left"), min(left, self.times.tick))
             if found is not None:
                 waited.discard(found[0])
                 alive += [f"{name} of {self.transport.peers.name(found[0])}" for name in found[1]]

@@ -30,8 +30,6 @@ from syncpretrain.data.minibatches import ArrayPasses
 from syncpretrain.data.order import PassOrder, steps_per_epoch
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.epoch import Stopped
-from syncpretrain.settings.checks import parsed_shuffle
-from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.workers.activations import Split
 
 HOST: Backend = Backend()
@@ -39,16 +37,27 @@ HOST: Backend = Backend()
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Passes over the data: how many examples they have, and how many are held out."""
+    """Passes over the data: how many examples they have, and how many are held out.
+
+    ``seed`` and ``block`` decide the order of the rows of an array or a file; see
+    :class:`syncpretrain.data.order.PassOrder`.
+    """
 
     examples: int
     held_out: int
     batch_size: int
+    seed: int = 0
+    block: int = 0
 
     @property
     def steps(self) -> int:
         """Minibatches of a pass."""
         return steps_per_epoch(self.examples, self.batch_size)
+
+    def order(self, number: int) -> PassOrder:
+        """Return the order of the rows of a pass."""
+        own = {"seed": self.seed, "number": number, "block": self.block}
+        return PassOrder(self.examples, self.batch_size, **own)
 
     def size(self, number: int) -> int:
         """Return the number of examples in a minibatch; the last one of a pass may be smaller."""
@@ -363,24 +372,13 @@ class RowsSource(DataSource):
         Its training part is an array or StoredRows, of shape (n, visible), float32.
     passes, backend, most
         See :class:`DataSource`.
-    seed : int
-    block : int
-        Rows that lie together in a pass; 0 shuffles all.
     beside : int
         Bytes that the run needs on a device apart from the data. Data without room stay on the
         host.
     """
 
     def __init__(
-        self,
-        data: Split,
-        passes: Passes,
-        backend: Backend,
-        most: int,
-        *,
-        seed: int,
-        block: int,
-        beside: int,
+        self, data: Split, passes: Passes, backend: Backend, most: int, beside: int
     ) -> None:
         super().__init__(data, passes, backend, most)
         kept: Any = data.train
@@ -392,7 +390,6 @@ class RowsSource(DataSource):
             kept = backend.examples(kept, beside)
         self._X, self.inputs = kept, Split(kept, self._validation)
         self._gathered = self._room(backend) if isinstance(kept, HostRows) else None
-        self._seed, self._block = seed, block
         self._pass, self._group = 0, -1
         self._order: Any = None  # of the pass, and of a file its row numbers never as a whole
         self._rows: Any = None
@@ -403,8 +400,7 @@ class RowsSource(DataSource):
         number, step = divmod(first - 1, self._passes.steps)
         if number + 1 != self._pass:
             self._pass, self._group = number + 1, -1
-            own = {"seed": self._seed, "number": self._pass, "block": self._block}
-            self._order = PassOrder(self._passes.examples, self._passes.batch_size, **own)
+            self._order = self._passes.order(self._pass)
             if not isinstance(X, FileRows):
                 self._rows = self._backend.order(X, self._order.rows())
         if isinstance(X, FileRows):
@@ -419,7 +415,7 @@ class RowsSource(DataSource):
     def _from_file(self, X: FileRows, step: int) -> tuple[Any, Any]:
         """Return the rows of one minibatch, and have the blocks behind it read ahead."""
         rows = self._order.minibatch(step)
-        if self._block and self._order.group(step) != self._group:
+        if self._passes.block and self._order.group(step) != self._group:
             self._group = self._order.group(step)
             for run in self._order.blocks(self._group) + self._order.blocks(self._group + 1):
                 X.will_need(run)
@@ -504,20 +500,12 @@ class PassesSource(DataSource):
 
 
 def data_source(
-    settings: PretrainFields,
-    data: Split,
-    passes: Passes,
-    *,
-    backend: Backend = HOST,
-    most: int = 1,
-    beside: int = 0,
+    data: Split, passes: Passes, backend: Backend, most: int, beside: int
 ) -> DataSource:
     """Return the minibatches of an array, of rows of a file, or of what an iterable gives.
 
     ``beside`` are the bytes that the run needs on a device apart from the data.
     """
-    own = data, passes, backend, most
     if isinstance(data.train, ArrayPasses):
-        return PassesSource(*own)
-    block = parsed_shuffle(settings.shuffle)
-    return RowsSource(*own, seed=settings.seed, block=block, beside=beside)
+        return PassesSource(data, passes, backend, most)
+    return RowsSource(data, passes, backend, most, beside)

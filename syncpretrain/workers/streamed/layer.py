@@ -33,10 +33,10 @@ from syncpretrain.kernels.arrays import ordered_sum
 from syncpretrain.kernels.program import PhaseRunner, in_turn
 from syncpretrain.learners.epoch import Cursor, diverged, run_away
 from syncpretrain.models.layer import Layer
-from syncpretrain.schedule.stream import Block, StreamPlan
+from syncpretrain.schedule.stream import Block
 from syncpretrain.workers.state import StreamedLayerState
-from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult
-from syncpretrain.workers.streamed.inputs import Passes, Rings, Source
+from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult, LayerPart
+from syncpretrain.workers.streamed.inputs import Rings, Source
 from syncpretrain.workers.worker import LayerInTraining
 
 
@@ -47,28 +47,22 @@ class StreamedLayer(BaseStreamedLayer):
     ----------
     layer : LayerInTraining
         Its early stopping is given the validation examples at the end of every pass.
-    plan : StreamPlan
+    part : LayerPart
+        Its plan, the passes that end its epochs, and the minibatches that it hands up.
     source : Source
         Source of its minibatches.
-    passes : Passes
-        The passes over the data, which end its epochs.
     most : int
         The most minibatches of a run. On a device no block has more, and none goes beyond the end
         of an epoch or of a pass.
     """
 
     def __init__(
-        self,
-        layer: LayerInTraining,
-        plan: StreamPlan,
-        source: Source,
-        passes: Passes,
-        *,
-        most: int = 1,
+        self, layer: LayerInTraining, part: LayerPart, source: Source, *, most: int = 1
     ) -> None:
         learner = layer.learner
-        super().__init__(learner.layer, plan, passes.steps)
-        self.layer, self.learner, self._passes = layer, learner, passes
+        super().__init__(part.layer, part.plan, part.passes.steps)
+        self.layer, self.learner = layer, learner
+        self._passes, self._numbers = part.passes, part.handed_up
         self.source, self._backend, self._most = source, learner.backend, most
         self._rows = self._backend.empty((learner.batch_size, learner.current().shape.visible))
         self._staged: Any = None  # what a run on a device hands up
@@ -77,11 +71,11 @@ class StreamedLayer(BaseStreamedLayer):
             self._no_error = self._backend.zeros((), np.float64)
         self._error, self._examples = 0.0, 0  # of the running epoch
         self._later: deque[tuple[int, int, Later]] = deque()  # steps, examples and errors of runs
-        layer.plan_marks(passes.steps)
+        layer.plan_marks(part.passes.steps)
         self._started = 0.0
         self._validation_error: float | None = None
         self._validation: tuple[int, Later] | None = None  # a newer one: examples, summed error
-        self._above: tuple[Rings, range] | None = None
+        self._above: Rings | None = None
         self._released: Layer | None = None  # at the end, on the host
 
     @property
@@ -89,9 +83,9 @@ class StreamedLayer(BaseStreamedLayer):
         """True while an iterable is asked for data; a stop is looked for before they are used."""
         return self._released is None and self.source.is_waiting
 
-    def connect(self, rings: Rings, numbers: range) -> None:
-        """Hand up the hidden means of some minibatches."""
-        self._above = rings, numbers
+    def connect(self, rings: Rings) -> None:
+        """Hand up hidden means through rings."""
+        self._above = rings
         if self._backend.devices():
             width = self.learner.current().shape.hidden
             self._staged = self._backend.empty((self._most * self._passes.batch_size, width))
@@ -148,7 +142,7 @@ class StreamedLayer(BaseStreamedLayer):
         if self._above is None or above is None:
             return live
         # A copy of what was handed up, and is not processed above yet.
-        (minibatches, validation), _ = self._above
+        minibatches, validation = self._above
         handed = self._handed_up(above + 1, self.position)
         ring = {n: minibatches.on_host(n, self._passes.size(n)) for n in handed}
         counts = [n // self._passes.steps for n in handed if n % self._passes.steps == 0]
@@ -172,7 +166,7 @@ class StreamedLayer(BaseStreamedLayer):
         self._later.clear()
         with self.learner.stream:
             if self._above is not None:
-                for ring, arrays in zip(self._above[0], (state.ring, state.passes), strict=True):
+                for ring, arrays in zip(self._above, (state.ring, state.passes), strict=True):
                     for number, array in sorted(arrays.items()):
                         ring.put(number, self._backend.asarray(array))
             self.learner.stream.synchronize()
@@ -287,8 +281,7 @@ class StreamedLayer(BaseStreamedLayer):
         """Return which of some successive minibatches the layer above reads."""
         if self._above is None:
             return range(0)
-        numbers = self._above[1]
-        return range(max(first, numbers.start), min(last + 1, numbers.stop))
+        return range(max(first, self._numbers.start), min(last + 1, self._numbers.stop))
 
     def _place(self, first: int, number: int, rows: int) -> Any:
         """Return where hidden means are computed, for a minibatch of the run from ``first`` on.
@@ -297,7 +290,7 @@ class StreamedLayer(BaseStreamedLayer):
         """
         if self._staged is None:
             assert self._above is not None
-            return self._above[0].minibatches.slot(first + number, rows)
+            return self._above.minibatches.slot(first + number, rows)
         start = number * self._passes.batch_size
         return self._staged[start : start + rows]
 
@@ -307,7 +300,7 @@ class StreamedLayer(BaseStreamedLayer):
         start, last = (numbers[0] - first) * self._passes.batch_size, numbers[-1]
         rows = self._passes.rows(numbers[0], last)
         staged = _finite(self._staged[start : start + rows])
-        self._above[0].minibatches.fill(numbers[0], last, staged)
+        self._above.minibatches.fill(numbers[0], last, staged)
 
     def _symptom(self, ends: bool) -> str:
         """Look at the errors that can be looked at; return what is wrong, or nothing.
@@ -337,11 +330,11 @@ class StreamedLayer(BaseStreamedLayer):
             return
         count, layer, hidden = number // self._passes.steps, self.learner.current(), None
         with self.source.validation(count) as X:
-            if self._above is not None and number in self._above[1]:
+            if self._above is not None and number in self._numbers:
                 hidden = layer.up(X)
                 if self._staged is not None:
                     _finite(hidden)
-                self._above[0].validation.put(count, hidden)
+                self._above.validation.put(count, hidden)
             if number > self.plan.end:
                 return  # the error of a layer that was trained is not asked for
             error = self.learner.summed_error(X, hidden)

@@ -31,14 +31,8 @@ from syncpretrain.workers.epochs import shifted
 from syncpretrain.workers.link import Job, Link, Place, Raised, death_of, failure_of
 from syncpretrain.workers.restarts import Restarts
 from syncpretrain.workers.state import StreamedLayerState
+from syncpretrain.workers.streamed import job
 from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult, Stream
-from syncpretrain.workers.streamed.job import (
-    GiveLayer,
-    GiveState,
-    Processed,
-    StreamOrder,
-    TakeState,
-)
 from syncpretrain.workers.worker import LayerInTraining
 
 
@@ -137,7 +131,7 @@ class RemoteLayer(BaseStreamedLayer):
             raise Stopped
         try:
             with self._turn():
-                answer: Processed = self._answer(block, math.inf, stop)
+                answer: job.Processed = self._answer(block, math.inf, stop)
                 self.busy_seconds = answer.busy_seconds
                 self._newest = answer.layer or self._newest
                 is_last = any(result.is_last for result in answer.results)
@@ -166,7 +160,7 @@ class RemoteLayer(BaseStreamedLayer):
         if self._link is None or self._lock.locked():
             return False
         with contextlib.suppress(WorkerError):  # then the newest layer that is known stays
-            self._newest = self._asked(GiveLayer(), self._times.drain)
+            self._newest = self._asked(job.GiveLayer(), self._times.drain)
             return True
         return False
 
@@ -178,12 +172,12 @@ class RemoteLayer(BaseStreamedLayer):
         WorkerError
             If the process is lost.
         """
-        state: StreamedLayerState = self._asked(GiveState(above), self._times.stall)
+        state: StreamedLayerState = self._asked(job.GiveState(above), self._times.stall)
         return state
 
     def load_state(self, state: StreamedLayerState) -> None:
         """Continue from a state; see the base class."""
-        self._asked(TakeState(state), self._times.stall, plain=(KeyError, ValueError))
+        self._asked(job.TakeState(state), self._times.stall, plain=(KeyError, ValueError))
         self._take_steps(state)
         self._newest, self._is_newest_last = state.state.layer, False
 
@@ -215,7 +209,7 @@ class RemoteLayer(BaseStreamedLayer):
             self._lock.release()
 
     def _asked(
-        self, order: StreamOrder, seconds: float, plain: tuple[type[Exception], ...] = ()
+        self, order: job.StreamOrder, seconds: float, plain: tuple[type[Exception], ...] = ()
     ) -> Any:
         """Return the answer to an order; an error is that of a run, unless it is a plain one."""
         try:
@@ -228,7 +222,7 @@ class RemoteLayer(BaseStreamedLayer):
             raise failure from failure.__cause__
 
     def _answer(
-        self, order: StreamOrder, seconds: float, stop: Callable[[], bool] = lambda: False
+        self, order: job.StreamOrder, seconds: float, stop: Callable[[], bool] = lambda: False
     ) -> Any:
         """Return the answer of the process to an order, or raise its error."""
         link, run, is_block = self._link, self._run, isinstance(order, Block)
@@ -257,11 +251,11 @@ class RemoteLayer(BaseStreamedLayer):
             return self._answer(order, deadline - time.monotonic(), stop)
         return self._known(order, answer, link.offset)
 
-    def _known(self, order: StreamOrder, answer: Any, offset: float) -> Any:
+    def _known(self, order: job.StreamOrder, answer: Any, offset: float) -> Any:
         """Return an answer by the clock here, after a record of where the layer is with it."""
-        if isinstance(order, TakeState):
+        if isinstance(order, job.TakeState):
             self._answered = order.state.position
-        if not isinstance(answer, Processed):
+        if not isinstance(answer, job.Processed):
             return answer
         if answer.position is not None:
             self.progress[0] = answer.position
