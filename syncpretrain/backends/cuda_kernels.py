@@ -93,9 +93,13 @@ class CudaConvolutions(CudaForms):
         begin, end, _ = filters.indices(shape.filters)
         bias = _checked_vector("bias", bias[begin:end], end - begin)
         for rows in _examples_at_once(len(x), shape):
-            maps = self._products(x[rows], weight, shape, filters)
-            kept = places[rows] if places.size else None
-            self._pooled(maps, bias, out[rows], kept, shape, units, begin)
+            maps, code = self._products(x[rows], weight, shape, filters), out[rows]
+            kept = places[rows] if places.size else code  # a kernel takes no missing array
+            arrays = (maps, bias, code, _row_step("out", code), kept, _row_step("places", kept))
+            own = (*_code_sizes(shape), end - begin, shape.filters, begin)
+            flags = (int(shape.has_places), int(places.size > 0), self._number(units))
+            items = len(code) * (end - begin) * shape.output.height * shape.output.width
+            self._source.flat("pool_maps", items, *arrays, len(code), *own, *flags)
         # Units that the source lacks were linear so far: see _number.
         if units not in self._source.units:
             activate(out.reshape(-1, shape.filters)[:, begin:end], units)
@@ -234,25 +238,6 @@ class CudaConvolutions(CudaForms):
         self._source.flat("lower_images", columns.size, *args)
         return columns
 
-    def _pooled(
-        self,
-        maps: Any,
-        bias: Any,
-        out: Any,
-        places: Any,
-        shape: ConvolutionShape,
-        units: str,
-        begin: int,
-    ) -> None:
-        """Fill the codes of some filters, from number ``begin`` on, and their places."""
-        kept = out if places is None else places
-        arrays = (maps, bias, out, _row_step("out", out), kept, _row_step("places", kept), len(out))
-        own = maps.shape[1]
-        flags = (int(shape.has_places), int(places is not None), self._number(units))
-        items = len(out) * own * shape.output.height * shape.output.width
-        args = (*arrays, *_code_sizes(shape), own, shape.filters, begin, *flags)
-        self._source.flat("pool_maps", items, *args)
-
     def _unpooled(self, delta: Any, places: Any, shape: ConvolutionShape) -> Any:
         """Return maps of shape (B P, F) with each number at its place, or spread evenly."""
         # Without pooling the deltas are the maps; callers read the result and never write to it.
@@ -260,12 +245,9 @@ class CudaConvolutions(CudaForms):
             return delta.reshape(-1, shape.filters)
         size = (len(delta) * shape.positions, shape.filters)
         maps = self._cupy.empty(size, dtype=np.float32)
-        kept, has_places = places, shape.has_places and places is not None
-        # A kernel takes no missing array: it gets one that it does not read.
-        if places is None:
-            kept = delta
+        kept = delta if places is None else places  # a kernel takes no missing array
         args = (delta, _row_step("delta", delta), kept, _row_step("places", kept), maps, len(delta))
-        flags = (shape.filters, int(has_places))
+        flags = (shape.filters, int(shape.has_places and places is not None))
         self._source.flat("unpool_maps", maps.size, *args, *_code_sizes(shape), *flags)
         return maps
 
