@@ -470,8 +470,7 @@ def _annealed(
 ) -> tuple[tuple[Doubles, Doubles, Doubles], tuple[float, ...]]:
     """Return the parameters of a layer that has a log Z, and the lengths of documents."""
     parameters = parameters_with_log_z(layer)
-    blocks = kind_of(layer.visible_units).blocks
-    counts = 0 if blocks is None else len(blocks.counts)
+    counts = len(kind_of(layer.visible_units).counts)
     lengths = tuple(map(float, np.atleast_1d(words)))
     if len(lengths) != counts or not all(0 <= x < math.inf for x in lengths):
         raise DataError(
