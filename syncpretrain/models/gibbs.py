@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import DataError
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.arrays import Array, blocks_in
 from syncpretrain.kernels.conditions import Conditions, as_documents, conditions_of, impose
 from syncpretrain.models.layer import DenseLayer, Layer, down_through, rows_at_once, up_through
 from syncpretrain.models.likelihood import Doubles, drawn, has_energy, summed_out
@@ -323,8 +323,7 @@ def imputed(
     if steps < 0 or samples < 1:
         raise DataError(f"steps, samples: got {steps} and {samples}, expected 0 and 1 or more")
     filled: Array = X.copy()
-    for start in range(0, len(X), rows := rows_at_once(layers)):
-        own = slice(start, start + rows)
+    for own in blocks_in(slice(0, len(X)), rows_at_once(layers)):
         lost = missing[own].any(axis=1)
         if lost.any():
             lowest, rows_lost, mask = layers[0], X[own][lost], missing[own][lost]
