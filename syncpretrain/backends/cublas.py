@@ -199,8 +199,6 @@ class CudaProducts(CudaForms):
     blas : Cublas
     """
 
-    names = ("multiply", "multiply_tf32", "multiply_bfloat16")
-
     def __init__(self, cupy: Any, source: CudaSource, blas: Cublas) -> None:
         super().__init__(cupy, source)
         self._blas, self.multiply = blas, blas.multiply

@@ -72,11 +72,6 @@ class CudaConvolutions(CudaForms):
     Their arrays are float32 with contiguous rows.
     """
 
-    names = (
-        *("convolve", "convolve_gradient", "convolve_back", "convolve_at", "visible_means"),
-        *("sum_channels", "block_means", "draw_blocks", "block_sums"),
-    )
-
     def convolve(
         self,
         x: Any,
@@ -93,9 +88,13 @@ class CudaConvolutions(CudaForms):
         begin, end, _ = filters.indices(shape.filters)
         bias = _checked_vector("bias", bias[begin:end], end - begin)
         for rows in _examples_at_once(len(x), shape):
-            maps = self._products(x[rows], weight, shape, filters)
-            kept = places[rows] if places.size else None
-            self._pooled(maps, bias, out[rows], kept, shape, units, begin)
+            maps, code = self._products(x[rows], weight, shape, filters), out[rows]
+            kept = places[rows] if places.size else code  # a kernel takes no missing array
+            arrays = (maps, bias, code, _row_step("out", code), kept, _row_step("places", kept))
+            own = (*_code_sizes(shape), end - begin, shape.filters, begin)
+            flags = (int(shape.has_places), int(places.size > 0), self._number(units))
+            items = len(code) * (end - begin) * shape.output.height * shape.output.width
+            self._source.flat("pool_maps", items, *arrays, len(code), *own, *flags)
         # Units that the source lacks were linear so far: see _number.
         if units not in self._source.units:
             activate(out.reshape(-1, shape.filters)[:, begin:end], units)
@@ -234,25 +233,6 @@ class CudaConvolutions(CudaForms):
         self._source.flat("lower_images", columns.size, *args)
         return columns
 
-    def _pooled(
-        self,
-        maps: Any,
-        bias: Any,
-        out: Any,
-        places: Any,
-        shape: ConvolutionShape,
-        units: str,
-        begin: int,
-    ) -> None:
-        """Fill the codes of some filters, from number ``begin`` on, and their places."""
-        kept = out if places is None else places
-        arrays = (maps, bias, out, _row_step("out", out), kept, _row_step("places", kept), len(out))
-        own = maps.shape[1]
-        flags = (int(shape.has_places), int(places is not None), self._number(units))
-        items = len(out) * own * shape.output.height * shape.output.width
-        args = (*arrays, *_code_sizes(shape), own, shape.filters, begin, *flags)
-        self._source.flat("pool_maps", items, *args)
-
     def _unpooled(self, delta: Any, places: Any, shape: ConvolutionShape) -> Any:
         """Return maps of shape (B P, F) with each number at its place, or spread evenly."""
         # Without pooling the deltas are the maps; callers read the result and never write to it.
@@ -260,12 +240,9 @@ class CudaConvolutions(CudaForms):
             return delta.reshape(-1, shape.filters)
         size = (len(delta) * shape.positions, shape.filters)
         maps = self._cupy.empty(size, dtype=np.float32)
-        kept, has_places = places, shape.has_places and places is not None
-        # A kernel takes no missing array: it gets one that it does not read.
-        if places is None:
-            kept = delta
+        kept = delta if places is None else places  # a kernel takes no missing array
         args = (delta, _row_step("delta", delta), kept, _row_step("places", kept), maps, len(delta))
-        flags = (shape.filters, int(has_places))
+        flags = (shape.filters, int(shape.has_places and places is not None))
         self._source.flat("unpool_maps", maps.size, *args, *_code_sizes(shape), *flags)
         return maps
 
@@ -330,30 +307,25 @@ class CudaSteps(CudaForms):
     # before each launch of the graph and null outside of one; where it is there, kernels read it
     # instead.
 
-    names = ("momentum_step", "momentum_steps", "shrink", "sgd_step", "adam_step")
-
-    def momentum_step(self, parameter: Any, gradient: Any, velocity: Any, **rates: float) -> Any:
+    def momentum_step(self, parameter: Any, gradient: Any, velocity: Any, **rates: float) -> None:
         """Ascend: velocity = momentum velocity + rate (gradient - decay), then add it."""
         rows, columns, ldp, ldg, ldv = fitted(parameter, gradient, velocity)
         args = (parameter, ldp, gradient, ldg, velocity, ldv, rows, columns, *rates_of(**rates))
         self._source.flat("momentum_step", parameter.size, *args)
-        return None
 
     def momentum_steps(
         self, parameters: Any, gradients: Any, velocities: Any, *, weights: int, **rates: float
-    ) -> Any:
+    ) -> None:
         """Ascend with flat vectors; their first ``weights`` numbers decay."""
         n, vectors = len(parameters), (parameters, gradients, velocities)
         require_vectors(n, *vectors)
         self._source.flat("momentum_steps", n, *vectors, n, weights, *rates_of(**rates))
-        return None
 
-    def shrink(self, weights: Any, factor: float) -> Any:
+    def shrink(self, weights: Any, factor: float) -> None:
         """Multiply contiguous weights by a factor, in place."""
         require(weights.flags.c_contiguous and is_vector(weights.reshape(-1), weights.size))
         args = (weights, weights.size, np.float32(factor), self._source.numbers)
         self._source.flat("shrink", weights.size, *args)
-        return None
 
     def sgd_step(
         self,
@@ -362,22 +334,20 @@ class CudaSteps(CudaForms):
         scratch: Any = None,
         momentum: float = 0.0,
         nesterov: bool = False,
-    ) -> Any:
+    ) -> None:
         """Take one step of gradient descent with momentum, in place; ``scratch`` is not needed."""
         n = len(vectors[0])
         require_vectors(n, *(vectors if momentum else vectors[:2]))
         rates = (np.float32(learning_rate), np.float32(momentum))
         others = (n, *rates, int(nesterov), self._source.numbers)
         self._source.flat("sgd_step", n, *vectors, *others)
-        return None
 
-    def adam_step(self, *vectors: Any, scratch: Any = None, **numbers: Any) -> Any:
+    def adam_step(self, *vectors: Any, scratch: Any = None, **numbers: Any) -> None:
         """Take one step of Adam in place; ``scratch`` is not needed."""
         n = len(vectors[0])
         require_vectors(n, *vectors)
         rates = (np.float32(number) for number in adam_numbers(**numbers))
         self._source.flat("adam_step", n, *vectors, n, *rates, self._source.numbers)
-        return None
 
 
 SOFTMAX_THREADS = 128  # SOFTMAX_THREADS of kernels.cu, which fixes the order of a row's sum
@@ -447,11 +417,6 @@ class CudaErrors(CudaForms):
     device, which a training loop does once in a while only.
     """
 
-    names = (
-        *("squared_error", "means_and_error", "output_delta", "derivative_and_sums"),
-        "count_errors",
-    )
-
     def __init__(self, cupy: Any, source: CudaSource) -> None:
         super().__init__(cupy, source)
         # By device and stream. Never forgotten: recorded graphs add up there.
@@ -493,13 +458,12 @@ class CudaErrors(CudaForms):
 
     def derivative_and_sums(
         self, delta: Any, a: Any, units: str = "bernoulli", *, sums: Any = None
-    ) -> Any:
+    ) -> None:
         """Multiply ``delta`` by the derivative at the means ``a``, which are left unchanged."""
         rows, columns, ldd, lda = fitted(delta, a)
         require(delta.ndim == 2, sums is not None and is_vector(sums, columns))
         args = (delta, ldd, a, lda, rows, columns, self._number(units), sums)
         self._source.launch("derivative_and_sums", (-(-columns // TILE[0]),), TILE, *args)
-        return None
 
     def count_errors(self, x: Any, y: Any) -> Any:
         """Count the rows in which x and y have their largest value at different places."""
@@ -577,8 +541,6 @@ def enable_access(cupy: Any, devices: Sequence[int]) -> None:
 class CudaPeers(CudaForms):
     """Forms of what the devices of one layer do together."""
 
-    names = ("tree_steps", "sum_in_order")
-
     def tree_steps(
         self,
         parameters: Any,
@@ -588,7 +550,7 @@ class CudaPeers(CudaForms):
         part: slice,
         weights: int,
         **rates: float,
-    ) -> Any:
+    ) -> None:
         """Move a part of flat vectors along the sum of gradients, of this device or others."""
         require(isinstance(gradients, PeerVectors))
         shards = len(gradients.vectors)
@@ -598,7 +560,6 @@ class CudaPeers(CudaForms):
         length = part.stop - part.start
         args = (parameters, gradients.table, shards, velocities, part.start, length, weights)
         self._source.flat("tree_steps", length, *args, *rates_of(**rates))
-        return None
 
     def sum_in_order(self, numbers: Any) -> Any:
         """Return the sum as a device array of shape (), not synchronized."""
@@ -613,35 +574,8 @@ def _words(address: Address) -> tuple[np.uint64, ...]:
     return tuple(np.uint64(word) for word in (*address.key, *address.counter))
 
 
-class CudaKernels(CudaForms):
-    """The forms of all equations: dense layers, steps and convolutions.
-
-    Parameters
-    ----------
-    cupy : module
-        CuPy, or what stands in for it in a test.
-    """
-
-    names = (
-        *("means", "times_derivative", "sample_states", "phase_differences"),
-        "means_and_differences",
-    )
-
-    def __init__(self, cupy: Any) -> None:
-        self.source, self.blas = (source := CudaSource(cupy)), Cublas(cupy)
-        super().__init__(cupy, source)
-        self._parts = (
-            *(CudaErrors(cupy, source), CudaSteps(cupy, source), CudaConvolutions(cupy, source)),
-            *(CudaProducts(cupy, source, self.blas), CudaPeers(cupy, source)),
-        )
-        self._launch, self._flat = self.source.launch, self.source.flat
-
-    def forms(self) -> dict[str, Callable[..., Any]]:
-        """Return the forms by the names of their equations."""
-        own = super().forms()
-        for part in self._parts:
-            own |= part.forms()
-        return own
+class CudaUnits(CudaForms):
+    """Forms of the means of units, of their states, and of the differences of both phases."""
 
     def means(self, x: Any, bias: Any, units: str) -> Any:
         """Replace the inputs x without their bias by the units' means, in place."""
@@ -650,18 +584,17 @@ class CudaKernels(CudaForms):
         if kind_of(units).is_exclusive:
             if x.size:
                 grid, block = grid_of(rows, 1), (SOFTMAX_THREADS,)
-                self._launch("softmax_means", grid, block, x, ld, bias, rows, columns)
+                self._source.launch("softmax_means", grid, block, x, ld, bias, rows, columns)
         else:
-            self._flat("unit_means", x.size, x, ld, bias, rows, columns, self._number(units))
+            self._source.flat("unit_means", x.size, x, ld, bias, rows, columns, self._number(units))
         return x
 
-    def times_derivative(self, delta: Any, a: Any, units: str = "bernoulli") -> Any:
+    def times_derivative(self, delta: Any, a: Any, units: str = "bernoulli") -> None:
         """Multiply ``delta`` by the derivative of the units at their means ``a``."""
         if kind_of(units).is_linear:
-            return None
+            return
         (rows, columns, ldd, lda), number = fitted(delta, a), self._number(units)
-        self._flat("times_derivative", delta.size, delta, ldd, a, lda, rows, columns, number)
-        return None
+        self._source.flat("times_derivative", delta.size, delta, ldd, a, lda, rows, columns, number)
 
     def sample_states(
         self, x: Any, bias: Any, units: str, address: Address, *, noise: Any, out: Any
@@ -677,9 +610,56 @@ class CudaKernels(CudaForms):
         name, own = ("draw_bernoulli", ()) if kind.is_binary else ("draw_noisy", (number,))
         # A thread makes 4 states, of half a block of the generator: 8 a thread would leave some of
         # the multiprocessors without work at usual sizes.
-        args = (x, ldx, bias, out, ldo, rows, columns, *own, *_words(address), self.source.now)
-        self._flat(name, -(-x.size // 4), *args)
+        args = (x, ldx, bias, out, ldo, rows, columns, *own, *_words(address), self._source.now)
+        self._source.flat(name, -(-x.size // 4), *args)
         return out
+
+    def phase_differences(self, v: Any, h: Any, *, da: Any, db: Any, examples: int) -> None:
+        """Fill the ascent direction of both biases, and prepare [v0; v1] for that of the weights.
+
+        v of shape (2B, V), h of shape (2B, H). The sums run in another order than NumPy's.
+        """
+        self._differences("phase_differences", v, h, (), da, db, examples)
+
+    def means_and_differences(
+        self, v: Any, h: Any, bias: Any, units: str, *, da: Any, db: Any, examples: int
+    ) -> None:
+        """Do the same where h1 are inputs without bias, which become means."""
+        require(is_vector(bias, h.shape[-1]))
+        means = (bias, self._number(units))
+        self._differences("means_and_differences", v, h, means, da, db, examples)
+
+    def _differences(
+        self, name: str, v: Any, h: Any, means: tuple[Any, ...], da: Any, db: Any, examples: int
+    ) -> None:
+        """Launch a kernel of differences; ``means`` are its bias and number of units, or empty."""
+        (rows, visible, ldv), (_, hidden, ldh) = fitted(v), fitted(h)
+        require(len(v) == len(h), v.ndim == 2, is_vector(da, visible), is_vector(db, hidden))
+        grid = (-(-visible // TILE[0]) - (-hidden // TILE[0]),)
+        scale, divisor = np.float32(1 / examples), np.float32(examples)
+        args = (v, ldv, visible, h, ldh, hidden, *means, da, db, rows // 2, scale, divisor)
+        self._source.launch(name, grid, TILE, *args)
+
+
+class CudaKernels:
+    """The forms of all equations: dense layers, steps and convolutions.
+
+    Parameters
+    ----------
+    cupy : module
+        CuPy, or what stands in for it in a test.
+    """
+
+    def __init__(self, cupy: Any) -> None:
+        self._cupy, self.source, self.blas = cupy, CudaSource(cupy), Cublas(cupy)
+        kinds = (CudaUnits, CudaErrors, CudaSteps, CudaConvolutions, CudaPeers)
+        self._parts: list[CudaForms] = [kind(cupy, self.source) for kind in kinds]
+        self._parts.append(CudaProducts(cupy, self.source, self.blas))
+        self._flat = self.source.flat
+
+    def forms(self) -> dict[str, Callable[..., Any]]:
+        """Return the forms by the names of their equations."""
+        return {name: form for part in self._parts for name, form in part.forms().items()}
 
     def generator(self, address: Address) -> DeviceDraws:
         """Return the generator that begins at an address."""
@@ -701,33 +681,6 @@ class CudaKernels(CudaForms):
             blocks = -(-(skip + out.size) // 8) - skip // 8
             words = (np.uint64(skip), *_words(address))
             self._flat(f"fill_{kind}", blocks, out, ld, rows, columns, *words, self.source.now)
-
-    def phase_differences(self, v: Any, h: Any, *, da: Any, db: Any, examples: int) -> Any:
-        """Fill the ascent direction of both biases, and prepare [v0; v1] for that of the weights.
-
-        v of shape (2B, V), h of shape (2B, H). The sums run in another order than NumPy's.
-        """
-        return self._differences("phase_differences", v, h, (), da, db, examples)
-
-    def means_and_differences(
-        self, v: Any, h: Any, bias: Any, units: str, *, da: Any, db: Any, examples: int
-    ) -> Any:
-        """Do the same where h1 are inputs without bias, which become means."""
-        require(is_vector(bias, h.shape[-1]))
-        means = (bias, self._number(units))
-        return self._differences("means_and_differences", v, h, means, da, db, examples)
-
-    def _differences(
-        self, name: str, v: Any, h: Any, means: tuple[Any, ...], da: Any, db: Any, examples: int
-    ) -> Any:
-        """Launch a kernel of differences; ``means`` are its bias and number of units, or empty."""
-        (rows, visible, ldv), (_, hidden, ldh) = fitted(v), fitted(h)
-        require(len(v) == len(h), v.ndim == 2, is_vector(da, visible), is_vector(db, hidden))
-        grid = (-(-visible // TILE[0]) - (-hidden // TILE[0]),)
-        scale, divisor = np.float32(1 / examples), np.float32(examples)
-        args = (v, ldv, visible, h, ldh, hidden, *means, da, db, rows // 2, scale, divisor)
-        self._launch(name, grid, TILE, *args)
-        return None
 
     def gather_rows(self, X: Any, rows: Any, out: Any) -> bool:
         """Copy rows of X, numbered by int64 on the device; return whether that was done."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache
 from importlib.resources import files
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -197,7 +197,7 @@ class CudaSource:
 
 
 class CudaForms:
-    """Base of forms of equations: methods with the names and signatures of the equations.
+    """Base of forms of equations: public methods, named and called as the equations.
 
     A form raises :class:`~syncpretrain.kernels.dispatch.UnfitError`, having done nothing, for what
     its kernel does not take.
@@ -207,21 +207,15 @@ class CudaForms:
     cupy : module
         CuPy, or what stands in for it in a test.
     source : CudaSource
-
-    Attributes
-    ----------
-    names : tuple of str
-        Names of the methods that are forms.
     """
-
-    names: ClassVar[tuple[str, ...]]
 
     def __init__(self, cupy: Any, source: CudaSource) -> None:
         self._cupy, self._source = cupy, source
 
     def forms(self) -> dict[str, Callable[..., Any]]:
         """Return the forms by the names of their equations."""
-        return {name: getattr(self, name) for name in self.names}
+        own = (name for name in vars(type(self)) | vars(self) if not name.startswith("_"))
+        return {name: getattr(self, name) for name in own}
 
     def _number(self, units: str) -> int:
         """Return the number of a kind of units in the source.

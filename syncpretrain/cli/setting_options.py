@@ -14,10 +14,6 @@ from syncpretrain.cli.shared import DATA, epoch_counts, floats, integers, moment
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC, schedule_kind
 from syncpretrain.settings import (
-    DataSettings,
-    FinetuneSettings,
-    PretrainSettings,
-    RunSettings,
     Settings,
     fields,
     names_in,
@@ -37,13 +33,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 AUTO = "auto"  # a schedule and visible units, replaced before settings are made
 FINETUNE = "finetune_"
 STRUCTS: dict[str, type[msgspec.Struct]] = {
-    "data": DataSettings,
-    "pretrain": PretrainSettings,
-    "finetune": FinetuneSettings,
-    "run": RunSettings,
+    section.name: section.type for section in msgspec.structs.fields(Settings)
 }
 RENAMED = {("data", "name"): "data", ("finetune", "objective"): "finetune"}
 COLUMNS = "columns"  # an option without a field, which changes the layers
+NO_LAYERS = (
+    "layers: got nothing, expected the units of the input and of each layer, such as"
+    " --layers 784,1000,500,250,30"
+)
 ALSO_OFFERED = {"schedule": (AUTO,)}
 PARSERS = {"layers": str, "epochs": epoch_counts, "momentum": momentums}
 PLANNED = ("group_size", "replicas", "split", "shards")
@@ -159,7 +156,7 @@ def settings_from_options(
             raise SettingsError("preset: got one beside --config, expected one of the two")
         config = preset_path(preset)
 
-    base: dict[str, Any] = {"data": {}, "pretrain": {}, "finetune": {}, "run": {}}
+    base: dict[str, Any] = {section: {} for section in STRUCTS}
     if config is not None:
         base = msgspec.to_builtins(read_settings(config))
         _drop_replaced(base["pretrain"], base["finetune"], options)
@@ -172,17 +169,9 @@ def settings_from_options(
     if options.get("schedule") == AUTO:
         _drop_planned(pretrain, options)
     if "layers" not in pretrain:
-        raise SettingsError(
-            "layers: got nothing, expected the units of the input and of each layer, such as"
-            " --layers 784,1000,500,250,30"
-        )
-    settings = settings_from(
-        pretrain.pop("layers"),
-        data=base["data"],
-        finetune=base["finetune"],
-        run=base["run"],
-        **pretrain,
-    )
+        raise SettingsError(NO_LAYERS)
+    others = {section: values for section, values in base.items() if section != "pretrain"}
+    settings = settings_from(pretrain.pop("layers"), **others, **pretrain)
     if not of_run:
         _check_finetuning(settings, options)
     return settings

@@ -12,7 +12,7 @@ import click
 
 from syncpretrain.cli import shared
 from syncpretrain.cli.output import add_numbers, plain_table, printing, title_of
-from syncpretrain.cli.setting_options import setting_options
+from syncpretrain.cli.setting_options import NO_LAYERS, setting_options
 from syncpretrain.errors import SettingsError
 from syncpretrain.settings import PretrainSettings
 
@@ -200,10 +200,7 @@ def _ways_and_options(options: dict[str, Any]) -> tuple[Mapping[str, Way], Optio
     from syncpretrain.planning.scaling.job import replicas_from
 
     if options["layers"] is None:
-        raise SettingsError(
-            "layers: got nothing, expected the units of the input and of each layer, such as"
-            " --layers 784,1000,500,250,30"
-        )
+        raise SettingsError(NO_LAYERS)
     stack = {name: options[name] for name in STACK_OPTIONS if options[name] is not None}
     own = {name: options[name] for name in ("layers", "examples", "split", "servers", "push_every")}
     held_out = options["examples"] // shared.TRAIN_PER_HELD_OUT

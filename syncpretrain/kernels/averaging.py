@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from syncpretrain.kernels.arrays import BLOCK, Array, ordered_sum
+from syncpretrain.kernels.arrays import BLOCK, Array, blocks_in, ordered_sum
 from syncpretrain.kernels.contrastive_divergence import momentum_steps
 from syncpretrain.kernels.dispatch import accelerated
 
@@ -84,9 +84,8 @@ def tree_mean(
     leaves = _leaves(parts, weights)
     depth = max(len(parts) - 1, 0).bit_length()
     spare = [np.empty(min(BLOCK, len(out)), np.float32) for _ in range(depth)]
-    for start in range(0, len(out), BLOCK):
-        into = out[start : start + BLOCK]
-        block = slice(start, start + len(into))
+    for block in blocks_in(slice(0, len(out)), BLOCK):
+        into = out[block]
         total = _sum([(p[block], f) for p, f in leaves], into, [s[: len(into)] for s in spare])
         assert total is not None, "not every share is 0"
         if leaves[0][1] is None and len(parts) > 1:

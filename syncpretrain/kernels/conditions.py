@@ -58,8 +58,7 @@ def conditions_of(v: Array, units: str, *, missing: bool = False) -> Conditions 
     missing : bool
         True if entries may be missing.
     """
-    blocks = kind_of(units).blocks
-    counts = () if blocks is None else blocks.counts
+    counts = kind_of(units).counts
     if not counts and not missing:
         return None
     words = tuple(v[:, part.columns].sum(axis=1, keepdims=True) for part in counts)
@@ -72,7 +71,7 @@ def impose(v: Array, units: str, conditions: Conditions | None) -> Array:
     if conditions is None:
         return v
     if conditions.words:
-        for part, words in zip(kind_of(units).blocks.counts, conditions.words, strict=True):
+        for part, words in zip(kind_of(units).counts, conditions.words, strict=True):
             v[:, part.columns] *= words
     if conditions.known is not None:
         v *= conditions.known
@@ -191,7 +190,7 @@ def draw_words(v: Array, units: str, noise: Array, conditions: Conditions | None
     if conditions is None:
         return v
     for i, words in enumerate(conditions.words):
-        columns = kind_of(units).blocks.counts[i].columns
+        columns = kind_of(units).counts[i].columns
         seed = np.ascontiguousarray(noise[:1, columns], dtype=np.float32).view(np.uint32).ravel()
         draws = np.random.default_rng(seed[:SEED_NUMBERS].tolist())
         _draw(v[:, columns], words, draws)
@@ -209,7 +208,7 @@ def draw_words_at(address: Address, v: Array, units: str, conditions: Conditions
     if conditions is None or not conditions.words:
         return
     draws = address.generator()
-    for part, words in zip(kind_of(units).blocks.counts, conditions.words, strict=True):
+    for part, words in zip(kind_of(units).counts, conditions.words, strict=True):
         _draw(v[:, part.columns], words, draws)
 
 

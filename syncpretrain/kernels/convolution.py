@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 
 from syncpretrain.kernels.activations import activate, means
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array, slices_of
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in, slices_of
 from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.kernels.native import extension, shape_numbers
 from syncpretrain.kernels.precision import factors
@@ -165,8 +165,7 @@ def convolve_at(
     whole = shape.unpooled
     step = max(1, LONG_BLOCK // whole.hidden)
     maps = np.empty((step, whole.hidden), dtype=x.dtype)
-    for start in range(0, len(x), step):
-        some = slice(start, start + step)
+    for some in blocks_in(slice(0, len(x)), step):
         part = maps[: len(x[some])]
         convolve(x[some], weight, no_bias, part, none, scratch, whole, "gaussian", filters)
         _choose(part, places[some], shape, filters, out=out[some])

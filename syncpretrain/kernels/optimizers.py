@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from syncpretrain.kernels.arrays import BLOCK, Array
+from syncpretrain.kernels.arrays import BLOCK, Array, blocks_in
 from syncpretrain.kernels.dispatch import accelerated
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam: decay of both moments, floor of the denominator
@@ -53,8 +53,7 @@ def sgd_step(
     """
     learning_rate, momentum = float(learning_rate), float(momentum)  # no wider type of NumPy's
     scratch = np.empty_like(parameters[:BLOCK]) if scratch is None else scratch
-    for start in range(0, len(parameters), len(scratch) or 1):
-        block = slice(start, start + len(scratch))
+    for block in blocks_in(slice(0, len(parameters)), len(scratch) or 1):
         p, g = parameters[block], gradient[block]
         s = scratch[: len(p)]
         np.multiply(g, learning_rate, out=s)
@@ -104,8 +103,7 @@ def adam_step(
     """
     (beta1, beta2), (size, floor) = BETAS, map(float, adam_rates(step, learning_rate))
     scratch = np.empty_like(parameters[:BLOCK]) if scratch is None else scratch
-    for start in range(0, len(parameters), len(scratch) or 1):
-        block = slice(start, start + len(scratch))
+    for block in blocks_in(slice(0, len(parameters)), len(scratch) or 1):
         p, g, m, v = parameters[block], gradient[block], first[block], second[block]
         s = scratch[: len(p)]
         np.multiply(m, beta1, out=m)

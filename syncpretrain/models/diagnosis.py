@@ -283,7 +283,7 @@ def _rbm_figures(
     visible, hidden = kind_of(layer.visible_units), kind_of(layer.hidden_units)
     if visible.is_binary and not missing:
         figures["pseudo_likelihood"] = pseudo_likelihood(layer, rows, seed=seed)
-    has_log_z = hidden.is_binary and not (visible.blocks and visible.blocks.counts)
+    has_log_z = hidden.is_binary and not visible.counts
     if partition and has_log_z and not missing:
         estimate = log_z(layer, seed=seed)
         bounds = (estimate.low, estimate.high)

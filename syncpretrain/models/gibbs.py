@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.errors import DataError
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.arrays import Array, blocks_in
 from syncpretrain.kernels.conditions import Conditions, as_documents, conditions_of, impose
 from syncpretrain.models.layer import DenseLayer, Layer, down_through, rows_at_once, up_through
 from syncpretrain.models.likelihood import Doubles, drawn, has_energy, summed_out
@@ -267,9 +267,7 @@ def levels_of(layers: Sequence[Layer], level: int, method: str) -> list[DenseLay
     rbms = [_dense_rbm(layer, f"layer {n}") for n, layer in enumerate(layers, start=1)]
     for n, rbm in enumerate(rbms, start=1):
         own = (rbm.visible_units, rbm.hidden_units)
-        blocks = kind_of(own[0]).blocks
-        counted = blocks is not None and bool(blocks.counts)
-        if counted or not (has_energy(*own) and has_energy(*own[::-1])):
+        if kind_of(own[0]).counts or not (has_energy(*own) and has_energy(*own[::-1])):
             raise DataError(
                 f"method: got stacked for {own[0]} and {own[1]} units of layer {n}, expected"
                 " bernoulli, gaussian or softmax ones; take gibbs"
@@ -325,8 +323,7 @@ def imputed(
     if steps < 0 or samples < 1:
         raise DataError(f"steps, samples: got {steps} and {samples}, expected 0 and 1 or more")
     filled: Array = X.copy()
-    for start in range(0, len(X), rows := rows_at_once(layers)):
-        own = slice(start, start + rows)
+    for own in blocks_in(slice(0, len(X)), rows_at_once(layers)):
         lost = missing[own].any(axis=1)
         if lost.any():
             lowest, rows_lost, mask = layers[0], X[own][lost], missing[own][lost]
@@ -393,8 +390,7 @@ def _check_chains(rbm: DenseLayer, start: Array | None, count: int) -> None:
     """
     if count < 1:
         raise DataError(f"count: got {count}, expected 1 or more")
-    blocks = kind_of(rbm.visible_units).blocks
-    if start is None and blocks is not None and blocks.counts:
+    if start is None and kind_of(rbm.visible_units).counts:
         raise DataError(
             "start: got nothing for counts, expected documents, whose numbers of words the"
             " samples have"

@@ -21,7 +21,7 @@ from syncpretrain.data.sparse_rows import run_of
 from syncpretrain.errors import DataError
 from syncpretrain.kernels import convolution as kernels
 from syncpretrain.kernels.activations import affine
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.arrays import Array, blocks_in
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.precision import PRODUCTS
 from syncpretrain.shapes import ConvolutionShape, DenseShape
@@ -271,9 +271,8 @@ def rows_at_once(layers: Iterable[Layer], most: int = MOST_ROWS) -> int:
 
 def blocks_through(layers: Iterable[Layer], X: Any, most: int = MOST_ROWS) -> Iterator[Any]:
     """Yield the rows of X in blocks of as many as go through layers together."""
-    count = rows_at_once(layers, most)
-    for start in range(0, len(X), count):
-        yield X[start : start + count]
+    for part in blocks_in(slice(0, len(X)), rows_at_once(layers, most)):
+        yield X[part]
 
 
 def up_through(layers: Sequence[Layer], X: Array) -> Array:
@@ -298,9 +297,7 @@ def down_through(layers: Sequence[Layer], codes: Array) -> Array:
 
 def _through(steps: Sequence[Step], X: Array, layers: Sequence[Layer], width: int) -> Array:
     result = np.empty((len(X), width), dtype=np.float32)
-    count = rows_at_once(layers)
-    for start in range(0, len(X), count):
-        part = slice(start, start + count)
+    for part in blocks_in(slice(0, len(X)), rows_at_once(layers)):
         rows = run_of(X, part) if layers[0].shape.name == "dense" else X[part]
         for step in steps[:-1]:
             rows = step(rows)

@@ -76,38 +76,13 @@ def summed_over_hidden(parameters: RBMParameters, units: str, words: tuple[float
     return total
 
 
-def annealed_weights(
-    parameters: RBMParameters,
-    units: str,
-    words: tuple[float, ...],
-    betas: Doubles,
-    chains: int,
-    draws: np.random.Generator,
-) -> tuple[float, Doubles, Doubles]:
-    """Return log Z at the highest temperature, each chain's logarithm of the ratio to it, and v.
-
-    This is annealed importance sampling (Salakhutdinov and Murray 2008; for counts Salakhutdinov
-    and Hinton 2009, section 4.1).
-    """
-    W, a, b = parameters
-    if kind_of(units).is_binary:
-        return _annealed_binary(parameters, betas, chains, draws)
-    conditions = Conditions(words=tuple(np.full((chains, 1), float(count)) for count in words))
-    weights = np.zeros(chains)
-    v = drawn(np.tile(a, (chains, 1)), units, conditions, draws)
-    for beta, hotter in zip(betas[1:], betas[:-1], strict=True):
-        upward = v @ W + b
-        weights += _gained(upward, beta, hotter)
-        h = drawn(beta * upward, "bernoulli", None, draws)
-        v = drawn(beta * (h @ W.T) + a, units, conditions, draws)
-    base = len(b) * math.log(2) + float(_log_sums(a[None], a, units, words)[0])
-    return base, weights, v
-
-
 def _annealed_binary(
     parameters: RBMParameters, betas: Doubles, chains: int, draws: np.random.Generator
 ) -> tuple[float, Doubles, Doubles]:
-    """Return the same for binary visible units: they begin uniform, with annealed biases."""
+    """Return log Z at the highest temperature, each chain's logarithm of the ratio to it, and v.
+
+    Binary visible units begin uniform, with annealed biases.
+    """
     W, a, b = parameters
     v = _draw(np.full((chains, len(a)), 0.5), draws)
     weights = np.zeros(chains)
@@ -429,6 +404,8 @@ def annealed_sample(
 ) -> tuple[LogZ, Doubles, Doubles]:
     """Return log Z by annealed importance sampling, and its chains as a weighted sample.
 
+    See Salakhutdinov and Murray 2008; for counts Salakhutdinov and Hinton 2009, section 4.1.
+
     Parameters
     ----------
     layer, words, chains, steps, seed
@@ -443,9 +420,21 @@ def annealed_sample(
         Visible states.
     """
     parameters, lengths = _annealed(layer, words)
+    (W, a, b), units = parameters, layer.visible_units
     draws = generator(seed, Purpose.ANNEALING)
     betas = np.linspace(0, 1, steps + 1)
-    base, logs, v = annealed_weights(parameters, layer.visible_units, lengths, betas, chains, draws)
+    if kind_of(units).is_binary:
+        base, logs, v = _annealed_binary(parameters, betas, chains, draws)
+    else:
+        words_of = tuple(np.full((chains, 1), count) for count in lengths)
+        conditions, logs = Conditions(words=words_of), np.zeros(chains)
+        v = drawn(np.tile(a, (chains, 1)), units, conditions, draws)
+        for beta, hotter in zip(betas[1:], betas[:-1], strict=True):
+            upward = v @ W + b
+            logs += _gained(upward, beta, hotter)
+            h = drawn(beta * upward, "bernoulli", None, draws)
+            v = drawn(beta * (h @ W.T) + a, units, conditions, draws)
+        base = len(b) * math.log(2) + float(_log_sums(a[None], a, units, lengths)[0])
     weights = np.exp(logs - logs.max())
     return _with_error_bar(base, logs), weights / weights.sum(), v
 
@@ -481,8 +470,7 @@ def _annealed(
 ) -> tuple[tuple[Doubles, Doubles, Doubles], tuple[float, ...]]:
     """Return the parameters of a layer that has a log Z, and the lengths of documents."""
     parameters = parameters_with_log_z(layer)
-    blocks = kind_of(layer.visible_units).blocks
-    counts = 0 if blocks is None else len(blocks.counts)
+    counts = len(kind_of(layer.visible_units).counts)
     lengths = tuple(map(float, np.atleast_1d(words)))
     if len(lengths) != counts or not all(0 <= x < math.inf for x in lengths):
         raise DataError(

@@ -268,8 +268,7 @@ def _check(
             f"X, chains, steps: got {examples} examples with a value, {chains} and {steps},"
             f" expected 2, {LEAST_CHAINS} and {LEAST_STEPS} or more"
         )
-    blocks = kind_of(levels_of(layers, level, method)[0].visible_units).blocks
-    if blocks is not None and blocks.counts:
+    if kind_of(levels_of(layers, level, method)[0].visible_units).counts:
         raise DataError(
             "mixing: got an RBM of counts, whose chains cannot start at noise, since they keep the"
             " numbers of words; take a level above, or sample with start"
@@ -395,5 +394,4 @@ def _agreement(from_data: Array, from_noise: Array) -> tuple[float, float]:
 
 
 def _has_annealing(rbm: DenseLayer) -> bool:
-    blocks = kind_of(rbm.visible_units).blocks
-    return kind_of(rbm.hidden_units).is_binary and not (blocks and blocks.counts)
+    return kind_of(rbm.hidden_units).is_binary and not kind_of(rbm.visible_units).counts

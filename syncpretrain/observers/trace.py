@@ -8,24 +8,17 @@ from typing import Any
 
 import msgspec
 
-from syncpretrain.events import (
-    DriftJudged,
-    EpochFinished,
-    Event,
-    FinetuneEpochFinished,
-    FinetuneStarted,
-    RunStarted,
-)
+from syncpretrain import events
 
 
-def write_trace(events: Sequence[Event], path: str | Path) -> None:
+def write_trace(recorded: Sequence[events.Event], path: str | Path) -> None:
     """Write the epochs of a run in the Chrome trace format.
 
     Each layer has a row (a thread of the format), and fine-tuning has one below them.
 
     Parameters
     ----------
-    events : sequence of Event
+    recorded : sequence of Event
         Events in the order they happened, such as ``History().events``.
     path : str or Path
         The JSON file; one that is there is replaced.
@@ -35,41 +28,40 @@ def write_trace(events: Sequence[Event], path: str | Path) -> None:
     OSError
         If the file cannot be written.
     """
-    origin = events[0].time if events else 0.0
-    starts = [x for x in events if isinstance(x, RunStarted)]
+    origin = recorded[0].time if recorded else 0.0
+    starts = [x for x in recorded if isinstance(x, events.RunStarted)]
     finetune_row = max((len(x.epochs) for x in starts), default=0) + 1
     # Layers that hand over minibatches read no versions.
     has_versions = all(x.handoff == "epoch" for x in starts)
-    entries = [
-        entry for event in events for entry in _entries(event, origin, finetune_row, has_versions)
-    ]
+    common = origin, finetune_row, has_versions
+    entries = [entry for event in recorded for entry in _entries(event, *common)]
     trace = {"displayTimeUnit": "ms", "traceEvents": entries}
     # Errors may be NumPy's numbers, which JSON takes as floats alone.
     Path(path).write_bytes(msgspec.json.encode(trace, enc_hook=float))
 
 
 def _entries(
-    event: Event, origin: float, finetune_row: int, has_versions: bool
+    event: events.Event, origin: float, finetune_row: int, has_versions: bool
 ) -> Iterator[dict[str, Any]]:
     # "ph" is the kind of an entry: "M" describes a row, "X" has a begin and a duration, "i" is an
     # instant, which "s": "t" draws in its row alone. "tid" is the row.
     match event:
-        case RunStarted(layers=layers):
+        case events.RunStarted(layers=layers):
             for layer in range(1, len(layers)):
                 yield from _named_row(layer, f"layer {layer} {layers[layer - 1]}-{layers[layer]}")
-        case EpochFinished(layer=layer, epoch=epoch, reads=version, started=started):
+        case events.EpochFinished(layer=layer, epoch=epoch, reads=version, started=started):
             start = started - origin
             name = f"epoch {epoch} (version {version})" if has_versions else f"epoch {epoch}"
             yield _slice(layer, name, start, event.time - started, _figures(event))
             # Within the epoch: making its input is its first part.
             if event.transform_seconds > 0:
                 yield _slice(layer, "transform", start, event.transform_seconds, {})
-        case DriftJudged(layer=layer):
+        case events.DriftJudged(layer=layer):
             instant = {"ph": "i", "s": "t", "ts": round((event.time - origin) * 1e6)}
             yield {**instant, "pid": 1, "tid": layer, "name": str(event)}
-        case FinetuneStarted():
+        case events.FinetuneStarted():
             yield from _named_row(finetune_row, "fine-tuning")
-        case FinetuneEpochFinished(epoch=epoch, seconds=seconds):
+        case events.FinetuneEpochFinished(epoch=epoch, seconds=seconds):
             start = event.time - seconds - origin
             yield _slice(finetune_row, f"epoch {epoch}", start, seconds, _figures(event))
 
@@ -88,8 +80,8 @@ def _slice(
     return {"ph": "X", "pid": 1, "tid": row, "name": name, **times, "args": args}
 
 
-def _figures(event: EpochFinished | FinetuneEpochFinished) -> dict[str, float | None]:
+def _figures(event: events.EpochFinished | events.FinetuneEpochFinished) -> dict[str, float | None]:
     """Return the errors after an epoch, and the drift of the layer if it was measured."""
     errors = {"train_error": event.train_error, "validation_error": event.validation_error}
-    drift = event.drift if isinstance(event, EpochFinished) else None
+    drift = event.drift if isinstance(event, events.EpochFinished) else None
     return errors if drift is None else errors | {"drift": drift}

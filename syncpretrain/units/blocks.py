@@ -93,7 +93,10 @@ class Blocks:
         self.groups = tuple(part for part in self.parts if part.kind == SOFTMAX)
         plain = [part for part in self.parts if not part.groups]
         self.normal = tuple(part for part in plain if kinds.KINDS[part.kind].noise == "normal")
-        self._simple = [(part.columns, kinds.KINDS[part.kind]) for part in plain]
+        # Kinds of inputs, which have every equation.
+        self._simple: list[tuple[slice, Any]] = [
+            (part.columns, kinds.KINDS[part.kind]) for part in plain
+        ]
         self._grouped = [part for part in self.parts if part.groups]
 
     @property
@@ -121,7 +124,6 @@ class Blocks:
         For a group of choices with means a and sum D the product is a (delta - a delta / D).
         """
         for columns, kind in self._simple:
-            assert kind.times_derivative is not None
             kind.times_derivative(np, a[:, columns], delta[:, columns])
         for part in self._grouped:
             means, below = part.grouped(a), part.grouped(delta)
@@ -136,7 +138,6 @@ class Blocks:
         of the means passes this number.
         """
         for columns, kind in self._simple:
-            assert kind.sample is not None
             kind.sample(np, x[:, columns], noise[:, columns], out[:, columns])
         for part in self._grouped:
             rows = part.grouped(x)
@@ -156,10 +157,7 @@ class Blocks:
         ``words`` has the number D of each row for each block of counts; a state of a document is
         a sequence of its words.
         """
-        sums = [
-            kind.log_sum(np, x[:, columns], b[columns])  # type: ignore[misc]
-            for columns, kind in self._simple
-        ]
+        sums = [kind.log_sum(np, x[:, columns], b[columns]) for columns, kind in self._simple]
         words = iter(words)
         for part in self._grouped:
             rows = part.grouped(x)
@@ -172,7 +170,6 @@ class Blocks:
         """Return the part of each row's energy that depends on the visible biases a alone."""
         total = 0.0
         for columns, kind in self._simple:
-            assert kind.energy is not None
             total = total + kind.energy(np, v[:, columns], a[columns])
         for part in self._grouped:
             total = total - v[:, part.columns] @ a[part.columns]
@@ -182,7 +179,6 @@ class Blocks:
         """Return the bias that gives each unit a mean: for a choice, the log of its share."""
         bias = np.empty_like(mean)
         for columns, kind in self._simple:
-            assert kind.bias_of is not None
             bias[columns] = kind.bias_of(np, mean[columns])
         for part in self._grouped:
             share = part.grouped(mean)

@@ -213,6 +213,11 @@ class Kind:
         return (self.lower, self.upper) == (0, 1) and self.blocks is None
 
     @property
+    def counts(self) -> tuple[Any, ...]:
+        """The blocks of counts; none for other units."""
+        return () if self.blocks is None else tuple(self.blocks.counts)
+
+    @property
     def is_linear(self) -> bool:
         """True if the derivative is 1 everywhere."""
         return self.times_derivative is unchanged

@@ -101,8 +101,7 @@ def _check_part(stack: Model, part: str) -> None:
             f"part: got {part}, but the stack was fine-tuned as a {own} and has no decoder; take"
             f" encoder or {own}"
         )
-    blocks = kind_of(stack.layers[0].visible_units).blocks
-    if part == "autoencoder" and blocks is not None and blocks.counts:
+    if part == "autoencoder" and kind_of(stack.layers[0].visible_units).counts:
         raise SettingsError(
             "part: got autoencoder, but a document's reconstruction has as many words as the"
             " document, which the code does not hold; take encoder and decoder, whose rows are the"
