@@ -682,29 +682,24 @@ class CudaKernels:
             words = (np.uint64(skip), *_words(address))
             self._flat(f"fill_{kind}", blocks, out, ld, rows, columns, *words, self.source.now)
 
-    def gather_rows(self, X: Any, rows: Any, out: Any) -> bool:
-        """Copy rows of X, numbered by int64 on the device; return whether that was done."""
+    def gather(self, X: Any, rows: Any, out: Any, *, are_bytes: bool) -> bool:
+        """Copy rows of X, numbered by int64 on the device; return whether that was done.
+
+        X is float32, or bytes (uint8) that are divided by 255.
+        """
         if X.ndim != 2 or rows.dtype != np.int64 or not rows.flags.c_contiguous:
             return False
         # The first row alone: X may have more elements than 31 bits count, and this kernel, unlike
         # others, computes addresses in 64.
         of_x, of_out = layout(X[:1]), layout(out)
-        if of_x is None or of_out is None or out.shape != (len(rows), X.shape[1]):
+        is_fit = are_bytes if of_x is None else not are_bytes
+        if not is_fit or of_out is None or out.shape != (len(rows), X.shape[1]):
             return False
         # With the last row's number the kernel clips, as np.take does with mode "clip".
-        args = (X, of_x[2], len(X) - 1, rows, out, of_out[2], len(rows), X.shape[1])
-        self._flat("gather_rows", out.size, *args, self.source.now)
-        return True
-
-    def gather_bytes(self, numbers: Any, rows: Any, out: Any) -> bool:
-        """Gather rows as :meth:`gather_rows` does, of bytes (uint8) that are divided by 255."""
-        if rows.dtype != np.int64 or not rows.flags.c_contiguous:
-            return False
-        of_out = layout(out)
-        if of_out is None or out.shape != (len(rows), numbers.shape[1]):
-            return False
-        args = (numbers, len(numbers) - 1, rows, out, of_out[2], len(rows), numbers.shape[1])
-        self._flat("gather_bytes", out.size, *args, self.source.now)
+        step = () if of_x is None else of_x[2:]
+        args = (X, *step, len(X) - 1, rows, out, of_out[2], len(rows), X.shape[1])
+        name = "gather_bytes" if are_bytes else "gather_rows"
+        self._flat(name, out.size, *args, self.source.now)
         return True
 
     def values_of_bytes(self, numbers: Any) -> Any:

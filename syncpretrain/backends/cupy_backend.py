@@ -234,11 +234,9 @@ class CupyBackend(Backend):
             X.gather(rows, out)
             return out
         rows = rows.on_device if isinstance(rows, OrderedRows) else self.asarray(rows)
-        if isinstance(X, DeviceRows):
-            gathered = self._kernels.gather_bytes(X.numbers, rows, out)
-        else:
-            gathered = self._kernels.gather_rows(X, rows, out)
-        if not gathered:
+        are_bytes = isinstance(X, DeviceRows)
+        given = X.numbers if are_bytes else X
+        if not self._kernels.gather(given, rows, out, are_bytes=are_bytes):
             raise TypeError(
                 f"rows: got {rows.dtype} of {X.dtype} of shape {X.shape}, into {out.dtype} of"
                 f" shape {out.shape}; expected int64 of float32, both with contiguous rows"

@@ -19,7 +19,6 @@ Any other rows are gathered on the host and copied at once.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.backends.base import Backend
-from syncpretrain.data.blocks import ByteRows, StoredRows, chunks
+from syncpretrain.data.blocks import ByteRows, StoredRows
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 
 # Bytes of a buffer: some 10,000 rows of 784. Its copy takes a millisecond or more, so that
@@ -49,11 +48,6 @@ class DeviceRows(ByteRows):
 
     def __getitem__(self, key: slice) -> Any:
         return self.backend.asarray(self.run(key))
-
-    def blocks(self) -> Iterator[Any]:
-        """Yield all rows, a few at a time."""
-        for chunk in chunks(self.shape):
-            yield self[chunk]
 
 
 def buffer_bytes(rows: int, width: int) -> int:
@@ -154,11 +148,6 @@ class HostRows:
     def run(self, rows: slice) -> Any:
         """Return consecutive rows, on the host still."""
         return self._X[rows]
-
-    def blocks(self) -> Iterator[Any]:
-        """Yield all rows, a few at a time."""
-        for chunk in chunks(self.shape):
-            yield self[chunk]
 
     def in_order(self, numbers: NDArray[np.intp]) -> OrderedRows:
         """Return the row numbers of an epoch; :meth:`gather` takes slices and copies ahead."""

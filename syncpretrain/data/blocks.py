@@ -68,11 +68,6 @@ class StoredRows(ABC):
         np.copyto(out, found)
         return out
 
-    def blocks(self) -> Iterator[NDArray[np.float32]]:
-        """Yield all rows, a few at a time."""
-        for chunk in chunks(self.shape):
-            yield self[chunk]
-
     @abstractmethod
     def subset(self, rows: NDArray[Any]) -> StoredRows:
         """Return some of the rows, stored still."""
@@ -86,7 +81,7 @@ def blocks_of(X: Any) -> Iterator[Any]:
     """Yield a few rows at a time.
 
     The blocks depend on the shape alone, so that sums over them have the same bits wherever the
-    rows are stored. Stored rows have a method ``blocks`` of their own.
+    rows are stored. An iterable of arrays has a method ``blocks`` of its own.
     """
     if hasattr(X, "blocks"):
         yield from X.blocks()

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.kernels.activations import means
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, blocks_in
 from syncpretrain.kernels.backprop import means_and_error, squared_error
 from syncpretrain.kernels.dispatch import accelerated
 from syncpretrain.rng import Address
@@ -80,12 +80,9 @@ def impose(v: Array, units: str, conditions: Conditions | None) -> Array:
 
 def as_documents(v: Array, like: Array, units: str) -> Array:
     """Give the shares of words in v the numbers of words of other rows, in place."""
-    blocks = like.blocks() if hasattr(like, "blocks") else (like,)  # of rows kept in another form
-    start = 0
-    for block in blocks:
-        own = slice(start, start + len(block))
-        impose(v[own], units, conditions_of(block, units))
-        start = own.stop
+    at_once = max(1, LONG_BLOCK // v.shape[1])  # since rows may be kept in another form
+    for own in blocks_in(slice(0, len(v)), at_once):
+        impose(v[own], units, conditions_of(like[own], units))
     return v
 
 

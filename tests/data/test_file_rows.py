@@ -10,6 +10,7 @@ import pytest
 from largerdata import LAYERS, ROWS, STREAM, example_rows, mapped
 
 from syncpretrain import pretrain
+from syncpretrain.data.blocks import blocks_of
 from syncpretrain.data.file_rows import rows_in_file
 from syncpretrain.errors import DataError, WorkerError
 from syncpretrain.events import EpochFinished
@@ -31,7 +32,7 @@ class TestRows:
         part = rows.subset(some).subset(np.arange(7, 100))
         np.testing.assert_array_equal(np.asarray(part), X[some][7:100])
         np.testing.assert_array_equal(part.whole()[:], X)
-        np.testing.assert_array_equal(np.concatenate(list(rows.blocks())), X)
+        np.testing.assert_array_equal(np.concatenate(list(blocks_of(rows))), X)
         out = np.empty((3, LAYERS[0]), dtype=np.float32)
         assert np.take(rows, [4, 2, 9], axis=0, out=out, mode="clip") is out
         np.testing.assert_array_equal(out, X[[4, 2, 9]])
