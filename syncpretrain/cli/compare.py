@@ -148,7 +148,7 @@ def command(
     folder, outcomes = _outcomes(settings, data, out, quiet=quiet, notices=notices, **compared)
     report = _report(settings, data, outcomes, folder)
     try:
-        _write_comparison(with_absolute_path(settings), report, outcomes, folder)
+        _write_comparison(with_absolute_path(settings), report, folder)
     finally:
         if as_json:
             click.echo(json.dumps(report))
@@ -288,19 +288,16 @@ def _print_comparison(report: dict[str, Any]) -> None:
     say(where)
 
 
-def _write_comparison(
-    settings: Settings, report: dict[str, Any], outcomes: Sequence[Outcome], out: Path
-) -> None:
+def _write_comparison(settings: Settings, report: dict[str, Any], out: Path) -> None:
     """Write the settings, the table as JSON, and the curve over numbers of labels if any."""
     from syncpretrain.plot.canvas import save_label_curve
-    from syncpretrain.runs.compare import summarized
 
     write_settings(settings, out / CONFIG_NAME)
     write_atomically(out / TABLE_NAME, json.dumps(report, indent=2).encode())
     curves: dict[str, list[tuple[int, float, float | None]]] = {}
-    for row in summarized(outcomes):
-        if row.labels is not None:
-            curves.setdefault(row.start, []).append((row.labels, row.test, row.spread))
+    for row in report["table"]:
+        if row["labels"] is not None:
+            curves.setdefault(row["start"], []).append((row["labels"], row["test"], row["spread"]))
     if curves:
         save_label_curve(curves, out / CURVE_NAME)
 
@@ -310,7 +307,7 @@ def _write_unfinished(
 ) -> None:
     """Write the results so far of a comparison that fails or is stopped, and print where."""
     try:
-        _write_comparison(settings, _report(settings, data, outcomes, out), outcomes, out)
+        _write_comparison(settings, _report(settings, data, outcomes, out), out)
         text = f"{len(outcomes)} results so far are in {out / TABLE_NAME}"
     except OSError as error:
         text = f"warning: {unwritten(out, error)}"

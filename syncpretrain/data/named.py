@@ -243,16 +243,14 @@ def _find_file(folder: Path, name: str) -> Path | None:
 
 def _read_folder(folder: Path) -> Digits:
     """Read the 60,000 and 10,000 digits as bytes, one a row, and their labels."""
-    images: list[NDArray[Any]] = []
-    labels: list[NDArray[Any]] = []
+    arrays = []
     for name, sha256 in SUMS.items():
         path = _find_file(folder, name)
         if path is None:
             raise DataError(f"{name} is not in {folder}")
-        array = read_idx(path, sha256=sha256)
-        (images if array.ndim == 3 else labels).append(array)
-    X = np.concatenate(images).reshape(-1, WIDTH)
-    return X, np.concatenate(labels).astype(np.int64)
+        arrays.append(read_idx(path, sha256=sha256))
+    X, labels, _ = _joined(arrays)
+    return X, labels
 
 
 def _cached_or_downloaded(folder: Path) -> tuple[Digits, tuple[str, ...]]:
@@ -287,7 +285,11 @@ def _of_catalogue(named: NamedData) -> Published:
 
 
 def _idx_set(named: NamedData, folder: Path) -> Divided:
-    arrays = [read_idx(fetch.check_file_of(named, file, folder)) for file in named.files]
+    return _joined([read_idx(fetch.check_file_of(named, x, folder)) for x in named.files])
+
+
+def _joined(arrays: Sequence[NDArray[Any]]) -> Divided:
+    """Join images, of shape (n, height, width), each array with its labels behind it."""
     images, labels = arrays[::2], arrays[1::2]
     X = np.concatenate([image.reshape(len(image), -1) for image in images])
     return X, np.concatenate(labels).astype(np.int64), len(labels[0])

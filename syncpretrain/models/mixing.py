@@ -243,7 +243,7 @@ def mixing_of(
     shares = [x[:, :, : len(names)].mean(axis=(0, 1)) for x in values]
     occupancy = {"data": data, "from data": shares[0], "from noise": shares[1]}
     log_z, annealed = None, 0.0
-    if _has_annealing(rbm):
+    if kind_of(rbm.hidden_units).is_binary and not kind_of(rbm.visible_units).counts:
         log_z, weights, v = annealed_sample(rbm, chains=2 * chains, steps=steps, seed=seed)
         occupancy["AIS"] = weights @ _nearest(v, means)
         annealed = float(1 / np.square(weights).sum())
@@ -391,7 +391,3 @@ def _agreement(from_data: Array, from_noise: Array) -> tuple[float, float]:
     gap = np.abs(a.mean(axis=0) - b.mean(axis=0))
     apart = np.where(gap > 0, gap / np.maximum(error, 1e-300), 0)
     return float(np.clip(time.max(), 1, steps)), float(min(apart.max(), 1e6))
-
-
-def _has_annealing(rbm: DenseLayer) -> bool:
-    return kind_of(rbm.hidden_units).is_binary and not kind_of(rbm.visible_units).counts

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +22,7 @@ from syncpretrain.data.order import shuffled
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.kernels.precision import precision_of
-from syncpretrain.kernels.program import PhaseRunner, Phases
+from syncpretrain.kernels.program import PhaseRunner
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.steps import Step
 from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
@@ -179,7 +180,10 @@ class _Bench:
         if sample.is_part:
             held_out = held_out[: probes.PASSES * rows]
         validation = probes.validating(steps.learner, held_out)
-        shape, precision = settings.shapes[i], precision_of(settings.precision, self._products(i))
+        shape = settings.shapes[i]
+        is_dense = not isinstance(shape, ConvolutionShape)
+        # Convolutions have no products of their own.
+        precision = precision_of(settings.precision, settings.products if is_dense else "blas")
         own: dict[str, Any] = {"cd_steps": settings.cd_steps[i], "precision": precision}
         found = probes.LayerProbes(
             sample=sample,
@@ -190,7 +194,7 @@ class _Bench:
             held_out=len(held_out) / self._held_out if self._held_out else 1.0,
             parts={n: probes.Probe(steps.work(rows=min(n, rows))) for n in self._parts},
         )
-        for split in ("examples", "filters" if isinstance(shape, ConvolutionShape) else "units"):
+        for split in ("examples", "units" if is_dense else "filters"):
             for shards in sizes(self._workers):
                 sharded = self._cut(i, split, shards)
                 if sharded is not None:
@@ -206,10 +210,6 @@ class _Bench:
         if i:
             self._add_transform(found, i - 1)
         return found
-
-    def _products(self, i: int) -> str:
-        is_dense = not isinstance(self._settings.shapes[i], ConvolutionShape)
-        return self._settings.products if is_dense else "blas"  # convolutions have no own ones
 
     def _busy(self, i: int) -> probes.Probe | None:
         """Return the layer's step while others train; None if there are none."""
@@ -242,10 +242,7 @@ class _Bench:
         return True
 
     def _run(self, workers: int) -> PhaseRunner:
-        def run(work: Phases, shards: int) -> None:
-            self._pool.run(work, shards, workers)
-
-        return run
+        return partial(self._pool.run, workers=workers)
 
     def _add_transform(self, found: probes.LayerProbes, below: int) -> None:
         rows = self._steps[below].X[: CHUNK_ROWS * min(CHUNKS_AT_ONCE, max(2, self._workers))]
@@ -399,7 +396,7 @@ class _DeviceBench:
             step=probes.Probe(self._steps[i]),
             products=probes.Probe(steps_on_device(self._learner(i), bare.train_step, X)),
             validation=probes.Probe(probes.validating(learner, held_out)),
-            busy=self._busy(i, pool),
+            busy=probes.beside(self._steps[i], self._steps[:i] + self._steps[i + 1 :], pool),
         )
         for gpus in sizes(self.gpus) if self._can_share else ():
             if gpus <= batch:
@@ -424,7 +421,3 @@ class _DeviceBench:
         learner = self._learners[i] if gpus == 1 else self._learner(i)
         step = build.step_for(learner, gpus, "examples", gpus)
         return steps_on_device(learner, step.train_step, self._rows[i])
-
-    def _busy(self, i: int, pool: WorkerPool) -> probes.Probe | None:
-        """Return a layer's step while all others train; None if there are none."""
-        return probes.beside(self._steps[i], self._steps[:i] + self._steps[i + 1 :], pool)
