@@ -147,7 +147,7 @@ class ForClasses:
         return shares
 
     def learned(self, outputs: Matrix, answers: Matrix) -> float:
-        """Return the share of the rows of which a network gives the committee's class."""
+        """Return the share of the rows on which a network agrees with the committee."""
         return float((outputs.argmax(axis=1) == answers.argmax(axis=1)).mean())
 
 
