@@ -363,10 +363,8 @@ class Network:
         probes = draws.standard_normal(x.shape, dtype=np.float32).astype(x.dtype, copy=False)
         x += scaled_rows(probes, PROBE)
         if len(x) not in self._moves:
-            moves, minibatch = (
-                self.backend.empty(x.shape, x.dtype),
-                programs.Minibatch(x, y, known=0),
-            )
+            moves = self.backend.empty(x.shape, x.dtype)
+            minibatch = programs.Minibatch(x, y, known=0)
             phases = programs.input_gradient_phases(
                 self._buffers, minibatch, moves, in_shards=shards > 1
             )

@@ -108,7 +108,7 @@ class RankUpdates(LocalUpdates, Closing):
     Parameters
     ----------
     recipe : Recipe
-        Of the network of each rank, with two or more replicas.
+        Builds the network of each rank, with two or more replicas.
     examples : Examples
     stop : callable
         Says whether this rank was asked to stop.

@@ -235,7 +235,7 @@ class ReplicaUpdates:
     Parameters
     ----------
     recipe : Recipe
-        Of each replica, and of the network that holds the server's parameters.
+        Builds the network of each replica, and the one that holds the server's parameters.
     examples : Examples
     stop : callable
         Asked between tasks whether to stop.

@@ -21,8 +21,8 @@ kernel, extra trees, and gradient boosting, unless numbers are few.
 The network then learns what the committee says of the rows with and without a target (model
 compression, Bucila et al. 2006): one small stack is kept, which is saved, exported and examined
 like any other. Where it has not come to the committee's answers, as with many classes on a grid, it
-learns longer. Of rows that have a number themselves the committee says what it was told; so then
-the network learns longer too, on other rows, each mixed from two rows that are near to each other.
+learns longer. The committee repeats the numbers of rows that have one; so if more than a few have
+one, the network learns longer too, on other rows, each mixed from two rows near to each other.
 """
 
 from __future__ import annotations
