@@ -18,7 +18,7 @@ from syncpretrain.data import blocks
 from syncpretrain.data.blocks import blocks_of, bytes_of
 from syncpretrain.data.scaling import column_means
 from syncpretrain.errors import RunInterrupted, SettingsError
-from syncpretrain.finetuning.prepared import RESERVED_BYTES
+from syncpretrain.finetuning.trainer import RESERVED_BYTES
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.settings import settings_from
