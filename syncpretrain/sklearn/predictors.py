@@ -1,7 +1,8 @@
 """Predictors: a deep belief network with a head for classes or for numbers.
 
-A predictor pretrains on all rows, then fine-tunes on the rows with a target. Classes are trained as
-their places among the sorted labels.
+A predictor pretrains on all rows, then fine-tunes on the rows with a target; or it learns on all
+rows from a committee (:mod:`syncpretrain.sklearn.committee`), where that is known to be better.
+Classes are trained as their places among the sorted labels.
 """
 
 from __future__ import annotations
