@@ -34,6 +34,7 @@ __all__ = [
     "from_rows",
     "hold_out",
     "is_labelled",
+    "no_labels",
     "record_in",
     "record_of",
     "stratified_split",
@@ -175,8 +176,7 @@ class Dataset:
             own, n = classes_only(self.train_labels[labelled]), len(labelled)
             parts = stratified_split(own, n, held_out=count, seed=seed, equal_classes=True, step=1)
             kept = labelled[parts[1]]
-        is_class = self.train_labels.dtype.kind != "f"
-        labels = np.full_like(self.train_labels, UNLABELLED if is_class else np.nan)
+        labels = no_labels(self.train_labels, len(self.train_labels))
         labels[kept] = self.train_labels[kept]
         return replace(self, train_labels=labels, full_sha256=self.sha256)
 
@@ -244,6 +244,11 @@ def is_labelled(labels: NDArray[Any]) -> NDArray[np.bool_]:
     none = "" if labels.dtype.kind == "U" else UNLABELLED
     found: NDArray[np.bool_] = ~np.isnan(labels) if labels.dtype.kind == "f" else labels != none
     return found
+
+
+def no_labels(like: NDArray[Any], count: int) -> NDArray[Any]:
+    """Return ``count`` labels that stand for none, of the type of others."""
+    return np.full(count, np.nan if like.dtype.kind == "f" else UNLABELLED, dtype=like.dtype)
 
 
 def classes_only(labels: NDArray[Any] | None) -> NDArray[Any] | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from syncpretrain.data.array_formats import read_idx
@@ -158,7 +159,7 @@ def fetch(
     """
     check_mirror(mirror)
     folder = folder_of(named)
-    missing = [file for file in named.files if not _is_right(folder / file.name, file)]
+    missing = [x for x in named.files if not passes(_check_sum, folder / x.name, file=x)]
     if missing:
         try:
             check_online()
@@ -212,9 +213,10 @@ def _stored(
     return reasons
 
 
-def _is_right(path: Path, file: RemoteFile) -> bool:
+def passes(check: Callable[..., object], path: Path, **sums: Any) -> bool:
+    """Return whether a check of a file raises no error."""
     try:
-        _check_sum(path, file)
+        check(path, **sums)
     except DataError:
         return False
     return True

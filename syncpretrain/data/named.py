@@ -260,20 +260,12 @@ def _cached_or_downloaded(folder: Path) -> tuple[Digits, tuple[str, ...]]:
         pass  # missing, or damaged: fetched again
     for name, sha256 in SUMS.items():
         path = _find_file(folder, name)
-        if path is None or not _is_whole(path, sha256):
+        if path is None or not fetch.passes(read_idx, path, sha256=sha256):
             urls = [f"{mirror}{name}.gz" for mirror in MIRRORS]
             fetch.download(urls, folder / f"{name}.gz", sha256=sha256)
             if path is not None and path != folder / f"{name}.gz":
                 path.unlink()  # a damaged file that would be found first
     return _read_folder(folder), (f"mnist: downloaded to {folder}, checked against its sums.",)
-
-
-def _is_whole(path: Path, sha256: str) -> bool:
-    try:
-        read_idx(path, sha256=sha256)
-    except DataError:
-        return False
-    return True
 
 
 def _of_catalogue(named: NamedData) -> Published:

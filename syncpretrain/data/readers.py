@@ -9,7 +9,6 @@ data set may have a test part and further examples without labels, each from a f
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import stat
 import time
@@ -26,7 +25,7 @@ from syncpretrain.data import array_formats
 from syncpretrain.data.blocks import as_bits
 from syncpretrain.data.columns import Columns, columns_of
 from syncpretrain.data.csv_table import read_csv_table
-from syncpretrain.data.dataset import UNLABELLED, Dataset, Rows, all_of, divided, hold_out
+from syncpretrain.data.dataset import Dataset, Rows, all_of, divided, hold_out, no_labels
 from syncpretrain.data.examples import as_examples, check_values, checked_rows, scale_examples
 from syncpretrain.data.facts import facts_of
 from syncpretrain.data.fasta import FASTA_SUFFIXES, read_fasta
@@ -405,7 +404,7 @@ def load_own(
         return data
     labels = apart.labels
     if labels is None and data.train_labels is not None:
-        labels = np.full(len(apart.X), _no_label(data.train_labels), dtype=data.train_labels.dtype)
+        labels = no_labels(data.train_labels, len(apart.X))
     return replace(data, test=scale_examples(apart.X), test_labels=labels)
 
 
@@ -427,14 +426,8 @@ def _joined(rows: Rows, others: Rows, path: Any, unlabelled: Any) -> Rows:
             " both in one form"
         )
     X: Any = joined(both) if isinstance(both[0], SparseRows) else np.concatenate(both)
-    none = np.full(len(others.X), _no_label(rows.labels), dtype=rows.labels.dtype)
-    labels = np.concatenate([rows.labels, none])
+    labels = np.concatenate([rows.labels, no_labels(rows.labels, len(others.X))])
     return rows._replace(X=X, labels=labels)
-
-
-def _no_label(labels: NDArray[Any]) -> float:
-    """Return the number that stands for no label."""
-    return math.nan if labels.dtype.kind == "f" else UNLABELLED
 
 
 def _check_width(option: str, name: Any, other: Rows, rows: Rows, path: Any) -> None:
