@@ -12,13 +12,16 @@ import math
 import os
 import zipfile
 import zlib
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
+from syncpretrain.data.dataset import Rows
 from syncpretrain.data.examples import check_values
 from syncpretrain.data.sparse_rows import SPARSE_NAMES, sparse_rows
 from syncpretrain.errors import DataError
@@ -36,15 +39,6 @@ READ = (*EXAMPLE_NAMES, *LABEL_NAMES, *TEST_NAMES, *TEST_LABEL_NAMES)
 SPARSE_MARKS = ({"data", "indices", "indptr"}, {"data", "format", "shape"})  # DIA and COO too
 TEXT_ALLOWED = (*LABEL_NAMES, *TEST_LABEL_NAMES)
 Stream = BinaryIO | gzip.GzipFile
-
-
-class Archive(NamedTuple):
-    """Arrays of an archive; None for an array that it lacks."""
-
-    X: NDArray[Any]
-    labels: NDArray[Any] | None = None
-    X_test: NDArray[Any] | None = None
-    test_labels: NDArray[Any] | None = None
 
 
 def is_idx(head: bytes) -> bool:
@@ -142,7 +136,7 @@ def _check_idx_sum(path: Path, header: bytes, data: NDArray[np.uint8], expected:
         )
 
 
-def read_npz(path: Path) -> Archive:
+def read_npz(path: Path) -> Rows:
     """Read an archive; a sparse matrix, as SciPy's ``save_npz`` writes it, becomes sparse rows.
 
     Raises
@@ -153,19 +147,15 @@ def read_npz(path: Path) -> Archive:
     try:
         with zipfile.ZipFile(path) as archive:
             members = {i.filename.removesuffix(".npy"): i for i in archive.infolist()}
+            read = partial(_read_first, archive, members, path)
             if any(members.keys() >= names for names in SPARSE_MARKS):
-                key = next((name for name in LABEL_NAMES if name in members), None)
-                labels = None
-                if key is not None:
-                    _member_shape(archive, members[key], path)
-                    labels = _read_member(archive, members[key], path)
-                return Archive(_read_sparse(archive, members, path), labels)
+                labels = read(LABEL_NAMES)
+                return Rows(_read_sparse(archive, members, path), labels)
             shapes = {key: _member_shape(archive, i, path) for key, i in members.items()}
-            keys = [_examples_key(shapes, path)]
-            for names in (LABEL_NAMES, TEST_NAMES, TEST_LABEL_NAMES):
-                keys.append(next((key for key in names if key in members), ""))
-            found = [_read_member(archive, members[key], path) if key else None for key in keys]
-            return Archive(*found)  # type: ignore[arg-type]
+            X = _read_member(archive, members[_examples_key(shapes, path)], path)
+            labels, X_test, test_labels = map(read, (LABEL_NAMES, TEST_NAMES, TEST_LABEL_NAMES))
+            test = None if X_test is None else Rows(X_test, test_labels)
+            return Rows(X, labels, test=test)
     except DataError:
         raise
     except Exception as error:  # the unpackers raise a dozen kinds over damaged archives
@@ -173,6 +163,17 @@ def read_npz(path: Path) -> Archive:
             f"{path}: got no whole .npz archive ({reason_of(error)}); save it again with"
             " numpy.savez (pickles are never opened)"
         ) from error
+
+
+def _read_first(
+    archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], path: Path, names: Sequence[str]
+) -> NDArray[Any] | None:
+    """Return the first member with one of some names; None if there is none."""
+    found = next((members[name] for name in names if name in members), None)
+    if found is None:
+        return None
+    _member_shape(archive, found, path)
+    return _read_member(archive, found, path)
 
 
 def _read_sparse(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], path: Path) -> Any:
@@ -190,10 +191,9 @@ def _read_sparse(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], 
         with archive.open(members[name]) as file:
             npy_claim(file, members[name].file_size, f"{path}: {name}", kinds="biufSU")
         arrays[name] = _read_member(archive, members[name], path)
-    rows = sparse_rows(arrays, form, str(path))
-    values: Any = rows
-    check_values(values, str(path), bounded=False)
-    return values
+    rows: Any = sparse_rows(arrays, form, str(path))
+    check_values(rows, str(path), bounded=False)
+    return rows
 
 
 def _sparse_format(written: NDArray[Any], name: str) -> str:

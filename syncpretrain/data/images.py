@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.array_formats import check_memory, reason_of
+from syncpretrain.data.dataset import Rows
 from syncpretrain.errors import DataError, needed
 from syncpretrain.shapes import ImageShape
 
@@ -35,14 +36,6 @@ COLOURS_LAST = (  # format with a path and a shape
     "{}: got images of shape {} with their colours last, which pictures and convolutions read"
     " channel by channel; save X.transpose(0, 3, 1, 2)"
 )
-
-
-class Folder(NamedTuple):
-    """Images of shape (n, channels, height, width), and the class of each if there are classes."""
-
-    X: NDArray[Any]
-    classes: NDArray[np.str_] | None
-    notices: tuple[str, ...]
 
 
 class _Picture(NamedTuple):
@@ -74,7 +67,7 @@ def is_image_folder(path: Path) -> bool:
         return False
 
 
-def read_image_folder(path: Path) -> Folder:
+def read_image_folder(path: Path) -> Rows:
     """Read the images of a folder, in the order of their names.
 
     An image is turned as its EXIF says, and transparent pixels are read as on white. One channel
@@ -84,8 +77,9 @@ def read_image_folder(path: Path) -> Folder:
 
     Returns
     -------
-    Folder
-        With notices of the shape, the classes, and the files that were left out.
+    Rows
+        With notices of the shape, the classes, and the files that were left out; the labels are
+        the classes, if there are any.
 
     Raises
     ------
@@ -106,12 +100,12 @@ def read_image_folder(path: Path) -> Folder:
     notice = f"{path}: {len(files):,} images of {'x'.join(map(str, shape))}"
     within = [file.parent.name for file in files if file.parent != path]
     if not within:
-        return Folder(X, None, (notice, *said))
+        return Rows(X, notices=(notice, *said))
     if len(within) < len(files):
         raise DataError(
             f"{path}: got images beside subfolders of images; put each into the folder of its class"
         )
-    return Folder(X, np.array(within), (f"{notice} in {_counted(within)}", *said))
+    return Rows(X, np.array(within), (f"{notice} in {_counted(within)}", *said))
 
 
 def check_image_shape(shape: Sequence[int], images: ImageShape | None, name: str) -> None:

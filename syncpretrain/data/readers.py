@@ -122,10 +122,10 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
         found, task = array_formats.read_npz(path), wanted.task
         rows = labelled(found.X, found.labels, str(path), wanted.columns, task)
         rows = _checked(rows, path, wanted)
-        if found.X_test is None:
+        if found.test is None:
             return rows
         own, name = wanted._replace(meaning=rows.meaning), f"{path}: the test part"
-        test = labelled(found.X_test, found.test_labels, name, rows.columns, task)
+        test = labelled(found.test.X, found.test.labels, name, rows.columns, task)
         return rows._replace(test=_checked(test, path, own))
     if suffix == ".npy":
         X = map_npy(path)
@@ -139,7 +139,7 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
 
 def _of_folder(path: Path, wanted: Wanted) -> Rows:
     """Return images, with the classes of an earlier run where subfolders have their names."""
-    X, names, notices = read_image_folder(path)
+    X, names, notices, *_ = read_image_folder(path)
     own = None if X.dtype == np.uint8 else SHARES  # floats of a picture are shares of white
     known = None if wanted.columns is None else wanted.columns.target
     if names is None:
