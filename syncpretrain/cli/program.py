@@ -46,9 +46,9 @@ COMMANDS = {
 # module of their own name with the function ``command``.
 SHARED = {
     **dict.fromkeys(("train", "finetune"), "train"),
-    **dict.fromkeys(("predict", "score", "encode"), "rows"),
-    **dict.fromkeys(("reconstruct", "filters", "sample"), "pictures"),
-    **dict.fromkeys(("evaluate", "report"), "results"),
+    **dict.fromkeys(("plan", "simulate"), "predictions"),
+    **dict.fromkeys(("predict", "score", "encode", "export"), "files"),
+    **dict.fromkeys(("evaluate", "report", "reconstruct", "filters", "sample"), "results"),
     **dict.fromkeys(("presets", "doctor", "completion"), "installation"),
 }
 FAILED, REFUSED, STALLED, SIGNAL = 1, 2, 75, 128

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from syncpretrain.cli.simulate import ALL_REDUCE_WORDS, SCHEDULE_WORDS
+from syncpretrain.cli.predictions import ALL_REDUCE_WORDS, SCHEDULE_WORDS
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.scaling.curves import ASYNCHRONOUS, WAYS
 from syncpretrain.planning.scaling.work import ALL_REDUCES

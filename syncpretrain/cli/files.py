@@ -1,4 +1,7 @@
-"""Commands that write a value of each example to a file: ``encode``, ``predict``, ``score``."""
+"""Commands that write a file by a run: values of examples, or a part of it for other libraries.
+
+``encode``, ``predict`` and ``score`` write a value of each example, ``export`` a model.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import click
 
 from syncpretrain.cli.shared import RUN, check_target, data_option, out_option, part_option
 from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.models.export.formats import EXPORT_FORMATS, EXPORT_PARTS
 
 OUT = out_option("FILE", "The file to write: .csv, .npy, .npz or .parquet.", required=True)
 
@@ -185,3 +189,47 @@ def score(
         f"{out}: {len(found):,} scores by {by}, of {examples.name}; {int(outliers.sum()):,} above"
         f" {threshold:.6g}, the {quantile:g} quantile of the training examples"
     )
+
+
+@click.command("export")
+@click.argument("run", type=RUN)
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(list(EXPORT_FORMATS)),
+    help="Default by the suffix of --out.",
+)
+@click.option(
+    "--part",
+    type=click.Choice(EXPORT_PARTS),
+    help="Default what the run was trained for: its classifier or regressor, else its encoder.",
+)
+@out_option(
+    "FILE",
+    f"The file to write: {', '.join(kind.suffix for kind in EXPORT_FORMATS.values())}.",
+    required=True,
+)
+def export(run: Path, file_format: str | None, part: str | None, out: Path) -> None:
+    """Write a part of a run as a model of another library, without a pickle.
+
+    The model reads raw rows: standardization and the categories of a table are part of it. The
+    suffixes stand for ONNX, PyTorch (parameters, with a Python file that loads them), Keras,
+    scikit-learn (by skops) and NumPy, in this order.
+
+    \b
+    Examples:
+      syncpretrain export runs/NAME --out encoder.onnx
+      syncpretrain export runs/NAME --format torch --part autoencoder --out net.safetensors
+    """
+    from syncpretrain.models.export.describe import describe
+    from syncpretrain.models.export.formats import check_installed, format_for, write_export
+    from syncpretrain.models.stack import load
+
+    check_target(out, run)
+    chosen = format_for(file_format, out)
+    check_installed(chosen)
+    network = describe(load(run).model, part)
+    files = write_export(out, chosen, network)
+    wide = f"{len(network.table)} columns" if network.table else f"{network.width} values"
+    end = f"{len(network.classes)} classes" if network.classes else f"{network.outputs} values"
+    click.echo(f"{' and '.join(map(str, files))}: {network.part}, {wide} to {end}")

@@ -1,29 +1,52 @@
-"""``syncpretrain simulate``: the command, and its results as tables, as JSON and as a picture."""
+"""Commands that predict the time of training: ``plan`` here, ``simulate`` on other machines."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from syncpretrain.cli import shared
-from syncpretrain.cli.output import add_numbers, plain_table, printing, title_of
-from syncpretrain.cli.setting_options import NO_LAYERS, setting_options
+from syncpretrain.cli.output import add_numbers, counted, plain_table, printing, title_of
+from syncpretrain.cli.setting_options import (
+    FINETUNE,
+    NO_LAYERS,
+    OPTIONS,
+    setting_options,
+    settings_from_options,
+    source_options,
+)
 from syncpretrain.errors import SettingsError
-from syncpretrain.settings import PretrainSettings
+from syncpretrain.schedule.kinds import ASYNC
+from syncpretrain.settings import PretrainSettings, Settings
+from syncpretrain.settings.fields import values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from rich.table import Table
 
+    from syncpretrain.planning.choice import Plan
     from syncpretrain.planning.scaling.curves import Curve, Options, Way
     from syncpretrain.planning.scaling.work import LayerCosts, Network
+    from syncpretrain.planning.tuning import TuningPlan
 
+ASYNC_OPTIONS = ("push_every", "fetch_every", "async_rate")
+PLAN_OPTIONS = (
+    *("layers", "model", "epochs", "batch_size", "workers", "handoff", "delay", "precision"),
+    *("products", "backend"),
+)
+TUNING_FIELDS = (
+    *("epochs", "batch_size", "optimizer", "precision", "products", "replicas", "schedule"),
+    *ASYNC_OPTIONS,
+)
+OTHER_TUNING_OPTIONS = [
+    name
+    for name in OPTIONS
+    if name.startswith(FINETUNE) and name.removeprefix(FINETUNE) not in TUNING_FIELDS
+]
 SCHEDULE_WORDS = ("synchronized", "greedy", "rounds", "async")
 ALL_REDUCE_WORDS = ("auto", "ring", "tree", "star")
 SCHEDULE_OPTIONS = ("group_size", "pace", "delay", "refresh_epochs", "finish")
@@ -34,6 +57,161 @@ NOT_SIMULATED = (
     " an unfinished layer as much as one on a finished layer"
 )
 HEAD = ("devices", "at work", "seconds", "times", "idle", "moved GB", "memory GB", "a layer")
+
+
+@click.command("plan")
+@setting_options(only=PLAN_OPTIONS)
+@click.option(
+    "--schedule",
+    type=click.Choice((ASYNC,)),
+    help="Choose among asynchronous runs, by their replicas.",
+)
+@setting_options(only=ASYNC_OPTIONS)
+@setting_options(only=("finetune",), without=OTHER_TUNING_OPTIONS)
+@source_options
+@shared.measuring_options
+@shared.json_option
+def plan(
+    preset: str | None,
+    config: Path | None,
+    examples: int,
+    seconds: int,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure a stack on this machine, predict each schedule's time, and choose one.
+
+    It times a few steps of each layer, on random numbers, with each number of workers, split by
+    examples and by units, and with BLAS on all cores, and simulates each schedule. With
+    '--backend cupy' it times the GPUs instead. 'train --schedule auto' does the same and goes on
+    with the choice.
+
+    \b
+    Examples:
+      syncpretrain plan --layers 784,1000,500,250,30
+      syncpretrain plan --layers 784,2000,2000,2000 --batch-size 1000 --workers 4
+      syncpretrain plan --preset hinton2006 --json
+      syncpretrain plan --layers 784,500,250 --schedule async --finetune reconstruction
+    """
+    from syncpretrain.planning.candidates import Task
+    from syncpretrain.planning.choice import check_workers, plan_for
+
+    workers = options.pop("workers")  # asynchronous settings have none
+    check_workers(workers)
+    settings = settings_from_options(preset, config, options)
+    task = Task(settings.pretrain, examples, examples // shared.TRAIN_PER_HELD_OUT)
+    tuned = _tuned(settings, workers, examples, seconds)
+    found = plan_for(task, workers=workers, measure_seconds=seconds)
+    own = {name: value for name, value in options.items() if value is not None}
+    line = _train_command(found, tuned, {"preset": preset, "config": config}, own)
+    if as_json:
+        report = found.report() | {"finetune": tuned and tuned.report(), "command": line}
+        click.echo(json.dumps(report))
+    else:
+        print_plan(found, tuned, line)
+
+
+def _tuned(
+    settings: Settings, workers: int | None, examples: int, seconds: float
+) -> TuningPlan | None:
+    """Return the prediction of a fine-tuning, if the settings ask for any.
+
+    Raises
+    ------
+    SettingsError
+        If fine-tuning is to run on a GPU, where it is not predicted.
+    """
+    if settings.finetune.objective == "none":
+        return None
+    if settings.pretrain.backend.startswith("cupy"):
+        raise SettingsError(
+            f"finetune: got {settings.finetune.objective} with backend"
+            f" {settings.pretrain.backend}, expected none: fine-tuning is predicted on the CPU"
+            " alone; train --dry-run times some minibatches of it"
+        )
+    from syncpretrain.parallel.blas import usable_cores
+    from syncpretrain.planning.measure import check_measuring
+    from syncpretrain.planning.tuning import plan_tuning
+
+    workers = workers or settings.pretrain.workers or usable_cores()
+    check_measuring(settings.pretrain, workers=workers)
+    return plan_tuning(
+        settings.pretrain,
+        settings.finetune,
+        workers=workers,
+        examples=examples,
+        seconds=seconds / 2,
+    )
+
+
+def _train_command(
+    found: Plan, tuned: TuningPlan | None, source: dict[str, Any], own: dict[str, Any]
+) -> str:
+    """Return the command that trains as planned."""
+    from syncpretrain.planning.candidates import granted
+    from syncpretrain.planning.choice import option_text
+
+    pretrain = found.task.settings
+    is_async = pretrain.schedule == ASYNC
+    more = {} if tuned is None else tuned.settings
+    given = {name: value for name, value in source.items() if value is not None} | own
+    if is_async and found.asynchronous is not None:
+        return f"syncpretrain train {option_text(given | found.asynchronous.settings | more)}"
+    if given == own:
+        more = {name: own[name] for name in own if name.startswith(FINETUNE[:-1])} | more
+        return f"{found.command} {option_text(more)}".rstrip()
+    # What all candidates take for granted, where the settings have something else.
+    plain = granted(found.settings).items()
+    given |= {n: usual for n, usual in plain if any(x != usual for x in values_of(pretrain, n))}
+    return f"syncpretrain train {option_text(given | found.settings | more)}"
+
+
+def print_plan(plan: Plan, tuned: TuningPlan | None, line: str) -> None:
+    """Print the candidates for training a stack, the bound, the choice and its command."""
+    from syncpretrain.planning.choice import LEARNS
+    from syncpretrain.planning.timings import CORE
+
+    console, say = printing()
+    task, workers, unit = plan.task.settings, plan.timings.workers, plan.timings.unit
+    title = title_of(task, plan.task.examples)
+    say(f"{title}, {counted(workers, 'worker' if unit == CORE else unit)}")
+    console.print(_candidates(plan))
+    say(
+        f"the bound is {plan.floor_seconds:.1f} s: the steps' matrix products alone, as one {unit}"
+        f" takes for them, over {counted(workers, unit)}"
+    )
+    if any(task.settle) or any(text != "always" for text in task.refresh_when):
+        say("the times are upper bounds: drift, which cannot be predicted, may save epochs")
+    tuning = () if tuned is None else tuned.sentences
+    beside = () if plan.asynchronous is None else (plan.asynchronous.sentence,)
+    for sentence in (*plan.timings.notes, *beside, *tuning):
+        say(sentence)
+    if task.schedule == ASYNC and plan.asynchronous is not None:
+        paying = plan.asynchronous.paying.replicas
+        say(f"choice: asynchronous, {paying} replicas; the settings ask for schedule {ASYNC}")
+    else:
+        say(f"choice: {plan.choice.name}; {plan.reason}")
+    say(f"{LEARNS[0].upper()}{LEARNS[1:]}.")
+    say(f"train it: {line}")
+
+
+def _candidates(plan: Plan) -> Table:
+    """Return the candidates as a table, the choice marked."""
+    from syncpretrain.planning.timings import CORE
+
+    table = plain_table("\n", "\nschedule")
+    alone = "times\none core" if plan.timings.unit == CORE else "times\nin turn"
+    add_numbers(table, "\nseconds", alone, "of the\nbound", "memory\nGB")
+    for candidate in plan.candidates:
+        table.add_row(
+            "*" if candidate is plan.choice else "",
+            candidate.name,
+            f"{candidate.seconds:.1f}",
+            f"{plan.speedup(candidate):.2f}",
+            f"{100 * plan.share(candidate):.0f} %",
+            f"{candidate.bytes / 1e9:.2f}",
+        )
+    return table
 
 
 @click.command("simulate")
@@ -104,7 +282,7 @@ HEAD = ("devices", "at work", "seconds", "times", "idle", "moved GB", "memory GB
 @shared.measuring_options
 @shared.out_option("FILE.png", "Also draw the speed-ups, as a PNG.")
 @shared.json_option
-def command(out: Path | None, as_json: bool, **options: Any) -> None:
+def simulate(out: Path | None, as_json: bool, **options: Any) -> None:
     """Predict the time of a run on any number of devices of a cluster.
 
     Every schedule is simulated on a clock of its own, with the times of a few steps of each layer
@@ -264,7 +442,7 @@ def _print_curves(curves: Sequence[Curve], options: Options, stack: PretrainSett
         f"{title_of(stack, options.examples)}, minibatches of {stack.batch_size}: greedy on one"
         f" device takes {curves[0].base:.4g} s"
     )
-    console.print(_table(curves[0]) if len(curves) == 1 else _speedups(curves))
+    console.print(_figures(curves[0]) if len(curves) == 1 else _speedups(curves))
     if len(curves) > 1:
         say(
             "times greedy training on one device; idle shares, bytes and memory: --schedule, --json"
@@ -278,7 +456,7 @@ def _print_curves(curves: Sequence[Curve], options: Options, stack: PretrainSett
     say(f"{NOT_SIMULATED[0].upper()}{NOT_SIMULATED[1:]}.")
 
 
-def _table(curve: Curve) -> Table:
+def _figures(curve: Curve) -> Table:
     """Return the table of all figures of one way to train."""
     table = plain_table()
     add_numbers(table, *HEAD)
