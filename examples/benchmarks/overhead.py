@@ -22,10 +22,9 @@ from rich.console import Console
 
 from syncpretrain import pretrain
 from syncpretrain.data import load_dataset
-from syncpretrain.observers.event_log import EventLog
+from syncpretrain.observers.event_log import EventLog, write_trace
 from syncpretrain.observers.history import History
 from syncpretrain.observers.progress import progress_observer
-from syncpretrain.observers.trace import write_trace
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ from syncpretrain.kernels.program import compiled_program, in_turn
 from syncpretrain.models.diagnosis import mean_error, on_tuning
 from syncpretrain.models.inputs import is_bounded
 from syncpretrain.models.stack import Stack
-from syncpretrain.observers.errors import ErrorHistory
+from syncpretrain.observers.history import ErrorHistory
 from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.parallel.blas import blas_limit, usable_cores
 from syncpretrain.parallel.signals import stop_on_signals

@@ -27,7 +27,7 @@ from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.layer import DenseLayer, Layer, blocks_through, up_through
 from syncpretrain.models.likelihood import free_energy, log_z, pseudo_likelihood
 from syncpretrain.models.stack import Stack
-from syncpretrain.observers.errors import ErrorCurve
+from syncpretrain.observers.history import ErrorCurve
 from syncpretrain.units.kinds import kind_of
 
 ROWS = 1000  # rows of each part, evenly spaced: enough for these means

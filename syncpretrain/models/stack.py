@@ -38,7 +38,7 @@ from syncpretrain.models.layer import (
 )
 from syncpretrain.models.mixing import Mixing, mixing_of
 from syncpretrain.models.model_file import Model, read_model, write_model
-from syncpretrain.observers.errors import ErrorHistory
+from syncpretrain.observers.history import ErrorHistory
 from syncpretrain.rng import Purpose, generator
 
 __all__ = ["ConvolutionalLayer", "DenseLayer", "Head", "Stack", "load"]

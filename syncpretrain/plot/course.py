@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import DataError
 from syncpretrain.models.stack import Stack
-from syncpretrain.observers.errors import ErrorCurve, ErrorHistory
-from syncpretrain.observers.history import History
+from syncpretrain.observers.history import ErrorCurve, ErrorHistory, History
 from syncpretrain.plot import canvas
 from syncpretrain.plot.canvas import ASLEEP, colour_of
 from syncpretrain.runs.timeline import (

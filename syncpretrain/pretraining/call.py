@@ -36,7 +36,7 @@ from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers import observing
-from syncpretrain.observers.errors import ErrorHistory
+from syncpretrain.observers.history import ErrorHistory
 from syncpretrain.pretraining.build_data import settled
 from syncpretrain.pretraining.driver import driver_for, rows_of
 from syncpretrain.pretraining.training import Driver

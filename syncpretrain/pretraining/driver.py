@@ -31,7 +31,7 @@ from syncpretrain.learners.epoch import Stopped
 from syncpretrain.learners.first_layers import untrained_stack
 from syncpretrain.models.layer import Layer
 from syncpretrain.models.stack import Stack
-from syncpretrain.observers.errors import ErrorCurve
+from syncpretrain.observers.history import ErrorCurve
 from syncpretrain.parallel.blas import blas_threads
 from syncpretrain.parallel.signals import StopRequest
 from syncpretrain.pretraining import build

@@ -24,7 +24,7 @@ from syncpretrain.learners.steps import WholeStep, load_state
 from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import in_columns
 from syncpretrain.models.stack import Stack
-from syncpretrain.observers.errors import ErrorCurve
+from syncpretrain.observers.history import ErrorCurve
 from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.build_data import settled

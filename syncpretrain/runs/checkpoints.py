@@ -17,7 +17,7 @@ from syncpretrain.array_files import read_arrays
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import CheckpointError, ModelFileError
 from syncpretrain.models.stack import Stack, load
-from syncpretrain.observers.errors import ErrorCurve, ErrorHistory
+from syncpretrain.observers.history import ErrorCurve, ErrorHistory
 from syncpretrain.runs.folder import unwritten
 from syncpretrain.runs.identity import RunIdentity, check_header, identity_from
 from syncpretrain.settings import Settings

@@ -40,16 +40,14 @@ from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
-from syncpretrain.observers.event_log import EventLog
+from syncpretrain.observers.event_log import EventLog, write_trace
 from syncpretrain.observers.history import History
 from syncpretrain.observers.loggers import check_loggers, flat_settings, logging_to
-from syncpretrain.observers.trace import write_trace
 from syncpretrain.parallel.signals import interrupted_by_ending
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.training import Driver
 from syncpretrain.runs import prepare
-from syncpretrain.runs.card import card_of
 from syncpretrain.runs.checkpoints import Checkpoints, checkpointed_identity, has_pretrained
 from syncpretrain.runs.folder import (
     CARD_NAME,
@@ -69,7 +67,7 @@ from syncpretrain.runs.folder import (
     write_refusal,
 )
 from syncpretrain.runs.identity import RunIdentity, check_resumable, identity_of, read_identity
-from syncpretrain.runs.metrics import measure, report_of
+from syncpretrain.runs.metrics import card_of, measure, report_of
 from syncpretrain.schedule.kinds import Reads
 from syncpretrain.settings import Settings, moved_elsewhere, read_settings, write_settings
 from syncpretrain.settings.by_data import Given

@@ -21,7 +21,7 @@ from syncpretrain.events import Notice, Observer, all_observers
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import ModuleLayer
-from syncpretrain.observers.errors import ErrorHistory
+from syncpretrain.observers.history import ErrorHistory
 from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining.memory import StreamSize

@@ -24,7 +24,7 @@ from syncpretrain.errors import CheckpointError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.epoch import Cursor
 from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Layer, ModuleLayer
-from syncpretrain.observers.errors import ErrorCurve
+from syncpretrain.observers.history import ErrorCurve
 from syncpretrain.parallel.replicas.steps import part_of
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.schedule.schedule import Past

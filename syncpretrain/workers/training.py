@@ -11,7 +11,7 @@ from syncpretrain.errors import RunInterrupted, WorkerError
 from syncpretrain.events import Event, Notice, Observer
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.stack import Stack
-from syncpretrain.observers.errors import ErrorHistory
+from syncpretrain.observers.history import ErrorHistory
 from syncpretrain.parallel.signals import StopRequest
 from syncpretrain.workers.state import Saver
 

@@ -21,7 +21,7 @@ from syncpretrain.models.diagnosis import (
     on_tuning,
     stack_error,
 )
-from syncpretrain.observers.errors import ErrorCurve
+from syncpretrain.observers.history import ErrorCurve
 from syncpretrain.runs.metrics import measure
 
 

@@ -15,7 +15,7 @@ from syncpretrain.events import (
     Notice,
     RunStarted,
 )
-from syncpretrain.observers.trace import write_trace
+from syncpretrain.observers.event_log import write_trace
 
 EVENTS = [
     Notice(9.0, "data"),

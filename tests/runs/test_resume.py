@@ -33,7 +33,7 @@ from syncpretrain.events import (
 )
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.learners.base import Learner
-from syncpretrain.observers.errors import ErrorCurve
+from syncpretrain.observers.history import ErrorCurve
 from syncpretrain.plot.course import curves_of
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.runs.checkpoints import CHECKPOINTS_NAME

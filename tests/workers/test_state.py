@@ -9,7 +9,7 @@ from syncpretrain.array_files import read_arrays, write_arrays
 from syncpretrain.errors import CheckpointError
 from syncpretrain.learners.epoch import Cursor
 from syncpretrain.models.layer import DenseLayer
-from syncpretrain.observers.errors import ErrorCurve
+from syncpretrain.observers.history import ErrorCurve
 from syncpretrain.schedule.schedule import Past
 from syncpretrain.workers.state import (
     ASYNC_STATE,
