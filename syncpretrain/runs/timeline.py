@@ -233,7 +233,7 @@ class _Reader:
                 self._begin(line, now)
             case "EpochFinished":
                 self._add(line, self.offset + line.started, now, line.transform_seconds)
-            case "RunFinished":
+            case "RunFinished" if self.start is not None:
                 self.finished, self.measured = now, line.busy_seconds
             case "FinetuneStarted":
                 self.objective = line.objective
@@ -260,31 +260,25 @@ class _Reader:
 
     def timeline(self) -> Timeline:
         by_start = sorted(self.spans.values(), key=lambda span: (span.start, span.layer))
-        spans = tuple(span for span in by_start if span.layer != TUNING_ROW)
-        tuning = tuple(span for span in by_start if span.layer == TUNING_ROW)
-        common: dict[str, Any] = {
-            "notices": tuple(self.notices),
-            "resumed": tuple(self.resumed),
-            "objective": self.objective,
-            "stopped": self.stopped,
-            "tuning": tuning,
-        }
-        start = self.start
-        if start is None:
-            return Timeline(**common)
+        start = self.start or _Line("", 0.0, handoff="")  # where pretraining has not begun
         depth = len(start.layers) - 1
+        spans = tuple(span for span in by_start if span.layer != TUNING_ROW and depth > 0)
         busy = [sum(x.seconds for x in spans if x.layer == n) for n in range(1, depth + 1)]
         whole = len(self.measured) == depth and not self.resumed  # the figures of one process
         copied = ("layers", "schedule", "pace", "runtime", "handoff", "workers", "examples")
         return Timeline(
             epochs=tuple(start.epochs or ()),
             spans=spans,
+            tuning=tuple(span for span in by_start if span.layer == TUNING_ROW),
+            notices=tuple(self.notices),
+            resumed=tuple(self.resumed),
+            objective=self.objective,
+            stopped=self.stopped,
             busy=self.measured if whole else tuple(busy),
             began=self.began,
             ended=self.finished or max((x.end for x in spans), default=self.began),
             is_pretrained=self.finished is not None,
             **{name: getattr(start, name) for name in copied},
-            **common,
         )
 
 
