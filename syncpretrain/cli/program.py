@@ -1,4 +1,7 @@
-"""The ``syncpretrain`` program: its commands, and the message and status of each failure."""
+"""The ``syncpretrain`` program: its commands, and the message and status of each failure.
+
+On several ranks, which ``mpiexec`` started, rank 0 leads, and it alone prints.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,20 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from shlex import join
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from syncpretrain import errors
-from syncpretrain.cli.ranks import check_command, follow, is_follower, leading
+from syncpretrain.cluster.launched import launched
+
+if TYPE_CHECKING:
+    from syncpretrain.settings import Settings
 
 COMMANDS = {
     "train": "Pretrain a stack of layers in parallel, and fine-tune it.",
@@ -51,8 +57,29 @@ SHARED = {
     **dict.fromkeys(("evaluate", "report", "reconstruct", "filters", "sample"), "results"),
     **dict.fromkeys(("presets", "doctor", "completion"), "installation"),
 }
+COMMANDS_ON_RANKS = ("train", "finetune")
 FAILED, REFUSED, STALLED, SIGNAL = 1, 2, 75, 128
 KEY = "syncpretrain.arguments"  # of the program
+
+
+@contextmanager
+def leading() -> Iterator[None]:
+    """Send the other ranks the exit status of this rank."""
+    status = FAILED
+    try:
+        yield
+        status = 0
+    except click.exceptions.Exit as end:
+        status = end.exit_code
+        raise
+    finally:
+        # Not imported before it is needed: other commands have no ranks.
+        job: Any = sys.modules.get("syncpretrain.cluster.job")
+        if job is not None and job.is_member():
+            from syncpretrain.pretraining.on_ranks import release
+            from syncpretrain.workers.ranks.worker import RunEnded
+
+            release(RunEnded(status=status))
 
 
 class Program(click.Group):
@@ -261,3 +288,63 @@ def main(debug: bool) -> None:
 def command_line() -> str:
     """Return the command line of the running command, as it was typed."""
     return join(["syncpretrain", *click.get_current_context().meta[KEY]])
+
+
+def is_follower() -> bool:
+    """Return whether this rank only holds layers for the command of rank 0."""
+    place = launched()
+    return place is not None and place.rank > 0
+
+
+def follow(arguments: Sequence[str]) -> int:
+    """Hold layers for rank 0, and print nothing; return the exit status of its command."""
+    from syncpretrain.pretraining.on_ranks import follow_command
+
+    names = [argument for argument in arguments if not argument.startswith("-")]
+    if not names or names[0] not in COMMANDS_ON_RANKS:
+        return REFUSED if names else 0
+    try:
+        return follow_command()
+    except errors.SettingsError:  # rank 0 prints it
+        return REFUSED
+    except errors.WorkerError as error:
+        click.echo(f"Error: {error}", err=True)
+        return FAILED
+
+
+def check_command(name: str) -> None:
+    """Refuse a command that does not run on several ranks; else join the other ranks.
+
+    Raises
+    ------
+    SettingsError
+    """
+    place = launched()
+    if place is None:
+        return
+    if name not in COMMANDS_ON_RANKS:
+        raise errors.SettingsError(
+            f"{name}: got {place.size} ranks, which would all do the same; start it without mpiexec"
+        )
+    from syncpretrain.cluster.job import joined
+
+    joined()
+
+
+def check_runtime_of(settings: Settings, runtime: str | None = None) -> None:
+    """Refuse several ranks that would each be a run of its own.
+
+    ``runtime`` is the runtime that is given for a resumed run, if any.
+
+    Raises
+    ------
+    SettingsError
+    """
+    place = launched()
+    pretrained, tuned = settings.pretrain.runtime, settings.finetune.runtime
+    if place is not None and "mpi" not in ([runtime] if runtime else [pretrained, tuned]):
+        got = runtime or pretrained
+        raise errors.SettingsError(
+            f"runtime: got {got} on {place.size} ranks, which would be {place.size} runs in one"
+            " folder; add --runtime mpi, or --finetune-runtime mpi, or start it without mpiexec"
+        )

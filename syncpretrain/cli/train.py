@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from syncpretrain.cli.output import counted, run_shown
-from syncpretrain.cli.program import command_line
-from syncpretrain.cli.ranks import check_runtime_of
+from syncpretrain.cli.program import check_runtime_of, command_line
 from syncpretrain.cli.setting_options import (
     AUTO,
     OPTIONS,
