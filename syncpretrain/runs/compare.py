@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.dataset import Dataset, is_labelled
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.errors import SettingsError
+from syncpretrain.errors import SettingsError, needed
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.tasks import Form, Part
@@ -168,21 +168,18 @@ def summarized(outcomes: Iterable[Outcome]) -> list[Summary]:
     groups: dict[tuple[int | None, str], list[Outcome]] = {}
     for outcome in sorted(outcomes, key=lambda outcome: outcome.labels or 0):
         groups.setdefault((outcome.labels, outcome.start), []).append(outcome)
-    means = {key: float(np.mean([_test_error(x) for x in group])) for key, group in groups.items()}
-    return [
-        Summary(
-            start,
-            labels,
-            len(group),
-            means[labels, start],
-            float(np.std([_test_error(x) for x in group], ddof=1)) if len(group) > 1 else None,
-            _gain(means, labels, start),
-            float(np.mean([x.pretrain_seconds for x in group])),
-            float(np.mean([x.finetune_seconds for x in group])),
-            float(np.mean([x.passes for x in group])),
-        )
-        for (labels, start), group in groups.items()
-    ]
+    rows = []
+    for (labels, start), group in groups.items():
+        errors, random = _test_errors(group), groups.get((labels, RANDOM))
+        mean = float(errors.mean())
+        spread = float(errors.std(ddof=1)) if len(group) > 1 else None
+        gain = None
+        if start != RANDOM and random is not None:
+            gain = float(_test_errors(random).mean()) - mean
+        names = ("pretrain_seconds", "finetune_seconds", "passes")
+        others = {name: float(np.mean([getattr(x, name) for x in group])) for name in names}
+        rows.append(Summary(start, labels, len(group), mean, spread, gain, **others))
+    return rows
 
 
 def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Stack:
@@ -202,16 +199,9 @@ def is_start(text: str) -> bool:
     return name in SCHEDULES or (name == RANDOM and not colon)
 
 
-def _gain(
-    means: dict[tuple[int | None, str], float], labels: int | None, start: str
-) -> float | None:
-    if start == RANDOM or (labels, RANDOM) not in means:
-        return None
-    return means[labels, RANDOM] - means[labels, start]
-
-
-def _test_error(outcome: Outcome) -> float:
-    return math.nan if outcome.test is None else outcome.test
+def _test_errors(outcomes: Sequence[Outcome]) -> NDArray[np.float64]:
+    """Return the test errors of outcomes; NaN for none."""
+    return np.array([outcome.test for outcome in outcomes], dtype=np.float64)
 
 
 def _pretrain_settings(start: str, settings: PretrainSettings, seed: int) -> PretrainSettings:
@@ -376,12 +366,8 @@ def check_baselines(names: tuple[str, ...], data: Dataset, objective: str) -> No
             "baselines: got rows that are sparse or in a file, expected rows in memory, as"
             " scikit-learn's classifiers read them; leave the baselines out"
         )
-    try:
-        import sklearn  # noqa: F401
-    except ImportError:
-        raise SettingsError(
-            "baselines: scikit-learn is missing; pip install 'syncpretrain[sklearn]'"
-        ) from None
+    text = "baselines: scikit-learn is missing; pip install 'syncpretrain[sklearn]'"
+    needed("sklearn", SettingsError(text))
 
 
 def measured(name: str, data: Dataset, *, seed: int) -> Measured:
