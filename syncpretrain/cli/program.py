@@ -55,7 +55,7 @@ SHARED = {
     **dict.fromkeys(("plan", "simulate"), "predictions"),
     **dict.fromkeys(("predict", "score", "encode", "export"), "files"),
     **dict.fromkeys(("evaluate", "report", "reconstruct", "filters", "sample"), "results"),
-    **dict.fromkeys(("presets", "doctor", "completion"), "installation"),
+    **dict.fromkeys(("presets", "doctor", "completion", "data"), "installation"),
 }
 COMMANDS_ON_RANKS = ("train", "finetune")
 FAILED, REFUSED, STALLED, SIGNAL = 1, 2, 75, 128
