@@ -22,7 +22,7 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.observers.history import ErrorCurve, ErrorHistory, History
 from syncpretrain.plot import canvas
 from syncpretrain.plot.canvas import ASLEEP, colour_of
-from syncpretrain.runs.timeline import (
+from syncpretrain.runs.record import (
     EpochSpan,
     Timeline,
     critical_path,

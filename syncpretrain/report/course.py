@@ -28,8 +28,7 @@ from syncpretrain.report.section import (
     seconds_text,
     table,
 )
-from syncpretrain.runs.record import RunRecord
-from syncpretrain.runs.timeline import Timeline, critical_path, path_seconds
+from syncpretrain.runs.record import RunRecord, Timeline, critical_path, path_seconds
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings
 

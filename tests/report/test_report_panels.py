@@ -13,7 +13,7 @@ from syncpretrain.plot.course import POINTS_OF_A_LINE, Curve, draw_curve
 from syncpretrain.report import report_page
 from syncpretrain.report.course import MARKS_OF_RUNS, course_section, learning_section
 from syncpretrain.report.section import paragraph, table, unordered
-from syncpretrain.runs.timeline import EpochSpan, Timeline
+from syncpretrain.runs.record import EpochSpan, Timeline
 
 pytestmark = pytest.mark.usefixtures("fonts")
 

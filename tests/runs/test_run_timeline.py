@@ -12,8 +12,7 @@ from syncpretrain import pretrain
 from syncpretrain.errors import DataError
 from syncpretrain.events import EpochFinished, EpochStarted, RunStarted
 from syncpretrain.observers.history import History
-from syncpretrain.runs.run import resume_run, train_run
-from syncpretrain.runs.timeline import (
+from syncpretrain.runs.record import (
     EpochSpan,
     Timeline,
     critical_path,
@@ -21,6 +20,7 @@ from syncpretrain.runs.timeline import (
     read_timeline,
     timeline_of,
 )
+from syncpretrain.runs.run import resume_run, train_run
 
 LAYERS = (16, 8, 4)
 
