@@ -315,7 +315,7 @@ def read_timeline(run: str | Path) -> Timeline:
     reader = _Reader()
     for line in lines:
         try:
-            decoded = msgspec.json.decode(line, type=_Line)
+            decoded = msgspec.json.decode(line, type=Line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         reader.take(decoded)
@@ -328,7 +328,7 @@ def timeline_of(events: Iterable[Event]) -> Timeline:
     for event in events:
         origin = event.time if origin is None else origin
         values = as_dict(event, origin)
-        reader.take(_Line(**{x: values[x] for x in _Line.__struct_fields__ if x in values}))
+        reader.take(Line(**{x: values[x] for x in Line.__struct_fields__ if x in values}))
     return reader.timeline()
 
 
@@ -355,8 +355,8 @@ def path_seconds(path: Sequence[EpochSpan], layers: int) -> list[float]:
     return [sum(x.seconds for x in path if x.layer == n) for n in range(1, layers + 1)]
 
 
-class _Line(msgspec.Struct):
-    """The fields of a line that a timeline needs; others are ignored."""
+class Line(msgspec.Struct):
+    """The fields of a line of ``events.jsonl`` that are read back; others are ignored."""
 
     event: str
     time: float
@@ -388,7 +388,7 @@ class _Line(msgspec.Struct):
 class _Reader:
     """Builder of a timeline, which takes one line after the other."""
 
-    start: _Line | None = None
+    start: Line | None = None
     began: float = 0.0
     spans: dict[tuple[int, int], EpochSpan] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
@@ -400,7 +400,7 @@ class _Reader:
     offset: float = 0.0
     last: float = 0.0
 
-    def take(self, line: _Line) -> None:
+    def take(self, line: Line) -> None:
         if line.time == 0 and self.last > self.offset:  # another process begins at 0 again
             self.offset = self.last
             self.resumed.append(self.offset)
@@ -421,7 +421,7 @@ class _Reader:
             case "FinetuneEpochFinished":
                 self._add(line, now - line.seconds, now, 0.0)
 
-    def _begin(self, line: _Line, now: float) -> None:
+    def _begin(self, line: Line, now: float) -> None:
         """Begin pretraining, or go on with it: epochs after the checkpoint are void."""
         if self.start is None:
             self.began = now
@@ -434,14 +434,14 @@ class _Reader:
                 if layer == TUNING_ROW or epoch <= done[layer - 1]
             }
 
-    def _add(self, line: _Line, start: float, end: float, transform: float) -> None:
+    def _add(self, line: Line, start: float, end: float, transform: float) -> None:
         errors = line.train_error, line.validation_error
         span = EpochSpan(line.layer, line.epoch, line.reads, start, end, transform, *errors)
         self.spans[line.layer, line.epoch] = span
 
     def timeline(self) -> Timeline:
         by_start = sorted(self.spans.values(), key=lambda span: (span.start, span.layer))
-        start = self.start or _Line("", 0.0, handoff="")  # where pretraining has not begun
+        start = self.start or Line("", 0.0, handoff="")  # where pretraining has not begun
         depth = len(start.layers) - 1
         spans = tuple(span for span in by_start if span.layer != TUNING_ROW and depth > 0)
         busy = [sum(x.seconds for x in spans if x.layer == n) for n in range(1, depth + 1)]

@@ -5,11 +5,11 @@ Only :func:`remove_run` writes. A folder with unreadable files is a damaged run,
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import secrets
 import shutil
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from syncpretrain.runs.folder import (
     not_a_run,
     owned,
 )
-from syncpretrain.runs.record import Figures, read_figures, state_of
+from syncpretrain.runs.record import Figures, Line, read_figures, state_of
 from syncpretrain.settings import Settings, read_settings
 
 STATES = ("finished", "running", "stopped", "failed", "damaged")
@@ -77,15 +77,6 @@ class ShelvedRun(msgspec.Struct, frozen=True, kw_only=True):
         return value in (None, "") or value != value, value if value is not None else 0.0
 
 
-class _Line(msgspec.Struct):
-    """The fields of an event that are shown."""
-
-    event: str
-    time: float | None = None
-    failed: bool = False
-    reason: str = ""
-
-
 def runs_in(folder: Path) -> list[ShelvedRun]:
     """Return the runs of a folder, the newest first; other folders in it are left out.
 
@@ -118,19 +109,20 @@ def _found_in(folder: Path) -> ShelvedRun | None:
 def read_run(folder: Path) -> ShelvedRun:
     """Return the run in a run folder."""
     common: dict[str, Any] = {"name": folder.name, "folder": str(folder), "when": _began(folder)}
-    damage, figures, seconds = "", None, None
-    last: _Line | None = None
+    damage, figures = "", None
+    last: Line | None = None
     try:
         common.update(_described(read_settings(folder / CONFIG_NAME)))
-        last, seconds = _last_event(folder / EVENTS_NAME)
+        last = _last_event(folder / EVENTS_NAME)
         if (folder / METRICS_NAME).exists():
             figures, _ = read_figures(folder / METRICS_NAME)
     except (SettingsError, DataError) as error:
-        damage, seconds = str(error), None
+        damage = str(error)
     stopped = None
     if last is not None and last.event == "RunStopped":
         stopped = (last.failed, last.reason)
     state = state_of(folder, stopped, damage)
+    seconds = None if last is None or damage else last.time
     errors: dict[str, Any] = _errors(figures) if figures is not None else {"seconds": seconds}
     return ShelvedRun(**common, **errors, state=state.name, reason=state.reason)
 
@@ -241,22 +233,16 @@ def _errors(figures: Figures) -> dict[str, float | None]:
     return errors | {"seconds": figures.seconds.get("total")}
 
 
-def _last_event(path: Path) -> tuple[_Line | None, float | None]:
-    """Return the last event of a run, and the last time that an event has."""
+def _last_event(path: Path) -> Line | None:
+    """Return the last event of a run."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:
-        return None, None
-    last: _Line | None = None
+        return None
     for line in reversed(lines):
-        try:
-            event = msgspec.json.decode(line, type=_Line)
-        except ValueError:
-            continue  # half a line, of a process that died, or the cut at the beginning
-        last = last or event
-        if event.time is not None and math.isfinite(event.time):
-            return last, event.time
-    return last, None
+        with suppress(ValueError):  # half a line: of a process that died, or at the cut
+            return msgspec.json.decode(line, type=Line)
+    return None
