@@ -124,7 +124,8 @@ class Program(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the program's own options; a rank other than 0 follows rank 0 instead."""
         _open_closed()
-        if is_follower():
+        place = launched()
+        if place is not None and place.rank > 0:
             ctx.exit(follow(args))
         if not args:
             return super().parse_args(ctx, args)  # shows the help
@@ -288,12 +289,6 @@ def main(debug: bool) -> None:
 def command_line() -> str:
     """Return the command line of the running command, as it was typed."""
     return join(["syncpretrain", *click.get_current_context().meta[KEY]])
-
-
-def is_follower() -> bool:
-    """Return whether this rank only holds layers for the command of rank 0."""
-    place = launched()
-    return place is not None and place.rank > 0
 
 
 def follow(arguments: Sequence[str]) -> int:

@@ -93,7 +93,7 @@ def blocks_of(X: Any) -> Iterator[Any]:
 def as_float32(values: NDArray[Any], out: NDArray[np.float32]) -> NDArray[np.float32]:
     """Convert numbers to float32 in ``out``; bytes are divided by 255."""
     if values.dtype == np.uint8:
-        np.divide(values, np.float32(255), out=out)
+        np.divide(values, LARGEST_BYTE, out=out)
     else:
         out[...] = values
     return out
@@ -143,9 +143,7 @@ class ByteRows:
 
     def rows(self) -> NDArray[np.float32]:
         """Return the values of rows on the host."""
-        values = np.empty(self.shape, dtype=np.float32)
-        np.divide(self.numbers, LARGEST_BYTE, out=values)
-        return values
+        return as_float32(self.numbers, np.empty(self.shape, dtype=np.float32))
 
 
 def bytes_of(rows: Any) -> int:

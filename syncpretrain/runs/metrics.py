@@ -234,10 +234,10 @@ def _results(report: dict[str, Any]) -> str:
         rows.append((f"{label} (squared, summed over values)", _numbers(whole)))
         rows.append(("error of predicting the mean", _numbers(report["mean_error"])))
     if report["accuracy"] is not None:
-        wrong = {n: None if x is None else 100 * (1 - x) for n, x in report["accuracy"].items()}
-        most = {n: None if x is None else 100 * (1 - x) for n, x in report["majority"].items()}
-        rows.append(("wrong classes, %", _numbers(wrong)))
-        rows.append(("wrong by the most frequent class, %", _numbers(most)))
+        names = {"accuracy": "wrong classes, %", "majority": "wrong by the most frequent class, %"}
+        for name, label in names.items():
+            wrong = {n: None if x is None else 100 * (1 - x) for n, x in report[name].items()}
+            rows.append((label, _numbers(wrong)))
     apart = report.get("regression_error")
     if apart is not None:
         roots = {name: found and found["rmse"] for name, found in apart.items()}
