@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from types import MappingProxyType
@@ -40,7 +40,7 @@ import msgspec
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
-from syncpretrain.planning.scaling.job import PARAMETER_COPIES, PAYING, Job, Placed, Scaled
+from syncpretrain.planning.scaling.job import PARAMETER_COPIES, PAYING, Cluster, Job, Placed, Scaled
 from syncpretrain.planning.scaling.work import LayerCosts, Network, works_of
 from syncpretrain.planning.simulate import EpochCost, StreamCost, play_stream, simulate
 from syncpretrain.pretraining.build import build_schedule
@@ -359,7 +359,7 @@ WAYS: Mapping[str, Way] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Cluster):
     """The options that all ways to train have in common.
 
     ``stack`` are the settings of the layers, as keyword arguments of
@@ -368,12 +368,6 @@ class Options:
 
     layers: str | Sequence[int]
     stack: Mapping[str, Any]
-    network: Network
-    examples: int
-    held_out: int = 0
-    split: str = "examples"
-    servers: int = 1
-    push_every: int = 1
 
     def plain(self) -> Options:
         """Return the options of greedy training: without the settings of other schedules."""
@@ -416,17 +410,9 @@ class Options:
         replicas = way.replicas
         if not isinstance(replicas, str) and len(replicas) == 1:
             replicas *= len(settings.layers) - 1
-        return Job(
-            settings=settings,
-            works=works_of(settings, costs),
-            examples=self.examples,
-            held_out=self.held_out,
-            network=self.network,
-            replicas=replicas,
-            split=self.split,
-            servers=self.servers if way.schedule == ASYNCHRONOUS else 0,
-            push_every=self.push_every,
-        )
+        cluster = {own.name: getattr(self, own.name) for own in fields(Cluster)}
+        works = works_of(settings, costs)
+        return Job(settings=settings, works=works, replicas=replicas, **cluster)
 
 
 class Curve(NamedTuple):
