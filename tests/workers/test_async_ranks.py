@@ -285,7 +285,7 @@ class TestWindows:
         with local_ranks(2) as ranks:
             windows = ranks.own.transport.windows
             windows.open("w", [1, 1], "int64")
-            windows._times = replace(TIMEOUTS, stall=0.0, tick=0.01)
+            windows.times = replace(TIMEOUTS, stall=0.0, tick=0.01)
             ended = threading.Event()
             with pytest.raises(StalledError, match=r"a call of a window did not end within 0 s"):
                 windows._ask(ended.wait(WAIT) for _ in range(1))
