@@ -26,6 +26,7 @@ from syncpretrain.kernels.precision import precision_of
 from syncpretrain.kernels.program import PhaseRunner
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.steps import Step
+from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.planning import probes
@@ -33,8 +34,9 @@ from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.peaks import unreadable_pairs
 from syncpretrain.planning.timings import GPU, Timings, sizes
 from syncpretrain.pretraining import build
-from syncpretrain.pretraining.memory import chain_bytes, check_device_memory, check_memory
+from syncpretrain.pretraining.memory import chain_bytes, check_device_memory, pretraining_bytes
 from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.architecture import text_of
 from syncpretrain.settings.fields import refuse
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.workers.activations import CHUNK_ROWS, CHUNKS_AT_ONCE, chunk_rows
@@ -112,7 +114,8 @@ def check_measuring(settings: PretrainSettings, *, workers: int) -> None:
     shards = sum(sizes(workers)) * sum(shape.weights + sum(shape.biases) for shape in shapes)
     bare = sum(2 * (shape.weights + sum(shape.biases)) for shape in shapes)  # of the products
     others = FLOAT_BYTES * (read + made + shards + bare)
-    check_memory(shapes, examples=0, batch_size=batch, others=others)
+    needed = others + pretraining_bytes(shapes, examples=0, batch_size=batch)
+    check_available(needed, text_of(shapes), 0)
 
 
 @dataclass(eq=False)
@@ -369,8 +372,8 @@ class _DeviceBench:
         counts = [max(batch, min(examples, probes.MOST_NUMBERS // width)) for width in widths]
         free = self._backend.free_bytes() or 0
         drawn = [draw((n, width), dtype="f4") for n, width in zip(counts, widths, strict=True)]
-        own: dict[str, Any] = {"batch_size": batch, "others": chain_bytes(settings)}
-        check_device_memory(settings.shapes, free, drawn, **own, bounded=False)
+        others = chain_bytes(settings)
+        check_device_memory(settings, free, drawn, sum(counts), bounded=False, others=others)
         self._learners = [self._learner(i) for i in range(len(widths))]
         self._rows = []
         for learner, rows in zip(self._learners, drawn, strict=True):
