@@ -247,8 +247,13 @@ def play_stream(
     run = _Run(short, costs, steps, fewer, workers, replicas)
     schedule = StreamSchedule(short, ring=ring, block=block)
     clock, busy = 0.0, [0.0] * len(plans)
+
+    def next_block() -> Block | None:
+        is_free = sum(block.layer not in links for block in run.left) < workers
+        return schedule.take(None if is_free else links)
+
     while not schedule.is_finished:
-        while (taken := _next(schedule, run, workers, links)) is not None:
+        while (taken := next_block()) is not None:
             run.begin(taken)
         layers = [block.layer for block in run.left]
         seconds, done = run.advance()
@@ -260,15 +265,6 @@ def play_stream(
     # The interpreter hands over one minibatch at a time: no number of workers is faster than that.
     seconds = max(clock, run.handing_over) * whole
     return Simulated(seconds, busy=tuple(whole * own for own in busy))
-
-
-def _next(
-    schedule: StreamSchedule, run: _Run, workers: int, links: Collection[int]
-) -> Block | None:
-    """Return a block that a free worker may process, or a link."""
-    if sum(block.layer not in links for block in run.left) < workers:
-        return schedule.take()
-    return schedule.take(links) if links else None
 
 
 @dataclass

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.replicas import steps
 from syncpretrain.parallel.replicas.replica_count import Trained, Trial
-from syncpretrain.parallel.replicas.server import SERVER_STATE, ParameterServer, Server
+from syncpretrain.parallel.replicas.server import SERVER_STATE, ParameterServer
 from syncpretrain.parallel.replicas.turns import ReplicaTurns
 from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.settings.fields import AsyncFields
@@ -40,6 +40,9 @@ from syncpretrain.workers.link import Context, Link, Obey, Raised, described, pl
 from syncpretrain.workers.processes import Processes
 from syncpretrain.workers.shared_memory import FLOAT, SharedArrays
 from syncpretrain.workers.threads import Threads
+
+if TYPE_CHECKING:
+    from syncpretrain.workers.ranks.replicas import RankServers, WindowServer
 
 
 def replicas_in(
@@ -99,7 +102,7 @@ class ReplicaPool(Closing):
 
     Parameters
     ----------
-    server : Server
+    server : ParameterServer, RankServers or WindowServer
         The calling thread owns the server.
     rules : AsyncFields
     start : callable
@@ -115,7 +118,7 @@ class ReplicaPool(Closing):
 
     def __init__(
         self,
-        server: Server,
+        server: ParameterServer | RankServers | WindowServer,
         rules: AsyncFields,
         start: Callable[[], Started],
         end: Callable[[], list[str]],
