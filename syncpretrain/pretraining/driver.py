@@ -388,11 +388,16 @@ def driver_for(
 
 
 def placement_of(driver: Driver) -> str | None:
-    """Return which layers are on which of several GPUs in words, or None."""
+    """Return which layers are on which of several GPUs in words; None if all are on the first."""
     own = driver.settings
     if own.schedule in (ASYNC, UNTRAINED):
         return None
-    return build.placement_text(build.backend_of_layers(own), len(own.layers) - 1)
+    backend = build.backend_of_layers(own)
+    groups = [backend.for_layer(layer).group() for layer in range(1, len(own.layers))]
+    if all(group == backend.devices()[:1] for group in groups):
+        return None
+    named = (f"{layer} on {' and '.join(map(str, group))}" for layer, group in enumerate(groups, 1))
+    return f"layers on GPUs: {', '.join(named)}"
 
 
 def rows_of(driver: Driver) -> Any:
