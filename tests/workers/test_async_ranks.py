@@ -79,7 +79,7 @@ def test_a_run_with_a_trial_adds_up():
     server, told = ParameterServer(np.zeros(SIZE, np.float32), WHOLE), []
     with local_ranks(4), fleet_of(server, WHOLE, trims=True, report=told.append) as fleet:
         assert fleet.train(tasks_of(1, 0, 300, 1), never, lambda *of: None) == 300
-        assert fleet._trial.useful[3] > 0
+        assert fleet.trial.useful[3] > 0
     np.testing.assert_array_equal(server.parameters, np.float32(300 * 301 / 2))
 
 

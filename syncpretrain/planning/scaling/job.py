@@ -155,9 +155,6 @@ class Job(Cluster):
         got = repr(self.replicas) if is_word else ",".join(map(str, self.replicas))
         is_wrong = not is_word and (len(self.replicas) != depth or min(map(int, self.replicas)) < 1)
         refused = {
-            f"costs: got those of {len(self.works)} layers, expected {depth}, one a layer": (
-                len(self.works) != depth
-            ),
             f"batch_size: got {batch}, expected at most {self.examples}, the examples to train"
             " on": batch > self.examples,
             f"split: got {self.split!r}, expected {' or '.join(SPLITS)}": self.split not in SPLITS,
