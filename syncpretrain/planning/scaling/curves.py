@@ -61,16 +61,9 @@ def scaled(job: Job, devices: int) -> Scaled:
     """
     placed = Placed.of(job, devices)
     run = _played(placed)
-    idle = 1 - run.computing / (devices * run.seconds) if run.seconds else 0.0
-    return Scaled(
-        devices,
-        placed.used,
-        run.seconds,
-        min(1.0, max(0.0, idle)),
-        run.bytes_moved if placed.used > 1 else 0.0,
-        run.memory,
-        placed.replicas,
-    )
+    if placed.used == 1:
+        run = run._replace(bytes_moved=0.0)
+    return run.on(devices, placed.used, placed.replicas)
 
 
 class _Played(NamedTuple):
@@ -80,6 +73,14 @@ class _Played(NamedTuple):
     computing: float
     bytes_moved: float
     memory: float
+
+    def on(
+        self, devices: int, used: int, replicas: tuple[int, ...], staleness: float | None = None
+    ) -> Scaled:
+        """Return it as the run on a number of devices; ``used`` of them have work."""
+        idle = 1 - self.computing / (devices * self.seconds) if self.seconds else 0.0
+        own = self.seconds, min(1.0, max(0.0, idle)), self.bytes_moved, self.memory
+        return Scaled(devices, used, *own, replicas, staleness)
 
 
 @lru_cache(maxsize=64)  # devices that have no work change nothing
@@ -309,17 +310,8 @@ def scaled_by_server(job: Job, devices: int) -> Scaled:
         stale += served.staleness * turns
         turns_of_all += turns
         used = max(used, min(devices, turns))
-    idle = max(0.0, 1 - computing / (devices * seconds)) if seconds else 0.0
-    return Scaled(
-        devices,
-        used,
-        seconds,
-        idle,
-        moved,
-        _memory_by_server(job, devices),
-        (devices,) * len(job.works),
-        stale / max(1, turns_of_all),
-    )
+    run = _Played(seconds, computing, moved, _memory_by_server(job, devices))
+    return run.on(devices, used, (devices,) * len(job.works), stale / max(1, turns_of_all))
 
 
 def _memory_by_server(job: Job, devices: int) -> float:
