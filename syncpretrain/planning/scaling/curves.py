@@ -427,11 +427,6 @@ class Curve(NamedTuple):
         return {"name": self.name, "greedy_seconds": self.base, "runs": rows}
 
 
-def greedy_seconds(options: Options, costs: Sequence[LayerCosts]) -> float:
-    """Return the seconds of greedy training on one device."""
-    return scaled(options.plain().job(GREEDY, costs), 1).seconds
-
-
 def check_way(way: Way, options: Options, devices: Sequence[int]) -> None:
     """Refuse what :func:`curve` would, before anything is measured.
 
@@ -465,4 +460,5 @@ def curve(
     job = options.job(way, costs)
     play = scaled_by_server if way.schedule == ASYNCHRONOUS else scaled
     runs = tuple(play(job, count) for count in sorted(set(devices)))
-    return Curve(name, greedy_seconds(options, costs), runs)
+    greedy = scaled(options.plain().job(GREEDY, costs), 1)  # on one device
+    return Curve(name, greedy.seconds, runs)
