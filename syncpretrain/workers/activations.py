@@ -57,13 +57,13 @@ class ActivationSource:
         return target if transform([self.snapshot], below, target, *how) else None
 
 
-def chunk_rows(backend: Backend, widths: Sequence[int]) -> int:
-    """Return the rows of a chunk for a backend that computes activations.
+def chunk_rows(backend: Backend | None, widths: Sequence[int]) -> int:
+    """Return the rows of a chunk for a backend that computes activations; None is NumPy's.
 
     ``widths`` are the widths of the data and of all layers of a run: activations that are computed
     again from the data have the same bits only with the same chunks in all layers.
     """
-    if not backend.devices():
+    if backend is None or not backend.devices():
         return CHUNK_ROWS
     return max(CHUNK_ROWS, min(DEVICE_ROWS, DEVICE_NUMBERS // max(widths)))
 
