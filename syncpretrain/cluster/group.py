@@ -34,6 +34,7 @@ class _RankFailed:
     """Message of a rank that has failed, in place of the expected one."""
 
 
+@dataclass(eq=False)
 class Group:
     """A group of ranks, as one of them sees it.
 
@@ -60,17 +61,14 @@ class Group:
         By every operation that waits.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        ranks: Sequence[int],
-        port: Port,
-        times: Timeouts = TIMEOUTS,
-        is_over: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.number, self.size = ranks.index(transport.rank), len(ranks)
-        self._transport, self._ranks, self._port = transport, ranks, port
-        self._times, self._is_over = times, is_over
+    transport: Transport
+    ranks: Sequence[int]
+    port: Port
+    times: Timeouts = TIMEOUTS
+    is_over: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        self.number, self.size = self.ranks.index(self.transport.rank), len(self.ranks)
         self._others = [i for i in range(self.size) if i != self.number]
 
     def exchange(self, things: Sequence[Any]) -> list[Any]:
@@ -103,19 +101,19 @@ class Group:
             self._send(i, _RankFailed())
 
     def _send(self, i: int, thing: Any) -> None:
-        self._transport.send(self._ranks[i], (*self._port, self._ranks[self.number]), thing)
+        self.transport.send(self.ranks[i], (*self.port, self.ranks[self.number]), thing)
 
     def _take(self, i: int) -> Any:
         # A port for each sender: a fast rank's next message cannot pass for a slow rank's first.
-        port = (*self._port, self._ranks[i])
-        name = self._transport.peers.name(self._ranks[i])
-        deadline = time.monotonic() + self._times.stall
+        port = (*self.port, self.ranks[i])
+        name = self.transport.peers.name(self.ranks[i])
+        deadline = time.monotonic() + self.times.stall
         # The wait ends with the message; a tick only bounds how late the end of the run is seen.
-        while (found := self._transport.take(port, self._times.tick)) is None:
-            if self._is_over():
+        while (found := self.transport.take(port, self.times.tick)) is None:
+            if self.is_over():
                 raise GroupError(f"the run ended while {name} was waited for")
             if time.monotonic() > deadline:
-                raise StalledError(f"nothing came from {name} within {self._times.stall:g} s")
+                raise StalledError(f"nothing came from {name} within {self.times.stall:g} s")
         if isinstance(found[1], _RankFailed):
             raise GroupError(f"{name} has failed")
         return found[1]

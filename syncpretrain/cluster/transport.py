@@ -138,13 +138,13 @@ class Peers:
         return None
 
 
-def own_beat(*, leaves: bool = False) -> Beat:
+def own_beat() -> Beat:
     """Return a sign of life of this process."""
     host = socket.gethostname()
     parts = [host]
     if Path(BOOT_ID_FILE).is_file():
         parts += [Path(BOOT_ID_FILE).read_text().strip(), str(Path(NAMESPACE).readlink())]
-    return Beat(host, " ".join(parts), os.getpid(), leaves)
+    return Beat(host, " ".join(parts), os.getpid())
 
 
 def last_beat(beat: Beat) -> Beat:

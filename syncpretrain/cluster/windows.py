@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,7 @@ class _Asked:
         self.calls, self.value, self.is_done = calls, None, False
 
 
+@dataclass(eq=False)
 class Windows:
     """The windows of a job, as one rank has them.
 
@@ -66,16 +68,13 @@ class Windows:
         By every method for other threads than the communication thread.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        send: Callable[[int, tuple[Any, ...], Any], None],
-        wake: Callable[[], None],
-        check: Callable[[], None],
-        times: Timeouts,
-    ) -> None:
-        self._engine, self._send, self._times = engine, send, times
-        self._wake, self._check = wake, check
+    engine: Engine
+    send: Callable[[int, tuple[Any, ...], Any], None]
+    wake: Callable[[], None]
+    check: Callable[[], None]
+    times: Timeouts
+
+    def __post_init__(self) -> None:
         self._windows: dict[str, Window] = {}
         self.owned: set[str] = set()
         # Any thread appends, only the communication thread takes: a deque needs no lock for that.
@@ -84,13 +83,13 @@ class Windows:
 
     def unreliable_on(self) -> str | None:
         """Return the library or place without reliable windows; None if windows are reliable."""
-        return self._engine.windows_unreliable_on()
+        return self.engine.windows_unreliable_on()
 
     def opened(self, name: str, lengths: Sequence[int], kind: str) -> None:
         """Open a window with all others, in the communication thread; see :meth:`open`."""
         # Outside the lock: opening waits for all other ranks.
-        window = self._engine.open_window(lengths, kind)
-        if lengths[self._engine.rank]:
+        window = self.engine.open_window(lengths, kind)
+        if lengths[self.engine.rank]:
             self.owned.add(name)
         with self._changed:
             self._windows[name] = window
@@ -172,20 +171,20 @@ class Windows:
         # lock that the wake-up takes, so it either sees the request or is woken.
         asked = _Asked(calls)
         self.asked.append(asked)
-        self._wake()
+        self.wake()
         self._wait(lambda: asked.is_done, "a call of a window did not end")
         return asked.value
 
     def _wait(self, is_so: Callable[[], bool], otherwise: str) -> None:
-        deadline = time.monotonic() + self._times.stall
+        deadline = time.monotonic() + self.times.stall
         with self._changed:
             # The tick is for a communication thread that fails, which notifies nobody here.
-            while not self._changed.wait_for(is_so, self._times.tick):
-                self._check()
+            while not self._changed.wait_for(is_so, self.times.tick):
+                self.check()
                 if time.monotonic() > deadline:
-                    raise StalledError(f"{otherwise} within {self._times.stall:g} s")
+                    raise StalledError(f"{otherwise} within {self.times.stall:g} s")
 
     def _send_all(self, call: Callable[[Windows], None]) -> None:
-        own = self._engine.rank  # last, since it waits for the others at once
-        for rank in sorted(range(self._engine.size), key=lambda rank: rank == own):
-            self._send(rank, WINDOWS_PORT, call)
+        own = self.engine.rank  # last, since it waits for the others at once
+        for rank in sorted(range(self.engine.size), key=lambda rank: rank == own):
+            self.send(rank, WINDOWS_PORT, call)

@@ -156,7 +156,7 @@ class Handle:
 
     def __init__(self, memory: GradientMemory, rank: int, workers: int, timeout: float) -> None:
         self._memory, self._rank, self._workers, self._timeout = memory, rank, workers, timeout
-        self._barrier = Barrier(memory.counters, memory.error_texts, rank, workers, timeout=timeout)
+        self._barrier = Barrier(memory.counters, memory.error_texts, rank, workers, timeout)
 
     def __enter__(self) -> Worker:
         self._barrier.join()

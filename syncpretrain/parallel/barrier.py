@@ -23,6 +23,7 @@ import select
 import signal
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ BROKEN_COUNTER = 0  # 0, or 1 + the row of the reason
 FIRST_CELL = 8  # where the workers' counters begin: in another cache line
 
 
+@dataclass(eq=False)
 class Barrier:
     """A barrier as one worker sees it.
 
@@ -55,22 +57,18 @@ class Barrier:
         Seconds that a wait may last.
     """
 
-    def __init__(
-        self,
-        counters: NDArray[np.int64],
-        error_texts: NDArray[np.uint8],
-        rank: int,
-        workers: int,
-        *,
-        timeout: float,
-    ) -> None:
-        self._counters, self._error_texts = counters, error_texts
-        self._rank, self._workers = rank, workers
-        self._timeout, self._processes = timeout, ProcessWatch()
+    counters: NDArray[np.int64]
+    error_texts: NDArray[np.uint8]
+    rank: int
+    workers: int
+    timeout: float
+
+    def __post_init__(self) -> None:
+        self._processes = ProcessWatch()
         self._arrived, self._process, self._start, self._thread, self._left = (
-            FIRST_CELL + row * workers for row in range(WORKER_ROWS)
+            FIRST_CELL + row * self.workers for row in range(WORKER_ROWS)
         )
-        crowded = workers > usable_cores()  # then who spins keeps another from arriving
+        crowded = self.workers > usable_cores()  # then who spins keeps another from arriving
         self._spin = 0.0 if crowded else SPIN_SECONDS
 
     def claim(self) -> None:
@@ -81,15 +79,15 @@ class Barrier:
         AveragingError
             If another process has this rank.
         """
-        pid = int(self._counters[self._process + self._rank])
+        pid = int(self.counters[self._process + self.rank])
         if pid not in (0, os.getpid()):
             raise AveragingError(
-                f"rank {self._rank} was given to process {pid} and to process {os.getpid()}; "
+                f"rank {self.rank} was given to process {pid} and to process {os.getpid()}; "
                 "give each rank to one"
             )
         # The process last: whoever sees its number also sees its start.
-        store_counter(self._counters, self._start + self._rank, started(os.getpid()))
-        store_counter(self._counters, self._process + self._rank, os.getpid())
+        store_counter(self.counters, self._start + self.rank, started(os.getpid()))
+        store_counter(self.counters, self._process + self.rank, os.getpid())
 
     def join(self) -> None:
         """Take part, from this thread.
@@ -99,13 +97,13 @@ class Barrier:
         AveragingError
             If this rank has taken part already, or the barrier is broken.
         """
-        if self._counters[self._thread + self._rank]:
+        if self.counters[self._thread + self.rank]:
             raise AveragingError(
-                f"{self._name(self._rank)} has entered its with block before; "
+                f"{self._name(self.rank)} has entered its with block before; "
                 "make a new averager to begin again"
             )
         self.claim()
-        store_counter(self._counters, self._thread + self._rank, threading.get_native_id())
+        store_counter(self.counters, self._thread + self.rank, threading.get_native_id())
         self.check()
 
     def wait(self) -> None:
@@ -117,16 +115,16 @@ class Barrier:
             If the barrier is broken, or if a worker has left, died, or does not come in time: then
             this breaks it.
         """
-        if self._counters[self._left + self._rank]:
-            raise AveragingError(f"{self._name(self._rank)} has left; stay in its with block")
+        if self.counters[self._left + self.rank]:
+            raise AveragingError(f"{self._name(self.rank)} has left; stay in its with block")
         self.check()  # before arriving: what this worker has broken it does not complete
-        own = self._arrived + self._rank
+        own = self._arrived + self.rank
         # The others wait for this count at least, so no counter is ever reset, and a fast rank
         # that is in the next barrier already does not disturb the slow one in this.
-        target = int(self._counters[own]) + 1
-        deadline, left = time.monotonic() + self._timeout, self._timeout
-        among = (self._arrived, self._workers, target, BROKEN_COUNTER)
-        found = arrive_and_wait(self._counters, own, *among, self._spin, min(LOOK_SECONDS, left))
+        target = int(self.counters[own]) + 1
+        deadline, left = time.monotonic() + self.timeout, self.timeout
+        among = (self._arrived, self.workers, target, BROKEN_COUNTER)
+        found = arrive_and_wait(self.counters, own, *among, self._spin, min(LOOK_SECONDS, left))
         while found != READY:
             self.check()
             self._look(target)
@@ -134,32 +132,32 @@ class Barrier:
             if left <= 0:
                 self._give_up(target)
                 return
-            found = wait_for_counters(self._counters, *among, 0.0, min(LOOK_SECONDS, left))
+            found = wait_for_counters(self.counters, *among, 0.0, min(LOOK_SECONDS, left))
 
     def abort(self, reason: str) -> None:
         """Break the barrier for all workers, unless it is broken."""
-        abort(self._counters, self._error_texts, self._rank, reason)
+        abort(self.counters, self.error_texts, self.rank, reason)
 
     def fail(self, error: BaseException) -> None:
         """Break the barrier because of an exception of this worker."""
-        self.abort(f"{self._name(self._rank)} failed: {described(error)}")
+        self.abort(f"{self._name(self.rank)} failed: {described(error)}")
 
     def check(self) -> None:
         """Raise AveragingError with the reason if the barrier is broken."""
-        writer = int(self._counters[BROKEN_COUNTER]) - 1
+        writer = int(self.counters[BROKEN_COUNTER]) - 1
         if writer >= 0:
-            text = self._error_texts[writer].tobytes().rstrip(b"\0")
+            text = self.error_texts[writer].tobytes().rstrip(b"\0")
             raise AveragingError(text.decode("utf-8", "replace"))
 
     def leave(self) -> None:
         """Take part no longer. Who waits for this worker raises; who does not, is not disturbed."""
-        store_counter(self._counters, self._left + self._rank, 1)
+        store_counter(self.counters, self._left + self.rank, 1)
         self._processes.close()
 
     def _give_up(self, target: int) -> None:
         missing = ", ".join(self._name(rank) for rank in self._missing(target))
         if missing:  # or the last one came this moment
-            self.abort(f"{self._name(self._rank)} waited {self._timeout:g} s for {missing}")
+            self.abort(f"{self._name(self.rank)} waited {self.timeout:g} s for {missing}")
             self.check()
 
     def _look(self, target: int) -> None:
@@ -167,22 +165,22 @@ class Barrier:
         for rank in self._missing(target):
             why = self._gone(rank)
             # It may have arrived and then ended, after its counter was read: so read it again.
-            if why and self._counters[self._arrived + rank] < target:
+            if why and self.counters[self._arrived + rank] < target:
                 self.abort(f"{self._name(rank)} {why}")
                 self.check()
 
     def _gone(self, rank: int) -> str | None:
-        if self._counters[self._left + rank]:
+        if self.counters[self._left + rank]:
             return "has left"
-        pid = int(self._counters[self._process + rank])
-        return self._processes.ended(pid, int(self._counters[self._start + rank])) if pid else None
+        pid = int(self.counters[self._process + rank])
+        return self._processes.ended(pid, int(self.counters[self._start + rank])) if pid else None
 
     def _missing(self, target: int) -> list[int]:
-        arrived = self._counters[self._arrived : self._arrived + self._workers]
+        arrived = self.counters[self._arrived : self._arrived + self.workers]
         return [int(rank) for rank in np.flatnonzero(arrived < target)]
 
     def _name(self, rank: int) -> str:
-        pid, thread = (int(self._counters[row + rank]) for row in (self._process, self._thread))
+        pid, thread = (int(self.counters[row + rank]) for row in (self._process, self._thread))
         if not pid:
             return f"rank {rank} (never started)"
         if thread in (0, pid):

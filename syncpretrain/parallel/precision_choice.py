@@ -8,15 +8,14 @@ Assumption: the gain of one product on one core, measured once, holds for the wh
 
 from __future__ import annotations
 
-import time
-from functools import cache
+from functools import cache, partial
+from timeit import timeit
 
 import numpy as np
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.native import extension
-from syncpretrain.kernels.precision import PRECISIONS, Precision
+from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.settings.devices import check_precision
 
@@ -55,16 +54,11 @@ def _gain() -> float:
     v, W = draw((B, V), dtype=np.float32), draw((V, H), dtype=np.float32)
     out = np.empty((B, H), dtype=np.float32)
     both = PRECISIONS["float32"], PRECISIONS["bfloat16"]
+    products = [partial(own.multiply, v, W, out=out) for own in both]
     # Both of a pair lie next to each other in time, so that a slow moment slows both.
-    pairs = [tuple(_seconds(own, v, W, out) for own in both) for _ in range(PAIRS + 1)]
+    pairs = [[timeit(product, number=1) for product in products] for _ in range(PAIRS + 1)]
     # The first warms the caches.
     return float(np.median([exact / rough for exact, rough in pairs[1:]]))
-
-
-def _seconds(precision: Precision, v: Array, W: Array, out: Array) -> float:
-    started = time.perf_counter()
-    precision.multiply(v, W, out=out)
-    return time.perf_counter() - started
 
 
 def resolve_precision(name: str, backend: str, setting: str = "precision") -> str:

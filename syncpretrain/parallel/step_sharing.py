@@ -23,10 +23,10 @@ Assumption: one thread, the owner, calls :meth:`StepSharing.run`; any thread may
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels.program import SHARED_COUNTERS, Phase, Phases, Program
@@ -55,7 +55,7 @@ class StepSharing:
         self._times = times
         self._counters = np.zeros(NEWS + 1, dtype=np.int64)
         self._lock = threading.Lock()  # of what follows; never held while working or waiting
-        self._step: _Step | None = None
+        self._step: Callable[..., None] | None = None  # given whether the caller is the owner
         self._news = 0  # how often there was a new step or a call
         self.calls = 0
         self._base = 0  # shards of compiled steps so far
@@ -70,18 +70,18 @@ class StepSharing:
         StalledError
             If a helper takes longer for a shard than ``times.stall``.
         """
-        step: _Step
+        step: Callable[..., None]
         if isinstance(phases, Program) and phases.is_compiled:
-            step = _CompiledStep(phases, self._counters, self._base, self._times)
+            step = partial(self._share, phases, self._base)
             self._base += phases.shards * phases.length
         else:
             each = phases.phases if isinstance(phases, Program) else phases
-            step = _InterpretedStep(each, shards, self._times)
+            step = _InterpretedStep(each, shards, self._times).work
         with self._lock:
             self._step = step
             self._announce()
         # It stays the newest step when it is done. A helper that comes late finds all shards taken.
-        step.work(is_owner=True)
+        step(is_owner=True)
 
     def help(self, calls: int) -> bool:
         """Take shards until called away; return False if there was no step for a while.
@@ -97,7 +97,7 @@ class StepSharing:
                 if is_called:
                     return True
                 if step is not None:
-                    step.work(is_owner=False)
+                    step(is_owner=False)
                 spin, linger = self._times.spin, self._times.linger
                 found = wait_for_counters(self._counters, NEWS, 1, news + 1, ABORTED, spin, linger)
                 if found == LATE:
@@ -114,18 +114,11 @@ class StepSharing:
         self._news += 1
         store_counter(self._counters, NEWS, self._news)
 
-
-class _CompiledStep:
-    def __init__(
-        self, program: Program, counters: NDArray[np.int64], base: int, times: Timeouts
-    ) -> None:
-        self._program, self._counters, self._base, self._times = program, counters, base, times
-
-    def work(self, *, is_owner: bool) -> None:
-        """Run shards: the owner until all are done, a helper until all are taken."""
-        found = self._program.share(
+    def _share(self, program: Program, base: int, *, is_owner: bool) -> None:
+        """Run shards of a compiled step: the owner until all are done, a helper until taken."""
+        found = program.share(
             self._counters,
-            base=self._base,
+            base=base,
             broken=ABORTED,
             is_owner=is_owner,
             spin_seconds=self._times.spin,
@@ -181,9 +174,6 @@ class _InterpretedStep:
             if is_owner and self._failure is not None:
                 raise self._failure
             return None
-
-
-_Step = _CompiledStep | _InterpretedStep
 
 
 def _stalled(times: Timeouts) -> StalledError:

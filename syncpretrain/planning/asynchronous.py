@@ -17,6 +17,7 @@ import msgspec
 
 from syncpretrain.parallel.replicas.replica_count import WORTH
 from syncpretrain.planning.candidates import Task
+from syncpretrain.planning.simulate import slowdown
 from syncpretrain.planning.timings import Exchange, Timings, sizes
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings.fields import AsyncFields, AsyncRate
@@ -52,7 +53,7 @@ class AsyncStage:
     def training(self, workers: int, replicas: int) -> float:
         """Return the seconds of all tasks; replicas beyond the workers share these."""
         at_work = min(replicas, workers)
-        slower = 1 + (self.contention - 1) * (at_work - 1) / max(1, workers - 1)
+        slower = slowdown(self.contention, at_work, workers)
         task = slower * self.computing + self.local + self.server
         return self.tasks * max(task / at_work, self.server)
 

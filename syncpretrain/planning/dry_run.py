@@ -34,7 +34,6 @@ from syncpretrain.pretraining.streamed import StreamedPretraining
 from syncpretrain.pretraining.training import Driver
 from syncpretrain.schedule.kinds import ASYNC, UNTRAINED
 from syncpretrain.settings import PretrainSettings, Settings
-from syncpretrain.workers.worker import PROBE_ROWS
 
 # A dry run is looked at before a run of minutes or hours: seconds are short beside it, and give
 # each of some layers a few timings of 20 ms.
@@ -186,15 +185,10 @@ def _finetuning(tuning: Finetuning, stack: Stack) -> float | None:
 
 
 def _bytes(settings: PretrainSettings, data: Dataset) -> int:
-    rows = len(data.train) + len(data.validation)
-    steps, held_out = steps_per_epoch(len(data.train), settings.batch_size), data.validation
-    if settings.handoff == "minibatch":
-        backend = backend_for(settings.backend)
-        rows = memory.held_rows(
-            settings, backend, steps=steps, held_out=min(len(held_out), PROBE_ROWS)
-        )
+    sizes, backend = (len(data.train), len(data.validation)), backend_for(settings.backend)
+    rows = memory.run_rows(settings, backend, *sizes)
     own = memory.pretraining_bytes(settings.shapes, examples=rows, batch_size=settings.batch_size)
-    return own + memory.other_bytes(settings, steps)
+    return own + memory.other_bytes(settings, steps_per_epoch(sizes[0], settings.batch_size))
 
 
 def _device_memory(driver: Driver, data: Dataset) -> DeviceMemory | None:

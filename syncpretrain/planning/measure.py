@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -25,6 +26,7 @@ from syncpretrain.kernels.precision import precision_of
 from syncpretrain.kernels.program import PhaseRunner
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.steps import Step
+from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.planning import probes
@@ -32,8 +34,9 @@ from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.peaks import unreadable_pairs
 from syncpretrain.planning.timings import GPU, Timings, sizes
 from syncpretrain.pretraining import build
-from syncpretrain.pretraining.memory import chain_bytes, check_device_memory, check_memory
+from syncpretrain.pretraining.memory import chain_bytes, check_device_memory, pretraining_bytes
 from syncpretrain.settings import PretrainSettings
+from syncpretrain.settings.architecture import text_of
 from syncpretrain.settings.fields import refuse
 from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.workers.activations import CHUNK_ROWS, CHUNKS_AT_ONCE, chunk_rows
@@ -111,28 +114,27 @@ def check_measuring(settings: PretrainSettings, *, workers: int) -> None:
     shards = sum(sizes(workers)) * sum(shape.weights + sum(shape.biases) for shape in shapes)
     bare = sum(2 * (shape.weights + sum(shape.biases)) for shape in shapes)  # of the products
     others = FLOAT_BYTES * (read + made + shards + bare)
-    check_memory(shapes, examples=0, batch_size=batch, others=others)
+    needed = others + pretraining_bytes(shapes, examples=0, batch_size=batch)
+    check_available(needed, text_of(shapes), 0)
 
 
+@dataclass(eq=False)
 class _Bench:
     """The stack's learners, and the workers to time them with."""
 
-    def __init__(
-        self,
-        settings: PretrainSettings,
-        pool: WorkerPool,
-        workers: int,
-        threads: int,
-        held_out: int,
-        parts: Sequence[int],
-    ) -> None:
-        self._settings, self._pool, self._parts = settings, pool, parts
-        self._workers, self._threads, self._held_out = workers, threads, held_out
+    settings: PretrainSettings
+    pool: WorkerPool
+    workers: int
+    threads: int
+    held_out: int
+    parts: Sequence[int]
+
+    def __post_init__(self) -> None:
         self._steps: list[probes.Steps] = []
         self._samples: list[probes.Sample] = []
-        others = min(workers, len(settings.layers) - 1) - 1
+        others = min(self.workers, len(self.settings.layers) - 1) - 1
         # A layer's step is slowed by what else is at work; a line through one count gives others.
-        self.crowd = (workers - 1) / others if others else 0.0
+        self.crowd = (self.workers - 1) / others if others else 0.0
 
     def layers(self, examples: int, seconds: float) -> list[probes.LayerProbes]:
         """Return the probes of each layer; layers that are alike share theirs.
@@ -140,14 +142,14 @@ class _Bench:
         A round of all probes takes about ``seconds``.
         """
         draw = np.random.default_rng(0).random
-        batch = self._settings.batch_size
+        batch = self.settings.batch_size
         for learner, width in zip(
-            build.build_learners(self._settings), self._settings.layers[:-1], strict=True
+            build.build_learners(self.settings), self.settings.layers[:-1], strict=True
         ):
             rows = _rows(batch, width, examples)
             self._steps.append(probes.Steps(learner, draw((rows, width), dtype=np.float32)))
         kinds = [self._kind(i) for i in range(len(self._steps))]
-        count = probes.PROBES + probes.PROBES_OF_SIZE * len(sizes(self._workers))
+        count = probes.PROBES + probes.PROBES_OF_SIZE * len(sizes(self.workers))
         each = seconds / (count * len(set(kinds)))
         firsts = [kinds.index(kind) for kind in kinds]  # of each layer the first one like it
         samples = {i: self._sample(i, each) for i in dict.fromkeys(firsts)}
@@ -156,7 +158,7 @@ class _Bench:
         return [found[i] for i in firsts]
 
     def _sample(self, i: int, seconds: float) -> probes.Sample:
-        s = self._settings
+        s = self.settings
         with blas_limit(1), np.errstate(all="ignore"):
             return probes.sampled(
                 lambda rows: self._steps[i].work(rows=rows)(1),
@@ -168,15 +170,15 @@ class _Bench:
 
     def _kind(self, i: int) -> object:
         """Return what two layers share that take the same time."""
-        s = self._settings
+        s = self.settings
         options = (s.hidden_units, s.cd_steps, s.persistent, s.sparsity_cost, s.hidden_dropout)
         more = (s.corruption, s.contraction, s.l1, s.chains, s.centred, s.sample_input)
         below = s.shapes[max(0, i - 1) : i + 1]
         return (i > 0, below, s.visible_units_of(i + 1), *(x[i] for x in (*options, *more)))
 
     def _probes(self, i: int) -> probes.LayerProbes:
-        steps, settings, sample = self._steps[i], self._settings, self._samples[i]
-        rows, held_out = sample.rows, steps.X[: self._held_out]
+        steps, settings, sample = self._steps[i], self.settings, self._samples[i]
+        rows, held_out = sample.rows, steps.X[: self.held_out]
         if sample.is_part:
             held_out = held_out[: probes.PASSES * rows]
         validation = probes.validating(steps.learner, held_out)
@@ -191,11 +193,11 @@ class _Bench:
             products=probes.Probe(probes.products(shape, batch_size=rows, **own)),
             validation=probes.Probe(validation),
             busy=self._busy(i),
-            held_out=len(held_out) / self._held_out if self._held_out else 1.0,
-            parts={n: probes.Probe(steps.work(rows=min(n, rows))) for n in self._parts},
+            held_out=len(held_out) / self.held_out if self.held_out else 1.0,
+            parts={n: probes.Probe(steps.work(rows=min(n, rows))) for n in self.parts},
         )
         for split in ("examples", "units" if is_dense else "filters"):
-            for shards in sizes(self._workers):
+            for shards in sizes(self.workers):
                 sharded = self._cut(i, split, shards)
                 if sharded is not None:
                     found.sharded[split, shards] = {
@@ -204,9 +206,9 @@ class _Bench:
                         )
                         for workers in {1, max(1, shards // 2), shards}
                     }
-        if self._threads > 1:
-            found.blas["step"] = probes.Probe(steps.work(rows=rows), blas_threads=self._threads)
-            found.blas["validation"] = probes.Probe(validation, blas_threads=self._threads)
+        if self.threads > 1:
+            found.blas["step"] = probes.Probe(steps.work(rows=rows), blas_threads=self.threads)
+            found.blas["validation"] = probes.Probe(validation, blas_threads=self.threads)
         if i:
             self._add_transform(found, i - 1)
         return found
@@ -218,8 +220,8 @@ class _Bench:
             steps.work(rows=sample.rows)
             for steps, sample in zip(self._steps, self._samples, strict=True)
         ]
-        others = [works[(i + k) % depth] for k in range(1, min(self._workers, depth))]
-        return probes.beside(works[i], others, self._pool)
+        others = [works[(i + k) % depth] for k in range(1, min(self.workers, depth))]
+        return probes.beside(works[i], others, self.pool)
 
     def _cut(self, i: int, split: str, shards: int) -> Step | None:
         """Return a layer's step in shards; None if it cannot be cut so."""
@@ -233,7 +235,7 @@ class _Bench:
 
     def _has_shards(self, i: int, *, split: str, shards: int) -> bool:
         """Return whether the settings permit that a layer's minibatches are cut so."""
-        settings = self._settings
+        settings = self.settings
         changed = (*settings.shards[:i], shards, *settings.shards[i + 1 :])
         try:
             msgspec.structs.replace(settings, split=split, shards=changed)
@@ -242,10 +244,10 @@ class _Bench:
         return True
 
     def _run(self, workers: int) -> PhaseRunner:
-        return partial(self._pool.run, workers=workers)
+        return partial(self.pool.run, workers=workers)
 
     def _add_transform(self, found: probes.LayerProbes, below: int) -> None:
-        rows = self._steps[below].X[: CHUNK_ROWS * min(CHUNKS_AT_ONCE, max(2, self._workers))]
+        rows = self._steps[below].X[: CHUNK_ROWS * min(CHUNKS_AT_ONCE, max(2, self.workers))]
         if self._samples[below].is_part:
             rows = rows[: probes.PASSES * self._samples[below].rows]
         found.rows = len(rows)
@@ -254,10 +256,10 @@ class _Bench:
         def work(workers: int) -> probes.Work:
             return probes.transforming(layer, rows, self._run(workers))
 
-        for workers in (1, *sizes(self._workers)):
+        for workers in (1, *sizes(self.workers)):
             found.transform[workers] = probes.Probe(work(workers), cores=workers)
-        if self._threads > 1:
-            found.blas["transform"] = probes.Probe(work(1), blas_threads=self._threads)
+        if self.threads > 1:
+            found.blas["transform"] = probes.Probe(work(1), blas_threads=self.threads)
 
 
 def _rows(batch_size: int, width: int, examples: int) -> int:
@@ -370,8 +372,8 @@ class _DeviceBench:
         counts = [max(batch, min(examples, probes.MOST_NUMBERS // width)) for width in widths]
         free = self._backend.free_bytes() or 0
         drawn = [draw((n, width), dtype="f4") for n, width in zip(counts, widths, strict=True)]
-        own: dict[str, Any] = {"batch_size": batch, "others": chain_bytes(settings)}
-        check_device_memory(settings.shapes, free, drawn, **own, bounded=False)
+        others = chain_bytes(settings)
+        check_device_memory(settings, free, drawn, sum(counts), bounded=False, others=others)
         self._learners = [self._learner(i) for i in range(len(widths))]
         self._rows = []
         for learner, rows in zip(self._learners, drawn, strict=True):

@@ -7,11 +7,12 @@ are tiny.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from time import perf_counter, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -512,24 +513,6 @@ def handover_seconds() -> float:
 EXCHANGE_ROUNDS, EXCHANGE_SECONDS = 5, 0.3  # of each piece, at most
 
 
-class _Still:
-    """A replica that learns nothing, so that what is around its steps shows."""
-
-    def __init__(self, size: int) -> None:
-        self.parameters: Sequence[Array] = [np.zeros(size, np.float32)]
-
-    def train(self, epoch: int, step: int) -> Sequence[float]:
-        """Do nothing."""
-        return (0.0,)
-
-    def state(self) -> dict[str, Array]:
-        """Return nothing."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        """Do nothing."""
-
-
 def exchanges(settings: PretrainSettings) -> tuple[Exchange, ...]:
     """Measure the exchanges of each layer of a stack, by its server's rules."""
     counts = [shape.weights + sum(shape.biases) for shape in settings.shapes]
@@ -541,7 +524,9 @@ def exchange_of(size: int, settings: AsyncFields) -> Exchange:
     """Measure the exchange of a number of parameters, by the rules of some settings."""
     server = ParameterServer(np.zeros(size, np.float32), settings, settings.servers)
     fetched, change = (np.zeros(size, np.float32) for _ in range(2))
-    steps = LocalSteps(_Still(size), fetched, change)
+    # A replica that learns nothing, so that what is around its steps shows.
+    still: Any = SimpleNamespace(parameters=[np.zeros(size, np.float32)], train=lambda *at: (0.0,))
+    steps = LocalSteps(still, fetched, change)
     task = Task(1, 0, 1)
     server.start()
     try:

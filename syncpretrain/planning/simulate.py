@@ -65,6 +65,14 @@ class Simulated(NamedTuple):
     busy: tuple[float, ...] = ()
 
 
+def slowdown(contention: float, busy: int, workers: int) -> float:
+    """Return the factor by which a worker is slower while some are at work.
+
+    ``contention`` is the factor where all ``workers`` are; more at work are links, which count not.
+    """
+    return 1 + (contention - 1) * (min(busy, workers) - 1) / max(1, workers - 1)
+
+
 class _Epoch:
     """A running epoch: the parts that are left; the first may be partly done."""
 
@@ -86,8 +94,8 @@ class _Epoch:
     def speed(self, own: int, busy: int, workers: int) -> float:
         """Return the share of its part done in a second, given the number of busy cores."""
         cores = self.cores(own)
-        slower = self._slowdown(busy, workers) / self._slowdown(cores, workers)
-        return 1 / max(self._parts[0][cores] * slower, 1e-12)
+        slower, alone = (slowdown(self._cost.contention, n, workers) for n in (busy, cores))
+        return 1 / max(self._parts[0][cores] * (slower / alone), 1e-12)
 
     def advance(self, share: float) -> None:
         """Do a share of the part, and go on to the next one if that was all."""
@@ -99,11 +107,6 @@ class _Epoch:
     def seconds(self, speed: float) -> float:
         """Return when the part will end at this speed."""
         return self._left / speed
-
-    def _slowdown(self, busy: int, workers: int) -> float:
-        if workers == 1:
-            return 1.0
-        return 1 + (self._cost.contention - 1) * (min(busy, workers) - 1) / (workers - 1)
 
 
 class _Activations:
@@ -247,8 +250,13 @@ def play_stream(
     run = _Run(short, costs, steps, fewer, workers, replicas)
     schedule = StreamSchedule(short, ring=ring, block=block)
     clock, busy = 0.0, [0.0] * len(plans)
+
+    def next_block() -> Block | None:
+        is_free = sum(block.layer not in links for block in run.left) < workers
+        return schedule.take(None if is_free else links)
+
     while not schedule.is_finished:
-        while (taken := _next(schedule, run, workers, links)) is not None:
+        while (taken := next_block()) is not None:
             run.begin(taken)
         layers = [block.layer for block in run.left]
         seconds, done = run.advance()
@@ -260,15 +268,6 @@ def play_stream(
     # The interpreter hands over one minibatch at a time: no number of workers is faster than that.
     seconds = max(clock, run.handing_over) * whole
     return Simulated(seconds, busy=tuple(whole * own for own in busy))
-
-
-def _next(
-    schedule: StreamSchedule, run: _Run, workers: int, links: Collection[int]
-) -> Block | None:
-    """Return a block that a free worker may process, or a link."""
-    if sum(block.layer not in links for block in run.left) < workers:
-        return schedule.take()
-    return schedule.take(links) if links else None
 
 
 @dataclass
@@ -298,10 +297,9 @@ class _Run:
         for block in sorted(self.left, key=lambda block: block.layer):
             speeds[block], used = self._speed(block, helping)
             helping -= used
-        others = min(len(self.left), self.workers) - 1  # more of them are links
-        slower = others / (self.workers - 1) if self.workers > 1 else 0.0
         for block in speeds:
-            speeds[block] /= 1 + (self.costs[block.layer - 1].contention - 1) * slower
+            contention = self.costs[block.layer - 1].contention
+            speeds[block] /= slowdown(contention, len(self.left), self.workers)
         # Until a block ends nobody starts or stops, so all speeds stay as they are: the clock may
         # go to the next end in one step.
         first = min(self.left, key=lambda block: self.left[block] / speeds[block])

@@ -55,18 +55,6 @@ def backend_of_layers(settings: PretrainSettings) -> Backend:
     return backend_for(settings.backend).dealt(layer_costs(settings), settings.replicas)
 
 
-def placement_text(backend: Backend, depth: int) -> str | None:
-    """Return in words which layers are on which GPUs; None where all are on the first."""
-    devices = backend.devices()
-    groups = [backend.for_layer(layer).group() for layer in range(1, depth + 1)]
-    if all(group == devices[:1] for group in groups):
-        return None
-    named = [
-        f"{layer} on {' and '.join(map(str, devices))}" for layer, devices in enumerate(groups, 1)
-    ]
-    return f"layers on GPUs: {', '.join(named)}"
-
-
 def _products(settings: PretrainSettings, cd_steps: int) -> int:
     return 2 * cd_steps + 3 if settings.model == "rbm" else AUTOENCODER_PRODUCTS
 

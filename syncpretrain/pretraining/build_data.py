@@ -10,22 +10,21 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncpretrain.backends.choice import backend_for, resolve_backend
+from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.data import examples
 from syncpretrain.data.facts import Look
 from syncpretrain.data.file_rows import FileRows, rows_in_file
 from syncpretrain.data.minibatches import ArrayPasses, Minibatches, is_iterable_of_arrays
-from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.data.scaling import Scaling, check_varies
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.parallel.precision_choice import resolve_precision
-from syncpretrain.pretraining import memory
+from syncpretrain.pretraining.memory import check_memory
 from syncpretrain.schedule.kinds import UNTRAINED
 from syncpretrain.settings import settings_from
 from syncpretrain.settings.architecture import check_width
 from syncpretrain.settings.by_data import pretrain_by_data
-from syncpretrain.settings.checks import check_missing, check_sparse, parsed_waking
+from syncpretrain.settings.checks import check_missing, check_sparse
 from syncpretrain.settings.devices import why_not_on_a_device
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.units.kinds import kind_of
@@ -74,7 +73,7 @@ def build_data(
     backend = resolve_backend(settings.backend, lacks)
     precision = resolve_precision(settings.precision, backend)
     settings = msgspec.structs.replace(settings, backend=backend, precision=precision)
-    _check_memory(settings, data)
+    check_memory(settings, data)
     scaling = Scaling.for_units(data.train, settings.visible_units)
     if scaling is not None:
         check_varies(data.train, scaling)
@@ -89,33 +88,6 @@ def build_data(
     if isinstance(data.train, ArrayPasses) and settings.visible_bias != "zero":
         data.train.measure()
     return settings, data, scaling
-
-
-def _check_memory(settings: PretrainSettings, data: Split) -> None:
-    count = sum(map(len, data))
-    backend = backend_for(settings.backend)
-    free = backend.free_bytes()
-    wakes = any(parsed_waking(text) is not None for text in settings.refresh_when[1:])
-    steps = steps_per_epoch(len(data.train), settings.batch_size)
-    held, room, others = count, 0, memory.other_bytes(settings, steps)
-    if settings.handoff == "minibatch":
-        held = memory.held_rows(settings, backend, steps=steps, held_out=len(data.validation))
-        room = memory.room_bytes(settings, backend, steps)
-    memory.check_memory(
-        settings.shapes,
-        examples=held if free is None else 0,
-        batch_size=settings.batch_size,
-        processes=settings.runtime == "processes",
-        shared=count if isinstance(data.train, np.ndarray) else 0,
-        sampled=PROBE_ROWS if wakes or any(settings.settle) else 0,
-        others=others,
-    )
-    if free is not None:
-        backend.for_replicas(max(settings.replicas))  # which read each other's memory
-        own: dict[str, Any] = {"batch_size": settings.batch_size, "waiting": held, "room": room}
-        own["others"] = others + memory.shard_bytes(settings)
-        bounded = kind_of(settings.visible_units).is_unit_interval
-        memory.check_device_memory(settings.shapes, free, data, **own, bounded=bounded)
 
 
 def with_facts_of(settings: PretrainSettings, *parts: Any) -> PretrainSettings:

@@ -57,6 +57,7 @@ class _Kept:
     uses: int  # 1 if it is held, and 1 for each kept version that was trained on it
 
 
+@dataclass(eq=False)
 class TrainedLayers:
     """Trained layers of one run.
 
@@ -69,14 +70,12 @@ class TrainedLayers:
         Returns a learner a layer, for those that have not trained yet.
     """
 
-    def __init__(
-        self,
-        settings: PretrainSettings,
-        backend: Backend,
-        learners: Callable[[], Sequence[Learner]],
-    ) -> None:
-        self._settings, self._backend, self._learners = settings, backend, learners
-        depth = len(settings.layers) - 1
+    settings: PretrainSettings
+    backend: Backend
+    learners: Callable[[], Sequence[Learner]]
+
+    def __post_init__(self) -> None:
+        depth = len(self.settings.layers) - 1
         self._layers: list[Layer | None] = [None] * depth  # the newest of each
         self._states: list[LayerState | None] = [None] * depth
         self._kept: dict[tuple[int, int], _Kept] = {}  # by layer and version
@@ -128,7 +127,7 @@ class TrainedLayers:
 
     def layers(self) -> list[Layer]:
         """Return the newest layers, on the host."""
-        fresh = self._learners() if None in self._layers else []
+        fresh = self.learners() if None in self._layers else []
         return [
             fresh[i].snapshot() if layer is None else layer.to(self._host(i + 1))
             for i, layer in enumerate(self._layers)
@@ -148,7 +147,7 @@ class TrainedLayers:
         return PretrainState(past, snapshots, computed, tuple(states), curves)
 
     def _host(self, layer: int) -> Callable[[Any], Any]:
-        return self._backend.for_layer(layer).tohost
+        return self.backend.for_layer(layer).tohost
 
 
 class Pretraining(Driver):
@@ -389,11 +388,16 @@ def driver_for(
 
 
 def placement_of(driver: Driver) -> str | None:
-    """Return which layers are on which of several GPUs in words, or None."""
+    """Return which layers are on which of several GPUs in words; None if all are on the first."""
     own = driver.settings
     if own.schedule in (ASYNC, UNTRAINED):
         return None
-    return build.placement_text(build.backend_of_layers(own), len(own.layers) - 1)
+    backend = build.backend_of_layers(own)
+    groups = [backend.for_layer(layer).group() for layer in range(1, len(own.layers))]
+    if all(group == backend.devices()[:1] for group in groups):
+        return None
+    named = (f"{layer} on {' and '.join(map(str, group))}" for layer, group in enumerate(groups, 1))
+    return f"layers on GPUs: {', '.join(named)}"
 
 
 def rows_of(driver: Driver) -> Any:

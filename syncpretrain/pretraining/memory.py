@@ -8,16 +8,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from syncpretrain.backends.base import Backend
+from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.rows import buffer_bytes
 from syncpretrain.data.blocks import bytes_of, in_bytes
+from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.parallel.available_memory import check_available
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.schedule.stream import BLOCK_MINIBATCHES, RANK_RING_MINIBATCHES, RING_MINIBATCHES
 from syncpretrain.settings.architecture import text_of
+from syncpretrain.settings.checks import parsed_waking
 from syncpretrain.settings.fields import PretrainFields
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.shapes import LayerShape
+from syncpretrain.units.kinds import kind_of
+from syncpretrain.workers.worker import PROBE_ROWS
 
 # Copies of a layer's parameters, in units of their size.
 COPIES = 8  # parameters, gradient, velocity, and up to 5 published snapshots
@@ -83,6 +88,14 @@ def held_rows(settings: PretrainSettings, backend: Backend, *, steps: int, held_
     return -(-rows // VERSIONS)
 
 
+def run_rows(settings: PretrainSettings, backend: Backend, examples: int, held_out: int) -> int:
+    """Return the number of examples with activations in a run, to estimate its memory."""
+    if settings.handoff == "epoch":
+        return examples + held_out
+    steps = steps_per_epoch(examples, settings.batch_size)
+    return held_rows(settings, backend, steps=steps, held_out=min(held_out, PROBE_ROWS))
+
+
 def room_bytes(settings: PretrainSettings, backend: Backend, steps: int) -> int:
     """Return the bytes of a device that rows of the host are copied to, a block at a time."""
     size = stream_size(settings, backend, steps)
@@ -143,42 +156,43 @@ def replica_bytes(settings: PretrainSettings, steps: int) -> int:
     return needed + (PROCESS_BYTES * max(settings.replicas) if is_remote else 0)
 
 
-def check_memory(
-    shapes: Sequence[LayerShape],
-    *,
-    examples: int,
-    batch_size: int,
-    processes: bool = False,
-    shared: int | None = None,
-    sampled: int = 0,
-    others: int = 0,
-) -> None:
-    """Refuse a stack that cannot fit; ``processes`` share a copy of the data and need their own.
+def check_memory(settings: PretrainSettings, data: Sequence[Any]) -> None:
+    """Refuse a run that fits neither this machine nor its devices.
 
-    ``shared`` is the number of examples in that copy, by default all. ``sampled`` is of how many
-    examples outputs are kept, to measure drift. ``others`` are bytes beside all these.
+    ``data`` are the examples to train on, and the validation examples.
 
     Raises
     ------
     SettingsError
         Naming what it needs and what there is.
     """
-    needed = others + pretraining_bytes(shapes, examples=examples, batch_size=batch_size)
-    needed += FLOAT_BYTES * OUTPUTS * sampled * sum(shape.hidden for shape in shapes)
-    if processes:
-        needed += FLOAT_BYTES * (examples if shared is None else shared) * shapes[0].visible
-        needed += PROCESS_BYTES * len(shapes)
-    check_available(needed, text_of(shapes), examples)
+    shapes, backend, sizes = settings.shapes, backend_for(settings.backend), list(map(len, data))
+    free, steps = backend.free_bytes(), steps_per_epoch(sizes[0], settings.batch_size)
+    rows, others = run_rows(settings, backend, *sizes), other_bytes(settings, steps)
+    held = rows if free is None else 0
+    needed = others + pretraining_bytes(shapes, examples=held, batch_size=settings.batch_size)
+    if any(settings.settle) or any(map(parsed_waking, settings.refresh_when[1:])):
+        needed += FLOAT_BYTES * OUTPUTS * PROBE_ROWS * sum(shape.hidden for shape in shapes)
+    if settings.runtime == "processes":  # which share a copy of the data
+        shared = sum(sizes) if isinstance(data[0], np.ndarray) else 0
+        needed += FLOAT_BYTES * shared * shapes[0].visible + PROCESS_BYTES * len(shapes)
+    check_available(needed, text_of(shapes), held)
+    if free is not None:
+        backend.for_replicas(max(settings.replicas))  # which read each other's memory
+        streams = settings.handoff == "minibatch"
+        room = room_bytes(settings, backend, steps) if streams else 0
+        others += shard_bytes(settings)
+        bounded = kind_of(settings.visible_units).is_unit_interval
+        check_device_memory(settings, free, data, rows, bounded=bounded, room=room, others=others)
 
 
 def check_device_memory(
-    shapes: Sequence[LayerShape],
+    settings: PretrainSettings,
     free: int,
     data: Sequence[Any],
+    rows: int,
     *,
-    batch_size: int,
     bounded: bool,
-    waiting: int | None = None,
     room: int = 0,
     others: int = 0,
 ) -> None:
@@ -186,15 +200,14 @@ def check_device_memory(
 
     Parameters
     ----------
-    shapes : sequence of LayerShape
+    settings : PretrainSettings
     free : int
         Bytes of the devices.
     data : sequence of arrays of shape (n_examples, input units)
-    batch_size : int
+    rows : int
+        The number of examples with activations.
     bounded : bool
         Whether the layers see the data as they are; else they are standardized.
-    waiting : int, optional
-        The number of examples that a stream has activations of; else of all.
     room : int
         Bytes that rows of the host are copied to, beside the buffers that they come through.
     others : int
@@ -205,15 +218,14 @@ def check_device_memory(
     SettingsError
         Naming what it needs and what there is.
     """
-    examples = sum(map(len, data))
-    held = examples if waiting is None else waiting
-    beside = others + pretraining_bytes(shapes, examples=held, batch_size=batch_size)
+    shapes, examples = settings.shapes, sum(map(len, data))
+    beside = others + pretraining_bytes(shapes, examples=rows, batch_size=settings.batch_size)
     by_rows = buffer_bytes(examples, shapes[0].visible) + room
     if not isinstance(data[0], np.ndarray):  # in a file, or of an iterable
         least = by_rows
     else:
         least = sum(map(bytes_of, data))
         if beside + least > free:  # as bytes, or a few rows at a time
-            own = sum(bytes_of(in_bytes(rows)) for rows in data) if bounded else least
+            own = sum(bytes_of(in_bytes(x)) for x in data) if bounded else least
             least = min(own, by_rows)
     check_available(beside + least, text_of(shapes), examples, free=free, where=" on the GPU")

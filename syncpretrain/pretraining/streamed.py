@@ -110,15 +110,17 @@ def build_streamed_layer(
 
     A partial function of the settings and the part is fit to be sent to another process.
     ``build`` builds the learner. ``shared`` is of the ranks that make the layer's steps together,
-    ``most`` the most minibatches
-    of a run, and ``beside`` the bytes that the run needs on a device apart from the data.
+    ``most`` the most minibatches of a run, and ``beside`` the bytes that the run needs on a device
+    apart from the data.
     """
     place = backend.for_layer(part.layer)
     if part.below is not None:
         source: inputs.Source = inputs.RingSource(part.below.rings(below), part.passes, place)
     else:
         assert isinstance(below, Split)
-        source = inputs.data_source(below, part.passes, place, most, beside)
+        data = below, part.passes, place, most
+        is_iterable = isinstance(below.train, ArrayPasses)
+        source = inputs.PassesSource(*data) if is_iterable else inputs.RowsSource(*data, beside)
     own = build(
         settings,
         part.layer,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from syncpretrain.errors import SettingsError
@@ -58,8 +58,8 @@ def check_pretraining(settings: fields.PretrainFields) -> None:
 def check_schedule(settings: fields.PretrainFields) -> None:
     """Raise SettingsError if the schedule does not have the pace or the groups asked for."""
     kind, name = schedule_kind(settings.schedule), settings.schedule
-    free = _names(name for name, other in SCHEDULES.items() if other.free is not None)
-    grouped = _names(name for name, other in SCHEDULES.items() if other.has_groups)
+    free = " or ".join(name for name, other in SCHEDULES.items() if other.free is not None)
+    grouped = " or ".join(name for name, other in SCHEDULES.items() if other.has_groups)
     refused = {
         f"pace: got free with schedule {name}, where layers wait for the finished layer below; use"
         f" pace lockstep, or schedule {free}": settings.pace == "free" and kind.free is None,
@@ -246,7 +246,7 @@ def _check_early_stopping(settings: fields.PretrainFields) -> None:
     has_no_energy = not (is_rbm or by_error)
     layers = range(1, len(settings.layers))
     kinds = [kind_of(settings.visible_units_of(layer)) for layer in layers]
-    binary = _names(name for name, kind in KINDS.items() if kind.is_binary)
+    binary = " or ".join(name for name, kind in KINDS.items() if kind.is_binary)
     other = "free-energy-gap" if settings.handoff == "epoch" else "none"
     refused = {
         "validation-error with model rbm, expected free-energy-gap or pseudo-likelihood; an RBM's"
@@ -275,8 +275,9 @@ def _check_handoff(settings: fields.PretrainFields) -> None:
         }
         fields.refuse(refused)
         return
+    streaming = [name for name, kind in SCHEDULES.items() if kind.can_stream]
     usual = {
-        "schedule": (_names([*(n for n in SCHEDULES if SCHEDULES[n].can_stream), ASYNC]), None),
+        "schedule": (" or ".join([*streaming, ASYNC]), None),
         "pace": ("lockstep", None),
         "finish": ("drain", None),
         "early_stopping": (
@@ -294,10 +295,6 @@ def _check_handoff(settings: fields.PretrainFields) -> None:
                     f"{name}: got {value} with handoff minibatch, expected {expected}; leave it"
                     " out, or take handoff epoch"
                 )
-
-
-def _names(names: Iterable[str]) -> str:
-    return " or ".join(names)
 
 
 MESSAGES = "messages"

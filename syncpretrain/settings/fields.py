@@ -8,20 +8,11 @@ has the checks that combine several fields.
 
 # Annotations are objects here, not texts, for what they say is read at every start.
 import math
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from types import SimpleNamespace, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union
 
 import msgspec
 
@@ -717,7 +708,7 @@ def names_of(kind: type[msgspec.Struct]) -> list[str]:
 
 def settings_of(kind: type[msgspec.Struct]) -> dict[str, Setting]:
     """Return what is declared of the fields that have an option, by name."""
-    hints, found = get_type_hints(kind, include_extras=True), dict[str, Setting]()
+    hints, found = typing.get_type_hints(kind, include_extras=True), dict[str, Setting]()
     defaults = dict(zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True))
     for name in names_of(kind):
         said = getattr(hints[name], "__metadata__", ())
@@ -730,8 +721,8 @@ def settings_of(kind: type[msgspec.Struct]) -> dict[str, Setting]:
 
 def _type_of_value(hint: Any) -> Any:
     """Return the type of a value, or of the value of a layer, without None and its range."""
-    while get_origin(hint) in (Annotated, Union, UnionType, tuple):
-        hint = get_args(hint)[0]
+    while typing.get_origin(hint) in (Annotated, Union, UnionType, tuple):
+        hint = typing.get_args(hint)[0]
     return hint
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from syncpretrain.backends.base import Backend
@@ -87,27 +86,22 @@ def transform(
         snapshots = [snapshot.to(reader.asarray) for snapshot in snapshots]
         source = Split(*map(reader.to_device_if_fits, source))
     chunks = list(_chunks(source, target, rows))
-    for start in range(0, len(chunks), CHUNKS_AT_ONCE):
+    first = 0
+
+    def fill(i: int) -> None:
+        rows_in, rows_out = chunks[first + i]
+        if reader is not None:
+            rows_in = reader.asarray(rows_in)
+        for snapshot in snapshots[:-1]:
+            rows_in = snapshot.up(rows_in)
+        # The last layer writes to the target itself, without a copy.
+        snapshots[-1].up(rows_in, out=rows_out)
+
+    for first in range(0, len(chunks), CHUNKS_AT_ONCE):
         if stop():
             return False
-        some = chunks[start : start + CHUNKS_AT_ONCE]
-        run([partial(_fill, snapshots, some, reader)], len(some))
+        run([fill], min(CHUNKS_AT_ONCE, len(chunks) - first))
     return True
-
-
-def _fill(
-    snapshots: Sequence[Layer],
-    chunks: Sequence[tuple[Array, Array]],
-    reader: Backend | None,
-    i: int,
-) -> None:
-    rows_in, rows_out = chunks[i]
-    if reader is not None:
-        rows_in = reader.asarray(rows_in)
-    for snapshot in snapshots[:-1]:
-        rows_in = snapshot.up(rows_in)
-    # The last layer writes to the target itself, without a copy.
-    snapshots[-1].up(rows_in, out=rows_out)
 
 
 def _chunks(source: Split, target: Split, rows: int) -> Iterator[tuple[Array, Array]]:

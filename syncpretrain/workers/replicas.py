@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.replicas import steps
 from syncpretrain.parallel.replicas.replica_count import Trained, Trial
-from syncpretrain.parallel.replicas.server import SERVER_STATE, ParameterServer, Server
+from syncpretrain.parallel.replicas.server import SERVER_STATE, ParameterServer
 from syncpretrain.parallel.replicas.turns import ReplicaTurns
 from syncpretrain.parallel.timeouts import Closing, Timeouts
 from syncpretrain.settings.fields import AsyncFields
@@ -40,6 +40,9 @@ from syncpretrain.workers.link import Context, Link, Obey, Raised, described, pl
 from syncpretrain.workers.processes import Processes
 from syncpretrain.workers.shared_memory import FLOAT, SharedArrays
 from syncpretrain.workers.threads import Threads
+
+if TYPE_CHECKING:
+    from syncpretrain.workers.ranks.replicas import RankServers, WindowServer
 
 
 def replicas_in(
@@ -94,12 +97,13 @@ def replicas_in(
 Started = Sequence[tuple[Link, Any, Any]]  # link, parameters and change of each replica
 
 
+@dataclass(eq=False)
 class ReplicaPool(Closing):
     """Replicas and their server in threads, processes or ranks, to be entered as a context.
 
     Parameters
     ----------
-    server : Server
+    server : ParameterServer, RankServers or WindowServer
         The calling thread owns the server.
     rules : AsyncFields
     start : callable
@@ -113,37 +117,33 @@ class ReplicaPool(Closing):
         Finds by measurement how many replicas are worth training; None lets all train.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        rules: AsyncFields,
-        start: Callable[[], Started],
-        end: Callable[[], list[str]],
-        report: Callable[[str], None],
-        times: Timeouts,
-        trial: Trial | None = None,
-    ) -> None:
-        super().__init__(times)
-        self._trial = trial
-        self._server, self._rules = server, rules
-        self._start, self._end, self._report = start, end, report
+    server: ParameterServer | RankServers | WindowServer
+    rules: AsyncFields
+    start: Callable[[], Started]
+    end: Callable[[], list[str]]
+    report: Callable[[str], None]
+    times: Timeouts
+    trial: Trial | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__(self.times)
         self._running: list[_Running] = []
         self._loaded: Mapping[str, Array] = {}
         self._between = 0.0  # seconds between the calls of train, which the trial leaves out
         self._left: float | None = None  # time at which the last call of train ended
 
     def _open(self) -> None:
-        self._running = [_Running(*parts) for parts in self._start()]
-        self._server.start()
+        self._running = [_Running(*parts) for parts in self.start()]
+        self.server.start()
         if self._loaded:
             self._send_states()
 
     def _close(self) -> list[str]:
         # Also after an error of the replicas' end, which would leave threads of the server behind.
         try:
-            return self._end()
+            return self.end()
         finally:
-            self._server.end()
+            self.server.end()
             self._running = []
 
     def train(self, tasks: Sequence[steps.Task], stop: Callable[[], bool], each: steps.Each) -> int:
@@ -173,7 +173,7 @@ class ReplicaPool(Closing):
                     task = again.popleft() if again else left.popleft()
                     self._order(running, task, anew=running.has_rested)
             if not any(running.task for running in self._alive()):
-                self._server.settle()
+                self.server.settle()
                 self._left = time.monotonic()
                 return len(tasks)
             for running in self._ready():
@@ -187,7 +187,7 @@ class ReplicaPool(Closing):
 
     def state(self) -> dict[str, Array]:
         """Return the states of the server and of the living replicas, as named arrays."""
-        found = {SERVER_STATE + name: array for name, array in self._server.state().items()}
+        found = {SERVER_STATE + name: array for name, array in self.server.state().items()}
         for number, running in enumerate(self._running):
             if running.is_alive:
                 saved = self._asked(number, steps.Save())
@@ -200,8 +200,8 @@ class ReplicaPool(Closing):
         A state of replicas in turns may have changes that wait; they are added to the parameters.
         """
         # The server's state first: its mean squares compensate the changes that wait.
-        self._server.load_state(state)
-        self._server.add_late(state)
+        self.server.load_state(state)
+        self.server.add_late(state)
         self._loaded = dict(state)
         if self._running:
             self._send_states()
@@ -219,17 +219,17 @@ class ReplicaPool(Closing):
     def _training(self) -> list[_Running]:
         """Return the living replicas that the trial lets train."""
         alive = self._alive()
-        count = len(alive) if self._trial is None else self._trial.count
+        count = len(alive) if self.trial is None else self.trial.count
         # The first living replicas train: as the count moves, few replicas rest and start anew.
         for running in alive[count:]:
             running.has_rested = running.task is None
         return alive[:count]
 
     def _order(self, running: _Running, task: steps.Task, *, anew: bool = False) -> None:
-        fetches = anew or self._rules.fetches(running.pushes)
+        fetches = anew or self.rules.fetches(running.pushes)
         # The replica is idle, so its vector may be filled before the order is sent.
         if fetches:
-            running.known = self._server.fetch(running.fetched)
+            running.known = self.server.fetch(running.fetched)
             running.has_rested = False
         running.task = task
         running.link.send(steps.Work(task, fetches))
@@ -253,7 +253,7 @@ class ReplicaPool(Closing):
             self._bury(running)
             return
         errors = self._checked(running, found)
-        push = self._server.push(running.change, running.known, running.fetched)
+        push = self.server.push(running.change, running.known, running.fetched)
         # A change that is too stale is refused: the task is done again from the newest parameters.
         if not push.is_taken:
             self._order(running, task, anew=True)
@@ -261,14 +261,14 @@ class ReplicaPool(Closing):
         running.known += 1  # the replica's own push is no staleness
         running.pushes += 1
         each(task, errors, push.staleness)
-        trial = self._trial
+        trial = self.trial
         if trial is not None and not trial.is_over:
             # The error of a smaller minibatch is a smaller sum, and would look like progress.
             error = sum(errors) / task.count if is_whole else None
             now = time.monotonic() - self._between
-            trial.trained(Trained(now, self._rules.share(push.staleness), error))
+            trial.trained(Trained(now, self.rules.share(push.staleness), error))
             if trial.is_over and trial.count < len(self._running):
-                self._report(trial.verdict())
+                self.report(trial.verdict())
 
     def _bury(self, running: _Running) -> None:
         running.is_alive = False
@@ -276,7 +276,7 @@ class ReplicaPool(Closing):
         left = len(self._alive())
         if not left:
             raise WorkerError(f"replica {number} failed: {how}; no other one is left")
-        self._report(f"warning: replica {number} failed: {how}; the {left} others go on")
+        self.report(f"warning: replica {number} failed: {how}; the {left} others go on")
 
     def _asked(self, number: int, order: steps.Save | steps.Load) -> Mapping[str, Array]:
         """Return the state that an idle replica answers with; empty if the replica has died."""

@@ -329,7 +329,7 @@ def test_a_replica_that_rested_fetches_anew():
     run = Fleet("threads", rules=msgspec.structs.replace(WHOLE, fetch_every=10_000), replicas=2)
     usual, fetched = run.server.fetch, []
     run.server.fetch = lambda out: (fetched.append(run.server.clock), usual(out))[1]
-    run.fleet._trial = Toggled(run.fleet)
+    run.fleet.trial = Toggled(run.fleet)
     steps = 4000  # while one replica works at them, the other ends its task for certain
     assert run.train(steps) == steps
     np.testing.assert_array_equal(run.parameters, np.float32(total(steps)))
@@ -342,7 +342,7 @@ def test_a_run_with_a_trial_adds_up():
     run = Fleet("threads", rules=msgspec.structs.replace(WHOLE, trim_replicas=True), replicas=4)
     run.train(steps=300)
     np.testing.assert_array_equal(run.parameters, np.float32(total(300)))
-    assert run.fleet._trial.useful[4] > 0
+    assert run.fleet.trial.useful[4] > 0
 
 
 class TestSlices:

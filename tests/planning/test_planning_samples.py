@@ -14,6 +14,7 @@ from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import plan_for
 from syncpretrain.planning.measure import check_measuring, measure
 from syncpretrain.planning.probes import Probe, Sample, measured, sampled
+from syncpretrain.pretraining.memory import pretraining_bytes
 from syncpretrain.settings import settings_from
 
 HELD_OUT = 1000  # examples
@@ -130,11 +131,10 @@ class TestMeasuring:
         own = settings("3x100x100,conv:50x5,6")
         check_measuring(own, workers=2)
         needed = []
-        monkeypatch.setattr(
-            measure_module, "check_memory", lambda *given, **options: needed.append(options)
-        )
+        monkeypatch.setattr(measure_module, "check_available", lambda n, *rest: needed.append(n))
         check_measuring(own, workers=2)
-        assert needed[0]["others"] > 4 * 20 * 3 * 100 * 100
+        stack = pretraining_bytes(own.shapes, examples=0, batch_size=own.batch_size)
+        assert needed[0] - stack > 4 * 20 * 3 * 100 * 100
         monkeypatch.undo()
         monkeypatch.setattr(available_memory, "available_bytes", lambda: 10**7)
         monkeypatch.setattr("syncpretrain.pretraining.build.build_learners", None)

@@ -79,7 +79,7 @@ def test_a_run_with_a_trial_adds_up():
     server, told = ParameterServer(np.zeros(SIZE, np.float32), WHOLE), []
     with local_ranks(4), fleet_of(server, WHOLE, trims=True, report=told.append) as fleet:
         assert fleet.train(tasks_of(1, 0, 300, 1), never, lambda *of: None) == 300
-        assert fleet._trial.useful[3] > 0
+        assert fleet.trial.useful[3] > 0
     np.testing.assert_array_equal(server.parameters, np.float32(300 * 301 / 2))
 
 
@@ -285,7 +285,7 @@ class TestWindows:
         with local_ranks(2) as ranks:
             windows = ranks.own.transport.windows
             windows.open("w", [1, 1], "int64")
-            windows._times = replace(TIMEOUTS, stall=0.0, tick=0.01)
+            windows.times = replace(TIMEOUTS, stall=0.0, tick=0.01)
             ended = threading.Event()
             with pytest.raises(StalledError, match=r"a call of a window did not end within 0 s"):
                 windows._ask(ended.wait(WAIT) for _ in range(1))

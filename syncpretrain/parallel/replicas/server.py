@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,36 +45,11 @@ class Push(NamedTuple):
     is_taken: bool
 
 
-class Server(Protocol):
-    """The interface of a parameter server; a vector is an array, or the number of a replica."""
-
-    def fetch(self, out: Any) -> int:
-        """Copy the parameters to ``out``; return the clock, the number of changes taken so far."""
-
-    def push(self, change: Any, then: int, fetched: Any) -> Push:
-        """Take a change made from the parameters ``fetched`` at the clock ``then``; use it up."""
-
-    def start(self) -> None:
-        """Start the server's threads, before any replica."""
-
-    def settle(self) -> None:
-        """Wait until all changes that were taken are added, and bring the parameters here."""
-
-    def end(self) -> None:
-        """End the server's threads; called whatever happened."""
-
-    def state(self) -> dict[str, Array]:
-        """Return the next push's inputs except the parameters, by name; live arrays."""
-
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        """Go back to what :meth:`state` held, which is a part of the state of replicas."""
-
-    def add_late(self, state: Mapping[str, Array]) -> None:
-        """Add the changes that wait in the state of replicas that took turns."""
-
-
 class ParameterServer:
-    """Parameters in this process; see :class:`Server`.
+    """Parameters in this process, which replicas fetch, and to which they push changes.
+
+    Servers on ranks have the same methods (``workers/ranks/replicas.py``); a vector is there the
+    number of a replica.
 
     Parameters
     ----------
@@ -107,21 +82,21 @@ class ParameterServer:
         self._threads: SliceThreads | None = None
 
     def start(self) -> None:
-        """Start the threads of the slices, if there are several."""
+        """Start the threads of the slices, if there are several, before any replica."""
         if len(self.slices) > 1:
             self._threads = SliceThreads(len(self.slices))
 
     def settle(self) -> None:
-        """Do nothing: a push returns when its change is added."""
+        """Wait until all changes are added: a push returns when its change is."""
 
     def end(self) -> None:
-        """End the threads of the slices."""
+        """End the threads of the slices; called whatever happened."""
         if self._threads is not None:
             self._threads.close()
             self._threads = None
 
     def fetch(self, out: Array) -> int:
-        """Copy the parameters to ``out``; return the clock."""
+        """Copy the parameters to ``out``; return the clock, the number of changes taken so far."""
         self._each(lambda own, part: np.copyto(out[own], part.parameters))
         return self.clock
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from types import MappingProxyType
@@ -40,7 +40,7 @@ import msgspec
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
-from syncpretrain.planning.scaling.job import PARAMETER_COPIES, PAYING, Job, Placed, Scaled
+from syncpretrain.planning.scaling.job import PARAMETER_COPIES, PAYING, Cluster, Job, Placed, Scaled
 from syncpretrain.planning.scaling.work import LayerCosts, Network, works_of
 from syncpretrain.planning.simulate import EpochCost, StreamCost, play_stream, simulate
 from syncpretrain.pretraining.build import build_schedule
@@ -61,16 +61,9 @@ def scaled(job: Job, devices: int) -> Scaled:
     """
     placed = Placed.of(job, devices)
     run = _played(placed)
-    idle = 1 - run.computing / (devices * run.seconds) if run.seconds else 0.0
-    return Scaled(
-        devices,
-        placed.used,
-        run.seconds,
-        min(1.0, max(0.0, idle)),
-        run.bytes_moved if placed.used > 1 else 0.0,
-        run.memory,
-        placed.replicas,
-    )
+    if placed.used == 1:
+        run = run._replace(bytes_moved=0.0)
+    return run.on(devices, placed.used, placed.replicas)
 
 
 class _Played(NamedTuple):
@@ -80,6 +73,14 @@ class _Played(NamedTuple):
     computing: float
     bytes_moved: float
     memory: float
+
+    def on(
+        self, devices: int, used: int, replicas: tuple[int, ...], staleness: float | None = None
+    ) -> Scaled:
+        """Return it as the run on a number of devices; ``used`` of them have work."""
+        idle = 1 - self.computing / (devices * self.seconds) if self.seconds else 0.0
+        own = self.seconds, min(1.0, max(0.0, idle)), self.bytes_moved, self.memory
+        return Scaled(devices, used, *own, replicas, staleness)
 
 
 @lru_cache(maxsize=64)  # devices that have no work change nothing
@@ -309,17 +310,8 @@ def scaled_by_server(job: Job, devices: int) -> Scaled:
         stale += served.staleness * turns
         turns_of_all += turns
         used = max(used, min(devices, turns))
-    idle = max(0.0, 1 - computing / (devices * seconds)) if seconds else 0.0
-    return Scaled(
-        devices,
-        used,
-        seconds,
-        idle,
-        moved,
-        _memory_by_server(job, devices),
-        (devices,) * len(job.works),
-        stale / max(1, turns_of_all),
-    )
+    run = _Played(seconds, computing, moved, _memory_by_server(job, devices))
+    return run.on(devices, used, (devices,) * len(job.works), stale / max(1, turns_of_all))
 
 
 def _memory_by_server(job: Job, devices: int) -> float:
@@ -359,7 +351,7 @@ WAYS: Mapping[str, Way] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Cluster):
     """The options that all ways to train have in common.
 
     ``stack`` are the settings of the layers, as keyword arguments of
@@ -368,12 +360,6 @@ class Options:
 
     layers: str | Sequence[int]
     stack: Mapping[str, Any]
-    network: Network
-    examples: int
-    held_out: int = 0
-    split: str = "examples"
-    servers: int = 1
-    push_every: int = 1
 
     def plain(self) -> Options:
         """Return the options of greedy training: without the settings of other schedules."""
@@ -416,17 +402,9 @@ class Options:
         replicas = way.replicas
         if not isinstance(replicas, str) and len(replicas) == 1:
             replicas *= len(settings.layers) - 1
-        return Job(
-            settings=settings,
-            works=works_of(settings, costs),
-            examples=self.examples,
-            held_out=self.held_out,
-            network=self.network,
-            replicas=replicas,
-            split=self.split,
-            servers=self.servers if way.schedule == ASYNCHRONOUS else 0,
-            push_every=self.push_every,
-        )
+        cluster = {own.name: getattr(self, own.name) for own in fields(Cluster)}
+        works = works_of(settings, costs)
+        return Job(settings=settings, works=works, replicas=replicas, **cluster)
 
 
 class Curve(NamedTuple):
@@ -447,11 +425,6 @@ class Curve(NamedTuple):
         """Return all of it as plain values."""
         rows = [{"speedup": self.speedup(run), **msgspec.to_builtins(run)} for run in self.runs]
         return {"name": self.name, "greedy_seconds": self.base, "runs": rows}
-
-
-def greedy_seconds(options: Options, costs: Sequence[LayerCosts]) -> float:
-    """Return the seconds of greedy training on one device."""
-    return scaled(options.plain().job(GREEDY, costs), 1).seconds
 
 
 def check_way(way: Way, options: Options, devices: Sequence[int]) -> None:
@@ -487,4 +460,5 @@ def curve(
     job = options.job(way, costs)
     play = scaled_by_server if way.schedule == ASYNCHRONOUS else scaled
     runs = tuple(play(job, count) for count in sorted(set(devices)))
-    return Curve(name, greedy_seconds(options, costs), runs)
+    greedy = scaled(options.plain().job(GREEDY, costs), 1)  # on one device
+    return Curve(name, greedy.seconds, runs)

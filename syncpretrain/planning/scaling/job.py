@@ -103,7 +103,32 @@ PARAMETER_COPIES = 3  # weights, velocity, gradient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Cluster:
+    """Devices, the network between them, and what they train on, for any way to train.
+
+    Attributes
+    ----------
+    examples, held_out : int
+    network : Network
+    split : str
+        ``examples`` or ``units``: how the devices of a layer share a minibatch.
+    servers : int
+        Servers of an asynchronous run, besides the devices; the parameters are spread over the
+        servers.
+    push_every : int
+        Minibatches between two exchanges with the server.
+    """
+
+    examples: int
+    held_out: int = 0
+    network: Network = field(default_factory=Network)
+    split: str = "examples"
+    servers: int = 1
+    push_every: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(Cluster):
     """A stack to train on a cluster.
 
     Attributes
@@ -112,32 +137,17 @@ class Job:
         Settings; only schedule, hand-over, epochs and minibatch size count.
     works : tuple of LayerWork
         One a layer, from the lowest up.
-    examples, held_out : int
-    network : Network
     replicas : str or tuple of int
         Devices of a layer: ``auto`` for as many as make it faster, ``all``, or a number a layer.
-    split : str
-        ``examples`` or ``units``: how the devices of a layer share a minibatch.
     versions : str
         A version reaches the layer above as ``activations``, as ``parameters`` of all layers below,
         from which the reader computes them in every epoch, or ``auto``: whichever is faster.
-    servers : int
-        Servers of an asynchronous run, besides the devices; the parameters are spread over the
-        servers. 0 for a run that is not asynchronous.
-    push_every : int
-        Minibatches between two exchanges with the server.
     """
 
     settings: PretrainSettings
     works: tuple[LayerWork, ...]
-    examples: int
-    held_out: int = 0
-    network: Network = field(default_factory=Network)
     replicas: str | tuple[int, ...] = PAYING
-    split: str = "examples"
     versions: str = "auto"
-    servers: int = 0
-    push_every: int = 1
 
     def __post_init__(self) -> None:
         depth, batch = len(self.settings.layers) - 1, self.settings.batch_size
@@ -145,9 +155,6 @@ class Job:
         got = repr(self.replicas) if is_word else ",".join(map(str, self.replicas))
         is_wrong = not is_word and (len(self.replicas) != depth or min(map(int, self.replicas)) < 1)
         refused = {
-            f"costs: got those of {len(self.works)} layers, expected {depth}, one a layer": (
-                len(self.works) != depth
-            ),
             f"batch_size: got {batch}, expected at most {self.examples}, the examples to train"
             " on": batch > self.examples,
             f"split: got {self.split!r}, expected {' or '.join(SPLITS)}": self.split not in SPLITS,

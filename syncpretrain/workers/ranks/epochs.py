@@ -85,14 +85,6 @@ class HandUp:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class DropVersion:
-    """Message to a layer's rank: drop a version of the layer, or of the layer below."""
-
-    layer: int
-    version: int
-
-
 def layers_sent_activations(
     rows: int, hidden: Sequence[int], parameters: Sequence[int]
 ) -> frozenset[int]:
@@ -297,9 +289,10 @@ class RanksRuntime(LinkedEpochs):
         """Tell the ranks of a layer and of the layer above to drop a version."""
         if version in self._kept.get(layer, ()):
             self._kept[layer].discard(version)
-            self._ranks.send_first(layer, "versions", DropVersion(layer, version))
+            self._ranks.send_first(layer, "versions", partial(KeptVersions.drop, version=version))
         if layer + 1 in self._kept:
-            self._ranks.send_first(layer + 1, "versions", DropVersion(layer, version))
+            drop = partial(KeptVersions.drop_input, version=version)
+            self._ranks.send_first(layer + 1, "versions", drop)
 
     def _close(self) -> list[str]:
         self._versions.on_release = None
@@ -364,10 +357,8 @@ class EpochAssignment(Assignment):
                         found = kept.activations(order.version, context.should_stop)
                     for rank in self.ranks_above if found is not None else ():
                         context.transport.send(rank, above, found)
-                elif order.layer == context.number:
-                    kept.drop(order.version)
                 else:
-                    kept.drop_input(order.version)
+                    order(kept)  # a method that drops a version
         # The thread that trains may be in an epoch; this answer makes rank 0 end the run.
         except BaseException as error:
             context.answer(Raised(error))

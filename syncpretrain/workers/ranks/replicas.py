@@ -39,7 +39,7 @@ from syncpretrain.cluster.windows import Windows
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.replicas import steps
-from syncpretrain.parallel.replicas.server import ParameterServer, Push, Server, ServerSlice
+from syncpretrain.parallel.replicas.server import ParameterServer, Push, ServerSlice
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.link import Obey, Raised, described, place_of
@@ -58,7 +58,7 @@ class ServerRank:
 
 
 class RemoteServer(ABC):
-    """A :class:`~syncpretrain.parallel.replicas.server.Server` with the parameters on ranks.
+    """A :class:`~syncpretrain.parallel.replicas.server.ParameterServer` with slices on ranks.
 
     Numbers of replicas stand for their vectors.
 
@@ -460,7 +460,7 @@ class RankReplicas:
             self._servers = RankServers(*given)
 
     @property
-    def server(self) -> Server:
+    def server(self) -> ParameterServer | RankServers | WindowServer:
         """The server: in this process, or on ranks."""
         return self.own if self._servers is None else self._servers
 

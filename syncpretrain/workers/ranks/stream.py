@@ -19,7 +19,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from syncpretrain.cluster.transport import Transport
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import Phases
@@ -130,42 +129,6 @@ class Inlet:
                     )
 
 
-class Outlet:
-    """Sends the hidden means of a layer to the ranks of the layer above.
-
-    All ranks of a group have the same means; each rank sends them to some of the ranks above.
-
-    Parameters
-    ----------
-    transport : Transport
-    run : int
-    assignment : StreamAssignment
-    rings : Rings
-        The rings into which the layer writes.
-    """
-
-    def __init__(
-        self, transport: Transport, run: int, assignment: StreamAssignment, rings: Rings
-    ) -> None:
-        self._transport, self._part, self._rings = transport, assignment.part, rings
-        self._port = port(run, "minibatches", assignment.number + 1)
-        group = assignment.group or (transport.rank,)
-        # The ranks above are dealt among the group: each gets every minibatch once.
-        self._above = assignment.ranks_above[group.index(transport.rank) :: len(group)]
-
-    def send(self, number: int) -> None:
-        """Send a minibatch, if the layer above trains on it."""
-        if number not in self._part.handed_up:
-            return
-        passes, validation = self._part.passes, None
-        if number % passes.steps == 0 and passes.held_out:
-            validation = self._rings.validation.slot(number // passes.steps, passes.held_out)
-        minibatch = self._rings.minibatches.slot(number, passes.size(number))
-        handed = HandedUp(number, minibatch, validation)
-        for rank in self._above:
-            self._transport.send(rank, self._port, handed)
-
-
 class StreamWorker:
     """Trains a layer of a stream.
 
@@ -182,7 +145,11 @@ class StreamWorker:
     ) -> None:
         self.context, self._assignment, self._pool = context, assignment, pool
         self._inlet: Inlet | None = None
-        self._outlet: Outlet | None = None
+        self._above: Rings | None = None  # into which the layer writes
+        # All ranks of a group have the same means. The ranks above are dealt among the group: each
+        # gets every minibatch once.
+        own = 0 if context.group is None else context.group.number
+        self._ranks_above = assignment.ranks_above[own :: max(1, len(assignment.group))]
         self._failure: Raised | None = None  # in a minibatch that was answered for before it failed
         self._known = time.monotonic()  # time at which rank 0 got the layer last
         self._common = 0  # the newest minibatch that every rank of the group has
@@ -191,16 +158,15 @@ class StreamWorker:
 
     def _built(self) -> BaseStreamedLayer:
         assignment, context = self._assignment, self.context
-        part, above = assignment.part, None
+        part = assignment.part
         if part.above is not None:
-            above = part.above.on()
-            self._outlet = Outlet(context.transport, context.run, assignment, above)
+            self._above = part.above.on()
         if part.below is not None:
             below: Split | Rings = part.below.on()
         else:
             assert context.data is not None
             below = Split(*context.data)
-        layer: BaseStreamedLayer = assignment.layer_factory(below, above, *context.sharing)
+        layer: BaseStreamedLayer = assignment.layer_factory(below, self._above, *context.sharing)
         context.progress[0] = layer.progress[0]
         if isinstance(below, Rings):
             self._inlet = Inlet(below, part.passes, context.times)
@@ -219,9 +185,9 @@ class StreamWorker:
             number = self.context.number
             self.context.send("progress", {number: float(self.context.progress[0])})
             raise
-        if isinstance(order, TakeState) and self._outlet is not None:
+        if isinstance(order, TakeState):
             for number in sorted(order.state.ring):
-                self._outlet.send(number)
+                self._hand_up(number)
         return answer
 
     def _process(self, block: Block) -> Processed | None:
@@ -261,9 +227,21 @@ class StreamWorker:
             self._wait_for(self._inlet, number)
         block = Block(self.context.number, number, number)
         results = self._layer.process(block, self.context.stop, self._run)
-        if self._outlet is not None:
-            self._outlet.send(number)
+        self._hand_up(number)
         return results
+
+    def _hand_up(self, number: int) -> None:
+        """Send a minibatch to ranks of the layer above, if that layer trains on it."""
+        part, above = self._assignment.part, self._above
+        if above is None or number not in part.handed_up:
+            return
+        passes, validation = part.passes, None
+        if number % passes.steps == 0 and passes.held_out:
+            validation = above.validation.slot(number // passes.steps, passes.held_out)
+        minibatch = above.minibatches.slot(number, passes.size(number))
+        to = port(self.context.run, "minibatches", self.context.number + 1)
+        for rank in self._ranks_above:
+            self.context.transport.send(rank, to, HandedUp(number, minibatch, validation))
 
     def _run(self, phases: Phases, shards: int) -> None:
         self._pool.run(phases, shards, int(self.context.workers[0]))

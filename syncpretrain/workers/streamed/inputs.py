@@ -26,7 +26,6 @@ from syncpretrain.backends.rows import HostRows
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.examples import check_again
 from syncpretrain.data.file_rows import FileRows
-from syncpretrain.data.minibatches import ArrayPasses
 from syncpretrain.data.order import PassOrder, steps_per_epoch
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.epoch import Stopped
@@ -497,15 +496,3 @@ class PassesSource(DataSource):
         if self._arrays.means is None:
             return self._rows[: self._passes.size(first)]
         return self._backend.asarray(self._arrays.means[None])
-
-
-def data_source(
-    data: Split, passes: Passes, backend: Backend, most: int, beside: int
-) -> DataSource:
-    """Return the minibatches of an array, of rows of a file, or of what an iterable gives.
-
-    ``beside`` are the bytes that the run needs on a device apart from the data.
-    """
-    if isinstance(data.train, ArrayPasses):
-        return PassesSource(data, passes, backend, most)
-    return RowsSource(data, passes, backend, most, beside)

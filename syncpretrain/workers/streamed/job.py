@@ -53,7 +53,9 @@ class StreamJob:
         def run(phases: Phases, shards: int) -> None:
             pool.run(phases, shards, int(context.workers[0]))
 
-        layer = self._layer()
+        below = self.below if isinstance(self.below, Split) else self.below.map()[0]
+        above = self.above.map(write=True)[0] if self.above is not None else None
+        layer: StreamedLayer = self.layer_factory(below, above)
         obey = partial(obeyed, layer, stop=context.stop, run=run)
         if context.kept is not None:
             keeper = KeptStream(layer, context.kept, self.reread)
@@ -62,12 +64,6 @@ class StreamJob:
         # Only now, since the parent reads it: until here it says how far the former process was.
         layer.progress = context.progress
         yield obey
-
-    def _layer(self) -> StreamedLayer:
-        below = self.below if isinstance(self.below, Split) else self.below.map()[0]
-        above = self.above.map(write=True)[0] if self.above is not None else None
-        layer: StreamedLayer = self.layer_factory(below, above)
-        return layer
 
 
 @dataclass(frozen=True, slots=True)

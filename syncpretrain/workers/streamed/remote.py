@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -301,6 +301,7 @@ class RemoteLayer(BaseStreamedLayer):
         return self._error
 
 
+@dataclass(eq=False)
 class LinkedStream(Closing, Stream):
     """Streamed layers of workers in a place.
 
@@ -323,19 +324,15 @@ class LinkedStream(Closing, Stream):
         layer has failed.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        layers: Sequence[RemoteLayer],
-        jobs: Callable[[], Sequence[Job]],
-        times: Timeouts,
-        restarts: Restarts | None = None,
-    ) -> None:
-        Closing.__init__(self, times)
-        Stream.__init__(self, layers)
-        self.place, self.deadline = place, math.inf
-        self._remote_layers, self._jobs = layers, jobs
-        self._restarts = restarts or Restarts()
+    place: Place
+    layers: Sequence[RemoteLayer]
+    jobs: Callable[[], Sequence[Job]]
+    times: Timeouts
+    restarts: Restarts | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__(self.times)
+        self.deadline, self._restarts = math.inf, self.restarts or Restarts()
 
     def record_failure(self) -> None:
         """Ask every worker to stop, which is not waited for: nothing is saved any more."""
@@ -344,13 +341,13 @@ class LinkedStream(Closing, Stream):
 
     def check(self) -> None:
         """Look for a worker that was lost while it had nothing to do."""
-        for layer in self._remote_layers:
+        for layer in self.layers:
             layer.check()
         self._restarts.report_all()
 
     def settle(self) -> bool:
         """Return whether every worker answers; one that does not in time is killed."""
-        return all(layer.refresh() for layer in self._remote_layers)
+        return all(layer.refresh() for layer in self.layers)
 
     def abandon(self) -> None:
         """Write on stderr where every thread of every worker stands, and end what can be ended."""
@@ -359,13 +356,13 @@ class LinkedStream(Closing, Stream):
         self.place.kill()
 
     def _open(self) -> None:
-        links = self.place.start(self._jobs())
-        for layer, link in zip(self._remote_layers, links, strict=True):
+        links = self.place.start(self.jobs())
+        for layer, link in zip(self.layers, links, strict=True):
             layer.connect(link, self)
 
     def _close(self) -> list[str]:
         self.place.kill()
-        for layer in self._remote_layers:
+        for layer in self.layers:
             layer.disconnect()
         alive = self.place.end()
         self._restarts.report_all()
