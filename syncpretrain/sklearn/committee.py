@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from joblib import parallel_config
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from sklearn import config_context
@@ -63,6 +64,7 @@ Judge = Callable[[Any], Matrix]  # opinions on rows, of shape (n_rows, classes o
 Member = Callable[[Any, Targets, int], Judge]  # learns from examples, targets and in some steps
 
 PARTS = 3  # of the labels, each left out once
+MANY_TRIED = 3000  # targets and more: one part of them tells the weights
 TRIAL_STEPS = 500  # of the networks that learn without some labels
 MOST_ROWS = TRIAL_STEPS * GUESS_BATCH  # more rows are not seen in so few steps
 NARROW = 3  # of two columns one is half of what is known of a row
@@ -392,12 +394,19 @@ def models(kind: Asked, X: Any, seed: int) -> dict[str, Member]:
     columns = standardizer(X)
     kernel = Nystroem(gamma=1 / X.shape[1], n_components=LANDMARKS, random_state=seed)
     return {
-        name: _model_member(kind, model, np.asarray if name in ON_VALUES else columns.transform)
+        name: _model_member(
+            kind,
+            model,
+            np.asarray if name in ON_VALUES else columns.transform,
+            threads=-1 if name == "trees" else 1,  # a tree's bits do not depend on them
+        )
         for name, model in kind.models(kernel, seed).items()
     }
 
 
-def _model_member(kind: Asked, model: Pipeline, scaled: Callable[[Matrix], Matrix]) -> Member:
+def _model_member(
+    kind: Asked, model: Pipeline, scaled: Callable[[Matrix], Matrix], threads: int
+) -> Member:
     """Return a member that learns from the targets alone, on columns that are scaled or not."""
 
     def read(rows: Any) -> Matrix:
@@ -408,7 +417,8 @@ def _model_member(kind: Asked, model: Pipeline, scaled: Callable[[Matrix], Matri
         # One thread gives the same bits on any cores; more would wait for cores that others use.
         # Passing weights on would be refused where the user has made routing of metadata strict.
         routing = config_context(enable_metadata_routing=False)
-        with blas_limit(1), openmp_limit(1), routing, warnings.catch_warnings():
+        jobs = parallel_config("threading", n_jobs=threads)
+        with blas_limit(1), openmp_limit(1), routing, jobs, warnings.catch_warnings():
             # A regression that has not converged is good enough, and so are fewer landmarks.
             warnings.simplefilter("ignore", UserWarning)
             known = read(X[some.rows])
@@ -449,11 +459,14 @@ def asked(
     weights = np.full(len(members), 1 / len(members))
     parts = kind.parts(y, seed)
     if len(members) > 1 and parts:
+        tried = parts[:1] if len(y) >= MANY_TRIED else parts
         opinions = np.zeros((len(members), len(y), kind.width))
-        for trained, others in parts:
+        for trained, others in tried:
             for found, learn in zip(opinions, members.values(), strict=True):
                 found[others] = learn(X, counted.part(trained), TRIAL_STEPS)(X[rows[others]])
-        weights = best_weights(kind, opinions, y, own)
+        left_out = np.sort(np.concatenate([others for _, others in tried]))
+        counts = None if own is None else own[left_out]
+        weights = best_weights(kind, opinions[:, left_out], y[left_out], counts)
     pooled = np.zeros((X.shape[0], kind.width))
     for weight, learn in zip(weights, members.values(), strict=True):
         if weight > 0:
