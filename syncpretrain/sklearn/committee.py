@@ -71,7 +71,7 @@ NARROW = 3  # of two columns one is half of what is known of a row
 WIDE, FEWEST = 512, 32  # more columns take smaller minibatches: a step costs no more
 LEAST = 1e-4  # of a probability: trees say 0 of classes that they have not met in a leaf
 LEARNED = 0.95  # of the answers; where the network has learned fewer, it learns longer
-LONGER: dict[str, Any] = {"steps": 4 * UNLABELLED_STEPS, "learning_rate": 0.004}
+LONGER: dict[str, Any] = {"steps": 3 * UNLABELLED_STEPS, "learning_rate": 0.004}
 LEAST_SQUARES = 1e-12  # of standardized numbers: errors of rounding
 NEAR, MIXED, MIXED_CELLS = 5, 8000, 1 << 24  # near rows, fewest rows, and most values of all
 LANDMARKS, KERNEL_PENALTY = 300, 0.1  # of the regression on a kernel
@@ -85,17 +85,15 @@ class ForClasses:
     ----------
     classes : int
         Number of classes.
+    are_few : bool
+        Whether labels are few, which suits normalized networks.
     """
 
     pull = 0.3  # towards equal weights: as strong as a few labels
-    normalization = "batch"
 
-    def __init__(self, classes: int) -> None:
-        self.width = classes
-
-    def units(self, layers: int) -> list[str]:
-        """Return the hidden units of the networks."""
-        return ["relu"] * layers
+    def __init__(self, classes: int, *, are_few: bool = True) -> None:
+        self.width, self.are_few = classes, are_few
+        self.is_normalized = are_few
 
     def models(self, kernel: Nystroem, seed: int) -> dict[str, Pipeline]:
         """Return the members that are scikit-learn's, before they have learned."""
@@ -170,14 +168,10 @@ class ForNumbers:
     """
 
     pull = 10.0
-    normalization = "none"
+    is_normalized = False  # else rows far from all others would get numbers far from all others
 
     def __init__(self, outputs: int, *, are_few: bool = True) -> None:
         self.width, self.are_few = outputs, are_few
-
-    def units(self, layers: int) -> list[str]:
-        """Return the hidden units of the networks, which keep numbers of far rows within limits."""
-        return ["relu"] + ["bernoulli"] * (layers - 1)
 
     def models(self, kernel: Nystroem, seed: int) -> dict[str, Pipeline]:
         """Return the members that are scikit-learn's, before they have learned."""
@@ -238,6 +232,11 @@ class ForNumbers:
 Asked = ForClasses | ForNumbers
 
 
+def hidden_units(kind: Asked, layers: int) -> list[str]:
+    """Return the hidden units of the networks; without normalization, upper ones are binary."""
+    return ["relu"] * layers if kind.is_normalized else ["relu"] + ["bernoulli"] * (layers - 1)
+
+
 def network_settings(
     kind: Asked,
     shape: tuple[int, ...],
@@ -270,10 +269,10 @@ def network_settings(
         own = {"unlabelled": "pseudo", "dropout": 0.2}
         each = steps_with_unlabelled(batch, labels, rows - labels)
     else:
-        own = {"unlabelled": "none", "dropout": 0.5}
+        own = {"unlabelled": "none", "dropout": 0.5 if kind.are_few else 0.2}
         each = math.ceil(labels / max(labelled_of(batch, labels), 2))
         batch = max(math.ceil(labels / each), 2)
-    return _settings(kind, batch, math.ceil(steps / each)) | noise | own
+    return _settings(kind, batch, math.ceil(steps / each)) | own | (noise if kind.are_few else {})
 
 
 def student_settings(
@@ -328,7 +327,8 @@ def _batch(shape: tuple[int, ...], asked: int | None) -> int:
 
 
 def _settings(kind: Asked, batch: int, epochs: int) -> dict[str, Any]:
-    own = {"normalization": kind.normalization, "batch_size": batch, "epochs": epochs}
+    normalization = "batch" if kind.is_normalized else "none"
+    own = {"normalization": normalization, "batch_size": batch, "epochs": epochs}
     # So small a network is no faster by more threads, which would give other bits.
     return OF_UNLABELLED | own | {"blas_threads": 1}
 
