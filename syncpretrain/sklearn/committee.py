@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -86,14 +86,15 @@ class ForClasses:
     classes : int
         Number of classes.
     are_few : bool
-        Whether labels are few, which suits normalized networks.
+        Whether labels are few: the networks are then normalized, and trained with noise.
     """
 
     pull = 0.3  # towards equal weights: as strong as a few labels
 
     def __init__(self, classes: int, *, are_few: bool = True) -> None:
-        self.width, self.are_few = classes, are_few
-        self.is_normalized = are_few
+        self.width = classes
+        # Noise would blur classes that change from one value of a column to the next.
+        self.is_normalized = self.is_noisy = are_few
 
     def models(self, kernel: Nystroem, seed: int) -> dict[str, Pipeline]:
         """Return the members that are scikit-learn's, before they have learned."""
@@ -116,7 +117,7 @@ class ForClasses:
         """Return the opinions of a network with given outputs."""
         return _logarithms(softmax(outputs.astype(np.float64)))
 
-    def parts(self, y: NDArray[Any], seed: int) -> Iterable[tuple[Matrix, Matrix]]:
+    def parts(self, y: NDArray[Any], seed: int) -> list[tuple[Matrix, Matrix]]:
         """Return, for each part of the targets, the others and the part; none if they are few."""
         if np.bincount(y, minlength=self.width).min() < PARTS:
             return []
@@ -169,6 +170,7 @@ class ForNumbers:
 
     pull = 10.0
     is_normalized = False  # else rows far from all others would get numbers far from all others
+    is_noisy = True
 
     def __init__(self, outputs: int, *, are_few: bool = True) -> None:
         self.width, self.are_few = outputs, are_few
@@ -193,7 +195,7 @@ class ForNumbers:
         """Return the opinions of a network with given outputs."""
         return outputs.astype(np.float64)
 
-    def parts(self, y: NDArray[Any], seed: int) -> Iterable[tuple[Matrix, Matrix]]:
+    def parts(self, y: NDArray[Any], seed: int) -> list[tuple[Matrix, Matrix]]:
         """Return, for each part of the targets, the others and the part; none if they are few."""
         if len(y) < 2 * PARTS:
             return []
@@ -269,10 +271,10 @@ def network_settings(
         own = {"unlabelled": "pseudo", "dropout": 0.2}
         each = steps_with_unlabelled(batch, labels, rows - labels)
     else:
-        own = {"unlabelled": "none", "dropout": 0.5 if kind.are_few else 0.2}
+        own = {"unlabelled": "none", "dropout": 0.5 if kind.is_noisy else 0.2}
         each = math.ceil(labels / max(labelled_of(batch, labels), 2))
         batch = max(math.ceil(labels / each), 2)
-    return _settings(kind, batch, math.ceil(steps / each)) | own | (noise if kind.are_few else {})
+    return _settings(kind, batch, math.ceil(steps / each)) | own | (noise if kind.is_noisy else {})
 
 
 def student_settings(

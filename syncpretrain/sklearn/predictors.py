@@ -130,7 +130,7 @@ class StackPredictor(StackEstimator):
         untrained = {"epochs": None, "schedule": "none", "observers": (), "blas_threads": 1}
         return self._scaled(X, seed, **network, **untrained)
 
-    def _is_to_ask(self, X: Matrix, targets: int) -> bool:
+    def _is_to_ask(self, X: Matrix, targets: int, outputs: int) -> bool:
         """Return whether a committee is asked for the targets of all rows.
 
         It is asked where that suits the number of targets, unless the user has asked for a training
@@ -138,7 +138,6 @@ class StackPredictor(StackEstimator):
         """
         asked = (self.pretrained, self.epochs, self.learning_rate, self.finetune_epochs)
         is_free = not self.settings and all(value is None for value in asked)
-        outputs = self._asked(are_few=True).width
         if not is_free or not choices.are_for_committee(X.shape, targets, outputs):
             return False
         if self.visible_units != "auto":
@@ -184,7 +183,8 @@ class StackPredictor(StackEstimator):
         self._check_tuning(objective, self.finetune_epochs)
         seed, self.n_unlabelled_ = self._seed(), X.shape[0] - len(targets.rows)
         self.teachers_ = {}
-        asks = self._is_to_ask(self._seen(X)[0], len(targets.rows))
+        outputs = self._asked(are_few=True).width
+        asks = self._is_to_ask(self._seen(X)[0], len(targets.rows), outputs)
         train = self._taught if asks else self._trained
         self.stack_ = train(X, targets, seed, objective)
         for sentence in self.stack_.info.get("verdict", ()):
