@@ -29,10 +29,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from joblib import parallel_config
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from sklearn import config_context
@@ -63,13 +64,14 @@ Judge = Callable[[Any], Matrix]  # opinions on rows, of shape (n_rows, classes o
 Member = Callable[[Any, Targets, int], Judge]  # learns from examples, targets and in some steps
 
 PARTS = 3  # of the labels, each left out once
+MANY_TRIED = 3000  # targets and more: one part of them tells the weights
 TRIAL_STEPS = 500  # of the networks that learn without some labels
 MOST_ROWS = TRIAL_STEPS * GUESS_BATCH  # more rows are not seen in so few steps
 NARROW = 3  # of two columns one is half of what is known of a row
 WIDE, FEWEST = 512, 32  # more columns take smaller minibatches: a step costs no more
 LEAST = 1e-4  # of a probability: trees say 0 of classes that they have not met in a leaf
 LEARNED = 0.95  # of the answers; where the network has learned fewer, it learns longer
-LONGER: dict[str, Any] = {"steps": 4 * UNLABELLED_STEPS, "learning_rate": 0.004}
+LONGER: dict[str, Any] = {"steps": 3 * UNLABELLED_STEPS, "learning_rate": 0.004}
 LEAST_SQUARES = 1e-12  # of standardized numbers: errors of rounding
 NEAR, MIXED, MIXED_CELLS = 5, 8000, 1 << 24  # near rows, fewest rows, and most values of all
 LANDMARKS, KERNEL_PENALTY = 300, 0.1  # of the regression on a kernel
@@ -83,17 +85,16 @@ class ForClasses:
     ----------
     classes : int
         Number of classes.
+    are_few : bool
+        Whether labels are few: the networks are then normalized, and trained with noise.
     """
 
     pull = 0.3  # towards equal weights: as strong as a few labels
-    normalization = "batch"
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, *, are_few: bool = True) -> None:
         self.width = classes
-
-    def units(self, layers: int) -> list[str]:
-        """Return the hidden units of the networks."""
-        return ["relu"] * layers
+        # Noise would blur classes that change from one value of a column to the next.
+        self.is_normalized = self.is_noisy = are_few
 
     def models(self, kernel: Nystroem, seed: int) -> dict[str, Pipeline]:
         """Return the members that are scikit-learn's, before they have learned."""
@@ -116,7 +117,7 @@ class ForClasses:
         """Return the opinions of a network with given outputs."""
         return _logarithms(softmax(outputs.astype(np.float64)))
 
-    def parts(self, y: NDArray[Any], seed: int) -> Iterable[tuple[Matrix, Matrix]]:
+    def parts(self, y: NDArray[Any], seed: int) -> list[tuple[Matrix, Matrix]]:
         """Return, for each part of the targets, the others and the part; none if they are few."""
         if np.bincount(y, minlength=self.width).min() < PARTS:
             return []
@@ -168,14 +169,11 @@ class ForNumbers:
     """
 
     pull = 10.0
-    normalization = "none"
+    is_normalized = False  # else rows far from all others would get numbers far from all others
+    is_noisy = True
 
     def __init__(self, outputs: int, *, are_few: bool = True) -> None:
         self.width, self.are_few = outputs, are_few
-
-    def units(self, layers: int) -> list[str]:
-        """Return the hidden units of the networks, which keep numbers of far rows within limits."""
-        return ["relu"] + ["bernoulli"] * (layers - 1)
 
     def models(self, kernel: Nystroem, seed: int) -> dict[str, Pipeline]:
         """Return the members that are scikit-learn's, before they have learned."""
@@ -197,7 +195,7 @@ class ForNumbers:
         """Return the opinions of a network with given outputs."""
         return outputs.astype(np.float64)
 
-    def parts(self, y: NDArray[Any], seed: int) -> Iterable[tuple[Matrix, Matrix]]:
+    def parts(self, y: NDArray[Any], seed: int) -> list[tuple[Matrix, Matrix]]:
         """Return, for each part of the targets, the others and the part; none if they are few."""
         if len(y) < 2 * PARTS:
             return []
@@ -236,6 +234,11 @@ class ForNumbers:
 Asked = ForClasses | ForNumbers
 
 
+def hidden_units(kind: Asked, layers: int) -> list[str]:
+    """Return the hidden units of the networks; without normalization, upper ones are binary."""
+    return ["relu"] * layers if kind.is_normalized else ["relu"] + ["bernoulli"] * (layers - 1)
+
+
 def network_settings(
     kind: Asked,
     shape: tuple[int, ...],
@@ -268,10 +271,10 @@ def network_settings(
         own = {"unlabelled": "pseudo", "dropout": 0.2}
         each = steps_with_unlabelled(batch, labels, rows - labels)
     else:
-        own = {"unlabelled": "none", "dropout": 0.5}
+        own = {"unlabelled": "none", "dropout": 0.5 if kind.is_noisy else 0.2}
         each = math.ceil(labels / max(labelled_of(batch, labels), 2))
         batch = max(math.ceil(labels / each), 2)
-    return _settings(kind, batch, math.ceil(steps / each)) | noise | own
+    return _settings(kind, batch, math.ceil(steps / each)) | own | (noise if kind.is_noisy else {})
 
 
 def student_settings(
@@ -326,7 +329,8 @@ def _batch(shape: tuple[int, ...], asked: int | None) -> int:
 
 
 def _settings(kind: Asked, batch: int, epochs: int) -> dict[str, Any]:
-    own = {"normalization": kind.normalization, "batch_size": batch, "epochs": epochs}
+    normalization = "batch" if kind.is_normalized else "none"
+    own = {"normalization": normalization, "batch_size": batch, "epochs": epochs}
     # So small a network is no faster by more threads, which would give other bits.
     return OF_UNLABELLED | own | {"blas_threads": 1}
 
@@ -392,12 +396,19 @@ def models(kind: Asked, X: Any, seed: int) -> dict[str, Member]:
     columns = standardizer(X)
     kernel = Nystroem(gamma=1 / X.shape[1], n_components=LANDMARKS, random_state=seed)
     return {
-        name: _model_member(kind, model, np.asarray if name in ON_VALUES else columns.transform)
+        name: _model_member(
+            kind,
+            model,
+            np.asarray if name in ON_VALUES else columns.transform,
+            threads=-1 if name == "trees" else 1,  # a tree's bits do not depend on them
+        )
         for name, model in kind.models(kernel, seed).items()
     }
 
 
-def _model_member(kind: Asked, model: Pipeline, scaled: Callable[[Matrix], Matrix]) -> Member:
+def _model_member(
+    kind: Asked, model: Pipeline, scaled: Callable[[Matrix], Matrix], threads: int
+) -> Member:
     """Return a member that learns from the targets alone, on columns that are scaled or not."""
 
     def read(rows: Any) -> Matrix:
@@ -408,7 +419,8 @@ def _model_member(kind: Asked, model: Pipeline, scaled: Callable[[Matrix], Matri
         # One thread gives the same bits on any cores; more would wait for cores that others use.
         # Passing weights on would be refused where the user has made routing of metadata strict.
         routing = config_context(enable_metadata_routing=False)
-        with blas_limit(1), openmp_limit(1), routing, warnings.catch_warnings():
+        jobs = parallel_config("threading", n_jobs=threads)
+        with blas_limit(1), openmp_limit(1), routing, jobs, warnings.catch_warnings():
             # A regression that has not converged is good enough, and so are fewer landmarks.
             warnings.simplefilter("ignore", UserWarning)
             known = read(X[some.rows])
@@ -449,11 +461,14 @@ def asked(
     weights = np.full(len(members), 1 / len(members))
     parts = kind.parts(y, seed)
     if len(members) > 1 and parts:
+        tried = parts[:1] if len(y) >= MANY_TRIED else parts
         opinions = np.zeros((len(members), len(y), kind.width))
-        for trained, others in parts:
+        for trained, others in tried:
             for found, learn in zip(opinions, members.values(), strict=True):
                 found[others] = learn(X, counted.part(trained), TRIAL_STEPS)(X[rows[others]])
-        weights = best_weights(kind, opinions, y, own)
+        left_out = np.sort(np.concatenate([others for _, others in tried]))
+        counts = None if own is None else own[left_out]
+        weights = best_weights(kind, opinions[:, left_out], y[left_out], counts)
     pooled = np.zeros((X.shape[0], kind.width))
     for weight, learn in zip(weights, members.values(), strict=True):
         if weight > 0:

@@ -3,46 +3,33 @@
 * Columns that share one range, such as pixels, are scaled to it: shares of a range are
   probabilities. Standardized, a pixel that is hardly ever on would count as much as one that
   separates digits; as a share of the common range, each pixel keeps the weight of its values.
-* Layer 1 gets rectified units for classes with curved boundaries. Sigmoids that see standardized
-  columns through the small weights of pretraining stay in their linear part, which bends few
-  boundaries. Rectified units bend them, and learn noise by heart sooner. So they are taken only if
-  a briefly trained network of them is clearly better, on rows left out, than linear models with
-  little and with much regularization.
-* With 10,000 targets or more nothing is tried out: all units are rectified, and normalized in
-  fine-tuning.
-* Numbers that are more than a few, but fewer than 10,000, are learned from a committee as few ones
-  are, on rows mixed from the others.
+* With 10,000 targets or more all units are rectified, and normalized in fine-tuning.
+* With fewer targets a network learns from a committee, if they are few or the table is small enough
+  for this to take seconds.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.impute import SimpleImputer
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedKFold
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from syncpretrain import Stack
 from syncpretrain.data.blocks import chunks
 from syncpretrain.data.facts import facts_of, look_like_counts
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.settings.by_data import (
     BATCH_SHARE,
     FEW_LABELS,
-    OF_FEW_ROWS,
-    SMALLEST_MINIBATCH,
 )
 from syncpretrain.settings.fields import PER_LAYER
 from syncpretrain.settings.finetuning import FinetuneSettings
-from syncpretrain.sklearn.passes import Matrix, outputs_of
+from syncpretrain.sklearn.passes import Matrix
 
 
 class Targets(NamedTuple):
@@ -214,26 +201,30 @@ def are_few(rows: int, labels: int) -> bool:
     return labels < min(FEW_LABELS * rows, MANY_LABELS)
 
 
-MOST_CELLS = 1 << 26  # of a table that others are mixed from
+MOST_CELLS = 1 << 21  # rows, columns and outputs, multiplied: a committee learns so many in seconds
 
 
-def are_mixable(shape: tuple[int, ...], targets: int) -> bool:
-    """Return whether to learn more numbers than a few from a committee too, on mixed rows."""
-    return targets < MANY_LABELS and math.prod(shape) <= MOST_CELLS
+def are_for_committee(shape: tuple[int, ...], targets: int, outputs: int) -> bool:
+    """Return whether a committee is asked for the targets of a table.
+
+    Parameters
+    ----------
+    shape : (int, int)
+        Number of rows, and of columns.
+    targets : int
+        Number of rows with a target.
+    outputs : int
+        Number of classes, or of numbers of a row.
+    """
+    if targets < 2:  # normalization takes two
+        return False
+    is_small = targets < MANY_LABELS and math.prod(shape) * outputs <= MOST_CELLS
+    return is_small or are_few(shape[0], targets)
 
 
 def settings_for_bits(layers: int) -> dict[str, list[Any]]:
     """Return settings of pretraining on zeros and ones; only layer 1 differs from the defaults."""
     return {name: [value] + [PER_LAYER[name]] * (layers - 1) for name, value in OF_BITS.items()}
-
-
-FOLDS = 3
-FEWEST_TRIED = 50  # fewer rows predict little about each other
-TRIAL_UPDATES = 700  # updates of each short training
-TRIAL_DECAY = 1.0  # weight decay of the short trainings: they find curves among noise sooner
-CLEARLY = 2  # standard errors by which the network must be better
-LARGEST_MINIBATCH = 20
-PENALTIES = (1.0, 100.0)  # regularization of the linear models; few rows of many columns need much
 
 
 def are_measurements(examples: Any, visible_units: str) -> bool:
@@ -244,65 +235,6 @@ def are_measurements(examples: Any, visible_units: str) -> bool:
     if facts.are_probabilities:
         return facts.columns < FEWEST_COLUMNS and not are_bits(examples)
     return not facts.are_counts
-
-
-def rectified_settings(layers: int, rows: int, batch_size: int | None) -> dict[str, Any]:
-    """Return settings of pretraining with rectified units in layer 1.
-
-    Binary units in the layers above keep codes within limits, and train in half the time. Most of
-    the time goes into samples of rectified units, so minibatches are small unless a size is given.
-    """
-    units = ["relu"] + [PER_LAYER["hidden_units"]] * (layers - 1)
-    is_large = batch_size is None and rows > BATCH_SHARE * LARGEST_MINIBATCH
-    return {"hidden_units": units} | ({"batch_size": LARGEST_MINIBATCH} if is_large else {})
-
-
-def are_curved(finetuned: Callable[..., Stack], X: Any, targets: Targets, seed: int) -> bool:
-    """Return whether a network is clearly better than linear models on rows left out.
-
-    Parameters
-    ----------
-    finetuned : callable
-        Called with rows, classes, epochs and settings; returns a stack.
-    X : array or sparse matrix of shape (n_examples, n_features)
-    targets : Targets
-        Classes, and weights above 0.
-    seed : int
-        Seed of the folds.
-    """
-    rows, y, weights = targets
-    X = X[rows]
-    if np.bincount(y, minlength=2).min() < FOLDS:
-        return False
-    split = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
-    epochs = math.ceil(TRIAL_UPDATES / min(len(y) // SMALLEST_MINIBATCH, BATCH_SHARE))
-    gains = np.zeros((len(PENALTIES), len(y)))
-    for trained, held_out in split.split(np.empty((len(y), 0)), y):
-        own = None if weights is None else weights[trained]
-        options = {**OF_FEW_ROWS, "weight_decay": TRIAL_DECAY, "weights": own}
-        options |= {"warn": False, "observers": ()}
-        stack = finetuned(X[trained], y[trained], epochs=epochs, **options)
-        lost = outputs_of(stack, X[held_out]).argmax(axis=1) != y[held_out]
-        linear = _linear_predictions(X[trained], y[trained], own, X[held_out])
-        for gain, predicted in zip(gains, linear, strict=True):
-            gain[held_out] = np.subtract(predicted != y[held_out], lost, dtype=np.float64)
-    if weights is not None:
-        gains *= weights
-    return bool((gains.sum(axis=1) > CLEARLY * np.sqrt(np.square(gains).sum(axis=1))).all())
-
-
-def _linear_predictions(
-    trained: Matrix, y: Matrix, weights: Matrix | None, held_out: Matrix
-) -> Iterator[Matrix]:
-    """Train linear models of standardized columns on some rows; yield classes of others."""
-    columns = standardizer(trained)
-    rows, others = columns.transform(trained), columns.transform(held_out)
-    for penalty in PENALTIES:
-        with warnings.catch_warnings():
-            # In a comparison one that has not converged is good enough.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            model = LogisticRegression(C=1 / penalty, max_iter=MOST_ITERATIONS)
-            yield model.fit(rows, y, sample_weight=weights).predict(others)
 
 
 def standardizer(X: Any) -> Pipeline:

@@ -80,26 +80,20 @@ class StackPredictor(StackEstimator):
         self._check_width(stack, X, "pretrained")
         return stack
 
-    def _suited(self, X: Matrix, targets: Targets, seed: int) -> dict[str, Any]:
-        """Return settings of pretraining: many targets are not tried out, all units are rectified.
+    def _suited(self, X: Matrix, targets: Targets) -> dict[str, Any]:
+        """Return settings of pretraining: many targets of measurements take rectified units.
 
         Return none if the user gave settings: these may not go together with the ones chosen here.
         """
-        targets, given = targets.weighted(), (self.learning_rate, self.finetune_epochs)
+        given = (self.learning_rate, self.finetune_epochs)
         is_free = not self.settings and all(value is None for value in given)
-        rows = len(targets.rows)
-        if not is_free or rows < choices.FEWEST_TRIED or choices.are_few(X.shape[0], rows):
+        if not is_free or len(targets.weighted().rows) < choices.MANY_LABELS:
             return {}
-        read = training_rows(X)
-        if not choices.are_measurements(read, self.visible_units) or self._scaling(X) is not None:
+        if not choices.are_measurements(training_rows(X), self.visible_units):
             return {}
-        if rows >= choices.MANY_LABELS:
-            return {"hidden_units": ["relu"] * len(self._widths(X.shape[1]))}
-        return self._if_curved(X, targets, seed)
-
-    def _if_curved(self, X: Matrix, targets: Targets, seed: int) -> dict[str, Any]:
-        """Return settings of pretraining for targets that no linear model predicts."""
-        return {}
+        if self._scaling(X) is not None:
+            return {}
+        return {"hidden_units": ["relu"] * len(self._widths(X.shape[1]))}
 
     def _scaling(self, X: Matrix) -> Scaling | None:
         """Return the scaling of columns to [0, 1] for binary units, if there is one."""
@@ -129,11 +123,14 @@ class StackPredictor(StackEstimator):
     def _rectified(self, X: Matrix, seed: int, kind: committee.Asked, units: int) -> Stack:
         """Return a stack of the committee's networks, with random weights."""
         hidden = [units] * 2 if self.hidden is None else self._widths(X.shape[1])
-        network = {"layers": [X.shape[1], *hidden], "hidden_units": kind.units(len(hidden))}
+        network = {
+            "layers": [X.shape[1], *hidden],
+            "hidden_units": committee.hidden_units(kind, len(hidden)),
+        }
         untrained = {"epochs": None, "schedule": "none", "observers": (), "blas_threads": 1}
         return self._scaled(X, seed, **network, **untrained)
 
-    def _is_to_ask(self, X: Matrix, targets: int) -> bool:
+    def _is_to_ask(self, X: Matrix, targets: int, outputs: int) -> bool:
         """Return whether a committee is asked for the targets of all rows.
 
         It is asked where that suits the number of targets, unless the user has asked for a training
@@ -141,15 +138,11 @@ class StackPredictor(StackEstimator):
         """
         asked = (self.pretrained, self.epochs, self.learning_rate, self.finetune_epochs)
         is_free = not self.settings and all(value is None for value in asked)
-        if not is_free or targets < 2 or not self._are_for_committee(X.shape, targets):
-            return False  # normalization takes two
+        if not is_free or not choices.are_for_committee(X.shape, targets, outputs):
+            return False
         if self.visible_units != "auto":
             return "counts" not in self.visible_units
         return not facts_of(training_rows(X)).are_counts
-
-    def _are_for_committee(self, shape: tuple[int, ...], targets: int) -> bool:
-        """Return whether so many targets of a table are learned from a committee."""
-        return choices.are_few(shape[0], targets)
 
     def _asked(self, *, are_few: bool) -> committee.Asked:
         """Return what a committee is asked for, where targets are few or more than that."""
@@ -168,7 +161,7 @@ class StackPredictor(StackEstimator):
         settings = partial(committee.network_settings, kind, batch_size=self.batch_size)
         member = partial(committee.stack_member, kind, finetuned=finetuned)
         members = {"network": member(network, settings=partial(settings, guess=False))}
-        if objective == "classification":
+        if objective == "classification" and are_few:
             members["guesses"] = member(network, settings=settings)
         seen, _ = self._seen(X)
         # RBMs learn what zeros and ones have in common, and little of a few measurements.
@@ -190,7 +183,8 @@ class StackPredictor(StackEstimator):
         self._check_tuning(objective, self.finetune_epochs)
         seed, self.n_unlabelled_ = self._seed(), X.shape[0] - len(targets.rows)
         self.teachers_ = {}
-        asks = self._is_to_ask(self._seen(X)[0], len(targets.rows))
+        outputs = self._asked(are_few=True).width
+        asks = self._is_to_ask(self._seen(X)[0], len(targets.rows), outputs)
         train = self._taught if asks else self._trained
         self.stack_ = train(X, targets, seed, objective)
         for sentence in self.stack_.info.get("verdict", ()):
@@ -200,7 +194,7 @@ class StackPredictor(StackEstimator):
         """Return a stack, pretrained and fine-tuned."""
         (rows, y, weights), suited = targets, {}
         if self.pretrained is None:
-            suited = self._suited(X, targets, seed)
+            suited = self._suited(X, targets)
         stack = self._to_train(self._start(X, len(rows), seed, **suited))
         options = {"objective": objective} | self._chosen(stack, targets)
         epochs = options.pop("epochs", self.finetune_epochs)
@@ -314,14 +308,6 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         self.stack_ = for_labels(self.stack_, self.classes_)
         return self
 
-    def _if_curved(self, X: Matrix, targets: Targets, seed: int) -> dict[str, Any]:
-        layers = len(self._widths(X.shape[1]))
-        suited = choices.rectified_settings(layers, X.shape[0], self.batch_size)
-        untrained = {"epochs": None, "schedule": "none", "observers": ()}
-        stack = self._pretrained_on(X, seed, **suited, **untrained)
-        finetuned = partial(self._finetuned, stack, seed=seed, objective="classification")
-        return suited if choices.are_curved(finetuned, X, targets, seed) else {}
-
     def _of_many(self, targets: int) -> dict[str, Any]:
         return choices.OF_MANY_LABELS
 
@@ -336,7 +322,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         return for_places(stack, self.classes_)
 
     def _asked(self, *, are_few: bool) -> committee.Asked:
-        return committee.ForClasses(len(self.classes_))
+        return committee.ForClasses(len(self.classes_), are_few=are_few)
 
     def _scaling(self, X: Matrix) -> Scaling | None:
         return choices.shared_range(X) if self.visible_units == "auto" else None
@@ -436,10 +422,6 @@ class DBNRegressor(RegressorMixin, StackPredictor):
 
     def _asked(self, *, are_few: bool) -> committee.Asked:
         return committee.ForNumbers(len(self.target_mean_), are_few=are_few)
-
-    def _are_for_committee(self, shape: tuple[int, ...], targets: int) -> bool:
-        few = super()._are_for_committee(shape, targets)
-        return few or choices.are_mixable(shape, targets)
 
     def _of_many(self, targets: int) -> dict[str, Any]:
         return choices.of_many_numbers(targets)

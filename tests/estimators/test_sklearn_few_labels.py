@@ -1,4 +1,4 @@
-"""Few labels: columns that share a range, tables of 0 and 1, and a committee."""
+"""Few labels and all: columns that share a range, tables of 0 and 1, and a committee."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scik
 from scipy import sparse
 from sklearn import config_context
 from sklearn.base import clone
-from sklearn.datasets import make_friedman1
+from sklearn.datasets import make_friedman1, make_hastie_10_2
 
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.parallel.blas import blas_limit
@@ -31,7 +31,7 @@ from syncpretrain.sklearn.fit_choices import (
     _inner_ends,
     are_bits,
     are_few,
-    are_mixable,
+    are_for_committee,
     in_shared_range,
     settings_for_bits,
     shared_range,
@@ -57,6 +57,7 @@ def some(y, step=10):
 BITS, KINDS = kinds()
 ALL = Targets(np.arange(len(KINDS)), KINDS)
 PIXELS = np.round(BITS * 16 * RNG.random(BITS.shape) ** 0.2)
+MEASURED = BITS + RNG.normal(size=BITS.shape)
 
 
 def test_rows_that_count_have_a_weight():
@@ -216,15 +217,15 @@ class TestCommittee:
         quick(monkeypatch)
         X, _, labels = stripes(60)
         model = DBNClassifier(hidden=(8,), workers=1, random_state=0, **own)
-        assert model._is_to_ask(X, 4) is asks
+        assert model._is_to_ask(X, 4, 2) is asks
         assert bool(model.fit(X, labels).teachers_) is asks
 
     def test_counts_are_for_rbms(self):
         X = RNG.poisson(0.3, (200, 40)).astype(float)
         model = DBNClassifier(hidden=(8,), workers=1, random_state=0)
-        assert not model._is_to_ask(X, 20)
+        assert not model._is_to_ask(X, 20, 2)
         model.set_params(visible_units="counts")
-        assert not model._is_to_ask(X + 0.5, 20)
+        assert not model._is_to_ask(X + 0.5, 20, 2)
 
     @pytest.mark.parametrize(
         ("X", "are_bits"),
@@ -287,11 +288,6 @@ class TestCommittee:
         X[labels >= 0, 1] = np.nan
         model = DBNClassifier(hidden=(4,), workers=1, random_state=0).fit(X, labels)
         assert np.isfinite(model.predict_proba(X)).all()
-
-    def test_enough_labels_need_no_committee(self):
-        X, _, _ = stripes(60)
-        model = DBNClassifier(hidden=(8,), workers=1, random_state=0)
-        assert not model._is_to_ask(X, 12) and model._is_to_ask(X, 11)
 
     def test_other_forms_of_the_rows_train_the_same(self, monkeypatch):
         quick(monkeypatch, 100)
@@ -360,6 +356,64 @@ def right(certainty):
     return lambda rows: np.where(np.arange(2) == rows[:, :1], certainty, 1 - certainty)
 
 
+class TestAllLabels:
+    """A committee is also asked for all labels of a table that is small enough."""
+
+    @pytest.mark.parametrize(
+        ("shape", "targets", "outputs", "expected"),
+        [
+            ((9_999, 10), 9_999, 2, True),
+            ((50_000, 10), 10_000, 2, False),
+            ((1 << 10, 1 << 10), 1 << 10, 2, True),
+            ((1 << 10, 1 << 10), 1 << 10, 3, False),
+            ((1 << 10, 1 << 10), 100, 3, True),  # few
+            ((50, 2), 2, 2, True),
+            ((50, 2), 1, 1, False),
+        ],
+    )
+    def test_where_it_is_asked(self, shape, targets, outputs, expected):
+        assert are_for_committee(shape, targets, outputs) is expected
+
+    @pytest.mark.parametrize("X", [BITS, MEASURED], ids=["bits", "measurements"])
+    def test_its_members(self, monkeypatch, X):
+        quick(monkeypatch)
+        fitted = DBNClassifier(hidden=(8, 4), workers=1, random_state=0).fit(X, KINDS)
+        own = ["network"] + ["rbms"] * (X is BITS)
+        assert list(fitted.teachers_) == [*own, "linear", "kernel", "trees", "boosting"]
+        assert fitted.stack_.units[1:] == ("relu", "bernoulli")
+        (record,) = fitted.stack_.info["finetune"]
+        assert record["normalization"] == "none" and fitted.n_unlabelled_ == 0
+
+    def test_curved_classes_are_learned(self):
+        rows, y = make_hastie_10_2(1400, random_state=0)
+        model = DBNClassifier(workers=1, random_state=0).fit(rows[:600], y[:600])
+        assert model.score(rows[600:], y[600:]) > 0.88  # 0.7 by sigmoids
+
+    def test_classes_on_a_grid_are_learned(self):
+        rows = np.stack(np.meshgrid(*[np.arange(1.0, 6)] * 4), axis=-1).reshape(-1, 4)
+        rows = np.random.default_rng(0).permutation(rows)
+        y = np.sign(rows[:, 0] * rows[:, 1] - rows[:, 2] * rows[:, 3]).astype(int) + 1
+        model = DBNClassifier(workers=1, random_state=0).fit(rows[:450], y[:450])
+        assert model.score(rows[450:], y[450:]) > 0.95  # 0.92 with noise
+
+    def test_tables_of_scikit_learn_and_missing_values(self, monkeypatch):
+        pytest.importorskip("pandas")
+        quick(monkeypatch, 100)
+        X, y, _ = stripes(200)
+        X[::7, 0] = np.nan
+        model = DBNClassifier(hidden=(8,), workers=1, random_state=0)
+        with config_context(transform_output="pandas"):
+            assert model.fit(X, y).score(X, y) > 0.9
+
+    @pytest.mark.filterwarnings("ignore::syncpretrain.errors.PoorResultWarning")
+    def test_two_labels_with_weight_are_trained_on(self, monkeypatch):
+        quick(monkeypatch, 100)
+        X, y, _ = stripes(200)
+        two = np.isin(np.arange(200), [y.argmin(), y.argmax()]).astype(float)
+        fitted = DBNClassifier(hidden=(8,), workers=1, random_state=0).fit(X, y, two)
+        assert fitted.score(X[two > 0], y[two > 0]) == 1
+
+
 class TestAsked:
     X = np.stack([np.tile([0.0, 1.0], 30), np.arange(60.0)], axis=1)
     LABELS = Targets(np.arange(0, 60, 5), X[::5, 0].astype(int))
@@ -376,6 +430,13 @@ class TestAsked:
             for _, part, _ in trial:
                 places = np.searchsorted(self.LABELS.rows, part.rows)
                 np.testing.assert_array_equal(part.weights, weights[places])
+
+    def test_one_part_of_many_labels_is_left_out(self, monkeypatch):
+        monkeypatch.setattr(committee, "MANY_TRIED", 12)
+        member = Told(right(0.8))
+        asked(ForClasses(2), {"a": member, "b": Told(right(0.6))}, self.X, self.LABELS, 0)
+        (_, part, _), (_, full, _) = member.seen
+        assert (len(part.rows), len(full.rows)) == (8, 12)
 
     def test_a_wrong_member_is_not_asked(self):
         members = {"right": Told(right(0.9)), "wrong": Told(right(0.2))}
@@ -440,7 +501,7 @@ class TestAsked:
 
         times = 1 if right == 95 else 2
         assert learned(ForClasses(2), finetuned, np.zeros((100, 5)), shares, 50) == times
-        assert given == [(750, 0.002), (3000, 0.004)][:times]
+        assert given == [(750, 0.002), (2250, 0.004)][:times]
 
     @pytest.mark.parametrize(("columns", "share"), [(2, 0.0), (3, 0.1)])
     def test_of_two_columns_none_is_left_out(self, columns, share):
@@ -539,24 +600,10 @@ class TestNumbers:
         model = DBNRegressor(hidden=(4,), workers=1, random_state=0, **own)
         if not asks:
             model.set_params(epochs=0)
-            assert not model._is_to_ask(self.X, numbers)
+            assert not model._is_to_ask(self.X, numbers, 1)
         else:
             fitted = model.fit(self.X, y)
             assert fitted.teachers_ and np.isfinite(fitted.predict(self.X)).all()
-
-    @pytest.mark.parametrize(
-        ("shape", "numbers", "are"),
-        [
-            ((9_999, 10), 9_999, True),
-            ((50_000, 10), 10_000, False),
-            ((1 << 13, 1 << 13), 2000, True),
-            ((1 << 13, 1 + (1 << 13)), 2000, False),
-        ],
-    )
-    def test_more_than_a_few_numbers(self, shape, numbers, are):
-        assert are_mixable(shape, numbers) is are
-        assert DBNRegressor()._are_for_committee(shape, numbers) is are
-        assert not DBNClassifier()._are_for_committee((10, 2), 10)
 
     def test_curved_numbers_are_learned_with_all_of_them(self):
         rows, y = make_friedman1(1000, random_state=0)
