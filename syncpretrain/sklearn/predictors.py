@@ -225,17 +225,18 @@ class StackPredictor(StackEstimator):
 class DBNClassifier(ClassifierMixin, StackPredictor):
     """Classifier: a stack of RBMs, pretrained on all rows and fine-tuned on the labelled rows.
 
-    With few labels it is a rectified network that learns, on all rows, from a committee: itself on
-    the labels alone and with guessed classes (Lee 2013), RBMs where all values are 0 or 1, and four
-    classifiers of scikit-learn, each with the weight that makes labels left out most likely.
+    With few labels, or fewer than 10,000 of a small table, it is a network that learns, on all rows
+    or on rows mixed from them, from a committee: itself on the labels alone and, with few labels,
+    with guessed classes (Lee 2013), RBMs where all values are 0 or 1, and four classifiers of
+    scikit-learn, each with the weight that makes labels left out most likely.
 
     From 10,000 labels of measurements on, all hidden units are rectified, with batch normalization.
 
     Parameters
     ----------
     hidden : sequence of int, optional
-        Units of each layer. None takes (256, 64), and (256, 256) for more than 20 classes, and with
-        few labels (128, 128).
+        Units of each layer. None takes (256, 64), and (256, 256) for more than 20 classes or from a
+        committee, and with few labels (128, 128).
     epochs, batch_size, learning_rate, visible_units, workers, random_state, verbose
         As for :class:`StackedRBM`; ``epochs=0`` leaves out pretraining.
     finetune_epochs : int, optional
@@ -256,7 +257,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
     n_unlabelled_ : int
         Number of rows without a label.
     teachers_ : dict of str to float
-        With few labels the weight of each member of the committee, else empty.
+        The weight of each member of the committee, empty where none was asked.
     stack_ : Stack
     n_features_in_ : int
         Number of columns.
@@ -346,8 +347,8 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
 class DBNRegressor(RegressorMixin, StackPredictor):
     """Regressor: a stack of RBMs, pretrained on all rows and fine-tuned on rows with numbers.
 
-    With fewer than 10,000 numbers it is a network that learns, on all rows or on rows mixed from
-    them, from a committee: itself on the numbers alone, RBMs where all values are 0 or 1, and three
+    With few numbers, or fewer than 10,000 of a small table, it is a network that learns, on all
+    rows or on rows mixed from them, from a committee: itself on the numbers alone, RBMs where all values are 0 or 1, and three
     or four regressors of scikit-learn, each with the weight that predicts numbers left out best.
 
     Targets are standardized for training, and predictions are in the units of the targets.
@@ -355,8 +356,8 @@ class DBNRegressor(RegressorMixin, StackPredictor):
     Parameters
     ----------
     hidden : sequence of int, optional
-        Units of each layer. None takes (256, 64), with fewer than 10,000 numbers (256, 256), and
-        with few ones (128, 128).
+        Units of each layer. None takes (256, 64), from a committee (256, 256), and with few numbers
+        (128, 128).
     epochs, finetune_epochs, batch_size, learning_rate, visible_units, pretrained
         As for :class:`DBNClassifier`.
     workers, random_state, verbose, settings
