@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.backends.base import FusedArrays, Pace, Rule, TunedArrays
 from syncpretrain.backends.cuda_source import CudaSource, is_vector, layout
-from syncpretrain.backends.fused import FusedArrays, Pace, Rule, TunedArrays
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.kernels.backprop import count_errors, output_delta

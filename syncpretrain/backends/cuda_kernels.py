@@ -360,7 +360,7 @@ class DeviceDraws:
 
     Uniform numbers equal NumPy's. Normal numbers are the device's own: each pair is made of one
     word of the generator (Box and Muller 1958), where NumPy's ziggurat takes a varying number of
-    words, one after another. See :class:`syncpretrain.backends.base.Draws`.
+    words, one after another. See :meth:`syncpretrain.backends.base.Backend.generator`.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.fused import Rule
+from syncpretrain.backends.base import Rule
 from syncpretrain.errors import SettingsError, needed
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.tasks import Examples

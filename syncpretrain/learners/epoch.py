@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.base import Backend, Later, StepBlock
+from syncpretrain.backends.base import Backend, StepBlock
 from syncpretrain.data.order import shuffled, steps_per_epoch
 from syncpretrain.errors import DivergedError
 from syncpretrain.kernels.program import PhaseRunner, in_turn
@@ -65,7 +65,7 @@ class ErrorSum:
 
     def __init__(self, backend: Backend, first: float) -> None:
         self._backend, self._sum = backend, first
-        self._later: deque[tuple[int, Later]] = deque()
+        self._later: deque[tuple[int, Callable[[], float]]] = deque()
         self.minibatches = 0
 
     def add(self, error: float, done: int) -> None:
@@ -89,10 +89,10 @@ class ErrorSum:
     def _up_to(self, left: int) -> float:
         while len(self._later) > left and math.isfinite(self._sum):
             self.minibatches, later = self._later.popleft()
-            self._sum += later.value()
+            self._sum += later()
         # Errors that are not looked at are waited for: others soon take their memory.
         while not math.isfinite(self._sum) and self._later:
-            self._later.popleft()[1].value()
+            self._later.popleft()[1]()
         return float(self._sum)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from syncpretrain.backends.fused import FusedArrays, Pace
+from syncpretrain.backends.base import FusedArrays, Pace
 from syncpretrain.kernels.arrays import Array, Rows, slices_of
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn

@@ -21,7 +21,7 @@ from trialruns import notices_of
 
 from syncpretrain import pretrain
 from syncpretrain.backends import cublas, cuda_fused
-from syncpretrain.backends.base import Backend
+from syncpretrain.backends.base import Backend, FusedArrays, Pace
 from syncpretrain.backends.cuda_fused import (
     FEW,
     FUSED_FILES,
@@ -31,7 +31,6 @@ from syncpretrain.backends.cuda_fused import (
     tiles_of,
 )
 from syncpretrain.backends.cuda_source import CudaSource, cuda_source
-from syncpretrain.backends.fused import FusedArrays, Pace
 from syncpretrain.kernels.precision import PRECISIONS, rounded_tf32
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import (
