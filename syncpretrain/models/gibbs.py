@@ -71,7 +71,10 @@ def sampled(
         visible = draws.random((count, top.weight.shape[0]), dtype=np.float32)
     else:
         visible = up_through(below, start) if below else start
-    visible = gibbs_chains(top, visible, steps, draws)
+    states = as_states(visible, top.visible_units, draws)
+    conditions = conditions_of(states, top.visible_units)  # documents keep their numbers of words
+    for _ in range(steps):
+        states, visible = gibbs_step(top, states, conditions, draws)
     if not below:
         return visible
     down = down_through(below, visible)
@@ -282,15 +285,13 @@ def levels_of(layers: Sequence[Layer], level: int, method: str) -> list[DenseLay
 
 
 def _up(rbm: DenseLayer, v: Array) -> Array:
-    x: Array = v @ rbm.weight
-    x += rbm.hidden_bias
-    return x
+    """Return the inputs of the hidden units."""
+    return rbm.up(v, units="gaussian")
 
 
 def _down(rbm: DenseLayer, h: Array) -> Array:
-    x: Array = h @ rbm.weight.T
-    x += rbm.visible_bias
-    return x
+    """Return the inputs of the visible units."""
+    return rbm.down(h, units="gaussian")
 
 
 def imputed(
@@ -335,19 +336,6 @@ def imputed(
                 found = np.where(mask, down, rows_lost)
             filled[own][lost] = found
     return filled
-
-
-def gibbs_chains(rbm: DenseLayer, visible: Array, steps: int, draws: np.random.Generator) -> Array:
-    """Run chains from visible means; return the visible means at their ends.
-
-    Each step draws hidden states, then visible states; ``visible`` has shape (chains, V). Documents
-    keep their numbers of words.
-    """
-    states = as_states(visible, rbm.visible_units, draws)
-    conditions = conditions_of(states, rbm.visible_units)
-    for _ in range(steps):
-        states, visible = gibbs_step(rbm, states, conditions, draws)
-    return visible
 
 
 def gibbs_step(
