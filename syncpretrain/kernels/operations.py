@@ -162,20 +162,15 @@ def _check_operation(slots: int, name: Any, *arguments: Any) -> None:
 
 
 def _check_value(got: str, kind: str, value: Any, slots: int) -> None:
-    if kind == "units":
-        if not _is_kind(value):
-            raise ValueError(f"{got}; expected one of {', '.join(KINDS)}")
-        return
     if kind == "shape":
         _check_convolution(got, value)
-        return
-    if kind == "loss":
-        if value not in LOSSES:
-            raise ValueError(f"{got}; expected one of {', '.join(LOSSES)}")
-        return
-    if kind == "function":
-        if not callable(value):
-            raise TypeError(f"{got}; expected a function")
+    if kind == "units" and not _is_kind(value):
+        raise ValueError(f"{got}; expected one of {', '.join(KINDS)}")
+    if kind == "loss" and value not in LOSSES:
+        raise ValueError(f"{got}; expected one of {', '.join(LOSSES)}")
+    if kind == "function" and not callable(value):
+        raise TypeError(f"{got}; expected a function")
+    if kind in ("shape", "units", "loss", "function"):
         return
     whole = kind in ("slot", "shard") or kind.startswith(("first", "last"))
     if not isinstance(value, WHOLE if whole else NUMBERS):
