@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.backends.base import FusedArrays, Pace, Rule, TunedArrays
 from syncpretrain.backends.cuda_source import CudaSource, is_vector, layout
-from syncpretrain.kernels.activations import affine
+from syncpretrain.kernels.activations import affine, times_derivative
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.kernels.backprop import count_errors, output_delta
 from syncpretrain.kernels.optimizers import BETAS
@@ -506,9 +506,7 @@ def _tuned(
     difference = activations[-1] - target
     delta, gradient = 2 / len(x) * difference, np.empty_like(vectors[0])
     for layer in reversed(range(len(shapes))):
-        slope = kind_of(TRIED_UNITS[layer]).times_derivative
-        assert slope is not None
-        slope(np, activations[layer + 1], delta)
+        times_derivative(delta, activations[layer + 1], TRIED_UNITS[layer])
         dW, db = _views(gradient, shapes)[layer]
         dW[...], db[...] = product(activations[layer].T, delta), delta.sum(axis=0)
         delta = product(delta, chain[layer][0].T)
