@@ -70,10 +70,7 @@ class ErrorSum:
 
     def add(self, error: float, done: int) -> None:
         """Add the error of a block, behind which ``done`` minibatches of the epoch are worked."""
-        if self._backend.blocks_behind:
-            self._later.append((done, self._backend.later(error)))
-        else:
-            self._sum, self.minibatches = self._sum + error, done
+        self._later.append((done, self._backend.later(error)))
 
     def so_far(self, done: int, steps: int) -> float:
         """Return the sum that can be looked at while the device is busy; at the end all of it.
@@ -81,6 +78,13 @@ class ErrorSum:
         It ends with the first error that is not finite.
         """
         return self._up_to(self._backend.blocks_behind if done < steps else 0)
+
+    def symptom(self, done: int, steps: int) -> str:
+        """Return what is wrong with the sum so far, or nothing."""
+        known = self.so_far(done, steps)
+        if math.isfinite(known):
+            return ""
+        return f"the error is {known} after {self.minibatches} minibatches"
 
     def sum(self) -> float:
         """Return the sum of all; waits for them."""
@@ -140,9 +144,7 @@ def train_epoch(
             rows = order[step * size : done * size]
             error = learner.recorder.train(StepBlock(work, X, rows, size, epoch, step, constants))
             errors.add(error, done)
-            known = errors.so_far(done, steps)
-            if not math.isfinite(known):
-                symptom = f"the error is {known} after {errors.minibatches} minibatches"
+            if symptom := errors.symptom(done, steps):
                 raise diverged(learner, epoch, symptom)
             progress(done / steps)
             if keep is not None:
