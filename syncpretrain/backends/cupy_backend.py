@@ -130,10 +130,7 @@ class CupyBackend(Backend):
             count = arrays.states.size * len(arrays.parameters[0])
             has_steps = has_fused_steps(self.xp, self.device, arrays.precision, count)
             if has_steps and CudaFused.supports(self.xp, arrays):
-                # Asked for at each launch, and not here: the thread that trains, not the one that
-                # builds, is the one that records.
-                source = self._kernels.source
-                return CudaFused(self.xp, arrays, now=lambda: source.now)
+                return CudaFused(self.xp, arrays)
         return None
 
     def fused_tuning(self, arrays: TunedArrays, rule: Rule) -> CudaTuning | None:

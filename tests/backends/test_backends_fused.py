@@ -380,8 +380,10 @@ class TestSteps:
             words = (*address.key, *address.counter)
             learner = rbm(16, 12, backend=backend)
             arrays = fused_step_of(learner)._fused._arrays
-            step = CudaFused(backend.xp, arrays, now=lambda moved=moved: moved)
+            step = CudaFused(backend.xp, arrays)
+            step._source.record(moved)
             error = step(data, rows, [words], Pace(0.5, 0.1, 0.01, 0))
+            step._source.record(None)
             found.append([backend.tohost(x) for x in (*learner.parameters, error)])
         for ours, theirs in zip(*found, strict=True):
             np.testing.assert_array_equal(ours, theirs)
