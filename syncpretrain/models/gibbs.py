@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from syncpretrain.errors import DataError
@@ -41,12 +42,7 @@ METHODS = ("gibbs", "stacked")
 
 
 def sampled(
-    layers: Sequence[Layer],
-    start: Array | None,
-    *,
-    count: int,
-    steps: int,
-    draws: np.random.Generator,
+    layers: Sequence[Layer], start: Array | None, *, count: int, steps: int, draws: Generator
 ) -> Array:
     """Run chains in the top RBM, decode their ends down the layers; return prepared samples.
 
@@ -88,7 +84,7 @@ def started(
     level: int,
     method: str,
     count: int,
-    draws: np.random.Generator,
+    draws: Generator,
     hidden: Array | None = None,
 ) -> Levels:
     """Return chains that are about to start.
@@ -145,9 +141,7 @@ class Levels:
         Swaps of each pair of levels, the lowest pair first.
     """
 
-    def __init__(
-        self, rbms: Sequence[DenseLayer], visible: Array | int, draws: np.random.Generator
-    ) -> None:
+    def __init__(self, rbms: Sequence[DenseLayer], visible: Array | int, draws: Generator) -> None:
         self.rbms, self._draws = list(rbms), draws
         self.visible, self.hidden = list[Array](), list[Array]()
         lowest = self.rbms[0].visible_units
@@ -301,7 +295,7 @@ def imputed(
     *,
     steps: int,
     samples: int,
-    draws: np.random.Generator,
+    draws: Generator,
 ) -> Array:
     """Return prepared examples with the means of their missing units.
 
@@ -339,7 +333,7 @@ def imputed(
 
 
 def gibbs_step(
-    rbm: DenseLayer, states: Array, conditions: Conditions | None, draws: np.random.Generator
+    rbm: DenseLayer, states: Array, conditions: Conditions | None, draws: Generator
 ) -> tuple[Array, Array]:
     """Draw hidden states, then visible states; return these, and the visible means."""
     hidden = drawn(_up(rbm, states), rbm.hidden_units, None, draws)
@@ -387,7 +381,7 @@ def _check_chains(rbm: DenseLayer, start: Array | None, count: int) -> None:
         raise DataError(f"start: got {len(start)} examples for {count} chains; give one a chain")
 
 
-def as_states(visible: Array, units: str, draws: np.random.Generator) -> Array:
+def as_states(visible: Array, units: str, draws: Generator) -> Array:
     """Return states of visible means: binary units are drawn, other values are states."""
     states: Array = visible.copy()
     if kind_of(units).is_binary:
@@ -396,18 +390,13 @@ def as_states(visible: Array, units: str, draws: np.random.Generator) -> Array:
 
 
 def _by_gibbs(
-    rbm: DenseLayer,
-    X: Array,
-    missing: NDArray[np.bool_],
-    steps: int,
-    samples: int,
-    draws: np.random.Generator,
+    rbm: DenseLayer, X: Array, mask: NDArray[np.bool_], steps: int, samples: int, draws: Generator
 ) -> Array:
     conditions, states = conditions_of(X, rbm.visible_units), X.copy()
     total = np.zeros_like(X)
     for step in range(steps + samples):
         states, means = gibbs_step(rbm, states, conditions, draws)
-        np.copyto(states, X, where=~missing)
+        np.copyto(states, X, where=~mask)
         if step >= steps:
             total += means
-    return np.where(missing, total / np.float32(samples), X)
+    return np.where(mask, total / np.float32(samples), X)
