@@ -17,31 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from syncpretrain.backends.fused import FusedArrays, Rule, TunedArrays
 from syncpretrain.data.blocks import StoredRows
 from syncpretrain.kernels.arrays import ordered_sum
 from syncpretrain.rng import Address
-
-if TYPE_CHECKING:
-    from syncpretrain.backends.cuda_fused import CudaFused, CudaTuning
-
-
-class Draws(Protocol):
-    """The part of ``numpy.random.Generator`` that training draws with.
-
-    The numbers are NumPy's, but for normal ones of a device.
-    """
-
-    def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
-        """Return uniform draws in [0, 1), float32 only on a device."""
-
-    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
-        """Return standard normal draws, float32 only on a device."""
 
 
 class Stream(AbstractContextManager["Stream"]):
@@ -74,16 +57,6 @@ class Event:
 # A step of training on some rows of X: a call with X, rows, and the keywords epoch and step. It
 # returns the error of the rows, on a device an array of shape ().
 TrainStep = Callable[..., Any]
-
-
-class Later(NamedTuple):
-    """A number that a device may still compute.
-
-    ``value`` returns the number; it waits for the work queued before the number was asked for, and
-    no more.
-    """
-
-    value: Callable[[], float]
 
 
 class StepBlock(NamedTuple):
@@ -137,6 +110,80 @@ class Recorder:
     def train(self, block: StepBlock) -> Any:
         """Work the steps of a block; return the sum of their errors."""
         return ordered_sum((work() for work in block.steps()), 0.0)
+
+
+class FusedArrays(NamedTuple):
+    """The arrays of an RBM in training, all on one device.
+
+    Attributes
+    ----------
+    parameters, velocities : tuple of arrays
+        Weights of shape (V, H), visible biases and hidden biases; and how each moves.
+    v, h : arrays of shape (2B, V) and (2B, H)
+        Room for both phases of minibatches of up to B examples; the hidden means of the data are
+        in the first rows of h after a step.
+    states : array of shape (B, H)
+        Room for hidden states.
+    visible_units, hidden_units : str
+    precision : str
+        Precision of the products; see :mod:`syncpretrain.kernels.precision`.
+    """
+
+    parameters: tuple[Any, ...]
+    velocities: tuple[Any, ...]
+    v: Any
+    h: Any
+    states: Any
+    visible_units: str
+    hidden_units: str
+    precision: str = "float32"
+
+
+class Pace(NamedTuple):
+    """How parameters move: see ``momentum_step`` among the equations."""
+
+    momentum: float
+    learning_rate: float
+    weight_decay: float
+    l1: float
+
+
+class Rule(NamedTuple):
+    """An optimizer: ``adam``, or ``sgd`` with momentum, Nesterov's if asked."""
+
+    name: str
+    momentum: float = 0.0
+    nesterov: bool = False
+
+
+class TunedArrays(NamedTuple):
+    """The arrays of a network of dense layers, and of its optimizer, all on one device.
+
+    Attributes
+    ----------
+    parameters : array of shape (n,)
+        The weight of each layer with its bias behind it, and gaps between layers that align these.
+    moments : tuple of arrays of that shape
+        Both moments of Adam; the velocity of gradient descent with momentum; else none.
+    chain : sequence of (weight, bias)
+        Views of the parameters.
+    activations, deltas : sequence of arrays of shape (B, units)
+        Room for minibatches of up to B examples, a pair a layer.
+    units : sequence of str
+    loss : str
+        ``squared`` or ``cross-entropy``.
+    precision : str
+        Precision of the products; see :mod:`syncpretrain.kernels.precision`.
+    """
+
+    parameters: Any
+    moments: tuple[Any, ...]
+    chain: Sequence[tuple[Any, Any]]
+    activations: Sequence[Any]
+    deltas: Sequence[Any]
+    units: Sequence[str]
+    loss: str
+    precision: str
 
 
 class Backend:
@@ -202,15 +249,19 @@ class Backend:
         """Return vectors of the devices of a layer as an equation takes them on this one."""
         return vectors
 
-    def fused_step(self, arrays: FusedArrays) -> CudaFused | None:
+    def fused_step(self, arrays: FusedArrays) -> Any:
         """Return the step of contrastive divergence as a whole; None without one for the arrays.
 
-        The host has none: a program is as good there.
+        It is a :class:`~syncpretrain.backends.cuda_fused.CudaFused`. The host has none: a program
+        is as good there.
         """
         return None
 
-    def fused_tuning(self, arrays: TunedArrays, rule: Rule) -> CudaTuning | None:
-        """Return the step of fine-tuning as a whole; None without one for the arrays."""
+    def fused_tuning(self, arrays: TunedArrays, rule: Rule) -> Any:
+        """Return the step of fine-tuning as a whole; None without one for the arrays.
+
+        It is a :class:`~syncpretrain.backends.cuda_fused.CudaTuning`.
+        """
         return None
 
     def asarray(self, array: Any) -> Any:
@@ -261,17 +312,24 @@ class Backend:
         # With mode "raise" NumPy would fill a buffer, to leave ``out`` alone if a number is wrong.
         return np.take(X, rows, axis=0, out=out, mode="clip")
 
-    def generator(self, address: Address) -> Draws:
-        """Return the generator that begins at an address."""
+    def generator(self, address: Address) -> Any:
+        """Return the generator that begins at an address: NumPy's, or one that draws float32.
+
+        Training draws with its methods ``random`` and ``standard_normal``. The numbers are NumPy's,
+        but for normal ones of a device.
+        """
         return address.generator()
 
     def recorder(self) -> Recorder:
         """Return a recorder for one learner, which works its steps on the current stream."""
         return Recorder()
 
-    def later(self, number: Any) -> Later:
-        """Return a number of shape () as it is after what is queued now, without waiting for it."""
-        return Later(lambda: number)
+    def later(self, number: Any) -> Callable[[], float]:
+        """Return a function that returns a number of shape () as it is after what is queued now.
+
+        The function waits for the work queued before the number was asked for, and no more.
+        """
+        return lambda: number
 
     def stream(self, priority: int = 0) -> Stream:
         """Return a new stream.

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.backends.base import FusedArrays, Pace, Rule, TunedArrays
 from syncpretrain.backends.cuda_source import CudaSource, is_vector, layout
-from syncpretrain.backends.fused import FusedArrays, Pace, Rule, TunedArrays
-from syncpretrain.kernels.activations import affine
+from syncpretrain.kernels.activations import affine, times_derivative
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.kernels.backprop import count_errors, output_delta
 from syncpretrain.kernels.optimizers import BETAS
@@ -59,15 +59,10 @@ class CudaFused:
         CuPy, or what stands in for it in a test.
     arrays : FusedArrays
         For which :meth:`supports` is true.
-    now : callable
-        Returns what a graph that is recorded takes its step, epoch and rows from, three uint64 on
-        the device; None where nothing is recorded.
     """
 
-    def __init__(
-        self, cupy: Any, arrays: FusedArrays, now: Callable[[], Any] = lambda: None
-    ) -> None:
-        self._cupy, self._arrays, self._now = cupy, arrays, now
+    def __init__(self, cupy: Any, arrays: FusedArrays) -> None:
+        self._cupy, self._arrays = cupy, arrays
         self._source = _source(cupy, FUSED_FILES, arrays.precision)
         (self._batch_size, self._hidden), (_, self._visible) = arrays.states.shape, arrays.v.shape
         tiles = -(-self._batch_size // FEW[0])
@@ -128,7 +123,7 @@ class CudaFused:
         n = len(X) if rows is None else len(rows)
         if n > self._batch_size:
             raise ValueError(f"rows: got {n}, expected at most {self._batch_size}")
-        (W, a, b), arrays, now = self._arrays.parameters, self._arrays, self._now()
+        (W, a, b), arrays, now = self._arrays.parameters, self._arrays, self._source.now
         v1, h0, h1 = arrays.v[n : 2 * n], arrays.h[:n], arrays.h[n : 2 * n]
         weight, states, sizes = _matrix(W), _matrix(arrays.states), (n, self._visible, self._hidden)
         data, units = (*_matrix(X), len(X) - 1, rows), self._source.units[arrays.visible_units]
@@ -155,7 +150,7 @@ class CudaFused:
             tiles_of(self._visible, self._hidden, MANY),
             *(*data, *_matrix(arrays.v[n : 2 * n]), *_matrix(arrays.h[: 2 * n])),
             *(*_matrix(W), *_matrix(dW), a, da, self._of_visible, b, db, self._of_hidden),
-            *(self._errors, error, n, self._visible, self._hidden, *numbers, self._now()),
+            *(self._errors, error, n, self._visible, self._hidden, *numbers, self._source.now),
         )
         return error
 
@@ -506,9 +501,7 @@ def _tuned(
     difference = activations[-1] - target
     delta, gradient = 2 / len(x) * difference, np.empty_like(vectors[0])
     for layer in reversed(range(len(shapes))):
-        slope = kind_of(TRIED_UNITS[layer]).times_derivative
-        assert slope is not None
-        slope(np, activations[layer + 1], delta)
+        times_derivative(delta, activations[layer + 1], TRIED_UNITS[layer])
         dW, db = _views(gradient, shapes)[layer]
         dW[...], db[...] = product(activations[layer].T, delta), delta.sum(axis=0)
         delta = product(delta, chain[layer][0].T)

@@ -37,20 +37,9 @@ from typing import Any
 
 import numpy as np
 
+from syncpretrain.backends import cuda_source as cuda
 from syncpretrain.backends.cublas import Cublas, CudaProducts
-from syncpretrain.backends.cuda_source import (
-    THREADS,
-    TILE,
-    CudaForms,
-    CudaSource,
-    fitted,
-    grid_of,
-    is_vector,
-    layout,
-    rates_of,
-    require,
-    require_vectors,
-)
+from syncpretrain.backends.cuda_source import THREADS, TILE, CudaForms, CudaSource
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.activations import activate
 from syncpretrain.kernels.arrays import blocks_in
@@ -282,7 +271,7 @@ def _row_step(name: str, array: Any) -> int:
 
 
 def _checked_layout(name: str, array: Any, axes: tuple[int, ...] = (1, 2)) -> tuple[int, ...]:
-    found = layout(array)
+    found = cuda.layout(array)
     if found is None or array.ndim not in axes:
         raise TypeError(
             f"{name}: got {array.dtype} of shape {array.shape} and strides {array.strides},"
@@ -292,7 +281,7 @@ def _checked_layout(name: str, array: Any, axes: tuple[int, ...] = (1, 2)) -> tu
 
 
 def _checked_vector(name: str, array: Any, length: int) -> Any:
-    if not is_vector(array, length):
+    if not cuda.is_vector(array, length):
         raise TypeError(
             f"{name}: got {array.dtype} of shape {array.shape}, expected {length} of float32"
         )
@@ -309,21 +298,21 @@ class CudaSteps(CudaForms):
 
     def momentum_step(self, parameter: Any, gradient: Any, velocity: Any, **rates: float) -> None:
         """Ascend: velocity = momentum velocity + rate (gradient - decay), then add it."""
-        rows, columns, ldp, ldg, ldv = fitted(parameter, gradient, velocity)
-        args = (parameter, ldp, gradient, ldg, velocity, ldv, rows, columns, *rates_of(**rates))
-        self._source.flat("momentum_step", parameter.size, *args)
+        rows, columns, ldp, ldg, ldv = cuda.fitted(parameter, gradient, velocity)
+        args = (parameter, ldp, gradient, ldg, velocity, ldv, rows, columns)
+        self._source.flat("momentum_step", parameter.size, *args, *cuda.rates_of(**rates))
 
     def momentum_steps(
         self, parameters: Any, gradients: Any, velocities: Any, *, weights: int, **rates: float
     ) -> None:
         """Ascend with flat vectors; their first ``weights`` numbers decay."""
         n, vectors = len(parameters), (parameters, gradients, velocities)
-        require_vectors(n, *vectors)
-        self._source.flat("momentum_steps", n, *vectors, n, weights, *rates_of(**rates))
+        cuda.require_vectors(n, *vectors)
+        self._source.flat("momentum_steps", n, *vectors, n, weights, *cuda.rates_of(**rates))
 
     def shrink(self, weights: Any, factor: float) -> None:
         """Multiply contiguous weights by a factor, in place."""
-        require(weights.flags.c_contiguous and is_vector(weights.reshape(-1), weights.size))
+        cuda.require(weights.flags.c_contiguous, cuda.is_vector(weights.reshape(-1), weights.size))
         args = (weights, weights.size, np.float32(factor), self._source.numbers)
         self._source.flat("shrink", weights.size, *args)
 
@@ -337,7 +326,7 @@ class CudaSteps(CudaForms):
     ) -> None:
         """Take one step of gradient descent with momentum, in place; ``scratch`` is not needed."""
         n = len(vectors[0])
-        require_vectors(n, *(vectors if momentum else vectors[:2]))
+        cuda.require_vectors(n, *(vectors if momentum else vectors[:2]))
         rates = (np.float32(learning_rate), np.float32(momentum))
         others = (n, *rates, int(nesterov), self._source.numbers)
         self._source.flat("sgd_step", n, *vectors, *others)
@@ -345,7 +334,7 @@ class CudaSteps(CudaForms):
     def adam_step(self, *vectors: Any, scratch: Any = None, **numbers: Any) -> None:
         """Take one step of Adam in place; ``scratch`` is not needed."""
         n = len(vectors[0])
-        require_vectors(n, *vectors)
+        cuda.require_vectors(n, *vectors)
         rates = (np.float32(number) for number in adam_numbers(**numbers))
         self._source.flat("adam_step", n, *vectors, n, *rates, self._source.numbers)
 
@@ -360,7 +349,7 @@ class DeviceDraws:
 
     Uniform numbers equal NumPy's. Normal numbers are the device's own: each pair is made of one
     word of the generator (Box and Muller 1958), where NumPy's ziggurat takes a varying number of
-    words, one after another. See :class:`syncpretrain.backends.base.Draws`.
+    words, one after another. See :meth:`syncpretrain.backends.base.Backend.generator`.
 
     Parameters
     ----------
@@ -424,14 +413,14 @@ class CudaErrors(CudaForms):
 
     def squared_error(self, x: Any, y: Any, *, out: Any) -> Any:
         """Return |y - x|^2; leave y - x in ``out``."""
-        rows, columns, ldx, ldy, ldo = fitted(x, y, out)
+        rows, columns, ldx, ldy, ldo = cuda.fitted(x, y, out)
         args = (x, ldx, y, ldy, out, ldo, rows, columns)
         return self._summed("squared_error", x.size, (THREADS,), *args)
 
     def means_and_error(self, y: Any, bias: Any, units: str, x: Any, *, out: Any) -> Any:
         """Replace inputs y by means, leave y - x in ``out``, and return its square."""
-        rows, columns, ldy, ldx, ldo = fitted(y, x, out)
-        require(is_vector(bias, columns))
+        rows, columns, ldy, ldx, ldo = cuda.fitted(y, x, out)
+        cuda.require(cuda.is_vector(bias, columns))
         args = (y, ldy, bias, x, ldx, out, ldo, rows, columns, self._number(units))
         return self._summed("means_and_error", x.size, (THREADS,), *args)
 
@@ -447,11 +436,11 @@ class CudaErrors(CudaForms):
         sums: Any = None,
     ) -> Any:
         """Fill ``out`` with the delta of the output and ``sums`` with its sums; y is unchanged."""
-        (rows, columns, ldx, ldy, ldo), is_squared = fitted(x, y, out), loss == "squared"
+        (rows, columns, ldx, ldy, ldo), is_squared = cuda.fitted(x, y, out), loss == "squared"
         number = self._number(units if is_squared else "gaussian")  # slope 1
         if sums is None:
             sums = self._cupy.empty(columns, dtype=np.float32)
-        require(x.ndim == 2, is_vector(sums, columns))
+        cuda.require(x.ndim == 2, cuda.is_vector(sums, columns))
         scale = np.float32((2 if is_squared else 1) / rows)
         args = (x, ldx, y, ldy, out, ldo, rows, columns, number, scale, np.float32(share), sums)
         return self._summed("output_delta", columns * TILE[1], TILE, *args)
@@ -460,15 +449,15 @@ class CudaErrors(CudaForms):
         self, delta: Any, a: Any, units: str = "bernoulli", *, sums: Any = None
     ) -> None:
         """Multiply ``delta`` by the derivative at the means ``a``, which are left unchanged."""
-        rows, columns, ldd, lda = fitted(delta, a)
-        require(delta.ndim == 2, sums is not None and is_vector(sums, columns))
+        rows, columns, ldd, lda = cuda.fitted(delta, a)
+        cuda.require(delta.ndim == 2, sums is not None and cuda.is_vector(sums, columns))
         args = (delta, ldd, a, lda, rows, columns, self._number(units), sums)
         self._source.launch("derivative_and_sums", (-(-columns // TILE[0]),), TILE, *args)
 
     def count_errors(self, x: Any, y: Any) -> Any:
         """Count the rows in which x and y have their largest value at different places."""
-        rows, columns, ldx, ldy = fitted(x, y)
-        require(x.ndim == 2, columns > 0)
+        rows, columns, ldx, ldy = cuda.fitted(x, y)
+        cuda.require(x.ndim == 2, columns > 0)
         return self._summed("wrong", rows, (THREADS,), x, ldx, y, ldy, rows, columns)
 
     def _summed(self, name: str, items: int, block: tuple[int, ...], *args: Any) -> Any:
@@ -488,8 +477,8 @@ class CudaErrors(CudaForms):
         # One a stream: launches of two streams overlap, and would count each other's blocks. The
         # last block of a launch sets the counter back to 0, so the next launch need not. No lock:
         # only the thread of a stream asks for its key.
-        cuda = self._cupy.cuda
-        place = cuda.Device().id, cuda.get_current_stream().ptr
+        runtime = self._cupy.cuda
+        place = runtime.Device().id, runtime.get_current_stream().ptr
         if place not in self._rooms:
             partial = self._cupy.empty(SUM_BLOCKS, dtype=np.float64)
             self._rooms[place] = partial, self._cupy.zeros(1, dtype=np.uint32)
@@ -552,18 +541,18 @@ class CudaPeers(CudaForms):
         **rates: float,
     ) -> None:
         """Move a part of flat vectors along the sum of gradients, of this device or others."""
-        require(isinstance(gradients, PeerVectors))
+        cuda.require(isinstance(gradients, PeerVectors))
         shards = len(gradients.vectors)
-        require_vectors(len(parameters), parameters, velocities, *gradients.vectors)
+        cuda.require_vectors(len(parameters), parameters, velocities, *gradients.vectors)
         if shards > MOST_LEAVES:
             raise ValueError(f"shards: got {shards}, expected at most {MOST_LEAVES} on a GPU")
         length = part.stop - part.start
         args = (parameters, gradients.table, shards, velocities, part.start, length, weights)
-        self._source.flat("tree_steps", length, *args, *rates_of(**rates))
+        self._source.flat("tree_steps", length, *args, *cuda.rates_of(**rates))
 
     def sum_in_order(self, numbers: Any) -> Any:
         """Return the sum as a device array of shape (), not synchronized."""
-        require(numbers.dtype == np.float64, numbers.ndim == 1, numbers.flags.c_contiguous)
+        cuda.require(numbers.dtype == np.float64, numbers.ndim == 1, numbers.flags.c_contiguous)
         # One thread, so that the order is the vector's; the numbers are few, one a shard.
         total = self._cupy.empty((), dtype=np.float64)
         self._source.launch("sum_in_order", (1,), (1,), total, numbers, len(numbers))
@@ -579,11 +568,11 @@ class CudaUnits(CudaForms):
 
     def means(self, x: Any, bias: Any, units: str) -> Any:
         """Replace the inputs x without their bias by the units' means, in place."""
-        rows, columns, ld = fitted(x)
-        require(is_vector(bias, columns))
+        rows, columns, ld = cuda.fitted(x)
+        cuda.require(cuda.is_vector(bias, columns))
         if kind_of(units).is_exclusive:
             if x.size:
-                grid, block = grid_of(rows, 1), (SOFTMAX_THREADS,)
+                grid, block = cuda.grid_of(rows, 1), (SOFTMAX_THREADS,)
                 self._source.launch("softmax_means", grid, block, x, ld, bias, rows, columns)
         else:
             self._source.flat("unit_means", x.size, x, ld, bias, rows, columns, self._number(units))
@@ -593,7 +582,7 @@ class CudaUnits(CudaForms):
         """Multiply ``delta`` by the derivative of the units at their means ``a``."""
         if kind_of(units).is_linear:
             return
-        (rows, columns, ldd, lda), number = fitted(delta, a), self._number(units)
+        (rows, columns, ldd, lda), number = cuda.fitted(delta, a), self._number(units)
         self._source.flat("times_derivative", delta.size, delta, ldd, a, lda, rows, columns, number)
 
     def sample_states(
@@ -604,9 +593,9 @@ class CudaUnits(CudaForms):
         ``noise`` is not needed. The normal numbers of units that are not binary are the device's
         own; see :class:`syncpretrain.backends.cuda_kernels.DeviceDraws`.
         """
-        (rows, columns, ldx, ldo), kind = fitted(x, out), kind_of(units)
+        (rows, columns, ldx, ldo), kind = cuda.fitted(x, out), kind_of(units)
         number = self._number(units)
-        require(kind.noise is not None, is_vector(bias, columns))
+        cuda.require(kind.noise is not None, cuda.is_vector(bias, columns))
         name, own = ("draw_bernoulli", ()) if kind.is_binary else ("draw_noisy", (number,))
         # A thread makes 4 states, of half a block of the generator: 8 a thread would leave some of
         # the multiprocessors without work at usual sizes.
@@ -625,7 +614,7 @@ class CudaUnits(CudaForms):
         self, v: Any, h: Any, bias: Any, units: str, *, da: Any, db: Any, examples: int
     ) -> None:
         """Do the same where h1 are inputs without bias, which become means."""
-        require(is_vector(bias, h.shape[-1]))
+        cuda.require(cuda.is_vector(bias, h.shape[-1]))
         means = (bias, self._number(units))
         self._differences("means_and_differences", v, h, means, da, db, examples)
 
@@ -633,8 +622,9 @@ class CudaUnits(CudaForms):
         self, name: str, v: Any, h: Any, means: tuple[Any, ...], da: Any, db: Any, examples: int
     ) -> None:
         """Launch a kernel of differences; ``means`` are its bias and number of units, or empty."""
-        (rows, visible, ldv), (_, hidden, ldh) = fitted(v), fitted(h)
-        require(len(v) == len(h), v.ndim == 2, is_vector(da, visible), is_vector(db, hidden))
+        (rows, visible, ldv), (_, hidden, ldh) = cuda.fitted(v), cuda.fitted(h)
+        cuda.require(len(v) == len(h), v.ndim == 2)
+        cuda.require(cuda.is_vector(da, visible), cuda.is_vector(db, hidden))
         grid = (-(-visible // TILE[0]) - (-hidden // TILE[0]),)
         scale, divisor = np.float32(1 / examples), np.float32(examples)
         args = (v, ldv, visible, h, ldh, hidden, *means, da, db, rows // 2, scale, divisor)
@@ -691,7 +681,7 @@ class CudaKernels:
             return False
         # The first row alone: X may have more elements than 31 bits count, and this kernel, unlike
         # others, computes addresses in 64.
-        of_x, of_out = layout(X[:1]), layout(out)
+        of_x, of_out = cuda.layout(X[:1]), cuda.layout(out)
         is_fit = are_bytes if of_x is None else not are_bytes
         if not is_fit or of_out is None or out.shape != (len(rows), X.shape[1]):
             return False

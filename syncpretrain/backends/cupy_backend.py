@@ -36,10 +36,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from syncpretrain.backends.base import Backend, Draws, Event, Later, Stream, deal, device_of
+from syncpretrain.backends import base
+from syncpretrain.backends.base import Backend, Event, FusedArrays, Rule, Stream, TunedArrays
 from syncpretrain.backends.cuda_fused import CudaFused, CudaTuning, has_fused_steps
 from syncpretrain.backends.cuda_kernels import CudaKernels, PeerVectors, enable_access, kernels_of
-from syncpretrain.backends.fused import FusedArrays, Rule, TunedArrays
 from syncpretrain.backends.recorder import GraphRecorder
 from syncpretrain.backends.rows import DeviceRows, HostRows, OrderedRows
 from syncpretrain.data.blocks import ByteRows, bytes_of, in_bytes
@@ -99,13 +99,13 @@ class CupyBackend(Backend):
 
     def dealt(self, costs: Sequence[float], replicas: Sequence[int]) -> CupyBackend:
         """Return a backend that deals its layers to the GPUs by their costs."""
-        return self._on(self._group, deal(costs, self._devices, replicas))
+        return self._on(self._group, base.deal(costs, self._devices, replicas))
 
     def for_layer(self, layer: int) -> CupyBackend:
         """Return the backend of a layer: its own GPU, as dealt, or round-robin."""
         if layer <= len(self._places):
             return self._on(self._places[layer - 1])
-        own = device_of(layer, self._devices)
+        own = base.device_of(layer, self._devices)
         return self._on((own, *(device for device in self._devices if device != own)))
 
     def for_replicas(self, replicas: int) -> list[CupyBackend]:
@@ -130,10 +130,7 @@ class CupyBackend(Backend):
             count = arrays.states.size * len(arrays.parameters[0])
             has_steps = has_fused_steps(self.xp, self.device, arrays.precision, count)
             if has_steps and CudaFused.supports(self.xp, arrays):
-                # Asked for at each launch, and not here: the thread that trains, not the one that
-                # builds, is the one that records.
-                source = self._kernels.source
-                return CudaFused(self.xp, arrays, now=lambda: source.now)
+                return CudaFused(self.xp, arrays)
         return None
 
     def fused_tuning(self, arrays: TunedArrays, rule: Rule) -> CudaTuning | None:
@@ -243,7 +240,7 @@ class CupyBackend(Backend):
             )
         return out
 
-    def generator(self, address: Address) -> Draws:
+    def generator(self, address: Address) -> Any:
         """Return the generator that begins at an address; its arrays are on the GPU."""
         return self._kernels.generator(address)
 
@@ -253,11 +250,24 @@ class CupyBackend(Backend):
         self._kernels.blas.prepare()
         return GraphRecorder(self.xp, self._kernels.source, self._kernels.blas)
 
-    def later(self, number: Any) -> Later:
-        """Return a number of shape () as it is after what is queued now, without waiting for it."""
+    def later(self, number: Any) -> Callable[[], float]:
+        """Return a function that returns a number of shape () as it is after what is queued now."""
         if not isinstance(number, self.xp.ndarray):
-            return Later(lambda: number)
-        return Later(_DeviceNumber(self.xp, number).value)
+            return lambda: number
+        # Pinned, because a copy to other memory would make the host wait for the stream. The next
+        # block may overwrite the number on the device: it is queued behind this copy.
+        pinned = self.xp.cuda.alloc_pinned_memory(number.nbytes)
+        copy = np.frombuffer(pinned, number.dtype, 1)
+        number.data.copy_to_host_async(ctypes.c_void_p(copy.ctypes.data), number.nbytes)
+        copied = self.xp.cuda.Event(disable_timing=True)
+        copied.record()
+
+        def value() -> float:
+            # Not the stream: the next block is queued there, and the host would wait for that too.
+            copied.synchronize()
+            return float(copy[0])
+
+        return value
 
     def stream(self, priority: int = 0) -> Stream:
         """Return a new non-blocking stream of the GPU."""
@@ -391,22 +401,3 @@ class DeviceEvent(Event):
     def wait(self) -> None:
         """Make the current stream wait for the mark before the work that is queued from now on."""
         self._cupy.cuda.get_current_stream().wait_event(self._event)
-
-
-class _DeviceNumber:
-    """A number that is copied to pinned memory, and known once the copy is done."""
-
-    def __init__(self, cupy: Any, number: Any) -> None:
-        # Pinned, because a copy to other memory would make the host wait for the stream. The next
-        # block may overwrite the number on the device: it is queued behind this copy.
-        pinned = cupy.cuda.alloc_pinned_memory(number.nbytes)
-        self._number = np.frombuffer(pinned, number.dtype, 1)
-        number.data.copy_to_host_async(ctypes.c_void_p(self._number.ctypes.data), number.nbytes)
-        self._copied = cupy.cuda.Event(disable_timing=True)
-        self._copied.record()
-
-    def value(self) -> float:
-        """Return the number; waits for its copy alone."""
-        # Not the stream: the next block is queued there, and the host would wait for that too.
-        self._copied.synchronize()
-        return float(self._number[0])

@@ -94,13 +94,7 @@ def _without_libraries(cupy: Any, device: int) -> str | None:
 
     # In CuPy a failed compilation is no RuntimeError, and a full GPU raises a MemoryError: either
     # must end in a sentence, and in NumPy where the backend is auto.
-    failures = (
-        ImportError,
-        RuntimeError,
-        OSError,
-        MemoryError,
-        cupy.cuda.compiler.CompileException,
-    )
+    failures = ImportError, RuntimeError, OSError, MemoryError, cupy.cuda.compiler.CompileException
     try:
         with cupy.cuda.Device(device):
             forms = kernels_of(cupy).forms()

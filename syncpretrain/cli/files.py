@@ -222,14 +222,13 @@ def export(run: Path, file_format: str | None, part: str | None, out: Path) -> N
       syncpretrain export runs/NAME --format torch --part autoencoder --out net.safetensors
     """
     from syncpretrain.models.export.describe import describe
-    from syncpretrain.models.export.formats import check_installed, format_for, write_export
+    from syncpretrain.models.export.formats import format_for, write_export
     from syncpretrain.models.stack import load
 
     check_target(out, run)
-    chosen = format_for(file_format, out)
-    check_installed(chosen)
+    format_for(file_format, out)  # a wrong one is refused before the work
     network = describe(load(run).model, part)
-    files = write_export(out, chosen, network)
+    files = write_export(out, file_format, network)
     wide = f"{len(network.table)} columns" if network.table else f"{network.width} values"
     end = f"{len(network.classes)} classes" if network.classes else f"{network.outputs} values"
     click.echo(f"{' and '.join(map(str, files))}: {network.part}, {wide} to {end}")

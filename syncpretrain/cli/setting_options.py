@@ -402,7 +402,7 @@ def _drop_model(pretrain: dict[str, Any]) -> None:
 
 def _width_of(units: str | None) -> int:
     """Return the width of blocks that all have a number of units, else one that any data fit."""
-    from syncpretrain.units.blocks import read_blocks
+    from syncpretrain.units.kinds import read_blocks
 
     try:
         return read_blocks(units or "")[-1].stop

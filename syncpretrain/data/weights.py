@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from syncpretrain.data.blocks import chunks
 from syncpretrain.errors import DataError
-from syncpretrain.units.blocks import SOFTMAX
-from syncpretrain.units.kinds import kind_of
+from syncpretrain.units.kinds import SOFTMAX, kind_of
 
 BLOCK_BYTES = 1 << 26  # of the letters of a block, each a one among zeros
 MOST_ROWS = 2048  # of a block

@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.base import Backend
-from syncpretrain.backends.fused import Rule, TunedArrays
+from syncpretrain.backends.base import Backend, Rule, TunedArrays
 from syncpretrain.finetuning import program as programs
 from syncpretrain.finetuning.chain import Affine, Dropout, Link, places_of, views
 from syncpretrain.finetuning.tasks import Examples
@@ -31,9 +30,6 @@ from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.units.kinds import kind_of
-
-if TYPE_CHECKING:
-    from syncpretrain.backends.cuda_fused import CudaTuning
 
 
 class Network:
@@ -190,7 +186,7 @@ class Network:
             self._gradient[self.key] = self.program()
         return self.work(self._gradient[self.key], run)
 
-    def fused(self, moments: tuple[Array, ...], rule: Rule) -> CudaTuning | None:
+    def fused(self, moments: tuple[Array, ...], rule: Rule) -> Any:
         """Return the step together with its optimizer's as one of the device, if it has such steps.
 
         ``moments`` are the arrays of the optimizer. There is none with dropout, with weights of

@@ -98,9 +98,7 @@ def settled(pairs: Sequence[Pair], X: Any) -> list[Pair]:
     return [*plain, pairs[-1]]
 
 
-def _moments(
-    pairs: Sequence[Pair], X: Any, *, settles: bool = False
-) -> Iterator[tuple[Array, Array]]:
+def _moments(pairs: Sequence[Pair], X: Any, *, settles: bool = False) -> Iterator[Pair]:
     """Yield mean and spread of the inputs of each hidden layer's units over rows of X.
 
     They go through the layers as plain ones, or with ``settles`` as normalized ones.

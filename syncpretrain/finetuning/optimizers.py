@@ -12,12 +12,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.fused import Rule
+from syncpretrain.backends.base import Rule
 from syncpretrain.errors import SettingsError, needed
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.tasks import Examples
@@ -26,9 +26,6 @@ from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.optimizers import adam_rates
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.settings.finetuning import FinetuneSettings
-
-if TYPE_CHECKING:
-    from syncpretrain.backends.cuda_fused import CudaTuning
 
 LEARNING_RATES = {"adam": 0.001, "sgd": 0.1, "cg": 1.0, "lbfgs": 1.0}  # the last two have none
 
@@ -96,7 +93,7 @@ class Descent:
         zeros = partial(network.backend.zeros, dtype=network.parameters.dtype)
         self._state = update.state(zeros, len(network.parameters))
         self._programs: dict[tuple[int, ...], Program] = {}
-        self._fused: list[CudaTuning | None] = []  # one, once the network was asked
+        self._fused: list[Any] = []  # one or None, once the network was asked
 
     def train(self, examples: Examples, rows: Any, at: At, run: PhaseRunner = in_turn) -> float:
         """Take one step on some rows; return the error before it, summed over the rows.
@@ -147,7 +144,7 @@ class Descent:
             np.copyto(array, state[name])
         self.steps = steps
 
-    def _fused_step(self) -> CudaTuning | None:
+    def _fused_step(self) -> Any:
         """Return the step that the device makes as a whole, if it supports the minibatch."""
         if not self._fused:
             moments = tuple(array for array in self._state.values() if array.size)

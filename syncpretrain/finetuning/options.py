@@ -66,7 +66,10 @@ def resolve_options(
         raise SettingsError("finetune_products: got own with sparse examples, expected blas")
     replicas, shards = options.replicas, options.shards
     split = _split_of(options, shapes)
-    backend = _backend_of(options, shapes, sparse=sparse)
+    lacks = why_on_the_cpu(options, shapes, sparse=sparse)
+    if options.backend.startswith("cupy") and lacks:
+        raise SettingsError(f"backend: got {options.backend} {lacks}")
+    backend = resolve_backend(options.backend, lacks)
     precision = tuning_precision(options, backend)
     options = msgspec.structs.replace(options, backend=backend, precision=precision)
     if options.schedule == ASYNC:
@@ -132,11 +135,3 @@ def why_on_the_cpu(
     if sparse:
         return "with a sparse matrix, expected numpy or auto, or X as a dense array"
     return devices.why_not_tuned_on_a_device(options) or devices.too_large_for_a_device(shapes)
-
-
-def _backend_of(options: TuningOptions, shapes: Sequence[LayerShape], *, sparse: bool) -> str:
-    """Return the name of the backend, resolved."""
-    lacks = why_on_the_cpu(options, shapes, sparse=sparse)
-    if options.backend.startswith("cupy") and lacks:
-        raise SettingsError(f"backend: got {options.backend} {lacks}")
-    return resolve_backend(options.backend, lacks)

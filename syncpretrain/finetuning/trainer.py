@@ -132,9 +132,7 @@ class Trainer(Training):
         def each(error: float, done: int) -> None:
             nonlocal reported
             errors.add(error, done)
-            known = errors.so_far(done, steps)
-            if not math.isfinite(known):
-                symptom = f"the error is {known} after {errors.minibatches} minibatches"
+            if symptom := errors.symptom(done, steps):
                 raise self.diverged(epoch, symptom)
             if time.monotonic() - reported >= PROGRESS_SECONDS:
                 reported = time.monotonic()

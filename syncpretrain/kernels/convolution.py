@@ -92,7 +92,7 @@ def convolve_gradient(
     places, scratch, shape, filters
         As of :func:`convolve`. Without places the numbers are spread evenly.
     """
-    maps = _unpooled(delta, places, shape)
+    maps = unpool(delta, places, shape)
     maps, seen = factors(maps, lowered(x, shape), precision=shape.precision_back)
     for own, read in groups_of(shape, filters):
         out[:, own] = np.matmul(of_group(seen, read, shape).T, maps[:, own])
@@ -120,7 +120,7 @@ def convolve_back(
         As of :func:`convolve`. Without places the numbers are spread evenly.
     channels : slice
     """
-    maps = _unpooled(delta, places, shape)
+    maps = unpool(delta, places, shape)
     maps, weight = factors(maps, weight, precision=shape.precision_back)
     back = np.empty((len(delta), shape.visible), dtype=out.dtype)
     parts = [np.matmul(maps[:, own], weight[:, own].T) for own, _ in groups_of(shape)]
@@ -244,20 +244,17 @@ def pool(maps: Array, shape: ConvolutionShape, *, out: Array, places: Array) -> 
 def unpool(delta: Array, places: Array, shape: ConvolutionShape) -> Array:
     """Return maps of shape (B P, F) with each number of ``delta`` at its place, zeros elsewhere.
 
-    The transposed of :func:`pool`: with ``mean`` each number is spread evenly.
+    The transposed of :func:`pool`: with ``mean``, and where no places are kept, each number is
+    spread evenly over its block.
     """
-    if not shape.has_places:
-        return spread(delta, shape)
-    block = shape.pool**2
-    parts = np.equal(places.reshape(*_pooled(shape, len(delta)), 1), np.arange(block))
-    return _unblocked(delta.reshape(*_pooled(shape, len(delta)), 1) * parts, shape)
-
-
-def spread(delta: Array, shape: ConvolutionShape) -> Array:
-    """Return maps of shape (B P, F) with each number spread evenly over its block."""
-    block = shape.pool**2
-    parts = delta.reshape(*_pooled(shape, len(delta)), 1) / delta.dtype.type(block)
-    return _unblocked(np.repeat(parts, block, axis=-1), shape)
+    pooled, is_spread = _pooled(shape, len(delta)), not (shape.has_places and places.size)
+    maps = np.empty((len(delta), shape.positions * shape.filters), dtype=delta.dtype)
+    parts, numbers = _block_places(maps, shape), delta.reshape(pooled)
+    if is_spread:
+        numbers = numbers / delta.dtype.type(len(parts))
+    for place, part in enumerate(parts):
+        np.multiply(numbers, is_spread or places.reshape(pooled) == place, out=part)
+    return maps.reshape(-1, shape.filters)
 
 
 @accelerated
@@ -352,10 +349,6 @@ def _choose(
         code += chosen
 
 
-def _unpooled(delta: Array, places: Array, shape: ConvolutionShape) -> Array:
-    return unpool(delta, places, shape) if places.size else spread(delta, shape)
-
-
 def _images(x: Array, shape: ConvolutionShape) -> Array:
     """Return rows as images of shape (B, height, width, C), a view."""
     channels, height, width = shape.channels, shape.height, shape.width
@@ -379,14 +372,6 @@ def _blocks(maps: Array, shape: ConvolutionShape) -> Array:
     parts = maps.reshape(-1, rows, size, width, size, shape.filters).transpose(0, 1, 3, 5, 2, 4)
     blocks: Array = parts.reshape(-1, rows, width, shape.filters, size**2)
     return blocks
-
-
-def _unblocked(blocks: Array, shape: ConvolutionShape) -> Array:
-    """Return the maps of blocks: the inverse of :func:`_blocks`."""
-    size, rows, width = shape.pool, shape.output.height, shape.output.width
-    parts = blocks.reshape(-1, rows, width, shape.filters, size, size)
-    maps: Array = parts.transpose(0, 1, 4, 2, 5, 3).reshape(-1, shape.filters)
-    return maps
 
 
 def _block_places(maps: Array, shape: ConvolutionShape) -> list[Array]:

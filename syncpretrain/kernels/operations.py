@@ -38,6 +38,9 @@ class _Array(NamedTuple):
         return self.axes.endswith("?") and not given.size
 
 
+Pairs = list[tuple[_Array, NDArray[Any]]]  # what an operation expects, and what it was given
+
+
 class _Signature(NamedTuple):
     arrays: tuple[_Array, ...]
     others: tuple[str, ...]
@@ -162,20 +165,15 @@ def _check_operation(slots: int, name: Any, *arguments: Any) -> None:
 
 
 def _check_value(got: str, kind: str, value: Any, slots: int) -> None:
-    if kind == "units":
-        if not _is_kind(value):
-            raise ValueError(f"{got}; expected one of {', '.join(KINDS)}")
-        return
     if kind == "shape":
         _check_convolution(got, value)
-        return
-    if kind == "loss":
-        if value not in LOSSES:
-            raise ValueError(f"{got}; expected one of {', '.join(LOSSES)}")
-        return
-    if kind == "function":
-        if not callable(value):
-            raise TypeError(f"{got}; expected a function")
+    if kind == "units" and not _is_kind(value):
+        raise ValueError(f"{got}; expected one of {', '.join(KINDS)}")
+    if kind == "loss" and value not in LOSSES:
+        raise ValueError(f"{got}; expected one of {', '.join(LOSSES)}")
+    if kind == "function" and not callable(value):
+        raise TypeError(f"{got}; expected a function")
+    if kind in ("shape", "units", "loss", "function"):
         return
     whole = kind in ("slot", "shard") or kind.startswith(("first", "last"))
     if not isinstance(value, WHOLE if whole else NUMBERS):
@@ -240,10 +238,7 @@ def _check_array(name: str, array: _Array, given: Any) -> None:
 
 
 def _check_shapes(
-    name: str,
-    signature: _Signature,
-    pairs: list[tuple[_Array, NDArray[Any]]],
-    shape: ConvolutionShape | None,
+    name: str, signature: _Signature, pairs: Pairs, shape: ConvolutionShape | None
 ) -> None:
     found: dict[str, Any] = {} if shape is None else _lengths(shape)
     for array, given in pairs:
@@ -269,9 +264,7 @@ def _lengths(shape: ConvolutionShape) -> dict[str, int]:
     return {**lengths, "k": shape.fan_in, "s": scratch_size(shape)}
 
 
-def _check_places(
-    name: str, signature: _Signature, pairs: list[tuple[_Array, NDArray[Any]]]
-) -> None:
+def _check_places(name: str, signature: _Signature, pairs: Pairs) -> None:
     for (one, a), (other, b) in combinations(pairs, 2):
         if not (one.written or other.written) or not np.shares_memory(a, b):
             continue

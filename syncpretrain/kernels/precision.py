@@ -136,12 +136,9 @@ def exact(x: Array) -> Array:
 
 
 PRECISIONS = {
-    precision.name: precision
-    for precision in (
-        Precision("float32", multiply, "matmul", exact),
-        Precision("tf32", multiply_tf32, "matmul_tf32", rounded_tf32),
-        Precision("bfloat16", multiply_bfloat16, "matmul_bfloat16", rounded),
-    )
+    "float32": Precision("float32", multiply, "matmul", exact),
+    "tf32": Precision("tf32", multiply_tf32, "matmul_tf32", rounded_tf32),
+    "bfloat16": Precision("bfloat16", multiply_bfloat16, "matmul_bfloat16", rounded),
 }
 OWN = Precision("own", multiply_float32, "matmul_float32", exact)
 # How a layer multiplies: in a precision, or by own products.

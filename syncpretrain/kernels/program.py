@@ -329,49 +329,27 @@ def _compiled_forms(name: str, *arguments: Any) -> list[tuple[Any, ...]]:
     """
     if name == "means" and kind_of(arguments[2]).is_exclusive and arguments[0].shape[1]:
         x, bias, _ = arguments
-        return [_compiled_form("means", x, bias, "gaussian"), ("softmax", x)]
-    return [_compiled_form(name, *arguments)]
-
-
-def _compiled_form(name: str, *arguments: Any) -> tuple[Any, ...]:
-    """Return an operation as the extension takes it.
-
-    Raises
-    ------
-    ValueError
-        If it has no such form.
-    """
+        return [*_compiled_forms("means", x, bias, "gaussian"), ("softmax", x)]
     if name == "sample_states":
         x, bias, _, out, units, shard = arguments
         if units not in extension.DRAWN:
             raise ValueError(units)
-        return name, x, bias, out, shard
-    if name in ("means", "times_derivative"):
-        return name, *arguments[:2], _units_number(arguments[2])
+        return [(name, x, bias, out, shard)]
     if name == "phase_differences" and arguments[-1] > EXACT:
         raise ValueError(arguments[-1])
-    if any(isinstance(value, ConvolutionShape) for value in arguments):
-        return name, *_convolution_form(arguments)
-    return (name, *arguments, *BETAS) if name == "adam_step" else (name, *arguments)
+    betas = BETAS if name == "adam_step" else ()
+    return [(name, *chain.from_iterable(map(_compiled_values, arguments)), *betas)]
 
 
-def _convolution_form(arguments: tuple[Any, ...]) -> list[Any]:
-    """Return the arguments of a convolution with numbers for its shape and its units."""
-    form: list[Any] = []
-    for value in arguments:
-        if isinstance(value, ConvolutionShape):
-            form += shape_numbers(value)
-        elif isinstance(value, str):
-            form.append(_units_number(value))
-        else:
-            form.append(value)
-    return form
-
-
-def _units_number(units: str) -> Any:
-    if units not in extension.UNITS:
-        raise ValueError(units)
-    return extension.UNITS[units]
+def _compiled_values(argument: Any) -> tuple[Any, ...]:
+    """Return an argument as the extension takes it: numbers for a shape, and for units."""
+    if isinstance(argument, ConvolutionShape):
+        return shape_numbers(argument)
+    if not isinstance(argument, str):
+        return (argument,)
+    if argument not in extension.UNITS:
+        raise ValueError(argument)
+    return (extension.UNITS[argument],)
 
 
 def _call(

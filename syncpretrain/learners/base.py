@@ -22,7 +22,7 @@ import numpy as np
 from syncpretrain.backends.base import Backend, Recorder, Stream
 from syncpretrain.data.scaling import column_means
 from syncpretrain.data.weights import weighted_means
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array, Rows, blocks_in
+from syncpretrain.kernels.arrays import LONG_BLOCK, Array, Rows, blocks_in, slices_of
 from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.kernels.conditions import is_missing, known_means
 from syncpretrain.kernels.contrastive_divergence import momentum_step, momentum_steps
@@ -213,10 +213,14 @@ class Learner(ABC):
             rates = self.rates(epoch) | {"weights": own.weights}
             momentum_steps(own.parameters, own.gradients, own.velocities, **rates)
             return
+        self.update_share(0, 1, epoch=epoch)
+
+    def update_share(self, shard: int, shards: int, *, epoch: int) -> None:
+        """Move a shard's share of each parameter along its gradient."""
         # In blocks that stay in the cache through the passes of an update.
         for i, gradient in enumerate(self.gradients):
             flat = gradient.reshape(-1)
-            for block in blocks_in(slice(0, len(flat)), LONG_BLOCK):
+            for block in blocks_in(slices_of(len(flat), shards)[shard], LONG_BLOCK):
                 self.update_slice(i, block, flat[block], epoch=epoch)
 
     def constants(self, epoch: int) -> Hashable:

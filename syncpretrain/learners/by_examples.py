@@ -148,8 +148,11 @@ class _Place:
         return slice(min(self.parts), max(self.parts) + 1)
 
 
-class ByExamplesOnDevices:
+class ByExamplesOnDevices(Recorder):
     """The step of a learner on devices, with minibatches that are cut into shards.
+
+    It is the learner's recorder too: between two blocks of steps the state is on the learner's
+    device, and the recorder of that device works each block.
 
     Parameters
     ----------
@@ -178,7 +181,7 @@ class ByExamplesOnDevices:
                 place.learner.stream.synchronize()
         self._begun = learner.backend.event()
         self._staged: tuple[Any, Any] | None = None
-        learner.recorder = _Blocks(self, learner.recorder)
+        self._recorder, learner.recorder = learner.recorder, self
 
     def _place(self, backend: Backend, shards: slice, own: slice) -> _Place:
         lead = self.learner
@@ -188,16 +191,8 @@ class ByExamplesOnDevices:
             parts = {s: learner.part(s, self._count) for s in range(shards.start, shards.stop)}
             errors = backend.zeros(self._count, np.float64)
             learner.stream.synchronize()
-        place = _Place(
-            learner=learner,
-            parts=parts,
-            own=own,
-            errors=errors,
-            kept={},
-            computed=backend.event(),
-            moved=backend.event(),
-            done=backend.event(),
-        )
+        events = {name: backend.event() for name in ("computed", "moved", "done")}
+        place = _Place(learner=learner, parts=parts, own=own, errors=errors, kept={}, **events)
         with lead.stream:
             for name, array in _own_state(place):
                 place.kept[name] = array if is_lead else lead.backend.asarray(array)
@@ -274,15 +269,18 @@ class ByExamplesOnDevices:
                     for name, array in _own_state(place):
                         np.copyto(array, place.kept[name])
 
-    def end_block(self) -> None:
-        """Copy velocities and states of the others to the learner's device.
+    def take_notice(self) -> str | None:
+        """Return what the recorder of the learner's device has to say."""
+        return self._recorder.take_notice()
 
-        Each step has copied the parameters already.
-        """
-        for place in self._others:
-            own = place.own
-            np.copyto(self._lead.flat.velocities[own], place.flat.velocities[own])
+    def train(self, block: StepBlock) -> Any:
+        """Work the steps of a block; return the sum of their errors."""
+        self.begin_block()
+        error = self._recorder.train(block)
+        for place in self._others:  # each step has copied the parameters already
+            np.copyto(self._lead.flat.velocities[place.own], place.flat.velocities[place.own])
         self._keep()
+        return error
 
     def _keep(self) -> None:
         for place in self._others:
@@ -339,31 +337,6 @@ class ByExamplesOnDevices:
             self._staged = backend.empty((most, X.shape[1])), numbers
         array, numbers = (each[: len(rows)] for each in self._staged)
         return backend.gather(X, rows, out=array), numbers
-
-
-class _Blocks(Recorder):
-    """Recorder of blocks of steps; between two blocks the state is on the learner's device.
-
-    Parameters
-    ----------
-    step : ByExamplesOnDevices
-    recorder : Recorder
-        The recorder of the learner's device.
-    """
-
-    def __init__(self, step: ByExamplesOnDevices, recorder: Recorder) -> None:
-        self._step, self._recorder = step, recorder
-
-    def take_notice(self) -> str | None:
-        """Return what the recorder of the learner's device has to say."""
-        return self._recorder.take_notice()
-
-    def train(self, block: StepBlock) -> Any:
-        """Work the steps of a block; return the sum of their errors."""
-        self._step.begin_block()
-        error = self._recorder.train(block)
-        self._step.end_block()
-        return error
 
 
 def _own_state(place: _Place) -> Iterator[tuple[str, Array]]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from syncpretrain.kernels import convolution as kernels
 from syncpretrain.kernels.activations import means, times_derivative
-from syncpretrain.kernels.arrays import LONG_BLOCK, Array, Rows, blocks_in, ordered_sum, slices_of
+from syncpretrain.kernels.arrays import Array, Rows, ordered_sum, slices_of
 from syncpretrain.kernels.backprop import corrupt, output_delta, squared_error
 from syncpretrain.kernels.contrastive_divergence import draw_noise, sample_states
 from syncpretrain.kernels.dispatch import multiply
@@ -364,12 +364,7 @@ class ByFilters(LearnerStep):
         return sums
 
     def _move(self, shard: int) -> None:
-        """Move a slice of the parameters along their gradients."""
-        learner = self.learner
-        for i, gradient in enumerate(learner.gradients):
-            own, flat = slices_of(gradient.size, len(self._errors))[shard], gradient.reshape(-1)
-            for block in blocks_in(own, LONG_BLOCK):
-                learner.update_slice(i, block, flat[block], epoch=self._epoch)
+        self.learner.update_share(shard, len(self._errors), epoch=self._epoch)
 
 
 class RBMByFilters(ByFilters):

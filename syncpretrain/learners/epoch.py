@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.backends.base import Backend, Later, StepBlock
+from syncpretrain.backends.base import Backend, StepBlock
 from syncpretrain.data.order import shuffled, steps_per_epoch
 from syncpretrain.errors import DivergedError
 from syncpretrain.kernels.program import PhaseRunner, in_turn
@@ -65,15 +65,12 @@ class ErrorSum:
 
     def __init__(self, backend: Backend, first: float) -> None:
         self._backend, self._sum = backend, first
-        self._later: deque[tuple[int, Later]] = deque()
+        self._later: deque[tuple[int, Callable[[], float]]] = deque()
         self.minibatches = 0
 
     def add(self, error: float, done: int) -> None:
         """Add the error of a block, behind which ``done`` minibatches of the epoch are worked."""
-        if self._backend.blocks_behind:
-            self._later.append((done, self._backend.later(error)))
-        else:
-            self._sum, self.minibatches = self._sum + error, done
+        self._later.append((done, self._backend.later(error)))
 
     def so_far(self, done: int, steps: int) -> float:
         """Return the sum that can be looked at while the device is busy; at the end all of it.
@@ -82,6 +79,13 @@ class ErrorSum:
         """
         return self._up_to(self._backend.blocks_behind if done < steps else 0)
 
+    def symptom(self, done: int, steps: int) -> str:
+        """Return what is wrong with the sum so far, or nothing."""
+        known = self.so_far(done, steps)
+        if math.isfinite(known):
+            return ""
+        return f"the error is {known} after {self.minibatches} minibatches"
+
     def sum(self) -> float:
         """Return the sum of all; waits for them."""
         return self._up_to(0)
@@ -89,10 +93,10 @@ class ErrorSum:
     def _up_to(self, left: int) -> float:
         while len(self._later) > left and math.isfinite(self._sum):
             self.minibatches, later = self._later.popleft()
-            self._sum += later.value()
+            self._sum += later()
         # Errors that are not looked at are waited for: others soon take their memory.
         while not math.isfinite(self._sum) and self._later:
-            self._later.popleft()[1].value()
+            self._later.popleft()[1]()
         return float(self._sum)
 
 
@@ -140,9 +144,7 @@ def train_epoch(
             rows = order[step * size : done * size]
             error = learner.recorder.train(StepBlock(work, X, rows, size, epoch, step, constants))
             errors.add(error, done)
-            known = errors.so_far(done, steps)
-            if not math.isfinite(known):
-                symptom = f"the error is {known} after {errors.minibatches} minibatches"
+            if symptom := errors.symptom(done, steps):
                 raise diverged(learner, epoch, symptom)
             progress(done / steps)
             if keep is not None:

@@ -118,14 +118,10 @@ class Sharded(Protocol):
         The shards with gradients that are added up, in their order: the leaves of the tree.
     """
 
-    @property
-    def parameters(self) -> Sequence[Array]: ...  # noqa: D102 - above
-    @property
-    def gradients(self) -> Sequence[Sequence[Array]]: ...  # noqa: D102
-    @property
-    def errors(self) -> list[float]: ...  # noqa: D102
-    @property
-    def added(self) -> Sequence[int]: ...  # noqa: D102
+    parameters: Any
+    gradients: Any
+    errors: list[float]
+    added: Any
 
     def begin(self, X: Any, rows: Any, *, epoch: int, step: int) -> None:
         """Take a minibatch; :meth:`gradient` is then called for every shard of the rank."""

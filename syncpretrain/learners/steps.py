@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from syncpretrain.backends.fused import FusedArrays, Pace
+from syncpretrain.backends.base import FusedArrays, Pace
 from syncpretrain.kernels.arrays import Array, Rows, slices_of
 from syncpretrain.kernels.operations import Operation
 from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
@@ -27,9 +27,6 @@ from syncpretrain.learners.rbm import RBM
 from syncpretrain.models.layer import Layer
 from syncpretrain.rng import Purpose
 from syncpretrain.units.kinds import kind_of
-
-if TYPE_CHECKING:
-    from syncpretrain.backends.cuda_fused import CudaFused
 
 
 class Step(Protocol):
@@ -166,7 +163,7 @@ class FusedDivergence(LearnerStep):
 
     learner: RBM
 
-    def __init__(self, rbm: RBM, fused: CudaFused) -> None:
+    def __init__(self, rbm: RBM, fused: Any) -> None:
         super().__init__(rbm)
         self._fused = fused
 

@@ -23,8 +23,7 @@ import numpy as np
 from syncpretrain.errors import DataError
 from syncpretrain.models.layer import DenseLayer, Layer
 from syncpretrain.models.likelihood import Doubles
-from syncpretrain.units.blocks import SOFTMAX
-from syncpretrain.units.kinds import kind_of
+from syncpretrain.units.kinds import SOFTMAX, kind_of
 
 __all__ = ["couplings", "has_couplings", "outside_gauge", "positions_of", "zero_sum"]
 

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from syncpretrain.errors import DataError
@@ -41,12 +42,7 @@ METHODS = ("gibbs", "stacked")
 
 
 def sampled(
-    layers: Sequence[Layer],
-    start: Array | None,
-    *,
-    count: int,
-    steps: int,
-    draws: np.random.Generator,
+    layers: Sequence[Layer], start: Array | None, *, count: int, steps: int, draws: Generator
 ) -> Array:
     """Run chains in the top RBM, decode their ends down the layers; return prepared samples.
 
@@ -71,7 +67,10 @@ def sampled(
         visible = draws.random((count, top.weight.shape[0]), dtype=np.float32)
     else:
         visible = up_through(below, start) if below else start
-    visible = gibbs_chains(top, visible, steps, draws)
+    states = as_states(visible, top.visible_units, draws)
+    conditions = conditions_of(states, top.visible_units)  # documents keep their numbers of words
+    for _ in range(steps):
+        states, visible = gibbs_step(top, states, conditions, draws)
     if not below:
         return visible
     down = down_through(below, visible)
@@ -85,7 +84,7 @@ def started(
     level: int,
     method: str,
     count: int,
-    draws: np.random.Generator,
+    draws: Generator,
     hidden: Array | None = None,
 ) -> Levels:
     """Return chains that are about to start.
@@ -142,9 +141,7 @@ class Levels:
         Swaps of each pair of levels, the lowest pair first.
     """
 
-    def __init__(
-        self, rbms: Sequence[DenseLayer], visible: Array | int, draws: np.random.Generator
-    ) -> None:
+    def __init__(self, rbms: Sequence[DenseLayer], visible: Array | int, draws: Generator) -> None:
         self.rbms, self._draws = list(rbms), draws
         self.visible, self.hidden = list[Array](), list[Array]()
         lowest = self.rbms[0].visible_units
@@ -282,15 +279,13 @@ def levels_of(layers: Sequence[Layer], level: int, method: str) -> list[DenseLay
 
 
 def _up(rbm: DenseLayer, v: Array) -> Array:
-    x: Array = v @ rbm.weight
-    x += rbm.hidden_bias
-    return x
+    """Return the inputs of the hidden units."""
+    return rbm.up(v, units="gaussian")
 
 
 def _down(rbm: DenseLayer, h: Array) -> Array:
-    x: Array = h @ rbm.weight.T
-    x += rbm.visible_bias
-    return x
+    """Return the inputs of the visible units."""
+    return rbm.down(h, units="gaussian")
 
 
 def imputed(
@@ -300,7 +295,7 @@ def imputed(
     *,
     steps: int,
     samples: int,
-    draws: np.random.Generator,
+    draws: Generator,
 ) -> Array:
     """Return prepared examples with the means of their missing units.
 
@@ -337,21 +332,8 @@ def imputed(
     return filled
 
 
-def gibbs_chains(rbm: DenseLayer, visible: Array, steps: int, draws: np.random.Generator) -> Array:
-    """Run chains from visible means; return the visible means at their ends.
-
-    Each step draws hidden states, then visible states; ``visible`` has shape (chains, V). Documents
-    keep their numbers of words.
-    """
-    states = as_states(visible, rbm.visible_units, draws)
-    conditions = conditions_of(states, rbm.visible_units)
-    for _ in range(steps):
-        states, visible = gibbs_step(rbm, states, conditions, draws)
-    return visible
-
-
 def gibbs_step(
-    rbm: DenseLayer, states: Array, conditions: Conditions | None, draws: np.random.Generator
+    rbm: DenseLayer, states: Array, conditions: Conditions | None, draws: Generator
 ) -> tuple[Array, Array]:
     """Draw hidden states, then visible states; return these, and the visible means."""
     hidden = drawn(_up(rbm, states), rbm.hidden_units, None, draws)
@@ -399,7 +381,7 @@ def _check_chains(rbm: DenseLayer, start: Array | None, count: int) -> None:
         raise DataError(f"start: got {len(start)} examples for {count} chains; give one a chain")
 
 
-def as_states(visible: Array, units: str, draws: np.random.Generator) -> Array:
+def as_states(visible: Array, units: str, draws: Generator) -> Array:
     """Return states of visible means: binary units are drawn, other values are states."""
     states: Array = visible.copy()
     if kind_of(units).is_binary:
@@ -408,18 +390,13 @@ def as_states(visible: Array, units: str, draws: np.random.Generator) -> Array:
 
 
 def _by_gibbs(
-    rbm: DenseLayer,
-    X: Array,
-    missing: NDArray[np.bool_],
-    steps: int,
-    samples: int,
-    draws: np.random.Generator,
+    rbm: DenseLayer, X: Array, mask: NDArray[np.bool_], steps: int, samples: int, draws: Generator
 ) -> Array:
     conditions, states = conditions_of(X, rbm.visible_units), X.copy()
     total = np.zeros_like(X)
     for step in range(steps + samples):
         states, means = gibbs_step(rbm, states, conditions, draws)
-        np.copyto(states, X, where=~missing)
+        np.copyto(states, X, where=~mask)
         if step >= steps:
             total += means
-    return np.where(missing, total / np.float32(samples), X)
+    return np.where(mask, total / np.float32(samples), X)

@@ -81,12 +81,14 @@ class DenseLayer:
         """Return the layer with every array moved by ``device``, to a device or to the host."""
         return replace(self, **{name: device(array) for name, array in self.arrays()})
 
-    def up(self, X: Array, *, out: Array | None = None) -> Array:
-        """Return the mean of the hidden units for each row of X; p(h = 1 | v) for binary units."""
+    def up(self, X: Array, *, out: Array | None = None, units: str | None = None) -> Array:
+        """Return the mean of the hidden units for each row of X; p(h = 1 | v) for binary units.
+
+        With ``units`` it is the mean that such units would have.
+        """
         multiply = PRODUCTS[self.precision].multiply
-        return affine(
-            X, self.weight, self.hidden_bias, self.hidden_units, out=out, multiply=multiply
-        )
+        units = units or self.hidden_units
+        return affine(X, self.weight, self.hidden_bias, units, out=out, multiply=multiply)
 
     def down(self, H: Array, *, out: Array | None = None, units: str | None = None) -> Array:
         """Return the mean of the visible units, or of ``units``, for each row of H."""

@@ -449,7 +449,7 @@ def _with_error_bar(base: float, weights: Doubles) -> LogZ:
     return LogZ(offset + math.log(mean), offset + low, offset + math.log(mean + error))
 
 
-def parameters_with_log_z(layer: Layer) -> tuple[Doubles, Doubles, Doubles]:
+def parameters_with_log_z(layer: Layer) -> RBMParameters:
     """Return W, a and b of an RBM in float64, once it is found to have a log Z.
 
     Raises
@@ -465,9 +465,7 @@ def parameters_with_log_z(layer: Layer) -> tuple[Doubles, Doubles, Doubles]:
     return parameters
 
 
-def _annealed(
-    layer: Layer, words: int | Sequence[int]
-) -> tuple[tuple[Doubles, Doubles, Doubles], tuple[float, ...]]:
+def _annealed(layer: Layer, words: int | Sequence[int]) -> tuple[RBMParameters, tuple[float, ...]]:
     """Return the parameters of a layer that has a log Z, and the lengths of documents."""
     parameters = parameters_with_log_z(layer)
     counts = len(kind_of(layer.visible_units).counts)
@@ -490,7 +488,7 @@ def _is_normal(layer: Layer) -> NDArray[np.bool_]:
     return normal
 
 
-def _parameters(layer: Layer) -> tuple[Doubles, Doubles, Doubles]:
+def _parameters(layer: Layer) -> RBMParameters:
     if layer.model != "rbm":
         raise DataError(
             "layer: is an autoencoder, or was fine-tuned, and has no energy; measure an RBM before"

@@ -24,8 +24,7 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import ModelFileError
 from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Head, Layer, parameters_sha256
 from syncpretrain.shapes import POOLINGS, ConvolutionShape, DenseShape, LayerShape
-from syncpretrain.units.blocks import visible_kind
-from syncpretrain.units.kinds import UNITS, kind_of
+from syncpretrain.units.kinds import UNITS, kind_of, visible_kind
 
 MODEL_NAME = "model.safetensors"
 MODEL_FORMAT = "syncpretrain 2"

@@ -21,7 +21,7 @@ from syncpretrain.kernels.activations import activate, affine
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
 from syncpretrain.models.couplings import zero_sum
-from syncpretrain.models.export.formats import check_installed, format_for, write_export
+from syncpretrain.models.export.formats import format_for, write_export
 from syncpretrain.models.gibbs import check_numbers, imputed, sampled, started
 from syncpretrain.models.inputs import checked_codes, is_bounded, prepared_examples
 from syncpretrain.models.layer import (
@@ -486,9 +486,8 @@ class Stack:
         OSError
             If the file cannot be written.
         """
-        chosen = format_for(file_format, Path(path))
-        check_installed(chosen)
-        return write_export(Path(path), chosen, self._described(part))
+        format_for(file_format, Path(path))  # a wrong one is refused before the work
+        return write_export(Path(path), file_format, self._described(part))
 
     def to_torch(self, part: str | None = None) -> Any:
         """Return a part as an ``nn.Sequential`` of PyTorch, float32, on the CPU.

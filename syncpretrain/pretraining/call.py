@@ -46,8 +46,7 @@ from syncpretrain.settings.by_data import in_words
 from syncpretrain.settings.checks import check_blas_threads
 from syncpretrain.settings.convert import check_names
 from syncpretrain.settings.fields import names_of
-from syncpretrain.units.blocks import visible_kind
-from syncpretrain.units.kinds import kind_of
+from syncpretrain.units.kinds import kind_of, visible_kind
 from syncpretrain.workers.state import State, state_file_of
 
 AUTO_UNITS = "auto"  # by columns

@@ -19,8 +19,7 @@ from syncpretrain.settings import fields
 from syncpretrain.settings.architecture import MAX_UNITS, layer_text
 from syncpretrain.settings.devices import check_pretraining_backend
 from syncpretrain.shapes import ConvolutionShape
-from syncpretrain.units.blocks import fitted_units, visible_kind
-from syncpretrain.units.kinds import INPUT_UNITS, KINDS, kind_of
+from syncpretrain.units.kinds import INPUT_UNITS, KINDS, fitted_units, kind_of, visible_kind
 
 # RBMs split by units lack these.
 WHOLE_ONLY = ("persistent", "sparsity_cost", "hidden_dropout", "centred", "sample_input")

@@ -273,8 +273,7 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
         ``rbm``, ``autoencoder``, ``denoising`` or ``contractive``.
     visible_units, hidden_units : str, tuple of str
         Kinds of units of the input, and of each layer: see ``syncpretrain/units/kinds.py``. The
-        input may have blocks, such as ``bernoulli:20,softmax:3x7``: see
-        ``syncpretrain/units/blocks.py``.
+        input may have blocks, such as ``bernoulli:20,softmax:3x7``.
     missing, sparse : bool
         True if values of the input may be missing, and if the input is sparse rows; both follow
         from the examples.

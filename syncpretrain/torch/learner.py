@@ -18,11 +18,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.arrays import Array, Rows
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.models.layer import ModuleLayer
@@ -104,13 +103,7 @@ class ModuleLearner(Learner):
         """Do nothing: the first examples decide nothing."""
 
     def gradient(
-        self,
-        X: Array,
-        rows: NDArray[np.intp],
-        *,
-        epoch: int,
-        step: int,
-        examples: float | None = None,
+        self, X: Array, rows: Rows, *, epoch: int, step: int, examples: float | None = None
     ) -> float:
         """Fill the gradients of the parameters; return the loss, times the examples."""
         block, self._step = self.block, step

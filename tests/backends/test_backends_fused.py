@@ -21,7 +21,7 @@ from trialruns import notices_of
 
 from syncpretrain import pretrain
 from syncpretrain.backends import cublas, cuda_fused
-from syncpretrain.backends.base import Backend
+from syncpretrain.backends.base import Backend, FusedArrays, Pace
 from syncpretrain.backends.cuda_fused import (
     FEW,
     FUSED_FILES,
@@ -31,7 +31,6 @@ from syncpretrain.backends.cuda_fused import (
     tiles_of,
 )
 from syncpretrain.backends.cuda_source import CudaSource, cuda_source
-from syncpretrain.backends.fused import FusedArrays, Pace
 from syncpretrain.kernels.precision import PRECISIONS, rounded_tf32
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import (
@@ -381,8 +380,10 @@ class TestSteps:
             words = (*address.key, *address.counter)
             learner = rbm(16, 12, backend=backend)
             arrays = fused_step_of(learner)._fused._arrays
-            step = CudaFused(backend.xp, arrays, now=lambda moved=moved: moved)
+            step = CudaFused(backend.xp, arrays)
+            step._source.record(moved)
             error = step(data, rows, [words], Pace(0.5, 0.1, 0.01, 0))
+            step._source.record(None)
             found.append([backend.tohost(x) for x in (*learner.parameters, error)])
         for ours, theirs in zip(*found, strict=True):
             np.testing.assert_array_equal(ours, theirs)

@@ -18,9 +18,9 @@ from trialruns import notices_of
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.backends import cuda_fused
+from syncpretrain.backends.base import Rule
 from syncpretrain.backends.cuda_fused import TUNING_FILES, CudaTuning
 from syncpretrain.backends.cuda_source import CudaSource, cuda_source
-from syncpretrain.backends.fused import Rule
 from syncpretrain.finetuning.chain import Affine, Dropout
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import Optimizer, adam, gradient_descent

@@ -22,8 +22,7 @@ from syncpretrain.learners.rbm import RBM
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.likelihood import free_energy, log_z, log_z_ais
 from syncpretrain.settings import MomentumSchedule, settings_from
-from syncpretrain.units.blocks import blocks_text, visible_kind
-from syncpretrain.units.kinds import kind_of
+from syncpretrain.units.kinds import blocks_text, kind_of, visible_kind
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 MIXTURE = "bernoulli:2,gaussian:2,softmax:2x3,counts:3"

@@ -33,54 +33,43 @@ EXPORT_FORMATS = {
 }
 
 
-def format_for(name: str | None, path: Path) -> str:
-    """Return the name of a format; if it is None, find it by the suffix of the file.
+def format_for(name: str | None, path: Path) -> Format:
+    """Return a format with its package installed; if the name is None, that of the file's suffix.
 
     Raises
     ------
     SettingsError
-        If the suffix is unknown, or belongs to another format.
+        If the suffix is unknown, or belongs to another format, or the package is missing.
     """
     suffix = path.suffix.lower()
     known = {kind.suffix: found for found, kind in EXPORT_FORMATS.items()}
     if name is None and suffix not in known:
         raise SettingsError(f"out: got {path}, expected a file that ends in {', '.join(known)}")
     name = name or known[suffix]
-    if EXPORT_FORMATS[name].suffix != suffix:
-        raise SettingsError(
-            f"out: got {path}, expected a file that ends in {EXPORT_FORMATS[name].suffix} for the"
-            f" format {name}"
-        )
-    return name
-
-
-def check_installed(name: str) -> None:
-    """Refuse a format if its package is missing.
-
-    Raises
-    ------
-    SettingsError
-    """
     kind = EXPORT_FORMATS[name]
+    if kind.suffix != suffix:
+        raise SettingsError(
+            f"out: got {path}, expected a file that ends in {kind.suffix} for the format {name}"
+        )
     if kind.package and find_spec(kind.package) is None:
         raise SettingsError(
             f"format: got {name}, which needs the package {kind.package}, and that is not"
             f" installed; {kind.advice}, or take npz"
         )
+    return kind
 
 
-def write_export(path: Path, name: str, network: Any) -> list[Path]:
-    """Write a described network in a format; return the files.
+def write_export(path: Path, name: str | None, network: Any) -> list[Path]:
+    """Write a described network in a format, as :func:`format_for` finds it; return the files.
 
     Raises
     ------
     SettingsError
-        If the format cannot hold the network, or its package is missing.
+        If there is no such format, or it cannot hold the network.
     OSError
         If a file cannot be written.
     """
-    check_installed(name)
-    module = import_module(f"syncpretrain.models.export.{EXPORT_FORMATS[name].module}")
+    module = import_module(f"syncpretrain.models.export.{format_for(name, path).module}")
     found: dict[Path, bytes] = module.contents(path, network)
     for file, content in reversed(found.items()):  # first what the file needs beside it
         write_atomically(file, content)

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.backends.base import Later, StepBlock
+from syncpretrain.backends.base import StepBlock
 from syncpretrain.events import EpochFinished
 from syncpretrain.kernels.arrays import ordered_sum
 from syncpretrain.kernels.program import PhaseRunner, in_turn
@@ -70,11 +70,13 @@ class StreamedLayer(BaseStreamedLayer):
             self._hands_up_own_means = learner.hidden_means(0) is not None
             self._no_error = self._backend.zeros((), np.float64)
         self._error, self._examples = 0.0, 0  # of the running epoch
-        self._later: deque[tuple[int, int, Later]] = deque()  # steps, examples and errors of runs
+        # Steps, examples and errors of runs.
+        self._later: deque[tuple[int, int, Callable[[], float]]] = deque()
         layer.plan_marks(part.passes.steps)
         self._started = 0.0
         self._validation_error: float | None = None
-        self._validation: tuple[int, Later] | None = None  # a newer one: examples, summed error
+        # A newer one: examples, and the summed error.
+        self._validation: tuple[int, Callable[[], float]] | None = None
         self._above: Rings | None = None
         self._released: Layer | None = None  # at the end, on the host
 
@@ -133,9 +135,7 @@ class StreamedLayer(BaseStreamedLayer):
             own = live.state.to(self._copy)
             self.learner.stream.synchronize()  # which fills the rings
         # Those not looked at yet stay to be looked at: a state changes nothing.
-        pending = [
-            (n, error) for _, n, later in self._later if math.isfinite(error := later.value())
-        ]
+        pending = [(n, error) for _, n, later in self._later if math.isfinite(error := later())]
         error = ordered_sum((error for _, error in pending), self._error)
         own = replace(own, cursor=Cursor(own.cursor.minibatches, error))
         live = replace(live, state=own, examples=live.examples + sum(n for n, _ in pending))
@@ -310,13 +310,13 @@ class StreamedLayer(BaseStreamedLayer):
         left = 0 if ends else self._backend.blocks_behind
         while len(self._later) > left:
             step, examples, later = self._later.popleft()
-            error = later.value()
+            error = later()
             if math.isfinite(error):
                 self._error += error
                 self._examples += examples
                 continue
             for _, _, other in self._later:  # its memory is soon that of other numbers
-                other.value()
+                other()
             self._later.clear()
             where = f"in minibatch {step + 1}"
             if self._backend.devices():  # where it is that of a block
@@ -346,7 +346,7 @@ class StreamedLayer(BaseStreamedLayer):
     def _take_validation(self) -> None:
         if self._validation is not None:
             rows, error = self._validation
-            self._validation_error, self._validation = float(error.value()) / rows, None
+            self._validation_error, self._validation = float(error()) / rows, None
 
     def _epoch_result(self, epoch: int) -> EpochResult:
         self._take_validation()
