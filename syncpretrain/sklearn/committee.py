@@ -1,17 +1,17 @@
-"""Few targets: a committee learns from them, and one network learns from the committee.
+"""A committee learns from the targets, and one network learns from the committee.
 
-With few labels no classifier is the best of all: which one is depends on the table. So several
-learn side by side: a network on the labels alone, the same with guessed classes, RBMs if all values
-are 0 or 1, and linear logistic regression, logistic regression on a Gaussian kernel, extra trees
-and gradient boosting of scikit-learn. Their product, with a weight each, gives the classes'
-probabilities
+No classifier is the best of all: which one is depends on the table. So several learn side by side:
+a network on the labels alone; if labels are few, the same with guessed classes, else one without
+noise; RBMs if all values are 0 or 1; and linear logistic regression, logistic regression on a
+Gaussian kernel, extra trees and gradient boosting of scikit-learn. Their product, with a weight
+each, gives the classes' probabilities
 
     p(class | x) ~ product over members m of p_m(class | x) ** w_m
 
-(a logarithmic opinion pool, Heskes 1998). The labels are left out in turn, in three parts. The
-weights, none below 0, are those that make these labels most likely (stacking, Wolpert 1992), and
-are drawn towards equal ones, which is felt with a few dozen labels. An overconfident member gets a
-small weight: the weights also calibrate.
+(a logarithmic opinion pool, Heskes 1998). The labels are left out in turn, in three parts, of many
+labels one part alone. The weights, none below 0, are those that make these labels most likely
+(stacking, Wolpert 1992), and are drawn towards equal ones, which is felt with a few dozen labels.
+An overconfident member gets a small weight: the weights also calibrate.
 
 Numbers are predicted by the sum of the members' predictions, with weights that give the least
 squared error of the numbers left out (stacked regressions, Breiman 1996). The members are a network
@@ -21,7 +21,7 @@ kernel, extra trees, and gradient boosting, unless numbers are few.
 The network then learns what the committee says of the rows with and without a target (model
 compression, Bucila et al. 2006): one small stack is kept, which is saved, exported and examined
 like any other. Where it has not come to the committee's answers, as with many classes on a grid, it
-learns longer. The committee repeats the numbers of rows that have one; so if more than a few have
+learns longer. The committee repeats the targets of rows that have one; so if more than a few have
 one, the network learns longer too, on other rows, each mixed from two rows near to each other.
 """
 
@@ -72,6 +72,8 @@ WIDE, FEWEST = 512, 32  # more columns take smaller minibatches: a step costs no
 LEAST = 1e-4  # of a probability: trees say 0 of classes that they have not met in a leaf
 LEARNED = 0.95  # of the answers; where the network has learned fewer, it learns longer
 LONGER: dict[str, Any] = {"steps": 3 * UNLABELLED_STEPS, "learning_rate": 0.004}
+# Of the network that tells classes apart which change from one value of a column to the next.
+EXACT = {"normalization": "none", "dropout": 0.2, "input_noise": 0.0, "input_dropout": 0.0}
 LEAST_SQUARES = 1e-12  # of standardized numbers: errors of rounding
 NEAR, MIXED, MIXED_CELLS = 5, 8000, 1 << 24  # near rows, fewest rows, and most values of all
 LANDMARKS, KERNEL_PENALTY = 300, 0.1  # of the regression on a kernel
@@ -85,16 +87,17 @@ class ForClasses:
     ----------
     classes : int
         Number of classes.
-    are_few : bool
-        Whether labels are few: the networks are then normalized, and trained with noise.
     """
 
     pull = 0.3  # towards equal weights: as strong as a few labels
+    normalization = "batch"
 
-    def __init__(self, classes: int, *, are_few: bool = True) -> None:
+    def __init__(self, classes: int) -> None:
         self.width = classes
-        # Noise would blur classes that change from one value of a column to the next.
-        self.is_normalized = self.is_noisy = are_few
+
+    def units(self, layers: int) -> list[str]:
+        """Return the hidden units of the networks."""
+        return ["relu"] * layers
 
     def models(self, kernel: Nystroem, seed: int) -> dict[str, Pipeline]:
         """Return the members that are scikit-learn's, before they have learned."""
@@ -169,11 +172,14 @@ class ForNumbers:
     """
 
     pull = 10.0
-    is_normalized = False  # else rows far from all others would get numbers far from all others
-    is_noisy = True
+    normalization = "none"  # else rows far from all others would get numbers far from all others
 
     def __init__(self, outputs: int, *, are_few: bool = True) -> None:
         self.width, self.are_few = outputs, are_few
+
+    def units(self, layers: int) -> list[str]:
+        """Return the hidden units of the networks."""
+        return bounded_units(layers)
 
     def models(self, kernel: Nystroem, seed: int) -> dict[str, Pipeline]:
         """Return the members that are scikit-learn's, before they have learned."""
@@ -234,9 +240,9 @@ class ForNumbers:
 Asked = ForClasses | ForNumbers
 
 
-def hidden_units(kind: Asked, layers: int) -> list[str]:
-    """Return the hidden units of the networks; without normalization, upper ones are binary."""
-    return ["relu"] * layers if kind.is_normalized else ["relu"] + ["bernoulli"] * (layers - 1)
+def bounded_units(layers: int) -> list[str]:
+    """Return hidden units of a network without normalization: binary ones keep it within limits."""
+    return ["relu"] + ["bernoulli"] * (layers - 1)
 
 
 def network_settings(
@@ -271,10 +277,10 @@ def network_settings(
         own = {"unlabelled": "pseudo", "dropout": 0.2}
         each = steps_with_unlabelled(batch, labels, rows - labels)
     else:
-        own = {"unlabelled": "none", "dropout": 0.5 if kind.is_noisy else 0.2}
+        own = {"unlabelled": "none", "dropout": 0.5}
         each = math.ceil(labels / max(labelled_of(batch, labels), 2))
         batch = max(math.ceil(labels / each), 2)
-    return _settings(kind, batch, math.ceil(steps / each)) | own | (noise if kind.is_noisy else {})
+    return _settings(kind, batch, math.ceil(steps / each)) | noise | own
 
 
 def student_settings(
@@ -329,8 +335,7 @@ def _batch(shape: tuple[int, ...], asked: int | None) -> int:
 
 
 def _settings(kind: Asked, batch: int, epochs: int) -> dict[str, Any]:
-    normalization = "batch" if kind.is_normalized else "none"
-    own = {"normalization": normalization, "batch_size": batch, "epochs": epochs}
+    own = {"normalization": kind.normalization, "batch_size": batch, "epochs": epochs}
     # So small a network is no faster by more threads, which would give other bits.
     return OF_UNLABELLED | own | {"blas_threads": 1}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -120,13 +120,12 @@ class StackPredictor(StackEstimator):
         stack = self._pretrained_on(seen, seed, **options)
         return stack if scaling is None else replace(stack, scaling=scaling)
 
-    def _rectified(self, X: Matrix, seed: int, kind: committee.Asked, units: int) -> Stack:
-        """Return a stack of the committee's networks, with random weights."""
-        hidden = [units] * 2 if self.hidden is None else self._widths(X.shape[1])
-        network = {
-            "layers": [X.shape[1], *hidden],
-            "hidden_units": committee.hidden_units(kind, len(hidden)),
-        }
+    def _untrained(
+        self, X: Matrix, seed: int, units: Callable[[int], list[str]], width: int
+    ) -> Stack:
+        """Return a network with random weights; ``units`` are called with the number of layers."""
+        hidden = [width] * 2 if self.hidden is None else self._widths(X.shape[1])
+        network = {"layers": [X.shape[1], *hidden], "hidden_units": units(len(hidden))}
         untrained = {"epochs": None, "schedule": "none", "observers": (), "blas_threads": 1}
         return self._scaled(X, seed, **network, **untrained)
 
@@ -149,20 +148,27 @@ class StackPredictor(StackEstimator):
         raise NotImplementedError
 
     def _taught(self, X: Matrix, targets: Targets, seed: int, objective: str) -> Stack:
-        """Return a stack of rectified units that has learned from a committee."""
+        """Return a stack that has learned from a committee."""
         are_few = choices.are_few(X.shape[0], len(targets.rows))
         if are_few:
             X, targets = committee.rows_to_learn(X, targets, seed)
         rows = X if are_few else committee.with_mixed_rows(X, seed)
         kind = self._asked(are_few=are_few)
-        network = self._rectified(X, seed, kind, FEW_TARGETS_UNITS if are_few else MANY_UNITS)
+        units = FEW_TARGETS_UNITS if are_few else MANY_UNITS
+        network = self._untrained(X, seed, kind.units, units)
         # All take one thread: fits in threads at once may not set limits of BLAS that differ.
         finetuned = partial(self._finetuned, seed=seed, objective=objective, blas_threads=1)
         settings = partial(committee.network_settings, kind, batch_size=self.batch_size)
         member = partial(committee.stack_member, kind, finetuned=finetuned)
-        members = {"network": member(network, settings=partial(settings, guess=False))}
+        alone = partial(settings, guess=False)
+        members = {"network": member(network, settings=alone)}
         if objective == "classification" and are_few:
             members["guesses"] = member(network, settings=settings)
+        elif objective == "classification":
+            bounded = self._untrained(X, seed, committee.bounded_units, units)
+            members["exact"] = member(
+                bounded, settings=lambda *about: alone(*about) | committee.EXACT
+            )
         seen, _ = self._seen(X)
         # RBMs learn what zeros and ones have in common, and little of a few measurements.
         if choices.are_bits(np.nan_to_num(seen) if has_missing(seen) else seen):
@@ -226,9 +232,9 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
     """Classifier: a stack of RBMs, pretrained on all rows and fine-tuned on the labelled rows.
 
     With few labels, or fewer than 10,000 of a small table, it is a network that learns, on all rows
-    or on rows mixed from them, from a committee: itself on the labels alone and, with few labels,
-    with guessed classes (Lee 2013), RBMs where all values are 0 or 1, and four classifiers of
-    scikit-learn, each with the weight that makes labels left out most likely.
+    or on rows mixed from them, from a committee: itself on the labels alone; with few labels, with
+    guessed classes (Lee 2013), with more, without noise; RBMs where all values are 0 or 1; and four
+    classifiers of scikit-learn, each with the weight that makes labels left out most likely.
 
     From 10,000 labels of measurements on, all hidden units are rectified, with batch normalization.
 
@@ -323,7 +329,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         return for_places(stack, self.classes_)
 
     def _asked(self, *, are_few: bool) -> committee.Asked:
-        return committee.ForClasses(len(self.classes_), are_few=are_few)
+        return committee.ForClasses(len(self.classes_))
 
     def _scaling(self, X: Matrix) -> Scaling | None:
         return choices.shared_range(X) if self.visible_units == "auto" else None
@@ -348,8 +354,9 @@ class DBNRegressor(RegressorMixin, StackPredictor):
     """Regressor: a stack of RBMs, pretrained on all rows and fine-tuned on rows with numbers.
 
     With few numbers, or fewer than 10,000 of a small table, it is a network that learns, on all
-    rows or on rows mixed from them, from a committee: itself on the numbers alone, RBMs where all values are 0 or 1, and three
-    or four regressors of scikit-learn, each with the weight that predicts numbers left out best.
+    rows or on rows mixed from them, from a committee: itself on the numbers alone, RBMs where all
+    values are 0 or 1, and three or four regressors of scikit-learn, each with the weight that
+    predicts numbers left out best.
 
     Targets are standardized for training, and predictions are in the units of the targets.
 
