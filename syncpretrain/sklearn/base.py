@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-from joblib.parallel import get_active_backend
+from joblib.parallel import get_active_backend, parallel_config
 from msgspec import to_builtins
 from numpy.typing import NDArray
 from rich.console import Console
@@ -273,6 +273,11 @@ def core_limit(workers: int | None) -> int | None:
     """
     backend, _ = get_active_backend()
     return 1 if workers is None and backend.nesting_level else workers
+
+
+def in_threads(workers: int | None) -> parallel_config:
+    """Return a context in which scikit-learn's estimators take threads up to the limit of cores."""
+    return parallel_config("threading", n_jobs=core_limit(workers) or -1)
 
 
 def rows_for(estimator: Any, X: Any, *, reset: bool) -> Any:

@@ -30,10 +30,10 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
-from joblib import parallel_config
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from sklearn import config_context
@@ -396,8 +396,22 @@ def stack_member(
     return learn
 
 
-def models(kind: Asked, X: Any, seed: int) -> dict[str, Member]:
-    """Return the members that are scikit-learn's, for the columns of X."""
+def models(
+    kind: Asked,
+    X: Any,
+    seed: int,
+    in_threads: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> dict[str, Member]:
+    """Return the members that are scikit-learn's, for the columns of X.
+
+    Parameters
+    ----------
+    kind : ForClasses or ForNumbers
+    X : array or sparse matrix of shape (n_examples, n_features)
+    seed : int
+    in_threads : callable
+        Returns a context in which trees grow in threads; their bits do not depend on these.
+    """
     columns = standardizer(X)
     kernel = Nystroem(gamma=1 / X.shape[1], n_components=LANDMARKS, random_state=seed)
     return {
@@ -405,14 +419,17 @@ def models(kind: Asked, X: Any, seed: int) -> dict[str, Member]:
             kind,
             model,
             np.asarray if name in ON_VALUES else columns.transform,
-            threads=-1 if name == "trees" else 1,  # a tree's bits do not depend on them
+            in_threads if name == "trees" else nullcontext,
         )
         for name, model in kind.models(kernel, seed).items()
     }
 
 
 def _model_member(
-    kind: Asked, model: Pipeline, scaled: Callable[[Matrix], Matrix], threads: int
+    kind: Asked,
+    model: Pipeline,
+    scaled: Callable[[Matrix], Matrix],
+    in_threads: Callable[[], AbstractContextManager[Any]],
 ) -> Member:
     """Return a member that learns from the targets alone, on columns that are scaled or not."""
 
@@ -421,11 +438,10 @@ def _model_member(
 
     def learn(X: Any, some: Targets, steps: int) -> Judge:
         own, last = clone(model), model.steps[-1][0]
-        # One thread gives the same bits on any cores; more would wait for cores that others use.
+        # One thread gives the same bits on any cores, but for trees, and waits for no other one.
         # Passing weights on would be refused where the user has made routing of metadata strict.
         routing = config_context(enable_metadata_routing=False)
-        jobs = parallel_config("threading", n_jobs=threads)
-        with blas_limit(1), openmp_limit(1), routing, jobs, warnings.catch_warnings():
+        with blas_limit(1), openmp_limit(1), routing, in_threads(), warnings.catch_warnings():
             # A regression that has not converged is good enough, and so are fewer landmarks.
             warnings.simplefilter("ignore", UserWarning)
             known = read(X[some.rows])

@@ -40,7 +40,7 @@ from syncpretrain.events import Notice
 from syncpretrain.models.stack import Head
 from syncpretrain.sklearn import committee
 from syncpretrain.sklearn import fit_choices as choices
-from syncpretrain.sklearn.base import StackEstimator, keep, training_rows
+from syncpretrain.sklearn.base import StackEstimator, in_threads, keep, training_rows
 from syncpretrain.sklearn.fit_choices import Targets
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 
@@ -175,8 +175,9 @@ class StackPredictor(StackEstimator):
             members["rbms"] = member(
                 self._pretrained_for(X, len(targets.rows), seed, blas_threads=1)
             )
-        members |= committee.models(kind, X, seed)
-        answers, self.teachers_ = committee.asked(kind, members, rows, targets, seed)
+        members |= committee.models(kind, X, seed, partial(in_threads, self.workers))
+        with in_threads(1):  # trees' predictions in several would be added in any order
+            answers, self.teachers_ = committee.asked(kind, members, rows, targets, seed)
         weights = ", ".join(f"{name} {weight:.2f}" for name, weight in self.teachers_.items())
         for observer in self._observers():
             text = f"weights of the members that the network learns from: {weights}"

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scikit-learn's")
 
+from joblib import parallel_config
 from scipy import sparse
 from sklearn import config_context
 from sklearn.base import clone
@@ -260,6 +261,9 @@ class TestCommittee:
         )
         assert one.teachers_ == two.teachers_
         assert one.stack_.parameters_sha256 == two.stack_.parameters_sha256
+        with parallel_config("threading", n_jobs=2):
+            three = clone(one).fit(X, labels)
+        assert one.stack_.parameters_sha256 == three.stack_.parameters_sha256
 
     def test_fits_in_threads_at_once_share_a_limit_of_blas(self, monkeypatch):
         quick(monkeypatch)
