@@ -147,7 +147,7 @@ EPOCH = b'{"event":"EpochFinished","layer":%d,"epoch":%d,"reads":%d}\n'
 def test_a_damaged_file_names_the_line(tmp_path, content, line, reason):
     path = tmp_path / "events.jsonl"
     path.write_bytes(content)
-    with pytest.raises(ModelFileError, match=f"line {line}: .*{re.escape(reason)}") as caught:
+    with pytest.raises(ModelFileError, match=f"line {line}: .*(?i:{re.escape(reason)})") as caught:
         read_reads(path)
     assert "\n" not in str(caught.value)
 
