@@ -66,6 +66,7 @@ Member = Callable[[Any, Targets, int], Judge]  # learns from examples, targets a
 PARTS = 3  # of the labels, each left out once
 MANY_TRIED = 3000  # targets and more: one part of them tells the weights
 TRIAL_STEPS = 500  # of the networks that learn without some labels
+TRIAL_TREES = 33  # of 100, as of the steps a third, where rows are many: few take no time
 MOST_ROWS = TRIAL_STEPS * GUESS_BATCH  # more rows are not seen in so few steps
 NARROW = 3  # of two columns one is half of what is known of a row
 WIDE, FEWEST = 512, 32  # more columns take smaller minibatches: a step costs no more
@@ -446,6 +447,8 @@ def _model_member(
             warnings.simplefilter("ignore", UserWarning)
             known = read(X[some.rows])
             known[:, np.isnan(known).all(axis=0)] = 0  # trees cannot split what has no value
+            if last.startswith("extratrees") and steps == TRIAL_STEPS and len(known) >= MANY_TRIED:
+                own.set_params(**{f"{last}__n_estimators": TRIAL_TREES})
             own.fit(known, some.y, **{f"{last}__sample_weight": some.weights})
 
         def judge(rows: Any) -> Matrix:
