@@ -12,6 +12,7 @@ from scipy import sparse
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.datasets import make_friedman1, make_hastie_10_2
+from sklearn.ensemble import ExtraTreesClassifier
 
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.parallel.blas import blas_limit
@@ -22,6 +23,7 @@ from syncpretrain.sklearn.committee import (
     asked,
     best_weights,
     learned,
+    models,
     network_settings,
     rows_to_learn,
     student_settings,
@@ -442,6 +444,21 @@ class TestAsked:
         asked(ForClasses(2), {"a": member, "b": Told(right(0.6))}, self.X, self.LABELS, 0)
         (_, part, _), (_, full, _) = member.seen
         assert (len(part.rows), len(full.rows)) == (8, 12)
+
+    @pytest.mark.parametrize(("many", "trees"), [(8, [33, 100]), (13, [100] * 4)])
+    def test_fewer_trees_are_judged_where_rows_are_many(self, monkeypatch, many, trees):
+        grown, grow = [], ExtraTreesClassifier.fit
+
+        def fit(model, *args, **how):
+            grown.append(model.n_estimators)
+            return grow(model, *args, **how)
+
+        monkeypatch.setattr(ExtraTreesClassifier, "fit", fit)
+        monkeypatch.setattr(committee, "MANY_TRIED", many)
+        kind = ForClasses(2)
+        members = {"trees": models(kind, self.X, 0)["trees"], "other": Told(right(0.6))}
+        asked(kind, members, self.X, self.LABELS, 0)
+        assert grown == trees
 
     def test_a_wrong_member_is_not_asked(self):
         members = {"right": Told(right(0.9)), "wrong": Told(right(0.2))}
