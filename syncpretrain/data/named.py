@@ -270,14 +270,15 @@ def _cached_or_downloaded(folder: Path) -> tuple[Digits, tuple[str, ...]]:
 
 def _of_catalogue(named: NamedData) -> Published:
     folder = fetch.folder_of(named)
-    X, labels, count = _READERS[named.kind](named, folder)
+    files = [fetch.check_file_of(named, file, folder) for file in named.files]
+    X, labels, count = _READERS[named.kind](files)
     rows, source = np.arange(len(X)), f"{named.title}, in {folder}"
     held_out = count // named.held_out
     return Published(Rows(X, labels), source, rows[:count], rows[count:], held_out)
 
 
-def _idx_set(named: NamedData, folder: Path) -> Divided:
-    return _joined([read_idx(fetch.check_file_of(named, x, folder)) for x in named.files])
+def _idx_set(files: Sequence[Path]) -> Divided:
+    return _joined([read_idx(path) for path in files])
 
 
 def _joined(arrays: Sequence[NDArray[Any]]) -> Divided:
@@ -287,10 +288,9 @@ def _joined(arrays: Sequence[NDArray[Any]]) -> Divided:
     return X, np.concatenate(labels).astype(np.int64), len(labels[0])
 
 
-def _cifar(named: NamedData, folder: Path) -> Divided:
+def _cifar(files: Sequence[Path]) -> Divided:
     """Read records of a label and 3072 pixels: all red, then green, then blue ones."""
-    path = fetch.check_file_of(named, named.files[0], folder)
-    found: dict[str, NDArray[np.uint8]] = {}
+    path, found = files[0], dict[str, NDArray[np.uint8]]()
     with tarfile.open(path, "r:gz") as archive:
         for member in archive:
             name = Path(member.name).name
@@ -305,14 +305,7 @@ def _cifar(named: NamedData, folder: Path) -> Divided:
     return records[:, 1:], records[:, 0].astype(np.int64), count
 
 
-def _newsgroups(named: NamedData, folder: Path) -> Divided:
-    return read_newsgroups(fetch.check_file_of(named, named.files[0], folder))
-
-
-_READERS = {"idx": _idx_set, "cifar": _cifar, "newsgroups": _newsgroups}
-
-
-def read_newsgroups(path: Path) -> tuple[SparseRows, NDArray[np.int64], int]:
+def _newsgroups(files: Sequence[Path]) -> Divided:
     """Return the word counts of all messages, their groups, and the number of training messages.
 
     The 2,000 most frequent words of the training messages are counted that have three letters or
@@ -320,7 +313,7 @@ def read_newsgroups(path: Path) -> tuple[SparseRows, NDArray[np.int64], int]:
     the group, and so are messages without any counted word.
     """
     messages: list[tuple[bool, str, str, Counter[str]]] = []
-    with tarfile.open(path, "r:gz") as archive:
+    with tarfile.open(files[0], "r:gz") as archive:
         for member in archive:
             place = PLACE.fullmatch(member.name)
             opened = archive.extractfile(member) if place and member.isfile() else None
@@ -335,6 +328,9 @@ def read_newsgroups(path: Path) -> tuple[SparseRows, NDArray[np.int64], int]:
     labels = np.array([groups[group] for _, group, _, _ in kept], dtype=np.int64)
     rows = _word_counts((counts for *_, counts in kept), words)
     return rows, labels, sum(not is_test for is_test, *_ in kept)
+
+
+_READERS = {"idx": _idx_set, "cifar": _cifar, "newsgroups": _newsgroups}
 
 
 def vocabulary(documents: Sequence[Counter[str]]) -> dict[str, int]:
