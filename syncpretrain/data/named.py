@@ -25,7 +25,7 @@ from syncpretrain.data.array_formats import read_idx
 from syncpretrain.data.catalogue import CATALOGUE, NamedData
 from syncpretrain.data.dataset import Dataset, Rows, from_rows, hold_out, stratified_split
 from syncpretrain.data.examples import check_values
-from syncpretrain.data.meaning import Meaning
+from syncpretrain.data.readers import Wanted
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError
 from syncpretrain.storage import expanded, is_readable
@@ -68,14 +68,7 @@ class Published(NamedTuple):
     equal_classes: bool = False
 
 
-def load_published(
-    name: str,
-    *,
-    validation: float | None = None,
-    seed: int = 0,
-    bounded: bool = True,
-    meaning: Meaning | None = None,
-) -> Dataset:
+def load_published(name: str, wanted: Wanted) -> Dataset:
     """Load a data set by its name.
 
     Parameters
@@ -83,16 +76,11 @@ def load_published(
     name : str
         ``mnist``: see :func:`read_mnist`; ``digits``: see :func:`read_digits`; or another name of
         the catalogue, which is not fetched here.
-    validation : float, optional
-        Fraction of the training examples to validate with. None takes 10,000 of MNIST's digits, as
-        many of one class as of another, a tenth of scikit-learn's digits and of 20 Newsgroups, a
-        fifth for CIFAR-10, and a sixth of other sets.
-    seed : int
-        Seed of the split.
-    bounded : bool
-        False permits values outside [0, 1], such as counts.
-    meaning : Meaning, optional
-        Meaning of the numbers of an earlier data set; by default bytes are divided by 255.
+    wanted : Wanted
+        The split, the range and the meaning of the numbers; the other options are of files. By
+        default the examples to validate with are 10,000 of MNIST's digits, as many of one class as
+        of another, a tenth of scikit-learn's digits and of 20 Newsgroups, a fifth for CIFAR-10, and
+        a sixth of other sets, and bytes are divided by 255.
 
     Raises
     ------
@@ -101,19 +89,19 @@ def load_published(
         is missing, or the fraction is not in [0, 1).
     """
     readers = {"mnist": read_mnist, "digits": read_digits}
-    found = readers[name](seed) if name in readers else _of_catalogue(fetch.named_data(name))
-    check_values(found.rows.X, name, bounded=bounded)
+    found = readers[name](wanted.seed) if name in readers else _of_catalogue(fetch.named_data(name))
+    check_values(found.rows.X, name, bounded=wanted.bounded)
     assert found.rows.labels is not None
     train, held = hold_out(
         found.train,
         found.rows.labels[found.train],
-        validation=validation,
+        validation=wanted.validation,
         default=found.held_out,
-        seed=seed,
+        seed=wanted.seed,
         equal_classes=found.equal_classes,
     )
     parts = (train, held, found.test)
-    return from_rows(name, found.rows, source=found.source, parts=parts, earlier=meaning)
+    return from_rows(name, found.rows, source=found.source, parts=parts, earlier=wanted.meaning)
 
 
 def read_mnist(seed: int) -> Published:
