@@ -105,28 +105,27 @@ def load_dataset(
     given = {"target": target, "drop": drop, "test": test, "unlabelled": unlabelled}
     given["weights"] = weights
     given = {option: value for option, value in given.items() if value not in (None, "", ())}
-    how: dict[str, Any] = {"validation": validation, "seed": seed}
+    from syncpretrain.data import readers
+
+    named = None if target is None else str(target)
+    options = bounded, named, _names(drop), task, encode, columns, images, meaning, weights
+    wanted = readers.Wanted(*options, validation, seed)
     if name in DATASETS:
         from syncpretrain.data.named import load_published
 
         _check_axes(str(name), images)
         _refuse(given, f"{name}, which has labels and a test part of its own")
-        data = load_published(str(name), bounded=bounded, meaning=meaning, **how)
+        data = load_published(str(name), wanted)
     else:
-        from syncpretrain.data import readers
-
         share = readers.share_of(test)
         _check_there("data", name)
         _check_there("unlabelled", unlabelled)
         _check_there("test", None if share else test)
-        named = None if target is None else str(target)
-        options = bounded, named, _names(drop), task, encode, columns, images, meaning, weights
-        wanted = readers.Wanted(*options)
         if mapped and readers.is_mapped_file(name):
             _refuse(given, f"{name} with handoff minibatch, which leaves it on the disk")
-            data = readers.load_mapped(name, wanted, known=known, **how)
+            data = readers.load_mapped(name, wanted, known=known)
         else:
-            data = readers.load_own(name, wanted, test=test, unlabelled=unlabelled, **how)
+            data = readers.load_own(name, wanted, test=test, unlabelled=unlabelled)
     return data if examples is None else data.with_examples(examples, seed=seed)
 
 

@@ -90,6 +90,11 @@ def blocks_of(X: Any) -> Iterator[Any]:
         yield X[chunk]
 
 
+def chosen_rows(X: Any, rows: Any) -> Any:
+    """Return some rows; rows of a file stay in the file."""
+    return X.subset(rows) if isinstance(X, StoredRows) else X[rows]
+
+
 def as_float32(values: NDArray[Any], out: NDArray[np.float32]) -> NDArray[np.float32]:
     """Convert numbers to float32 in ``out``; bytes are divided by 255."""
     if values.dtype == np.uint8:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from syncpretrain.data.blocks import chosen_rows
 from syncpretrain.data.columns import Columns
 from syncpretrain.data.examples import scale_examples
 from syncpretrain.data.meaning import Meaning
@@ -142,18 +143,17 @@ class Dataset:
             )
         if count == len(self.train):
             return self
-        labels = self.train_labels
-        rows = stratified_split(
-            classes_only(labels), len(self.train), held_out=count, seed=seed, step=2
-        )[1]
-        train: Any = self.train
-        return replace(
-            self,
-            train=train[rows] if isinstance(train, np.ndarray) else train.subset(rows),
-            train_labels=None if labels is None else labels[rows],
-            train_weights=None if self.train_weights is None else self.train_weights[rows],
-            full_sha256=self.sha256 if self.full_sha256 else None,
-        )
+        classes, n = classes_only(self.train_labels), len(self.train)
+        _, rows = stratified_split(classes, n, held_out=count, seed=seed, step=2)
+        sha256 = self.sha256 if self.full_sha256 else None
+        return replace(self.with_train_rows(rows), full_sha256=sha256)
+
+    def with_train_rows(self, rows: Places) -> Dataset:
+        """Return the data with some of the training examples; rows of a file stay in the file."""
+        names = ("train", "train_labels", "train_weights")
+        there = [name for name in names if getattr(self, name) is not None]
+        kept: dict[str, Any] = {name: chosen_rows(getattr(self, name), rows) for name in there}
+        return replace(self, **kept)
 
     def with_labels(self, count: int, *, seed: int = 0) -> Dataset:
         """Return the data with ``count`` labelled training examples, as many of each class.

@@ -182,7 +182,7 @@ class ArrayPasses:
         self._source, self._width, self._bounded = source, width, bounded
         self._batch_size = batch_size
         self._prepare: Prepare | None = None
-        self._begun: Iterator[Any] | None = None  # the only pass of a source that is read once
+        self._begun: Iterator[Examples] | None = None  # the only pass of a source that is read once
         reads = trained + measured + (source.n_examples is None)
         if source.is_read_once and reads > 1:
             counting = ", one of them for lack of n_examples" if source.n_examples is None else ""
@@ -236,12 +236,24 @@ class ArrayPasses:
         IterableError
             If the source itself raises an exception.
         """
-        begun, self._begun = self._begun, None
-        rows = 0
+        if self._begun is not None:  # its first array has been read
+            begun, self._begun = self._begun, None
+            yield from begun
+            return
+        source, rows = None, 0
         for i in count(1):
             minibatch = rows // self._batch_size + 1
             name = f"X: array {i} of pass {number}, for minibatch {minibatch} of layer 1"
-            begun, item = self._next(begun, number, name)
+            try:
+                source = self._source.begin(number) if source is None else source
+                item = next(source, END)
+            except Exception as error:
+                if source is None and isinstance(error, DataError):  # it names the pass itself
+                    raise
+                raise IterableError(
+                    f"{name}: the iterable raised {type(error).__name__}: {error}, expected an"
+                    " array; see the traceback of its error"
+                ) from error
             if item is END:
                 return
             array = self._checked(item, name)
@@ -282,32 +294,15 @@ class ArrayPasses:
         return self.minibatches(1, next(chunks(self.shape)).stop)
 
     def _peek(self) -> None:
-        name = "X: array 1 of pass 1, for minibatch 1 of layer 1"
-        begun, first = self._next(None, 1, name)
-        if first is END:
+        arrays = self.arrays(1)
+        first = next(arrays, None)
+        if first is None:
             raise DataError(
                 "X: got no array in the first pass, expected one or more of shape"
                 f" (any number, {self._width})"
             )
-        self._checked(first, name)
         if self._source.is_read_once:
-            self._begun = chain([first], begun)
-
-    def _next(
-        self, begun: Iterator[Any] | None, number: int, name: str
-    ) -> tuple[Iterator[Any], Any]:
-        """Begin a pass if none is given; return it with its next array, or END."""
-        try:
-            if begun is None:
-                begun = self._source.begin(number)
-            return begun, next(begun, END)
-        except Exception as error:
-            if begun is None and isinstance(error, DataError):  # it names the pass itself
-                raise
-            raise IterableError(
-                f"{name}: the iterable raised {type(error).__name__}: {error}, expected an array;"
-                " see the traceback of its error"
-            ) from error
+            self._begun = chain([first], arrays)
 
     def _checked(self, item: Any, name: str) -> Examples:
         """Return the examples of an array, or of the first array of several."""

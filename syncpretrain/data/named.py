@@ -25,7 +25,7 @@ from syncpretrain.data.array_formats import read_idx
 from syncpretrain.data.catalogue import CATALOGUE, NamedData
 from syncpretrain.data.dataset import Dataset, Rows, from_rows, hold_out, stratified_split
 from syncpretrain.data.examples import check_values
-from syncpretrain.data.meaning import Meaning
+from syncpretrain.data.readers import Wanted
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError
 from syncpretrain.storage import expanded, is_readable
@@ -68,14 +68,7 @@ class Published(NamedTuple):
     equal_classes: bool = False
 
 
-def load_published(
-    name: str,
-    *,
-    validation: float | None = None,
-    seed: int = 0,
-    bounded: bool = True,
-    meaning: Meaning | None = None,
-) -> Dataset:
+def load_published(name: str, wanted: Wanted) -> Dataset:
     """Load a data set by its name.
 
     Parameters
@@ -83,16 +76,11 @@ def load_published(
     name : str
         ``mnist``: see :func:`read_mnist`; ``digits``: see :func:`read_digits`; or another name of
         the catalogue, which is not fetched here.
-    validation : float, optional
-        Fraction of the training examples to validate with. None takes 10,000 of MNIST's digits, as
-        many of one class as of another, a tenth of scikit-learn's digits and of 20 Newsgroups, a
-        fifth for CIFAR-10, and a sixth of other sets.
-    seed : int
-        Seed of the split.
-    bounded : bool
-        False permits values outside [0, 1], such as counts.
-    meaning : Meaning, optional
-        Meaning of the numbers of an earlier data set; by default bytes are divided by 255.
+    wanted : Wanted
+        The split, the range and the meaning of the numbers; the other options are of files. By
+        default the examples to validate with are 10,000 of MNIST's digits, as many of one class as
+        of another, a tenth of scikit-learn's digits and of 20 Newsgroups, a fifth for CIFAR-10, and
+        a sixth of other sets, and bytes are divided by 255.
 
     Raises
     ------
@@ -101,19 +89,19 @@ def load_published(
         is missing, or the fraction is not in [0, 1).
     """
     readers = {"mnist": read_mnist, "digits": read_digits}
-    found = readers[name](seed) if name in readers else _of_catalogue(fetch.named_data(name))
-    check_values(found.rows.X, name, bounded=bounded)
+    found = readers[name](wanted.seed) if name in readers else _of_catalogue(fetch.named_data(name))
+    check_values(found.rows.X, name, bounded=wanted.bounded)
     assert found.rows.labels is not None
     train, held = hold_out(
         found.train,
         found.rows.labels[found.train],
-        validation=validation,
+        validation=wanted.validation,
         default=found.held_out,
-        seed=seed,
+        seed=wanted.seed,
         equal_classes=found.equal_classes,
     )
     parts = (train, held, found.test)
-    return from_rows(name, found.rows, source=found.source, parts=parts, earlier=meaning)
+    return from_rows(name, found.rows, source=found.source, parts=parts, earlier=wanted.meaning)
 
 
 def read_mnist(seed: int) -> Published:
@@ -270,14 +258,15 @@ def _cached_or_downloaded(folder: Path) -> tuple[Digits, tuple[str, ...]]:
 
 def _of_catalogue(named: NamedData) -> Published:
     folder = fetch.folder_of(named)
-    X, labels, count = _READERS[named.kind](named, folder)
+    files = [fetch.check_file_of(named, file, folder) for file in named.files]
+    X, labels, count = _READERS[named.kind](files)
     rows, source = np.arange(len(X)), f"{named.title}, in {folder}"
     held_out = count // named.held_out
     return Published(Rows(X, labels), source, rows[:count], rows[count:], held_out)
 
 
-def _idx_set(named: NamedData, folder: Path) -> Divided:
-    return _joined([read_idx(fetch.check_file_of(named, x, folder)) for x in named.files])
+def _idx_set(files: Sequence[Path]) -> Divided:
+    return _joined([read_idx(path) for path in files])
 
 
 def _joined(arrays: Sequence[NDArray[Any]]) -> Divided:
@@ -287,10 +276,9 @@ def _joined(arrays: Sequence[NDArray[Any]]) -> Divided:
     return X, np.concatenate(labels).astype(np.int64), len(labels[0])
 
 
-def _cifar(named: NamedData, folder: Path) -> Divided:
+def _cifar(files: Sequence[Path]) -> Divided:
     """Read records of a label and 3072 pixels: all red, then green, then blue ones."""
-    path = fetch.check_file_of(named, named.files[0], folder)
-    found: dict[str, NDArray[np.uint8]] = {}
+    path, found = files[0], dict[str, NDArray[np.uint8]]()
     with tarfile.open(path, "r:gz") as archive:
         for member in archive:
             name = Path(member.name).name
@@ -305,14 +293,7 @@ def _cifar(named: NamedData, folder: Path) -> Divided:
     return records[:, 1:], records[:, 0].astype(np.int64), count
 
 
-def _newsgroups(named: NamedData, folder: Path) -> Divided:
-    return read_newsgroups(fetch.check_file_of(named, named.files[0], folder))
-
-
-_READERS = {"idx": _idx_set, "cifar": _cifar, "newsgroups": _newsgroups}
-
-
-def read_newsgroups(path: Path) -> tuple[SparseRows, NDArray[np.int64], int]:
+def _newsgroups(files: Sequence[Path]) -> Divided:
     """Return the word counts of all messages, their groups, and the number of training messages.
 
     The 2,000 most frequent words of the training messages are counted that have three letters or
@@ -320,7 +301,7 @@ def read_newsgroups(path: Path) -> tuple[SparseRows, NDArray[np.int64], int]:
     the group, and so are messages without any counted word.
     """
     messages: list[tuple[bool, str, str, Counter[str]]] = []
-    with tarfile.open(path, "r:gz") as archive:
+    with tarfile.open(files[0], "r:gz") as archive:
         for member in archive:
             place = PLACE.fullmatch(member.name)
             opened = archive.extractfile(member) if place and member.isfile() else None
@@ -335,6 +316,9 @@ def read_newsgroups(path: Path) -> tuple[SparseRows, NDArray[np.int64], int]:
     labels = np.array([groups[group] for _, group, _, _ in kept], dtype=np.int64)
     rows = _word_counts((counts for *_, counts in kept), words)
     return rows, labels, sum(not is_test for is_test, *_ in kept)
+
+
+_READERS = {"idx": _idx_set, "cifar": _cifar, "newsgroups": _newsgroups}
 
 
 def vocabulary(documents: Sequence[Counter[str]]) -> dict[str, int]:

@@ -59,13 +59,14 @@ RECENT_NS = 2_000_000_000  # a file written so lately may change again within th
 
 
 class Wanted(NamedTuple):
-    """Options of reading a file of examples.
+    """Options of reading examples, from a file or a published data set, and of their split.
 
     ``target``, ``drop`` and ``weights`` name columns, or number them from 1. ``task`` is None where
     the labels decide it, ``drop`` where no option leaves out columns. ``encode`` permits
     categories, ``bounded`` refuses values outside [0, 1]. A file is read by the names of the
     ``columns`` of an earlier run, and by the ``meaning`` of an earlier file's numbers, if they are
-    given. ``images`` is the shape of images that the layers read.
+    given. ``images`` is the shape of images that the layers read. ``validation`` is the fraction to
+    hold out, None for the usual one, and ``seed`` the seed of the split.
     """
 
     bounded: bool = True
@@ -77,6 +78,8 @@ class Wanted(NamedTuple):
     images: ImageShape | None = None
     meaning: Meaning | None = None
     weights: str | None = None
+    validation: float | None = None
+    seed: int = 0
 
     @property
     def known_names(self) -> list[str] | None:
@@ -349,8 +352,6 @@ def load_own(
     path: str | os.PathLike[str],
     wanted: Wanted,
     *,
-    validation: float | None = None,
-    seed: int = 0,
     test: str | float | os.PathLike[str] | None = None,
     unlabelled: str | os.PathLike[str] | None = None,
 ) -> Dataset:
@@ -360,11 +361,7 @@ def load_own(
     ----------
     path : str or path
     wanted : Wanted
-        Options of reading.
-    validation : float, optional
-        Fraction held out; None takes a tenth.
-    seed : int
-        Seed of the split.
+        Options of reading. By default a tenth is held out.
     test : float, str or path, optional
         Fraction to test with, stratified where there are labels, or a file.
     unlabelled : str or path, optional
@@ -396,7 +393,7 @@ def load_own(
         notices += others.notices
         rows = _joined(rows, others, path, unlabelled)
     rows = rows._replace(notices=tuple(dict.fromkeys(notices)))
-    data = divided(path, rows, validation=validation, test=share, seed=seed)
+    data = divided(path, rows, validation=wanted.validation, test=share, seed=wanted.seed)
     if unlabelled is not None:
         more = f"{len(rows.X) - count:,} without labels of {unlabelled}"
         data = replace(data, source=f"{all_of(path, count)}, {more}")
@@ -460,12 +457,7 @@ def is_mapped_file(path: str | os.PathLike[str]) -> bool:
 
 
 def load_mapped(
-    path: str | os.PathLike[str],
-    wanted: Wanted,
-    *,
-    validation: float | None = None,
-    seed: int = 0,
-    known: KnownFile | None = None,
+    path: str | os.PathLike[str], wanted: Wanted, *, known: KnownFile | None = None
 ) -> Dataset:
     """Load a file as :func:`load_own` does, but leave the rows in it.
 
@@ -484,22 +476,22 @@ def load_mapped(
     check_file(path)
     stamp = _stamp_of(path)
     bounded, meaning = wanted.bounded, wanted.meaning
-    how: dict[str, Any] = {"validation": validation, "seed": seed}
-    plain = Wanted(bounded=bounded, meaning=meaning)
+    how: dict[str, Any] = {"validation": wanted.validation, "seed": wanted.seed}
+    plain = Wanted(bounded=bounded, meaning=meaning, **how)
     X = map_npy(path)
     notices = [*check_axes(X.shape, wanted.images, path)]
     if X.size and not X.flags.c_contiguous:
-        return _in_memory(path, plain, **how)
+        return _in_memory(path, plain)
     X = as_examples(X.reshape(len(X), -1) if X.ndim > 2 and X.size else X, str(path))
     rows, n = rows_in_file(X), len(X)
     if rows is None:
-        return _in_memory(path, plain, **how)
+        return _in_memory(path, plain)
     own = Meaning.of(rows, bounded=bounded)
     if meaning is not None and own.values != meaning.values:
-        return load_own(path, plain, **how)
+        return load_own(path, plain)
     if not bounded:
         check_precision(rows, str(path))
-    kept, held = hold_out(np.arange(n), None, validation=validation, default=n // 10, seed=seed)
+    kept, held = hold_out(np.arange(n), None, default=n // 10, **how)
     look, sha256 = _Look(X, (len(kept), len(held))), ""
     if known is not None and stamp is not None and known.stamp == stamp:
         sha256 = known.sha256
@@ -546,8 +538,8 @@ def _stamp_of(path: Path) -> FileStamp | None:
     return FileStamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
-def _in_memory(path: Path, wanted: Wanted, **options: Any) -> Dataset:
+def _in_memory(path: Path, wanted: Wanted) -> Dataset:
     """Read a file in Fortran order, and add a notice."""
-    data = load_own(path, wanted, **options)
+    data = load_own(path, wanted)
     message = f"{path}: is in Fortran order, and was read into memory; save it again with"
     return replace(data, notices=(*data.notices, f"{message} numpy.ascontiguousarray"))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.backends.choice import backend_for, why_no_fused_steps, why_no_gpu
 from syncpretrain.cluster.job import check_ranks
-from syncpretrain.data.blocks import StoredRows
+from syncpretrain.data.blocks import StoredRows, chosen_rows
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.data.scaling import same_rows
@@ -255,7 +255,7 @@ class Finetuning:
         train = self._examples(X, labels.rows, task.targets(labels.targets))
         if V is None or judged is None or not len(judged.rows):
             return task, train, None
-        judges = Examples(tasks.chosen_rows(V, judged.rows), task.targets(judged.targets))
+        judges = Examples(chosen_rows(V, judged.rows), task.targets(judged.targets))
         return task, train, judges
 
     def _examples(self, X: Any, rows: NDArray[np.intp], targets: Array) -> Examples:
@@ -263,7 +263,7 @@ class Finetuning:
         if len(rows) == len(X):
             return Examples(X, targets, self._weights)
         if self.options.unlabelled == "none":
-            return Examples(tasks.chosen_rows(X, rows), targets, self._weights)
+            return Examples(chosen_rows(X, rows), targets, self._weights)
         others = np.setdiff1d(np.arange(len(X)), rows)
         return Examples(X, targets, self._weights, np.concatenate([rows, others]))
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.dataset import is_labelled
 from syncpretrain.data.examples import has_missing
 from syncpretrain.data.labels import Classes, are_shares, as_classes, single_numbers
@@ -241,11 +240,6 @@ class Examples(NamedTuple):
         inputs = device(self.inputs)
         targets = inputs if self.targets is self.inputs else device(self.targets)
         return Examples(inputs, targets, weights, self.numbers)
-
-
-def chosen_rows(X: Any, rows: Any) -> Any:
-    """Return some rows; rows of a file stay in the file."""
-    return X.subset(rows) if isinstance(X, StoredRows) else X[rows]
 
 
 def check_targets(objective: str, train: Part, validation: Part | None) -> None:

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,12 +33,13 @@ PRETRAINED_NAME = "pretrained.safetensors"
 IDENTITY_KEY, CURVES_KEY = "run", "curves"  # in the info of the pretrained stack
 
 
+@dataclass(eq=False)
 class Checkpoints:
     """Checkpoints of one run; this process owns the run folder.
 
     Parameters
     ----------
-    folder : Path
+    out : Path
         The run folder; checkpoints lie in ``checkpoints/`` in it.
     settings : Settings
     data : Dataset
@@ -48,22 +49,17 @@ class Checkpoints:
         Called with a sentence that the user should read.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        settings: Settings,
-        data: Dataset,
-        identity: RunIdentity,
-        report: Callable[[str], Any],
-    ) -> None:
-        self._folder = folder / CHECKPOINTS_NAME
-        self._settings, self._data = settings, data
-        self._report = report
-        self._keep = settings.run.keep
-        self._state_file = state_file_of(settings.pretrain)
-        self._epochs, self._seconds = settings.run.interval()
-        self._identity = identity
-        self._header: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))
+    out: Path
+    settings: Settings
+    data: Dataset
+    identity: RunIdentity
+    report: Callable[[str], Any]
+
+    def __post_init__(self) -> None:
+        self._folder = self.out / CHECKPOINTS_NAME
+        self._state_file = state_file_of(self.settings.pretrain)
+        self._epochs, self._seconds = self.settings.run.interval()
+        self._header: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.identity))
         self._last_time = time.monotonic()
         self._last_done: tuple[int, ...] = ()  # epochs of each layer at the newest checkpoint
         if self._folder.is_dir():
@@ -85,12 +81,12 @@ class Checkpoints:
 
     def save_mark(self, layer: int, update: int, stack: Stack) -> None:
         """Write a stack up to a layer as it was after some updates; it is never deleted."""
-        path = self._folder.parent / MARKS_NAME / f"layer-{layer}-{update:08d}.safetensors"
+        path = self.out / MARKS_NAME / f"layer-{layer}-{update:08d}.safetensors"
         try:
             path.parent.mkdir(exist_ok=True)
             stack.save(path)
         except OSError as error:
-            self._report(f"warning: {unwritten(path, error)}")
+            self.report(f"warning: {unwritten(path, error)}")
 
     def save_pretrained(self, stack: Stack) -> None:
         """Write the result of pretraining, and delete the checkpoints of pretraining.
@@ -119,7 +115,7 @@ class Checkpoints:
                 if not any(self._folder.iterdir()):
                     self._folder.rmdir()
         except OSError as error:
-            self._report(
+            self.report(
                 f"warning: {self._folder} could not be deleted: {error.strerror}; the run is"
                 " complete and does not need it"
             )
@@ -151,11 +147,11 @@ class Checkpoints:
             return replace(stack, info=info, history=ErrorHistory(curves) if curves else None)
         except (ModelFileError, CheckpointError, msgspec.ValidationError) as error:
             where = "" if str(error).startswith(str(path)) else f"{path}: "
-            self._report(f"warning: {where}{error}; pretraining is repeated")
+            self.report(f"warning: {where}{error}; pretraining is repeated")
             return None
 
     def _check(self, header: dict[str, Any]) -> None:
-        check_header(header, self._identity, self._settings, self._data)
+        check_header(header, self.identity, self.settings, self.data)
 
     def _is_due(self, done: Sequence[int]) -> bool:
         if self._seconds is not None:
@@ -167,7 +163,7 @@ class Checkpoints:
     def _newest(self, stem: str, file: Any) -> Any:
         """Return the newest valid state of a kind of file, None if there is none."""
         read = partial(file.read, check=self._check)
-        return newest_checkpoint(self._folder, stem, read, self._report)
+        return newest_checkpoint(self._folder, stem, read, self.report)
 
     def _write(
         self, stem: str, number: int, file: Any, state: Callable[[], Any], done: Sequence[int]
@@ -178,7 +174,7 @@ class Checkpoints:
             file.write(path, state(), self._header)
 
         path = checkpoint_path(self._folder, stem, number)
-        if self._write_file(path, write, stem, self._keep):
+        if self._write_file(path, write, stem, self.settings.run.keep):
             self._last_done = tuple(done)
 
     def _write_file(self, path: Path, write: Callable[[Path], Any], stem: str, keep: int) -> bool:
@@ -189,7 +185,7 @@ class Checkpoints:
             write(path)
             prune_checkpoints(self._folder, stem, keep)
         except OSError as error:
-            self._report(
+            self.report(
                 f"warning: no checkpoint could be written to {path}:"
                 f" {error.strerror or error}; those before it are kept"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncpretrain.data.blocks import StoredRows
 from syncpretrain.data.dataset import PARTS, UNLABELLED, Dataset, is_labelled
 from syncpretrain.data.examples import evenly_spaced, has_missing
 from syncpretrain.data.scaling import spread
@@ -124,12 +122,9 @@ def _rows_with_target(data: Dataset) -> NDArray[np.intp]:
 
 def _with_train(data: Dataset, rows: NDArray[np.intp]) -> Dataset:
     """Return data with few of the given training rows; rows of a file stay in the file."""
-    X, labels = data.train, data.train_labels
-    if len(rows) == len(X) <= TRAIN_ROWS:
+    if len(rows) == len(data.train) <= TRAIN_ROWS:
         return data
-    rows = evenly_spaced(rows, TRAIN_ROWS)
-    some: Any = X.subset(rows) if isinstance(X, StoredRows) else X[rows]
-    return replace(data, train=some, train_labels=None if labels is None else labels[rows])
+    return data.with_train_rows(evenly_spaced(rows, TRAIN_ROWS))
 
 
 def report_of(

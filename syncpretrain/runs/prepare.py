@@ -76,30 +76,20 @@ def load_data(
 def completed(
     settings: Settings, given: Given | None, data: Dataset | None
 ) -> tuple[Settings, Dataset, str | None]:
-    """Return settings completed by their data, the data, loaded if there are none yet, and a line.
+    """Return settings completed by their data, the data, and one line about the changes.
 
-    The settings and the line are as of :func:`settings_for_data`.
-    """
-    data = load_data(settings, given=given) if data is None else data
-    settings, notice = settings_for_data(settings, given, data)
-    return settings, data, notice
-
-
-def settings_for_data(
-    settings: Settings, given: Given | None, data: Dataset
-) -> tuple[Settings, str | None]:
-    """Return settings that are completed by the data, and one line about the changes.
-
-    Settings that were ``given`` stay as they are; with None, as for a preset, all of them. MNIST
-    has the usual values, whichever of its digits are at hand.
+    The data are loaded if there are none yet. Settings that were ``given`` stay as they are; with
+    None, as for a preset, all of them. MNIST has the usual values, whichever of its digits are at
+    hand.
 
     Raises
     ------
     SettingsError
         If a value that follows from the data does not fit the given settings.
     """
+    data = load_data(settings, given=given) if data is None else data
     if given is None:
-        return settings, None
+        return settings, data, None
     is_usual = data.name == USUAL_DATA
     facts = facts_of(data.train)
     pretrain, chosen = settings.pretrain, dict[str, Any]()
@@ -116,7 +106,7 @@ def settings_for_data(
         finetune, chosen = finetune_by_data(finetune, given.finetune, facts, shapes)
         words += [f"fine-tuning: {in_words(facts, chosen)}"] if chosen else []
     settings = msgspec.structs.replace(settings, pretrain=pretrain, finetune=finetune)
-    return settings, "; ".join(words) or None
+    return settings, data, "; ".join(words) or None
 
 
 def table_options(settings: Settings) -> dict[str, Any]:

@@ -315,8 +315,10 @@ class Run:
             self.report_start(out)
             saved = Checkpoints(out, self.settings, self.data, self.identity, self.report)
             with self.saving(files), _on_ranks_that_die(_onward(out)):
-                with self.traced(out):
+                try:
                     stack, metrics, seconds = self.train(files, saved, log, resuming)
+                finally:
+                    self.write_or_tell(out / TRACE_NAME, partial(write_trace, self.history.events))
                 slots = self.pretraining.slots
                 seconds["total"] = time.monotonic() - self.started
                 report = report_of(self.settings, slots, metrics, self.history, stack, seconds, out)
@@ -500,14 +502,6 @@ class Run:
         except BaseException:  # whatever it is, a closed pipe say, no result is lost
             self.save_newest_model(files)
             raise
-
-    @contextmanager
-    def traced(self, out: Path) -> Iterator[None]:
-        """Write the trace of a run, however it ends."""
-        try:
-            yield
-        finally:
-            self.write_or_tell(out / TRACE_NAME, partial(write_trace, self.history.events))
 
 
 def _reason(error: BaseException) -> str:

@@ -194,7 +194,7 @@ def test_npy(tmp_path, order, dtype):
 
 def test_npy_stays_on_the_disk_where_it_can(tmp_path):
     np.save(tmp_path / "x.npy", X)
-    train = load_own(tmp_path / "x.npy", Wanted(), validation=0).train
+    train = load_own(tmp_path / "x.npy", Wanted(validation=0)).train
     assert not train.flags.owndata
     assert not train.flags.writeable
     assert np.array_equal(train, X)
@@ -230,7 +230,7 @@ def test_idx(tmp_path, name, packed):
 
 def test_idx_of_big_endian_floats(tmp_path):
     (tmp_path / "x.idx").write_bytes(idx_bytes(X.astype(">f4"), kind=0x0D))
-    assert np.array_equal(load_own(tmp_path / "x.idx", Wanted(), validation=0).train, X)
+    assert np.array_equal(load_own(tmp_path / "x.idx", Wanted(validation=0)).train, X)
 
 
 def test_a_file_is_split_with_its_labels(tmp_path):

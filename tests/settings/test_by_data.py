@@ -23,7 +23,7 @@ from syncpretrain.errors import (
 )
 from syncpretrain.events import EpochFinished, Notice
 from syncpretrain.pretraining.call import SavedCall
-from syncpretrain.runs.prepare import settings_for_data
+from syncpretrain.runs.prepare import completed
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import read_settings, settings_from
 from syncpretrain.settings.by_data import (
@@ -153,19 +153,18 @@ class TestRules:
 class TestSettled:
     def test_nothing_follows_for_a_preset(self):
         settings = settings_from([4, 3])
-        assert settings_for_data(settings, None, data_of(table())) == (settings, None)
+        data = data_of(table())
+        assert completed(settings, None, data) == (settings, data, None)
 
     def test_mnist_keeps_its_values_with_fewer_digits(self):
         settings = settings_from([4, 3])
-        assert settings_for_data(settings, Given(), data_of(table(), name="mnist")) == (
-            settings,
-            None,
-        )
+        data = data_of(table(), name="mnist")
+        assert completed(settings, Given(), data) == (settings, data, None)
 
     def test_fine_tuning_counts_labelled_rows(self):
         labels = np.where(np.arange(60) < 8, np.arange(60) % 2, -1)
         settings = settings_from([4, 3], finetune={"objective": "classification"})
-        after, line = settings_for_data(settings, Given(), data_of(table(), labels))
+        after, _, line = completed(settings, Given(), data_of(table(), labels))
         assert after.finetune.batch_size == 8
         assert line.endswith(
             "; fine-tuning: settings for 8 rows of 4 numbers: batch size 8, 500 epochs, learning"
@@ -176,7 +175,7 @@ class TestSettled:
         labels = np.where(np.arange(60) < 8, np.arange(60) % 2, -1)
         own = {"objective": "classification", "unlabelled": "pseudo"}
         settings = settings_from([4, 3], finetune=own, data={"name": "mnist", "labels": 8})
-        after, _ = settings_for_data(settings, Given(), data_of(table(), labels, name="mnist"))
+        after, _, _ = completed(settings, Given(), data_of(table(), labels, name="mnist"))
         assert (after.finetune.batch_size, after.finetune.epochs) == (60, 1500)
 
     def test_the_preset_of_few_labels_has_what_follows_for_guesses(self):
