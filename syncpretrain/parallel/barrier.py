@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import AveragingError
 from syncpretrain.parallel.blas import usable_cores
-from syncpretrain.parallel.waiting import READY, arrive_and_wait, store_counter, wait_for_counters
+from syncpretrain.parallel.waiting import READY, store_counter, wait_for_counters
 
 # As long as a nap costs by being late: a rank that spins this long loses at most twice the best.
 SPIN_SECONDS = 200e-6
@@ -122,7 +122,8 @@ class Barrier:
         target = int(self.counters[own]) + 1
         deadline, left = time.monotonic() + self.timeout, self.timeout
         among = (self._arrived, self.workers, target, BROKEN_COUNTER)
-        found = arrive_and_wait(self.counters, own, *among, self._spin, min(LOOK_SECONDS, left))
+        waits = *among, self._spin, min(LOOK_SECONDS, left)
+        found = wait_for_counters(self.counters, *waits, arrives=own)
         while found != READY:
             self.check()
             self._look(target)

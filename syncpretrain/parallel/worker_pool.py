@@ -206,10 +206,11 @@ class WorkerPool:
     def _arrive(self, step: _Step, rank: int, phases: int) -> bool:
         """Wait until every worker has done ``phases`` phases; return False on a failure."""
         times, waited = self._times, 0.0
-        among = ARRIVED + rank, ARRIVED, step.workers, phases, BROKEN, times.spin
+        among = ARRIVED, step.workers, phases, BROKEN, times.spin
         while True:
             begun, longest = time.monotonic(), min(times.look, times.stall - waited)
-            found = waiting.arrive_and_wait(self._counters, *among, longest, rank * times.stagger)
+            waits = *among, longest, rank * times.stagger
+            found = waiting.wait_for_counters(self._counters, *waits, arrives=ARRIVED + rank)
             if found != waiting.LATE:
                 return found == waiting.READY
             waited += min(time.monotonic() - begun, times.look)  # more: it was suspended
