@@ -32,8 +32,7 @@ from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.bench import random_rows
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.scaling.curves import Options, Way, curve
-from syncpretrain.planning.scaling.measured import machine_costs
-from syncpretrain.planning.scaling.work import LayerCosts, Network
+from syncpretrain.planning.scaling.work import LayerCosts, Network, machine_costs
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.activations import Split

@@ -340,18 +340,17 @@ def _costs(options: dict[str, Any], stack: PretrainSettings, common: Options) ->
     """Return the costs that the options name, or measure them."""
     from syncpretrain.parallel.blas import usable_cores
     from syncpretrain.planning.candidates import Task
-    from syncpretrain.planning.scaling.measured import machine_costs, measured_costs
-    from syncpretrain.planning.scaling.work import costs_from, works_of
+    from syncpretrain.planning.scaling import work
 
     if options["costs"] is not None:
         own = {"layers": common.layers, "batch_size": stack.batch_size}
-        costs = costs_from(options["costs"], **own)
-        works_of(stack, costs)  # refuses another number of layers
+        costs = work.costs_from(options["costs"], **own)
+        work.works_of(stack, costs)  # refuses another number of layers
         return costs
     task = Task(stack, common.examples, common.held_out)
     if options["cores"]:
-        return machine_costs(task, workers=usable_cores(), seconds=options["seconds"])
-    return measured_costs(task, seconds=options["seconds"])
+        return work.machine_costs(task, workers=usable_cores(), seconds=options["seconds"])
+    return work.measured_costs(task, seconds=options["seconds"])
 
 
 def _network(options: dict[str, Any]) -> Network:

@@ -38,10 +38,11 @@ from typing import Any
 from syncpretrain.cluster.engine import BOOT_ID_FILE, Buffer, Engine, pack, unpack
 from syncpretrain.cluster.windows import WINDOWS_PORT, Windows
 from syncpretrain.errors import WorkerError
+from syncpretrain.parallel.barrier import ended
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 
 SILENT_SECONDS = 30.0  # without one: a rank's threads may all be in one long call
-NAMESPACE, PROCESSES = "/proc/self/ns/pid", "/proc"
+NAMESPACE = "/proc/self/ns/pid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class Peers:
         process = f"(process {beat.pid})"
         if beat.leaves:
             return f"{process} has left"
-        if beat.machine == self._own.machine and has_died(beat.pid):
+        if beat.machine == self._own.machine and ended(beat.pid, start=0):
             return f"{process} was killed or has crashed"
         if now - self._heard[rank] > self.silent_seconds:
             return f"{process} has not been heard of for {self.silent_seconds:g} s"
@@ -150,17 +151,6 @@ def own_beat() -> Beat:
 def last_beat(beat: Beat) -> Beat:
     """Return the sign of life with which a rank leaves."""
     return replace(beat, leaves=True)
-
-
-def has_died(pid: int) -> bool:
-    """Return whether a process of this machine has ended, even if no one knows of it yet."""
-    try:
-        text = Path(PROCESSES, str(pid), "stat").read_text()
-    except FileNotFoundError:
-        return Path(PROCESSES, "self").exists()  # else the system has no such files
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] in "ZX"
 
 
 Port = tuple[Any, ...]

@@ -20,22 +20,12 @@ from syncpretrain.errors import DataError
 from syncpretrain.kernels.activations import activate, affine
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents
+from syncpretrain.models import layer as trained
 from syncpretrain.models.couplings import zero_sum
 from syncpretrain.models.export.formats import format_for, write_export
 from syncpretrain.models.gibbs import check_numbers, imputed, sampled, started
 from syncpretrain.models.inputs import checked_codes, is_bounded, prepared_examples
-from syncpretrain.models.layer import (
-    ConvolutionalLayer,
-    DenseLayer,
-    Head,
-    Layer,
-    down_through,
-    in_float32,
-    parameters_sha256,
-    units_of,
-    up_through,
-    with_log_odds,
-)
+from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Head, Layer
 from syncpretrain.models.mixing import Mixing, mixing_of
 from syncpretrain.models.model_file import Model, read_model, write_model
 from syncpretrain.observers.history import ErrorHistory
@@ -79,7 +69,7 @@ class Stack:
 
     def __post_init__(self) -> None:
         """Compute in float32, in whatever precision the layers were trained."""
-        object.__setattr__(self, "layers", tuple(map(in_float32, self.layers)))
+        object.__setattr__(self, "layers", tuple(map(trained.in_float32, self.layers)))
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -89,12 +79,12 @@ class Stack:
     @property
     def parameters_sha256(self) -> str:
         """SHA-256 over all parameters in layer order, as little-endian float32 in C order."""
-        return parameters_sha256(self.layers, self.scaling, self.head)
+        return trained.parameters_sha256(self.layers, self.scaling, self.head)
 
     @property
     def units(self) -> tuple[str, ...]:
         """Kinds of the units of the input and of each layer."""
-        return units_of(self.layers)
+        return trained.units_of(self.layers)
 
     def prepared(self, X: ArrayLike, name: str = "X", *, missing: bool = False) -> Array:
         """Return examples as the lowest layer sees them: checked, and standardized if need be.
@@ -143,8 +133,8 @@ class Stack:
         depth = len(self.layers) if layer is None else layer
         if not 1 <= depth <= len(self.layers):
             raise DataError(f"layer: got {layer}, expected 1 to {len(self.layers)}")
-        layers = with_log_odds(self.layers[:depth]) if log_odds else self.layers[:depth]
-        return up_through(layers, self.prepared(X, missing=True))
+        layers = trained.with_log_odds(self.layers[:depth]) if log_odds else self.layers[:depth]
+        return trained.up_through(layers, self.prepared(X, missing=True))
 
     def decode(self, codes: ArrayLike) -> Array:
         """Decode codes of the top layer to the input.
@@ -171,11 +161,11 @@ class Stack:
 
         The layers on the way keep the kinds of units of their encoders.
         """
-        return down_through(self.layers[:layer], codes)
+        return trained.down_through(self.layers[:layer], codes)
 
     def up(self, prepared: Array, *, layer: int | None = None) -> Array:
         """Return the codes of prepared examples at a layer, default the top one."""
-        return up_through(self.layers[:layer], prepared)
+        return trained.up_through(self.layers[:layer], prepared)
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Return the probability of each class for each row of X, in the head's order of classes.

@@ -9,8 +9,8 @@ Guarantees:
   count. It may be one barrier ahead of a slower rank, never two.
 * A waiting rank checks the missing ones every 50 ms. A rank that has left, or that lost its
   process, will never arrive: the waiting rank breaks the barrier, and all ranks raise.
-* A process is known by its number and its start, and watched through a descriptor: its number may
-  be given to another process after its end, its descriptor stays its own.
+* A process is known by its number and its start: its number may be given to another process after
+  its end.
 
 Assumption: a process that holds a rank in its ``with`` block runs or ends. Only the deadline
 detects a process that is suspended.
@@ -19,7 +19,6 @@ detects a process that is suspended.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
 import time
@@ -31,7 +30,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import AveragingError
 from syncpretrain.parallel.blas import usable_cores
-from syncpretrain.parallel.waiting import READY, arrive_and_wait, store_counter, wait_for_counters
+from syncpretrain.parallel.waiting import READY, store_counter, wait_for_counters
 
 # As long as a nap costs by being late: a rank that spins this long loses at most twice the best.
 SPIN_SECONDS = 200e-6
@@ -64,7 +63,6 @@ class Barrier:
     timeout: float
 
     def __post_init__(self) -> None:
-        self._processes = ProcessWatch()
         self._arrived, self._process, self._start, self._thread, self._left = (
             FIRST_CELL + row * self.workers for row in range(WORKER_ROWS)
         )
@@ -124,7 +122,8 @@ class Barrier:
         target = int(self.counters[own]) + 1
         deadline, left = time.monotonic() + self.timeout, self.timeout
         among = (self._arrived, self.workers, target, BROKEN_COUNTER)
-        found = arrive_and_wait(self.counters, own, *among, self._spin, min(LOOK_SECONDS, left))
+        waits = *among, self._spin, min(LOOK_SECONDS, left)
+        found = wait_for_counters(self.counters, *waits, arrives=own)
         while found != READY:
             self.check()
             self._look(target)
@@ -152,7 +151,6 @@ class Barrier:
     def leave(self) -> None:
         """Take part no longer. Who waits for this worker raises; who does not, is not disturbed."""
         store_counter(self.counters, self._left + self.rank, 1)
-        self._processes.close()
 
     def _give_up(self, target: int) -> None:
         missing = ", ".join(self._name(rank) for rank in self._missing(target))
@@ -173,7 +171,7 @@ class Barrier:
         if self.counters[self._left + rank]:
             return "has left"
         pid = int(self.counters[self._process + rank])
-        return self._processes.ended(pid, int(self.counters[self._start + rank])) if pid else None
+        return ended(pid, int(self.counters[self._start + rank])) if pid else None
 
     def _missing(self, target: int) -> list[int]:
         arrived = self.counters[self._arrived : self._arrived + self.workers]
@@ -218,61 +216,25 @@ def described(error: BaseException) -> str:
 STATE, STARTED, STATUS = 0, 19, 49  # fields of /proc/PID/stat behind the name; proc(5)
 
 
-class ProcessWatch:
-    """The processes that one worker watches. Their descriptors are opened when first asked for."""
+def ended(pid: int, start: int) -> str | None:
+    """Return how a process of this machine ended, or None while it lives; a zombie has ended.
 
-    def __init__(self) -> None:
-        self._descriptors: dict[int, int | None] = {}
-
-    def ended(self, pid: int, start: int) -> str | None:
-        """Return how a process ended, or None while it lives; a zombie has ended.
-
-        ``start`` is what :func:`started` returned in that process.
-        """
-        if pid == os.getpid():
-            return None
-        # The descriptor is opened before the start is compared: if the start is right then, the
-        # descriptor is of the right process, and stays so after its number is given away.
-        try:
-            if pid not in self._descriptors:
-                self._descriptors[pid] = _opened(pid)
-        except ProcessLookupError:
-            return "died"
-        fields = _fields(pid)
-        if fields and start and int(fields[STARTED]) != start:
-            return "died"  # and its number is another's now
-        descriptor = self._descriptors[pid]
-        if descriptor is None:
-            over = not _exists(pid) or (fields is not None and fields[STATE] in "ZX")
-        else:
-            poll = select.poll()
-            poll.register(descriptor, select.POLLIN)
-            over = bool(poll.poll(0))
-        return f"died{_how(_fields(pid))}" if over else None
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        for descriptor in self._descriptors.values():
-            if descriptor is not None:
-                os.close(descriptor)
-        self._descriptors.clear()
+    ``start`` is what :func:`started` returned in that process, 0 if that is not known.
+    """
+    if pid == os.getpid():
+        return None
+    fields = _fields(pid)
+    if fields is None:
+        return None if _exists(pid) else "died"
+    if start and int(fields[STARTED]) != start:
+        return "died"  # and its number is another's now
+    return f"died{_how(fields)}" if fields[STATE] in "ZX" else None
 
 
 def started(pid: int) -> int:
     """Return when a process was started, in the kernel's ticks; 0 if that cannot be known."""
     fields = _fields(pid)
     return int(fields[STARTED]) if fields else 0
-
-
-def _opened(pid: int) -> int | None:
-    if not hasattr(os, "pidfd_open"):
-        return None
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        raise
-    except OSError:  # an old kernel, a sandbox, or no descriptor left: /proc must do
-        return None
 
 
 def _exists(pid: int) -> bool:
@@ -291,10 +253,10 @@ def _fields(pid: int) -> list[str] | None:
         return None
 
 
-def _how(fields: list[str] | None) -> str:
+def _how(fields: list[str]) -> str:
     """Describe how a zombie ended; an empty text if the system does not tell."""
     # A zombie is a process that has ended, with an exit status that no parent has collected.
-    if fields is None or fields[STATE] != "Z" or len(fields) <= STATUS:
+    if fields[STATE] != "Z" or len(fields) <= STATUS:
         return ""
     status = int(fields[STATUS])  # 0 also if we may not know
     if os.WIFSIGNALED(status):

@@ -35,6 +35,8 @@ def wait_for_counters(
     spin_seconds: float,
     timeout_seconds: float,
     stagger_seconds: float = 0.0,
+    *,
+    arrives: int | None = None,
 ) -> int:
     """Wait, without the interpreter's lock, until some counters have all reached a target.
 
@@ -56,6 +58,8 @@ def wait_for_counters(
         Time to spin once the target is reached, so that threads that waited together do not
         all want the interpreter's lock at once: to be woken for it takes some 40 us. Only the
         extension does so.
+    arrives : int, optional
+        Store the target in this counter first, as :func:`store_counter` does.
 
     Returns
     -------
@@ -65,17 +69,23 @@ def wait_for_counters(
     Raises
     ------
     IndexError, ValueError
-        If there are no such counters, or they are not int64 side by side.
+        If there are no such counters, or they are not int64 side by side; then nothing was stored.
     KeyboardInterrupt
         Or what else a signal's handler raises.
     """
     if extension is not None:
-        waited: int = extension.wait_for_counters(
-            counters, first, count, target, broken, spin_seconds, timeout_seconds, stagger_seconds
+        waits = first, count, target, broken, spin_seconds, timeout_seconds, stagger_seconds
+        waited: int = (
+            extension.wait_for_counters(counters, *waits)
+            if arrives is None
+            else extension.arrive_and_wait(counters, arrives, *waits)
         )
         return waited
+    # Checked before anything is stored: an arrival that raises must not count for the others.
     _check_counters(counters, first, count)
     _check_counters(counters, broken, 1)
+    if arrives is not None:
+        store_counter(counters, arrives, target)
     awaited, deadline = counters[first : first + count], time.monotonic() + timeout_seconds
     looks = 0
     while True:
@@ -106,36 +116,6 @@ def store_counter(counters: Cells, index: int, value: int) -> None:
         return
     _check_counters(counters, index, 1)
     counters[index] = value
-
-
-def arrive_and_wait(
-    counters: Cells,
-    rank: int,
-    first: int,
-    count: int,
-    target: int,
-    broken: int,
-    spin_seconds: float,
-    timeout_seconds: float,
-    stagger_seconds: float = 0.0,
-) -> int:
-    """Store the target in the counter ``rank``, then wait as :func:`wait_for_counters` does.
-
-    Raises
-    ------
-    IndexError, ValueError, KeyboardInterrupt
-        As :func:`wait_for_counters`; nothing was stored if there are no such counters.
-    """
-    times = spin_seconds, timeout_seconds, stagger_seconds
-    if extension is not None:
-        own = rank, first, count, target, broken
-        waited: int = extension.arrive_and_wait(counters, *own, *times)
-        return waited
-    # Checked before anything is stored: an arrival that raises must not count for the others.
-    _check_counters(counters, first, count)
-    _check_counters(counters, broken, 1)
-    store_counter(counters, rank, target)
-    return wait_for_counters(counters, first, count, target, broken, *times)
 
 
 def _check_counters(counters: Cells, first: int, count: int) -> None:

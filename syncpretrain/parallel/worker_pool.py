@@ -22,13 +22,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from syncpretrain.errors import StalledError
-from syncpretrain.kernels.program import Phase, Phases, Program, in_turn
+from syncpretrain.kernels.program import Phases, Program, in_turn
 from syncpretrain.parallel import waiting
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 
@@ -41,8 +40,7 @@ BROKEN, BEGUN, ARRIVED = 0, 1, 2  # counters: a failure; the newest step; phases
 @dataclass(frozen=True, slots=True)
 class _Step:
     number: int
-    phases: Sequence[Phase]
-    program: Program | None  # if it is compiled: the number of phases is fixed then
+    phases: Phases  # a program only if it is compiled
     shards: int
     workers: int
     # Phases are counted through all steps, so that no counter of an arrival is ever reset. A worker
@@ -66,7 +64,7 @@ class WorkerPool:
         self._most, self._name, self._times = most, name, times
         self._counters = np.zeros(ARRIVED + most, dtype=np.int64)
         self._lock = threading.Lock()  # of what follows; never held while working or waiting
-        self._step = _Step(0, (), None, 0, 1, 0, 0)
+        self._step = _Step(0, (), 0, 1, 0, 0)
         self._asleep = [True] * most
         # A semaphore remembers a release, so a worker may be woken before it has gone to sleep.
         self._doors = [threading.Semaphore(0) for _ in range(most)]
@@ -90,18 +88,13 @@ class WorkerPool:
         if workers == 1:
             in_turn(phases, shards)
             return
-        program: Program | None = None
-        each: Sequence[Phase] = ()
-        if not isinstance(phases, Program):
-            each, count = phases, len(phases)
-        elif phases.is_compiled:
-            program, count = phases, phases.length
-        else:
-            each, count = phases.phases, phases.length
+        count = phases.length if isinstance(phases, Program) else len(phases)
+        if isinstance(phases, Program) and not phases.is_compiled:
+            phases = phases.phases
         # Read without the lock: only this thread sets a step. And no worker still works on the last
         # one: its last phase ended when all of them had arrived.
         number, behind = self._step.number + 1, self._step.ahead
-        step = _Step(number, each, program, shards, workers, behind, behind + count)
+        step = _Step(number, phases, shards, workers, behind, behind + count)
         with self._lock:
             self._step = step
             needed = [rank for rank in range(1, workers) if self._asleep[rank]]
@@ -171,8 +164,8 @@ class WorkerPool:
 
     def _work(self, step: _Step, rank: int) -> None:
         """Run a worker's shards of every phase, and wait for the others after each."""
-        if step.program is not None:
-            self._work_program(step, step.program, rank)
+        if isinstance(step.phases, Program):
+            self._work_program(step, step.phases, rank)
             return
         # A shard stays with its worker as long as their number stays, so that its arrays are
         # likely in the cache of that core.
@@ -206,10 +199,11 @@ class WorkerPool:
     def _arrive(self, step: _Step, rank: int, phases: int) -> bool:
         """Wait until every worker has done ``phases`` phases; return False on a failure."""
         times, waited = self._times, 0.0
-        among = ARRIVED + rank, ARRIVED, step.workers, phases, BROKEN, times.spin
+        among = ARRIVED, step.workers, phases, BROKEN, times.spin
         while True:
             begun, longest = time.monotonic(), min(times.look, times.stall - waited)
-            found = waiting.arrive_and_wait(self._counters, *among, longest, rank * times.stagger)
+            waits = *among, longest, rank * times.stagger
+            found = waiting.wait_for_counters(self._counters, *waits, arrives=ARRIVED + rank)
             if found != waiting.LATE:
                 return found == waiting.READY
             waited += min(time.monotonic() - begun, times.look)  # more: it was suspended

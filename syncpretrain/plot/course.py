@@ -22,13 +22,7 @@ from syncpretrain.models.stack import Stack
 from syncpretrain.observers.history import ErrorCurve, ErrorHistory, History
 from syncpretrain.plot import canvas
 from syncpretrain.plot.canvas import ASLEEP, colour_of
-from syncpretrain.runs.record import (
-    EpochSpan,
-    Timeline,
-    critical_path,
-    read_timeline,
-    timeline_of,
-)
+from syncpretrain.runs.record import EpochSpan, Timeline, critical_path, read_timeline, timeline_of
 
 FEW_EPOCHS = 40  # at most so many epochs have a mark each
 MARKS_OF_A_LINE = 10  # marks of a line with more epochs

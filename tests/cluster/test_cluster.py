@@ -19,8 +19,9 @@ from syncpretrain.cluster.engine import APART_BYTES, pack, sizes_in, unpack
 from syncpretrain.cluster.job import Membership, check_ranks, member, using
 from syncpretrain.cluster.launched import launched
 from syncpretrain.cluster.mpi import import_mpi
-from syncpretrain.cluster.transport import Beat, Peers, Transport, has_died
+from syncpretrain.cluster.transport import Beat, Peers, Transport
 from syncpretrain.errors import SettingsError, WorkerError
+from syncpretrain.parallel.barrier import ended
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.ranks.placement import ranks_of_layers
 
@@ -269,7 +270,7 @@ def test_the_loss_of_a_rank_is_noticed_by_its_process_its_last_word_or_its_silen
     child = os.posix_spawnp("true", ["true"], os.environ)
     try:
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-        assert has_died(child), "though nobody has asked how"
+        assert ended(child, start=0), "though nobody has asked how"
         peers.record(1, Beat("here", "machine", child))
         assert peers.lost(1, 12.0) == f"(process {child}) was killed or has crashed"
     finally:
@@ -277,8 +278,8 @@ def test_the_loss_of_a_rank_is_noticed_by_its_process_its_last_word_or_its_silen
     peers.record(1, Beat("there", "other", 5, leaves=True))
     peers.record(1, own)
     assert peers.lost(1, 12.0) == "(process 5) has left", "which it said last"
-    assert has_died(child)
-    assert not has_died(os.getpid())
+    assert ended(child, start=0)
+    assert not ended(os.getpid(), start=0)
 
 
 def test_what_to_install_is_said_without_mpi4py(monkeypatch):

@@ -613,7 +613,7 @@ def test_a_broken_wait_says_so_even_at_its_target(counters):
     counters[BROKEN] = -1
     assert waiting.wait_for_counters(counters, 0, 2, 1, BROKEN, 0, 10) == 1
     assert waiting.wait_for_counters(counters, 0, 2, 0, BROKEN, 0, 10) == 1
-    assert waiting.arrive_and_wait(counters, 0, 0, 2, 5, BROKEN, 0, 10) == 1
+    assert waiting.wait_for_counters(counters, 0, 2, 5, BROKEN, 0, 10, arrives=0) == 1
     assert counters[0] == 5
 
 
@@ -646,12 +646,13 @@ def test_threads_meet_at_every_step(counters):
     def work(rank):
         for step in range(1, steps + 1):
             written[rank] = step
-            if waiting.arrive_and_wait(counters, rank, 0, workers, 2 * step - 1, BROKEN, 1e-4, 30):
+            waits = BROKEN, 1e-4, 30
+            if waiting.wait_for_counters(counters, 0, workers, 2 * step - 1, *waits, arrives=rank):
                 wrong.append((rank, step, "waited in vain"))
                 return
             if (written != step).any():
                 wrong.append((rank, step, written.tolist()))
-            waiting.arrive_and_wait(counters, rank, 0, workers, 2 * step, BROKEN, 1e-4, 30)
+            waiting.wait_for_counters(counters, 0, workers, 2 * step, *waits, arrives=rank)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(workers)]
     for thread in threads:
@@ -691,12 +692,12 @@ def test_counters_that_are_none_are_refused(counters):
         with pytest.raises(IndexError, match="counted from 0"):
             waiting.wait_for_counters(counters, first, count, 1, broken, 0, 0)
         with pytest.raises(IndexError, match="counted from 0"):
-            waiting.arrive_and_wait(counters, 0, first, count, 1, broken, 0, 0)
+            waiting.wait_for_counters(counters, first, count, 1, broken, 0, 0, arrives=0)
     for rank in (-1, 8):
         with pytest.raises(IndexError, match="counted from 0"):
             waiting.store_counter(counters, rank, 1)
         with pytest.raises(IndexError, match="counted from 0"):
-            waiting.arrive_and_wait(counters, rank, 0, 1, 1, BROKEN, 0, 0)
+            waiting.wait_for_counters(counters, 0, 1, 1, BROKEN, 0, 0, arrives=rank)
     assert not counters.any(), "nothing was stored"
     for other in (counters.astype(np.int32), counters.astype(float), counters.reshape(2, 4)):
         with pytest.raises(ValueError, match="expected one of int64"):

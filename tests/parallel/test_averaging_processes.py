@@ -23,7 +23,7 @@ from namedmemory import named_memory
 
 from syncpretrain.parallel import AveragingError, GradientAverager
 from syncpretrain.parallel import barrier as lives
-from syncpretrain.parallel.barrier import ProcessWatch, started
+from syncpretrain.parallel.barrier import ended, started
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="processes need memfd_create of Linux"
@@ -137,10 +137,7 @@ def test_ways_to_go(way, text, capfd):
     assert text in found
 
 
-@pytest.mark.parametrize("descriptors", [True, False], ids=["pidfd", "proc"])
-def test_a_process_killed_at_any_moment_ends_all_others(descriptors, monkeypatch):
-    if not descriptors:
-        monkeypatch.delattr(os, "pidfd_open")
+def test_a_process_killed_at_any_moment_ends_all_others():
     took = []
     with GradientAverager([(100, 100)], shards=3, workers=3, timeout=START_SECONDS) as averager:
         receiver, sender = SPAWN.Pipe(duplex=False)
@@ -244,48 +241,31 @@ def sleeper() -> Iterator[subprocess.Popen]:
         process.kill()
 
 
-@pytest.mark.parametrize("descriptors", [True, False], ids=["pidfd", "proc"])
 class TestLives:
-    @pytest.fixture(autouse=True)
-    def choose(self, descriptors, monkeypatch):
-        if not descriptors:
-            monkeypatch.delattr(os, "pidfd_open")
-
-    @pytest.fixture
-    def watching(self) -> Iterator[ProcessWatch]:
-        watching = ProcessWatch()
-        yield watching
-        watching.close()
-
-    def test_a_process_lives_is_a_zombie_and_is_gone(self, sleeper, watching):
+    def test_a_process_lives_is_a_zombie_and_is_gone(self, sleeper):
         since = started(sleeper.pid)
         assert since > 0
-        assert watching.ended(sleeper.pid, since) is None
+        assert ended(sleeper.pid, since) is None
         sleeper.kill()
         os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
-        assert watching.ended(sleeper.pid, since) == "died: killed by SIGKILL"
+        assert ended(sleeper.pid, since) == "died: killed by SIGKILL"
         sleeper.wait(SECONDS)
-        assert watching.ended(sleeper.pid, since) == "died"
-        late = ProcessWatch()
-        assert late.ended(sleeper.pid, since) == "died"
-        late.close()
+        assert ended(sleeper.pid, since) == "died"
 
-    def test_a_number_that_is_another_process_s_now_is_a_death(self, sleeper, watching):
-        assert watching.ended(sleeper.pid, started(sleeper.pid) - 1) == "died"
+    def test_a_number_that_is_another_process_s_now_is_a_death(self, sleeper):
+        assert ended(sleeper.pid, started(sleeper.pid) - 1) == "died"
 
-    def test_the_own_process_lives(self, watching):
-        assert watching.ended(os.getpid(), started(os.getpid())) is None
+    def test_the_own_process_lives(self):
+        assert ended(os.getpid(), started(os.getpid())) is None
 
 
 def test_without_any_knowledge_of_processes_a_number_must_do(sleeper, monkeypatch):
-    monkeypatch.delattr(os, "pidfd_open")
     monkeypatch.setattr(lives, "_fields", lambda pid: None)
-    watching = ProcessWatch()
     assert started(sleeper.pid) == 0
-    assert watching.ended(sleeper.pid, 0) is None
+    assert ended(sleeper.pid, 0) is None
     sleeper.kill()
     sleeper.wait(SECONDS)
-    assert watching.ended(sleeper.pid, 0) == "died"
+    assert ended(sleeper.pid, 0) == "died"
 
 
 def test_the_example():

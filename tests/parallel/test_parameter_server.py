@@ -21,9 +21,9 @@ from localranks import local_ranks
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import slices_of
 from syncpretrain.parallel.replicas.server import (
-    DelayCompensation,
     ParameterServer,
     Push,
+    ServerSlice,
     SliceThreads,
 )
 from syncpretrain.parallel.replicas.steps import tasks_of
@@ -297,13 +297,14 @@ def test_the_compensation_by_its_definition():
     """In terms of the gradient g = -d / rate, of which lambda g*g (w - w') is added."""
     rng = np.random.default_rng(0)
     w, then, rate, strength = rng.normal(size=9), rng.normal(size=9), 0.1, 2.0
-    compensation, mean = DelayCompensation(strength, np.zeros(9, np.float32)), np.zeros(9)
+    rules, mean = AsyncFields(delay_compensation=strength), np.zeros(9)
+    server = ServerSlice(w.astype(np.float32), np.zeros(9, np.float32), rules)
     for _ in range(3):
         g = rng.normal(size=9)
         mean = 0.95 * mean + 0.05 * g * g
         expected = -rate * (g + strength / np.sqrt(mean) / rate * rate * g * g * (w - then))
         change = (-rate * g).astype(np.float32)
-        compensation.apply(change, w.astype(np.float32), then.astype(np.float32))
+        server.compensate(change, then.astype(np.float32))
         np.testing.assert_allclose(change, expected, rtol=1e-4)
 
 

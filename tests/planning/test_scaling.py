@@ -32,7 +32,6 @@ from syncpretrain.planning.scaling.job import (
     place,
     replicas_from,
 )
-from syncpretrain.planning.scaling.measured import costs_together, machine_costs, measured_costs
 from syncpretrain.planning.scaling.work import (
     GroupWork,
     LayerCosts,
@@ -41,6 +40,9 @@ from syncpretrain.planning.scaling.work import (
     PartCost,
     SharedCost,
     costs_from,
+    costs_together,
+    machine_costs,
+    measured_costs,
 )
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.settings import settings_from

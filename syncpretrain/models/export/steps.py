@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import msgspec
 
+from syncpretrain import __version__
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.shapes import ImageShape
 
@@ -202,11 +202,7 @@ class Network(msgspec.Struct, frozen=True, eq=False):
     @property
     def about(self) -> str:
         """Everything but the arrays, as JSON."""
-        try:
-            made_by = f"syncpretrain {version('syncpretrain')}"
-        except PackageNotFoundError:
-            made_by = "syncpretrain"
-        table: dict[str, Any] = {"made_by": made_by, "part": self.part}
+        table: dict[str, Any] = {"made_by": f"syncpretrain {__version__}", "part": self.part}
         table |= {"inputs": self.inputs, "outputs": self.names, "classes": self.classes}
         table["categories"] = {name: choices for name, choices in self.table if choices}
         return json.dumps(table)

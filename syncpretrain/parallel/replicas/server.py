@@ -153,53 +153,38 @@ class ParameterServer:
 class ServerSlice:
     """A slice of the parameters, changed in place by its owner.
 
+    Changes are compensated for their delay if the rules say so (Zheng et al. 2017). With a gradient
+    g at the parameters w', the one at w is about g + lambda g*g*(w - w'), in which g*g stands for
+    the diagonal of the Hessian. With the adaptive lambda = lambda_0 / sqrt(mean of g*g) and a
+    change d = -rate g the rate drops out, and d becomes
+    d - lambda_0 d*d / sqrt(mean of d*d) (w - w').
+
     Parameters
     ----------
     parameters, mean_square : ndarray of shape (n,), float32
-        The second holds the mean squares of the changes, for the compensation.
+        The second holds the decaying mean of the squared changes, 0 at first, and is empty without
+        a compensation.
     rules : AsyncFields
+        ``delay_compensation`` is lambda_0.
     """
 
     def __init__(self, parameters: Array, mean_square: Array, rules: AsyncFields) -> None:
         self.parameters, self.mean_square = parameters, mean_square
-        self._compensation: DelayCompensation | None = None
-        if rules.delay_compensation:
-            self._compensation = DelayCompensation(rules.delay_compensation, mean_square)
+        self._strength = np.float32(rules.delay_compensation)
+        self._scratch = np.empty(min(len(mean_square), LONG_BLOCK), dtype=np.float32)
 
     def add(self, change: Array, share: float, fetched: Array) -> None:
         """Add a share of a change of the parameters ``fetched``, compensated; use it up."""
         # A replica that diverged pushes infinities; whoever trains finds them in its error.
         with np.errstate(over="ignore", invalid="ignore"):
-            if self._compensation is not None:
-                self._compensation.apply(change, self.parameters, fetched)
+            if self._strength:
+                self.compensate(change, fetched)
             if share != 1:
                 change *= np.float32(share)
             self.parameters += change
 
-
-class DelayCompensation:
-    """Compensation of a change for its delay (Zheng et al. 2017).
-
-    With a gradient g at the parameters w', the one at w is about g + lambda g*g*(w - w'), in which
-    g*g stands for the diagonal of the Hessian. With the adaptive lambda = lambda_0 / sqrt(mean of
-    g*g) and a change d = -rate g the rate drops out, and d becomes
-    d - lambda_0 d*d / sqrt(mean of d*d) (w - w').
-
-    Parameters
-    ----------
-    strength : float
-        lambda_0.
-    mean_square : ndarray of shape (n,), float32
-        Decaying mean of the squared changes, 0 at first; changed in place.
-    """
-
-    def __init__(self, strength: float, mean_square: Array) -> None:
-        self._strength = np.float32(strength)
-        self.mean_square = mean_square
-        self._scratch = np.empty(min(len(mean_square), LONG_BLOCK), dtype=np.float32)
-
-    def apply(self, change: Array, parameters: Array, fetched: Array) -> None:
-        """Correct in place a change made from ``fetched``, to be added to ``parameters``."""
+    def compensate(self, change: Array, fetched: Array) -> None:
+        """Correct in place a change made from ``fetched``, to be added to the parameters."""
         # In blocks, so that all passes but the first find their numbers in the cache.
         for start in range(0, len(change), LONG_BLOCK):
             block = slice(start, start + LONG_BLOCK)
@@ -209,7 +194,7 @@ class DelayCompensation:
             mean += np.float32(1 - MEMORY) * square
             square *= self._strength
             square /= np.sqrt(mean) + TINY
-            square *= parameters[block] - fetched[block]
+            square *= self.parameters[block] - fetched[block]
             d -= square
 
 
