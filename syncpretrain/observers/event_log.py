@@ -20,6 +20,7 @@ from syncpretrain import events
 from syncpretrain.errors import ModelFileError
 from syncpretrain.events import Event, Progress
 
+PIECE_BYTES = 1 << 16
 CLOCK_FIELDS = ("time", "started")  # fields on the clock of the run, as opposed to durations
 
 
@@ -121,9 +122,15 @@ class EventLog:
 def _whole_lines(path: Path) -> int:
     """Return where the last whole line of a file ends."""
     with path.open("rb") as file:
-        size = file.seek(0, SEEK_END)
-        file.seek(0)
-        return file.read(size).rfind(b"\n") + 1
+        end = file.seek(0, SEEK_END)
+        while end:
+            start = max(0, end - PIECE_BYTES)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+    return 0
 
 
 def read_reads(path: str | Path) -> tuple[tuple[int, ...], ...]:
