@@ -140,7 +140,7 @@ class StackPredictor(StackEstimator):
         if not is_free or not choices.are_for_committee(X.shape, targets, outputs):
             return False
         if self.visible_units != "auto":
-            return "counts" not in self.visible_units
+            return "counts" not in str(self.visible_units)
         return not facts_of(training_rows(X)).are_counts
 
     def _asked(self, *, are_few: bool) -> committee.Asked:

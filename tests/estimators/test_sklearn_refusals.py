@@ -90,6 +90,12 @@ def test_a_setting_that_the_estimator_decides_is_refused(name):
         fitted(settings={name: 1})
 
 
+@pytest.mark.parametrize("estimator", [DBNClassifier, DBNRegressor])
+def test_visible_units_that_are_no_text_are_refused_where_a_committee_would_teach(estimator):
+    with pytest.raises(SettingsError, match=r"^visible_units: got 3, expected text$"):
+        estimator(visible_units=3).fit(ROWS, np.arange(30) % 2)
+
+
 def test_a_name_that_is_no_text_is_refused():
     with pytest.raises(SettingsError, match=r"^settings: got the name 3, expected text"):
         fitted(settings={3: 1})
