@@ -203,7 +203,8 @@ def _judged(
     stack: Stack, sample: Any, history: ErrorHistory, chosen: dict[str, Any], *, warn: bool
 ) -> Stack:
     """Return a stack with its history and a verdict, after a warning of a poor result."""
-    sentences = on_layers(baselines(stack.for_prepared_rows(), sample), history.layers)
+    trained = history.layers if any(stack.info["epochs"]) else ()  # random weights were asked for
+    sentences = on_layers(baselines(stack.for_prepared_rows(), sample), trained)
     for sentence in sentences if warn else ():
         warnings.warn(sentence, PoorResultWarning, stacklevel=4)
     info: dict[str, Any] = {"by_data": chosen} if chosen else {}

@@ -42,6 +42,13 @@ def test_pretraining_gives_the_random_stack_of_the_seed():
     assert [type(event) for event in events] == [RunStarted, RunFinished]
 
 
+def test_random_weights_are_no_poor_result(recwarn):
+    random = {"hidden_units": "relu", "visible_units": "gaussian", "schedule": "none", "seed": 0}
+    X = np.random.default_rng(0).normal(size=(150, 4))
+    assert "verdict" not in pretrain(X, layers=[4, 16], **random).info
+    assert not recwarn.list
+
+
 def test_pictures_of_any_values_are_standardized():
     X = 5 + make_data().train
     stack = pretrain(X, layers=TEXT, visible_units="gaussian", **CHOICES)
