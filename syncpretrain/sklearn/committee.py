@@ -390,6 +390,8 @@ def stack_member(
 
     def learn(X: Any, some: Targets, steps: int) -> Judge:
         y, weights = some.spread_out(X.shape[0])
+        # Without a number far away, left out here, the others may be alike: see ForNumbers.answers.
+        y = y.astype(np.float32)
         own = {} if settings is None else settings(X.shape, len(some.rows), steps)
         trained = finetuned(stack, X, y, **own, weights=weights, warn=False, observers=())
         return lambda rows: kind.opinions(outputs_of(trained, rows))

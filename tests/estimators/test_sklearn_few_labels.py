@@ -684,6 +684,15 @@ class TestNumbers:
         assert ForNumbers(1).learned(answers.mean() + 0 * answers, answers) == 0
         assert ForNumbers(1).learned(0 * answers, 0 * answers) == 1
 
+    def test_one_number_far_from_all_others_is_learned_like_any(self, monkeypatch):
+        quick(monkeypatch)
+        X = np.random.default_rng(0).normal(size=(400, 4))
+        y = np.where(np.arange(400) < 60, X[:, 0], np.nan)
+        y[3] = 1e9
+        model = DBNRegressor(hidden=(4,), workers=1, random_state=0).fit(X, y)
+        assert model.teachers_
+        assert np.isfinite(model.predict(X)).all()
+
 
 class TestClassifier:
     def test_pixels_are_binary_units_with_a_scaling(self, tmp_path):
