@@ -78,6 +78,7 @@ EXACT = {"normalization": "none", "dropout": 0.2, "input_noise": 0.0, "input_dro
 LEAST_SQUARES = 1e-12  # of standardized numbers: errors of rounding
 NEAR, MIXED, MIXED_CELLS = 5, 8000, 1 << 24  # near rows, fewest rows, and most values of all
 LANDMARKS, KERNEL_PENALTY = 300, 0.1  # of the regression on a kernel
+ROUNDS, MOST_BOOSTED = 100, 1000  # of boosting; and its trees, one of each class in each round
 ON_VALUES = ("trees", "boosting")  # which standardized columns would only cost time
 
 
@@ -104,11 +105,13 @@ class ForClasses:
         """Return the members that are scikit-learn's, before they have learned."""
         linear = LogisticRegression(max_iter=MOST_ITERATIONS)
         on_kernel = LogisticRegression(C=1 / KERNEL_PENALTY, max_iter=MOST_ITERATIONS)
+        rounds = max(min(ROUNDS, MOST_BOOSTED // self.width), 1)
+        boosting = HistGradientBoostingClassifier(max_iter=rounds, random_state=seed)
         return {
             "linear": make_pipeline(linear),
             "kernel": make_pipeline(kernel, on_kernel),
             "trees": make_pipeline(ExtraTreesClassifier(random_state=seed)),
-            "boosting": make_pipeline(HistGradientBoostingClassifier(random_state=seed)),
+            "boosting": make_pipeline(boosting),
         }
 
     def opinions_of(self, model: Pipeline, rows: Matrix) -> Matrix:
