@@ -9,6 +9,7 @@ over examples.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -195,3 +196,9 @@ def all_observers(observers: Iterable[Observer], *own: Observer) -> list[Observe
         if not callable(observer):
             raise SettingsError(f"observers: got {observer!r}, expected functions of an event")
     return [*given, *own]
+
+
+def tell(observers: Iterable[Observer], message: str) -> None:
+    """Send a message for the user to observers."""
+    for observer in observers:
+        observer(Notice(time.monotonic(), message))

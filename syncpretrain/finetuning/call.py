@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from syncpretrain.data.dataset import is_labelled
 from syncpretrain.data.examples import as_examples, checked_rows
 from syncpretrain.data.file_rows import rows_in_file
 from syncpretrain.errors import PoorResultWarning
-from syncpretrain.events import Notice, Observer, all_observers
+from syncpretrain.events import Observer, all_observers, tell
 from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tuning_options
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.tasks import Form, Part
@@ -137,8 +136,7 @@ def finetune(
         with observing(verbose) as printing:
             watching = all_observers(observers, *printing)
             for told in (*_notices(tuning), *(f"warning: {doubt}" for doubt in doubts)):
-                for observer in watching:
-                    observer(Notice(time.monotonic(), told))
+                tell(watching, told)
             tuned = tuning.run(
                 stack,
                 observers=watching,

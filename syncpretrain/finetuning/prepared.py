@@ -7,7 +7,6 @@ fine-tuning would refuse.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -27,7 +26,7 @@ from syncpretrain.data.scaling import same_rows
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.data.weights import checked_weights
 from syncpretrain.errors import DataError, RunInterrupted, SettingsError
-from syncpretrain.events import Notice, Observer
+from syncpretrain.events import Observer, tell
 from syncpretrain.finetuning import tasks
 from syncpretrain.finetuning.normalization import check_normalized, check_rows, normalized
 from syncpretrain.finetuning.optimizers import VECTORS, optimizer_for
@@ -172,24 +171,20 @@ class Finetuning:
         if form[:2] != self._form[:2]:
             raise DataError(f"stack: got {form}, expected {self._form}, as it was prepared for")
         times = Timeouts(stall=stall_seconds or TIMEOUTS.stall)
-
-        def tell(notice: str) -> None:
-            for observer in observers:
-                observer(Notice(time.monotonic(), notice))
-
+        notify = partial(tell, observers)
         # The signals are outermost: an interrupt leaves no BLAS limit behind.
         threads = self.options.blas_threads or 1
         with stop_on_signals() as request, blas_limit(threads), self._backend.stream():
             task, train, held_out = self._task(stack)
             asked = request.either(stop)
-            with self._updates(task, train, times, stop=asked, tell=tell) as updates:
+            with self._updates(task, train, times, stop=asked, tell=notify) as updates:
                 how: Any = {"observers": observers, "history": history, "save": save}
                 trainer = Trainer(task, updates, train, held_out, self.options, **how)
                 own = self.options.backend, self.options.precision
                 in_parts = why_no_fused_steps(*own, tunes=True)
                 found = self._left_out, tasks.unknown_classes(self._judged)
                 for notice in filter(None, (self._idle_gpu, in_parts, *found)):
-                    tell(notice)
+                    notify(notice)
                 with trainer.ending(request):
                     tuned = trainer.train(resume)
         del trainer, updates  # and what they have on a device

@@ -31,7 +31,7 @@ from syncpretrain.errors import (
     SettingsError,
     WorkerError,
 )
-from syncpretrain.events import Notice, Observer, all_observers
+from syncpretrain.events import Observer, all_observers
 from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.stack import Stack
@@ -169,8 +169,7 @@ def pretrain(
                 saved = SavedCall(resume, driver.settings, look.X, **more)
                 driver.save, driver.resume = saved.save, saved.newest()
             for message in _notices(driver, taken.columns, look, chosen):
-                for observer in watching:
-                    observer(Notice(time.monotonic(), message))
+                driver.notify(message)
             # An iterable knows the meaning of the first array that it gave.
             meaning = meaning or getattr(rows_of(driver), "meaning", None)
             stack = _trained(driver, taken.columns, meaning)

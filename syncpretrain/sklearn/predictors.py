@@ -7,7 +7,6 @@ Classes are trained as their places among the sorted labels.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,7 +35,7 @@ from syncpretrain.data.labels import Classes, doubts_about
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.table import is_null
 from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
-from syncpretrain.events import Notice
+from syncpretrain.events import tell
 from syncpretrain.models.stack import Head
 from syncpretrain.sklearn import committee
 from syncpretrain.sklearn import fit_choices as choices
@@ -179,9 +178,8 @@ class StackPredictor(StackEstimator):
         with in_threads(1):  # trees' predictions in several would be added in any order
             answers, self.teachers_ = committee.asked(kind, members, rows, targets, seed)
         weights = ", ".join(f"{name} {weight:.2f}" for name, weight in self.teachers_.items())
-        for observer in self._observers():
-            text = f"weights of the members that the network learns from: {weights}"
-            observer(Notice(time.monotonic(), text))
+        text = f"weights of the members that the network learns from: {weights}"
+        tell(self._observers(), text)
         learner = partial(finetuned, network)
         return committee.learned(kind, learner, rows, answers, self.batch_size, longer=not are_few)
 

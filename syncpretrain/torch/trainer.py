@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.events import Notice, Observer, all_observers
+from syncpretrain.events import Observer, all_observers, tell
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import ModuleLayer
@@ -300,11 +300,12 @@ class LocalTrainer:
         """Train; return the arrays of the blocks, which have them too."""
         workers, runtime, message = self._chosen(given)
         settings = self._settings(given, epochs, workers, runtime)
-        how = {"observers": self._observers, "restarts": Restarts(max_restarts, self._tell)}
+        restarts = Restarts(max_restarts, partial(tell, self._observers))
+        how = {"observers": self._observers, "restarts": restarts}
         driver = BlockPretraining(settings, self._blocks, given.train, held_out, **how)
         self.history = driver.history
         if message:
-            driver.emit(Notice(time.monotonic(), message))
+            driver.notify(message)
         own = self._blocks, resume, driver.settings, given.train
         saved = None if resume is None else SavedFit(*own, validation=held_out)
         if saved is not None:
@@ -313,10 +314,6 @@ class LocalTrainer:
         if saved is not None:
             saved.delete()
         return tuple(layers)
-
-    def _tell(self, message: str) -> None:
-        for observer in self._observers:
-            observer(Notice(time.monotonic(), message))
 
     def _build_blocks(self, given: Given) -> None:
         """Build heads and optimizers; another call of fit goes on with the first call's."""

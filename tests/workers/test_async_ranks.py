@@ -182,7 +182,9 @@ class Memory:
 
 
 def parameters(memory, rules):
-    return ParameterWindows(memory, WindowPlaces("w", "clock", (WindowSlice(0, 0, (0, 4)),), rules))
+    return ParameterWindows(
+        memory, WindowPlaces("w", "clock", (WindowSlice(0, 0, slice(4)),), rules)
+    )
 
 
 @given(st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 5)), max_size=30))

@@ -50,11 +50,11 @@ from syncpretrain.workers.ranks.worker import Assignment, RankContext, port
 
 @dataclass(frozen=True, slots=True)
 class ServerRank:
-    """Number and rank of a server, and the bounds of its slice of the parameters."""
+    """Number and rank of a server, and its slice of the parameters."""
 
     number: int
     rank: int
-    own: tuple[int, int]  # first element of the slice, and the element after the last one
+    own: slice
 
 
 class RemoteServer(ABC):
@@ -112,8 +112,7 @@ class RankServers(RemoteServer):
         # A server needs the rank of each replica, since it sends slices there by itself.
         where = {number: ranks.groups[number][0] for number in self._replicas}
         known = tuple(
-            ServerRank(number, ranks.groups[number][0], (own.start, own.stop))
-            for number, own in self._slices.items()
+            ServerRank(number, ranks.groups[number][0], own) for number, own in self._slices.items()
         )
         return known, [ServerAssignment(number, self._own.rules, where) for number in self._slices]
 
@@ -201,13 +200,13 @@ CLOCK_RANK = 0  # holds the clock, and the parameters too if they are not cut in
 class WindowSlice:
     """A slice of the parameters in a window.
 
-    ``at`` is the begin of the slice in the vector of the ``rank``; ``own`` are the bounds of the
-    slice in the parameters: its first element, and the element after the last one.
+    ``at`` is the begin of the slice in the vector of the ``rank``; ``own`` is the slice of the
+    parameters.
     """
 
     rank: int
     at: int
-    own: tuple[int, int]
+    own: slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,29 +259,27 @@ class ParameterWindows:
         if share != 1:
             with np.errstate(over="ignore", invalid="ignore"):  # the training checks the result
                 change *= np.float32(share)
-        name = self._places.parameters
-        for part in self._places.slices:
-            self._windows.add(name, part.rank, part.at, change[slice(*part.own)])
+        self._of_each_slice(self._windows.add, change)
         self._count(ADDED_CHANGES, 1)
         return Push(staleness, is_taken=True)
 
     def begin(self, parameters: Array) -> None:
         """Set the parameters, and the clock to 0, before any replica has an order."""
-        name = self._places.parameters
-        for part in self._places.slices:
-            self._windows.put(name, part.rank, part.at, parameters[slice(*part.own)])
+        self._of_each_slice(self._windows.put, parameters)
         self._windows.put(self._places.clock, CLOCK_RANK, 0, np.zeros(CLOCK_SIZE, np.int64))
 
     def read(self, out: Array) -> None:
         """Copy the parameters to ``out``."""
-        name = self._places.parameters
-        for part in self._places.slices:
-            self._windows.get(name, part.rank, part.at, out[slice(*part.own)])
+        self._of_each_slice(self._windows.get, out)
 
     def close(self) -> None:
         """Close the windows, on all ranks."""
         for name in (self._places.parameters, self._places.clock):
             self._windows.close(name)
+
+    def _of_each_slice(self, access: Callable[[str, int, int, Array], None], whole: Array) -> None:
+        for part in self._places.slices:
+            access(self._places.parameters, part.rank, part.at, whole[part.own])
 
     def _count(self, which: int, more: int) -> int:
         return self._windows.fetch_and_add(self._places.clock, CLOCK_RANK, which, more)
@@ -301,7 +298,7 @@ class WindowServer(RemoteServer):
         # Slices on one rank lie one after another in that rank's vector.
         for number, own in self._slices.items():
             rank = ranks.groups[number][0] if len(self._slices) > 1 else CLOCK_RANK
-            parts.append(WindowSlice(rank, lengths[rank], (own.start, own.stop)))
+            parts.append(WindowSlice(rank, lengths[rank], own))
             lengths[rank] += own.stop - own.start
         names = f"parameters of run {ranks.run}", f"clock of run {ranks.run}"
         places = WindowPlaces(*names, tuple(parts), self._own.rules)
@@ -560,7 +557,7 @@ class _WithServers:
 
         Rank 0 has the clock.
         """
-        parts = {server.number: slice(*server.own) for server in self._servers}
+        parts = {server.number: server.own for server in self._servers}
         for _ in parts:
             found = self._context.take("slices", self._context.number)
             if found is None:
@@ -573,7 +570,7 @@ class _WithServers:
         # A copy: the next change may overwrite the array before it is sent.
         whole, context = change.copy(), self._context
         for server in self._servers:
-            part = SliceOf(server.number, whole[slice(*server.own)])
+            part = SliceOf(server.number, whole[server.own])
             to = port(context.run, f"change {server.number}", context.number)
             context.transport.send(server.rank, to, part)
         return None
