@@ -469,7 +469,12 @@ def _model_member(
 
 
 def asked(
-    kind: Asked, members: Mapping[str, Member], X: Any, targets: Targets, seed: int
+    kind: Asked,
+    members: Mapping[str, Member],
+    X: Any,
+    targets: Targets,
+    seed: int,
+    tell: Callable[[str], None] = lambda message: None,
 ) -> tuple[Matrix, dict[str, float]]:
     """Return the committee's answers on all rows, and the members' weights.
 
@@ -485,6 +490,8 @@ def asked(
         Each class has a label at least; a target with the weight 0 is not left out.
     seed : int
         Seed of the parts.
+    tell : callable
+        Takes a message on what comes next.
     """
     rows, y, own = counted = targets.weighted()
     weights = np.full(len(members), 1 / len(members))
@@ -492,15 +499,18 @@ def asked(
     if len(members) > 1 and parts:
         tried = parts[:1] if len(y) >= MANY_TRIED else parts
         opinions = np.zeros((len(members), len(y), kind.width))
-        for trained, others in tried:
+        for number, (trained, others) in enumerate(tried, start=1):
+            part = f"judged on {len(others)} targets left out, part {number} of {len(tried)}"
+            tell(f"{', '.join(members)}: learn from {len(trained)} targets, {part}")
             for found, learn in zip(opinions, members.values(), strict=True):
                 found[others] = learn(X, counted.part(trained), TRIAL_STEPS)(X[rows[others]])
         left_out = np.sort(np.concatenate([others for _, others in tried]))
         counts = None if own is None else own[left_out]
         weights = best_weights(kind, opinions[:, left_out], y[left_out], counts)
     pooled = np.zeros((X.shape[0], kind.width))
-    for weight, learn in zip(weights, members.values(), strict=True):
+    for weight, (name, learn) in zip(weights, members.items(), strict=True):
         if weight > 0:
+            tell(f"{name}: learns from all {len(targets.rows)} targets, weight {weight:.2f}")
             pooled += weight * learn(X, targets, UNLABELLED_STEPS)(X)
     return kind.answers(pooled), dict(zip(members, weights.tolist(), strict=True))
 

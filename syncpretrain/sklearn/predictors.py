@@ -176,10 +176,10 @@ class StackPredictor(StackEstimator):
             )
         members |= committee.models(kind, X, seed, partial(in_threads, self.workers))
         with in_threads(1):  # trees' predictions in several would be added in any order
-            answers, self.teachers_ = committee.asked(kind, members, rows, targets, seed)
+            about = partial(tell, self._observers())
+            answers, self.teachers_ = committee.asked(kind, members, rows, targets, seed, about)
         weights = ", ".join(f"{name} {weight:.2f}" for name, weight in self.teachers_.items())
-        text = f"weights of the members that the network learns from: {weights}"
-        tell(self._observers(), text)
+        about(f"the network learns from the committee: {weights}")
         learner = partial(finetuned, network)
         return committee.learned(kind, learner, rows, answers, self.batch_size, longer=not are_few)
 

@@ -252,7 +252,18 @@ class TestCommittee:
         X, _, labels = stripes(60)
         DBNClassifier(hidden=(4,), workers=1, random_state=0, verbose=1).fit(X, labels)
         printed = " ".join(capsys.readouterr().out.split())
-        assert "learns from: network 0.17, guesses 0.17" in printed
+        assert "trees: learns from all 4 targets, weight 0.17" in printed
+        assert "learns from the committee: network 0.17, guesses 0.17" in printed
+
+    def test_progress_tells_what_is_left_out(self, monkeypatch, capsys):
+        quick(monkeypatch)
+        X, y, _ = stripes(60)
+        labels = np.where(np.arange(60) % 5 == 0, y, np.nan)  # 6 of each class
+        DBNClassifier(hidden=(4,), workers=1, random_state=0, verbose=1).fit(X, labels)
+        printed = " ".join(capsys.readouterr().out.split())
+        for number in (1, 2, 3):
+            part = f"judged on 4 targets left out, part {number} of 3"
+            assert f"learn from 8 targets, {part}" in printed
 
     def test_the_result_does_not_depend_on_the_number_of_workers(self, monkeypatch):
         quick(monkeypatch, 100)
