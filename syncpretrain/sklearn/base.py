@@ -201,7 +201,11 @@ class StackEstimator(BaseEstimator):
         wanted |= {name: value for name, value in given.items() if name in options}
         own = {name: value for name, value in wanted.items() if value is not None}
         # For its errors alone: finetune() makes the options again, with those of each training.
-        tuning_options({"objective": objective} | own)
+        try:
+            tuning_options({"objective": objective} | own)
+        except SettingsError as error:
+            is_named_so = str(error).partition(":")[0] in {"epochs", *given}
+            raise SettingsError(f"finetune_{error}" if is_named_so else str(error)) from None
 
     def _observers(self) -> list[Observer]:
         return [PlainProgress(Console(), thinned=self.verbose == 1)] if self.verbose else []

@@ -90,6 +90,21 @@ def test_a_setting_that_the_estimator_decides_is_refused(name):
         fitted(settings={name: 1})
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"finetune_epochs": -1}, "finetune_epochs"),
+        ({"settings": {"finetune_unlabelled": "psudo"}}, "finetune_unlabelled"),
+        ({"settings": {"finetune_dropout": 2}}, "finetune_dropout"),
+        ({"epochs": -1}, "epochs"),
+        ({"batch_size": -1}, "batch_size"),
+    ],
+)
+def test_a_refusal_names_the_parameter_that_was_given(given, name):
+    with pytest.raises(SettingsError, match=rf"^{name}: got "):
+        fitted(**given)
+
+
 @pytest.mark.parametrize("estimator", [DBNClassifier, DBNRegressor])
 def test_visible_units_that_are_no_text_are_refused_where_a_committee_would_teach(estimator):
     with pytest.raises(SettingsError, match=r"^visible_units: got 3, expected text$"):
