@@ -15,6 +15,7 @@ from scheduleplay import (
     KNOWN,
     PACES,
     Memory,
+    Play,
     greedy,
     layer_plans,
     lockstep,
@@ -24,7 +25,7 @@ from scheduleplay import (
 
 from syncpretrain.errors import ScheduleError
 from syncpretrain.schedule.kinds import Fixed, LayerPlan, Reads, lockstep_row
-from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
+from syncpretrain.schedule.schedule import Past, Schedule, Train
 
 free = FREE["synchronized"]
 LEAST = 0.5
@@ -54,32 +55,15 @@ class Positions:
         return abs(points[version] - points[since])
 
 
-class Play:
-    """A run whose epochs end in random order, as far as it is asked to go."""
+class Drifting(Play):
+    """A run whose versions drift."""
 
     def __init__(self, plans: Sequence[LayerPlan], seed: int, points: int, last: Sequence[int]):
-        self.memory = Memory(len(plans))
+        super().__init__(Memory(len(plans)), random.Random(seed), stops_after(last))
         self.positions = Positions(points, len(plans))
-        self.rng, self.stops = random.Random(seed), stops_after(last)
-        self.running: list[Train] = []
 
-    def go(self, schedule: Schedule, commands: Sequence[Command], steps: float) -> None:
-        self.execute(commands)
-        while self.running and steps > 0:
-            command = self.running.pop(self.rng.randrange(len(self.running)))
-            self.memory.finish(command)
-            drifts = self.positions.drifts(command)
-            stops = self.stops(command)
-            self.execute(schedule.finished(command.layer, stops=stops, drifts=drifts))
-            steps -= 1
-
-    def execute(self, commands: Sequence[Command]) -> None:
-        for command in commands:
-            if isinstance(command, Release):
-                self.memory.free(command)
-            else:
-                self.memory.train(command)
-                self.running.append(command)
+    def drifts(self, command: Train) -> dict[int, float]:
+        return self.positions.drifts(command)
 
     def interrupt(self) -> None:
         for command in self.running:
@@ -93,8 +77,8 @@ def by_drift(plans: Sequence[LayerPlan], least: float = LEAST) -> list[LayerPlan
 
 def played(
     plans: Sequence[LayerPlan], pace, slots: int, seed: int, points: int, last=(9,) * 5
-) -> tuple[Schedule, Play]:
-    run = Play(plans, seed, points, last)
+) -> tuple[Schedule, Drifting]:
+    run = Drifting(plans, seed, points, last)
     schedule = Schedule(plans, pace(plans), slots=slots)
     run.go(schedule, schedule.begin(), float("inf"))
     assert schedule.is_finished
@@ -203,7 +187,7 @@ def test_in_lockstep_every_newer_version_is_judged_once_by_the_definition(
 )
 def test_resumed_anywhere_it_decides_the_same(plans, pace, last, slots, cuts, seed, points):
     plans = by_drift(plans)
-    run = Play(plans, seed, points, last)
+    run = Drifting(plans, seed, points, last)
     schedule = Schedule(plans, pace(plans), slots=slots[0])
     commands = schedule.begin()
     for number, steps in zip(slots[1:], cuts, strict=False):
@@ -234,7 +218,7 @@ def test_a_worker_need_keep_only_what_its_last_command_named(
 ):
     """Each version asked for is the newest one, or was asked for before."""
     plans = by_drift(plans)
-    run = Play(plans, seed, points, last)
+    run = Drifting(plans, seed, points, last)
     kept: list[set[int]] = [set() for _ in range(len(plans) + 1)]
     finish = run.positions.drifts
 
