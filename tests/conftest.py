@@ -273,6 +273,16 @@ def folder_with_examples(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
+def usual_form() -> Iterator[None]:
+    """Keep the form of float32's products that is usual, whatever a test chooses."""
+    from syncpretrain.kernels import native
+
+    usual = native.extension.float32_forms()[0]
+    yield
+    native.extension.keep_float32_form(usual)
+
+
+@pytest.fixture
 def never_whole(monkeypatch) -> None:
     """Fail where rows of a file become an array as a whole."""
     from largerdata import ROWS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,10 @@ def compiled(
 def assert_bits(found: np.ndarray, expected: np.ndarray, *what: object) -> None:
     """Fail if any bit differs, of the signs of zeros and of what is not a number too."""
     np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32), str(what))
+
+
+def digest(x: np.ndarray) -> str:
+    return hashlib.sha256(x.astype("<f4").tobytes()).hexdigest()[:16]
 
 
 def some_factors(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -12,7 +11,15 @@ from itertools import product
 import numpy as np
 import pytest
 from bfloat16bydefinition import LAYOUTS, factors, laid_out
-from compiledproducts import COMPILED, CPU_FLAGS, LEFT_TO_NUMPY, REFUSED, assert_bits, some_factors
+from compiledproducts import (
+    COMPILED,
+    CPU_FLAGS,
+    LEFT_TO_NUMPY,
+    REFUSED,
+    assert_bits,
+    digest,
+    some_factors,
+)
 from compiledproducts import FLOAT32_FORMS as FORMS
 from compiledproducts import compiled as compiled_product
 
@@ -129,10 +136,6 @@ DIGESTS = {
     (100, 250, 30): "1c2f679c32eb3022",
     (7, 1300, 65): "30a21b0e8c602dea",
 }
-
-
-def digest(x: np.ndarray) -> str:
-    return hashlib.sha256(x.astype("<f4").tobytes()).hexdigest()[:16]
 
 
 @COMPILED
@@ -258,13 +261,6 @@ def test_operations_in_registers_are_counted(form):
 
 
 # ------------------------------------------------------------------------------------ programs
-
-
-@pytest.fixture
-def usual_form():
-    """Keep the form that is usual, whatever a test chooses."""
-    yield
-    native.extension.keep_float32_form(FORMS[0])
 
 
 @COMPILED
