@@ -264,6 +264,25 @@ def images() -> np.ndarray:
 
 
 @pytest.fixture
+def folder_with_examples(tmp_path, monkeypatch) -> Path:
+    """A working folder with 60 examples of 16 values in x.npy."""
+    monkeypatch.chdir(tmp_path)
+    X = (np.random.default_rng(0).random((60, 16)) < 0.3).astype(np.float32)
+    np.save("x.npy", X)
+    return tmp_path
+
+
+@pytest.fixture
+def usual_form() -> Iterator[None]:
+    """Keep the form of float32's products that is usual, whatever a test chooses."""
+    from syncpretrain.kernels import native
+
+    usual = native.extension.float32_forms()[0]
+    yield
+    native.extension.keep_float32_form(usual)
+
+
+@pytest.fixture
 def never_whole(monkeypatch) -> None:
     """Fail where rows of a file become an array as a whole."""
     from largerdata import ROWS

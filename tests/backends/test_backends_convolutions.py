@@ -14,12 +14,12 @@ from convolutioncases import SHAPES
 from devicedraws import draw_as_on_a_device
 from onelayer import layer_settings
 from stackcomparisons import alike
-from trialruns import stop_after
+from trialruns import stopped_after
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.cuda_source import cuda_source
-from syncpretrain.errors import RunInterrupted, SettingsError
+from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.convolution import (
     block_means,
     block_sums,
@@ -312,20 +312,12 @@ class TestTraining:
         }
         assert len(sums) == 1
 
-    def test_a_stopped_run_goes_on_to_the_same_bits(self, double, images, monkeypatch):
+    def test_a_stopped_run_goes_on_to_the_same_bits(self, double, images):
         wanted = BASE | MODELS["persistent"] | {"backend": "cupy"}
         settings = settings_from(wanted.pop("layers"), **wanted).pretrain
-        whole, states = Pretraining(settings, images).run(), []
-
-        def save(state, *, done, final):
-            if final:
-                states.append(state())
-
-        with monkeypatch.context() as patch:
-            stop_after(patch, 3)
-            with pytest.raises(RunInterrupted):
-                Pretraining(settings, images, save=save).run()
-        resumed = Pretraining(settings, images, resume=states[-1]).run()
+        whole = Pretraining(settings, images).run()
+        state, _ = stopped_after(3, settings, images)
+        resumed = Pretraining(settings, images, resume=state).run()
         assert resumed.parameters_sha256 == whole.parameters_sha256
 
     @pytest.mark.parametrize("tuning", TUNING)

@@ -14,13 +14,13 @@ from devicedraws import draw_as_on_a_device
 from onelayer import layer_settings
 from pretrainingkinds import KINDS
 from stackcomparisons import alike
-from trialruns import notices_of, stop_after
+from trialruns import notices_of, stopped_after
 
 from syncpretrain import pretrain
 from syncpretrain.backends import cuda_kernels, cupy_backend, recorder
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.rows import HostRows
-from syncpretrain.errors import RunInterrupted, SettingsError
+from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.averaging import sum_in_order, tree_steps
 from syncpretrain.learners import by_examples
 from syncpretrain.learners.base import Learner
@@ -138,18 +138,10 @@ class TestBits:
         own |= LEARNERS[kind]
         machine(monkeypatch, 3)
         three, one = (settings_from(LAYERS, **own, replicas=n).pretrain for n in (3, 1))
-        whole, states = Pretraining(one, bits).run(), []
-
-        def save(state, *, done, final):
-            if final:
-                states.append(state())
-
-        with monkeypatch.context() as patch:
-            stop_after(patch, minibatches)
-            with pytest.raises(RunInterrupted):
-                Pretraining(three, bits, save=save).run()
+        whole = Pretraining(one, bits).run()
+        state, _ = stopped_after(minibatches, three, bits)
         for settings in (three, one):
-            resumed = Pretraining(settings, bits, resume=states[-1]).run()
+            resumed = Pretraining(settings, bits, resume=state).run()
             assert resumed.parameters_sha256 == whole.parameters_sha256
 
     @pytest.mark.parametrize("kind", ["cd", "persistent", "sparsity"])

@@ -11,7 +11,7 @@ from backends import BACKENDS, backend_of, on_devices
 from devicedraws import draw_as_on_a_device
 from pretrainingkinds import KINDS, VARIANTS
 from stackcomparisons import alike, arrays_of
-from trialruns import notices_of, stop_after
+from trialruns import notices_of, stop_after, stopped_after
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.backends import cupy_backend
@@ -116,23 +116,14 @@ class TestTraining:
     @pytest.mark.parametrize(("name", "variant"), on_devices(STOPPED), indirect=["name"])
     @pytest.mark.parametrize("minibatches", [1, 20])
     def test_a_stopped_run_goes_on_to_the_same_bits(
-        self, bits, name, variant, minibatches, monkeypatch, tmp_path
+        self, bits, name, variant, minibatches, tmp_path
     ):
         kinds = {"plain": {}, **KINDS}[variant] | {"epochs": 2, "batch_size": 25, "backend": name}
         settings = settings_from(LAYERS, **kinds).pretrain
         whole = Pretraining(settings, bits).run()
-        states = []
-
-        def save(state, *, done, final):
-            if final:
-                states.append(state())
-
-        with monkeypatch.context() as patch:
-            stop_after(patch, minibatches)
-            with pytest.raises(RunInterrupted) as caught:
-                Pretraining(settings, bits, save=save).run()
-        assert {type(array) for array in arrays_of(caught.value.stack)} == {np.ndarray}
-        EPOCHS_STATE.write(tmp_path / "state.safetensors", states[-1], {})
+        state, stack = stopped_after(minibatches, settings, bits)
+        assert {type(array) for array in arrays_of(stack)} == {np.ndarray}
+        EPOCHS_STATE.write(tmp_path / "state.safetensors", state, {})
         again = EPOCHS_STATE.read(tmp_path / "state.safetensors")
         resumed = Pretraining(settings, bits, resume=again).run()
         assert resumed.parameters_sha256 == whole.parameters_sha256

@@ -8,7 +8,7 @@ import fakecupy
 import numpy as np
 import pytest
 from backends import BACKENDS, DEVICES, STAND_INS, backend_of, leave_free, on_devices
-from trialruns import notices_of, stop_after
+from trialruns import notices_of, stopped_after
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.backends import rows as kept_rows
@@ -17,7 +17,7 @@ from syncpretrain.backends.rows import DeviceRows, HostRows, buffer_bytes
 from syncpretrain.data import blocks
 from syncpretrain.data.blocks import blocks_of, bytes_of
 from syncpretrain.data.scaling import column_means
-from syncpretrain.errors import RunInterrupted, SettingsError
+from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.trainer import RESERVED_BYTES
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.memory import pretraining_bytes
@@ -243,22 +243,12 @@ class TestTrainingOnBytes:
         )
         assert actual == expected
 
-    def test_a_stopped_run_computes_its_activations_again(
-        self, device, images, monkeypatch, as_bytes, queued
-    ):
+    def test_a_stopped_run_computes_its_activations_again(self, device, images, as_bytes, queued):
         settings = settings_from((16, 12, 8, 5), epochs=3, batch_size=25, backend="cupy").pretrain
-        whole, states = Pretraining(settings, images).run(), []
-
-        def save(state, *, done, final):
-            if final:
-                states.append(state())
-
-        with monkeypatch.context() as patch:
-            stop_after(patch, 30)
-            with pytest.raises(RunInterrupted):
-                Pretraining(settings, images, save=save).run()
+        whole = Pretraining(settings, images).run()
+        state, _ = stopped_after(30, settings, images)
         queued.clear()
-        resumed = Pretraining(settings, images, resume=states[-1]).run()
+        resumed = Pretraining(settings, images, resume=state).run()
         assert resumed.parameters_sha256 == whole.parameters_sha256
         assert "values_of_bytes" in queued
 

@@ -7,7 +7,6 @@ import shlex
 from types import SimpleNamespace
 
 import fakecupy
-import numpy as np
 import pytest
 from commandline import measure_one_round
 
@@ -16,19 +15,10 @@ import syncpretrain.planning.choice as choosing
 from syncpretrain.planning.timings import place_of_timings
 from syncpretrain.settings import read_settings, settings_from
 
-pytestmark = pytest.mark.usefixtures("measures_anew")
+pytestmark = pytest.mark.usefixtures("measures_anew", "folder_with_examples")
 
 STACK = ("--layers", "16,8,4", "--epochs", 2, "--batch-size", 10)
 QUICK = ("--seconds", 0, "--examples", 100)
-
-
-@pytest.fixture
-def call(call, tmp_path, monkeypatch):
-    """Return a function that calls a command in an empty folder and returns its streams."""
-    monkeypatch.chdir(tmp_path)
-    X = (np.random.default_rng(0).random((60, 16)) < 0.3).astype(np.float32)
-    np.save("x.npy", X)
-    return call
 
 
 @pytest.fixture

@@ -30,12 +30,8 @@ FILES = [
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A working folder with 60 examples of 16 values in x.npy."""
-    monkeypatch.chdir(tmp_path)
-    X = (np.random.default_rng(0).random((60, 16)) < 0.3).astype(np.float32)
-    np.save("x.npy", X)
-    return tmp_path
+def folder(folder_with_examples):
+    return folder_with_examples
 
 
 def train(*options, status=0):

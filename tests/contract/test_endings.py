@@ -8,11 +8,11 @@ import traceback
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import sabotage
 from contractruns import SERIAL, STATES, STREAM, driver, ended, of_one_layer, runs_of
 from layerprocesses import workers
+from stackcomparisons import sound
 
 from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, WorkerError
 from syncpretrain.events import (
@@ -24,7 +24,6 @@ from syncpretrain.events import (
     RunFinished,
     RunStarted,
 )
-from syncpretrain.models.stack import Stack
 from syncpretrain.pretraining import build
 from syncpretrain.pretraining import streamed as streaming
 from syncpretrain.workers import processes
@@ -34,14 +33,6 @@ pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 5)
 LONG = {"epochs": (20, 16, 18), "batch_size": 100}  # still under way as a signal arrives
 DEATH_SECONDS = 8.0  # below what the end waits for processes that still run
-
-
-def check_sound(stack: Stack | None) -> Stack:
-    assert stack is not None
-    assert stack.widths == LAYERS
-    for layer in stack.layers:
-        assert all(np.isfinite(array).all() for _, array in layer.parameters())
-    return stack
 
 
 @runs_of(serial=True, shared=False)
@@ -126,7 +117,7 @@ def test_a_layer_that_diverges_for_good_is_named(bits, runtime, handoff):
     told = rf"^layer 2 diverged in epoch \d.*{place}"
     with runtime.around(), pytest.raises(DivergedError, match=told) as caught:
         driver(bits, runtime, handoff, learning_rate=(0.1, 1e6, 0.1), epochs=8).run()
-    check_sound(caught.value.stack)
+    sound(caught.value.stack, LAYERS)
 
 
 class At:
@@ -163,7 +154,7 @@ def test_a_signal_keeps_what_was_learned_and_any_runtime_goes_on_to_the_same_bit
         with pytest.raises(RunInterrupted, match="epochs finished: layer 1: ") as caught:
             run.run()
     assert caught.value.signum == signum
-    assert check_sound(caught.value.stack).info["epochs"][0] >= 3
+    assert sound(caught.value.stack, LAYERS).info["epochs"][0] >= 3
     assert not any(isinstance(event, RunFinished) for event in events)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     (state,) = states
@@ -234,7 +225,7 @@ def test_a_failure_names_layer_epoch_and_cause(bits, arrange, runtime, handoff, 
     told = rf"^layer {layer} failed in epoch 2{runtime.place}: {WAYS[kind]}"
     with runtime.around(), pytest.raises(WorkerError, match=told) as caught:
         driver(bits, runtime, handoff, epochs=3).run()
-    check_sound(caught.value.stack)
+    sound(caught.value.stack, LAYERS)
     trace = "".join(traceback.format_exception(caught.value))
     assert "sabotage.py" in trace, "where it was raised"
 
@@ -255,7 +246,7 @@ def test_a_process_that_ends_by_itself_is_told(bits, arrange, runtime, handoff, 
     told = rf"^layer {layer} failed in epoch 2: {DEATHS[kind]}"
     with pytest.raises(WorkerError, match=told) as caught:
         driver(bits, runtime, handoff, epochs=3).run()
-    check_sound(caught.value.stack)
+    sound(caught.value.stack, LAYERS)
 
 
 @runs_of(*STREAM, mortal=True, shared=False)
@@ -264,7 +255,7 @@ def test_a_layer_that_cannot_be_built_is_told(bits, arrange, runtime, handoff):
     told = rf"^layer 1 failed in epoch 1{runtime.place}: MemoryError: out of luck"
     with runtime.around(), pytest.raises(WorkerError, match=told) as caught:
         driver(bits, runtime, handoff).run()
-    check_sound(caught.value.stack)
+    sound(caught.value.stack, LAYERS)
 
 
 @runs_of(*STREAM, serial=True)
@@ -304,7 +295,7 @@ def test_a_worker_that_is_killed_is_told_at_once_and_the_run_resumed(
         with pytest.raises(WorkerError, match=told) as caught:
             run.run()
         assert time.monotonic() - kill.seen[0] < DEATH_SECONDS
-    check_sound(caught.value.stack)
+    sound(caught.value.stack, LAYERS)
     resume = states[-1] if states else None
     given = runtime.options | epochs
     wanted = alone(runtime, handoff, **epochs)

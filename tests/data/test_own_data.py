@@ -400,6 +400,12 @@ def png_of_16_bits(pixels):
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
+WHITE_ON_NOTHING = np.full((3, 4, 2), 255, np.uint8)
+WHITE_ON_NOTHING[0, 0, 1] = 0
+NOTHING = np.arange(3 * 4 * 4, dtype=np.uint8).reshape(3, 4, 4)
+NOTHING[..., 3] = 0
+
+
 class TestImages:
     @pytest.fixture
     def folder(self, tmp_path):
@@ -411,51 +417,52 @@ class TestImages:
             Image.fromarray(pixels).save(path)
         return tmp_path
 
+    @pytest.fixture
+    def save(self, folder):
+        """Return a function that saves pixels as an image of the class dog."""
+        from PIL import Image
+
+        return lambda pixels, name: Image.fromarray(pixels).save(folder / "dog" / name)
+
     def test_subfolders_are_classes(self, folder):
         data = load_dataset(folder, validation=0)
         assert data.targets("train").tolist() == ["cat", "cat", "dog"]
         np.testing.assert_array_equal(data.train[2], (np.arange(12) + 20).astype("f4") / 255)
         assert "3 images of 1x3x4" in data.notices[0]
 
-    def test_colours_come_channel_by_channel(self, folder):
-        from PIL import Image
-
+    def test_colours_come_channel_by_channel(self, folder, save):
         pixels = np.arange(36, dtype=np.uint8).reshape(3, 4, 3)
-        Image.fromarray(pixels).save(folder / "dog" / "2.png")
+        save(pixels, "2.png")
         data = load_dataset(folder, validation=0)
         assert data.width == 36
         np.testing.assert_array_equal(
             np.rint(data.train[3] * 255), pixels.transpose(2, 0, 1).ravel()
         )
 
-    def test_images_of_16_bits_keep_their_shades(self, folder):
-        from PIL import Image
-
+    def test_images_of_16_bits_keep_their_shades(self, folder, save):
         deep = np.linspace(0, 65535, 12).astype(np.uint16).reshape(3, 4)
-        Image.fromarray(deep).save(folder / "dog" / "2.png")
+        save(deep, "2.png")
         data = load_dataset(folder, validation=0)
         np.testing.assert_array_equal(data.train[3], deep.ravel() / np.float32(65535))
         np.testing.assert_array_equal(data.train[0], np.arange(12, dtype=np.float32) / 255)
-        Image.fromarray(np.zeros((3, 4, 3), np.uint8)).save(folder / "dog" / "3.png")
+        save(np.zeros((3, 4, 3), np.uint8), "3.png")
         colours = load_dataset(folder, validation=0).train[3].reshape(3, 12)
         np.testing.assert_array_equal(colours, [data.train[3]] * 3)
 
     @pytest.mark.parametrize("name", ["dim.png", "dim.tif", "dim.TIFF", "dim.pgm"])
-    def test_shades_of_12_bits_mean_the_same_beside_brighter_ones(self, folder, name):
-        from PIL import Image
-
+    def test_shades_of_12_bits_mean_the_same_beside_brighter_ones(self, folder, save, name):
         dim = (np.arange(12) * 370).astype(np.uint16).reshape(3, 4)
         path = folder / "dog" / name
         if name.endswith("pgm"):
             path.write_bytes(b"P5 4 3 65535\n" + dim.astype(">u2").tobytes())
         else:
-            Image.fromarray(dim).save(path)
+            save(dim, name)
         alone = load_dataset(folder, validation=0)
         assert "no pixel of 16 bits is above 4,070 of 65,535, as of a camera with 12" in str(
             alone.notices
         )
         np.testing.assert_array_equal(alone.train[3], dim.ravel() / np.float32(65535))
-        Image.fromarray(dim * 16).save(folder / "dog" / "e.png")
+        save(dim * 16, "e.png")
         beside = load_dataset(folder, validation=0)
         np.testing.assert_array_equal(beside.train[3], alone.train[3])
         assert "16 bits" not in str(beside.notices)
@@ -476,33 +483,29 @@ class TestImages:
             np.testing.assert_allclose(channel, seen, rtol=1e-6)
         assert "1 image with transparent pixels, read as on white" in str(data.notices)
 
-    def test_opaque_pixels_are_read_as_they_were(self, folder):
-        from PIL import Image
-
+    def test_opaque_pixels_are_read_as_they_were(self, folder, save):
         pixels = np.random.default_rng(0).integers(0, 256, (3, 4, 4), dtype=np.uint8)
         pixels[..., 3] = 255
-        Image.fromarray(pixels).save(folder / "dog" / "2.png")
+        save(pixels, "2.png")
         data = load_dataset(folder, validation=0)
         expected = pixels[..., :3].transpose(2, 0, 1).ravel() / np.float32(255)
         np.testing.assert_array_equal(data.train[3], expected)
         assert "transparent" not in str(data.notices)
 
-    def test_white_on_a_transparent_ground_is_refused(self, folder):
-        from PIL import Image
-
-        pixels = np.full((3, 4, 2), 255, np.uint8)
-        pixels[0, 0, 1] = 0
-        Image.fromarray(pixels).save(folder / "dog" / "2.png")
-        with pytest.raises(DataError, match=r"2.png: got white on a transparent ground"):
-            load_dataset(folder)
-
-    def test_colours_that_are_transparent_everywhere_are_refused(self, folder):
-        from PIL import Image
-
-        pixels = np.arange(3 * 4 * 4, dtype=np.uint8).reshape(3, 4, 4)
-        pixels[..., 3] = 0
-        Image.fromarray(pixels).save(folder / "dog" / "2.png")
-        with pytest.raises(DataError, match=r"2.png: got colours that are transparent everywhere"):
+    @pytest.mark.parametrize(
+        ("pixels", "name", "words"),
+        [
+            (WHITE_ON_NOTHING, "2.png", r"2.png: got white on a transparent ground"),
+            (NOTHING, "2.png", r"2.png: got colours that are transparent everywhere"),
+            (np.zeros((3, 4), np.float32), "2.tif", r"2.tif: got pixels of 32 bits"),
+            (np.zeros((2, 2), np.uint8), "2.png", "2 x 2 pixels, expected 4 x 3"),
+        ],
+    )
+    def test_pixels_that_mean_nothing_beside_the_others_are_refused(
+        self, folder, save, pixels, name, words
+    ):
+        save(pixels, name)
+        with pytest.raises(DataError, match=words):
             load_dataset(folder)
 
     @pytest.mark.parametrize("orientation", range(1, 9))
@@ -592,20 +595,6 @@ class TestImages:
         data = load_dataset(folder, test=test, validation=0)
         assert data.test_labels.tolist() == [1, -1]
         assert "no class of their folder's name was trained on: 1 (of fox)" in str(data.notices)
-
-    def test_images_of_32_bits(self, folder):
-        from PIL import Image
-
-        Image.fromarray(np.zeros((3, 4), np.float32)).save(folder / "dog" / "2.tif")
-        with pytest.raises(DataError, match=r"2.tif: got pixels of 32 bits"):
-            load_dataset(folder)
-
-    def test_another_size(self, folder):
-        from PIL import Image
-
-        Image.fromarray(np.zeros((2, 2), np.uint8)).save(folder / "dog" / "2.png")
-        with pytest.raises(DataError, match="2 x 2 pixels, expected 4 x 3"):
-            load_dataset(folder)
 
     @pytest.mark.parametrize("option", [{"target": "class"}, {"drop": "1"}])
     def test_they_have_no_columns(self, folder, option):

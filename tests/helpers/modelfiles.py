@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -87,3 +88,32 @@ def write_file(path: Path, tensors: dict[str, np.ndarray], stack: Stack, **texts
 
 def zeros(*shape: int) -> np.ndarray:
     return np.zeros(shape, dtype=np.float32)
+
+
+def loaded_though_damaged(stack: Stack, file: Path, times: int) -> int:
+    """Save a stack, and flip bits of the file; return how often it is loaded, as the same stack.
+
+    Any other error than the one of model files is raised.
+    """
+    rng = np.random.default_rng(1)
+    stack.save(file)
+    whole, loaded = file.read_bytes(), 0
+    for _ in range(times):
+        damaged = bytearray(whole)
+        for position in rng.integers(len(whole), size=rng.integers(1, 3)):
+            damaged[position] ^= 1 << int(rng.integers(8))
+        file.write_bytes(damaged)
+        try:
+            found = load(file)
+        except ModelFileError:
+            continue
+        assert_equal(found, stack)
+        loaded += 1
+    return loaded
+
+
+def write_crafted(path: Path, header: dict[str, object], body: bytes = b"") -> Path:
+    """Write a file of safetensors with this header, whatever it claims."""
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+    return path

@@ -60,6 +60,41 @@ class Memory:
         self.published[command.layer][command.epoch] = command.reads
 
 
+class Play:
+    """A run whose epochs end in random order, as far as it is asked to go."""
+
+    def __init__(self, memory: Memory, rng: random.Random, stops: Callable[[Train], bool]) -> None:
+        self.memory, self.rng, self.stops = memory, rng, stops
+        self.running: list[Train] = []
+        self.finished = 0
+
+    def go(self, schedule: Schedule, commands: Sequence[Command], steps: float) -> None:
+        self.execute(commands)
+        while self.running and steps > 0:
+            command = self.running.pop(self.rng.randrange(len(self.running)))
+            self.memory.finish(command)
+            self.finished += 1
+            self.execute(
+                schedule.finished(
+                    command.layer, stops=self.stops(command), drifts=self.drifts(command)
+                )
+            )
+            assert {c.layer for c in self.running} == set(schedule.training)
+            steps -= 1
+
+    def drifts(self, command: Train) -> dict[int, float] | None:
+        """Return how far a version is from others; none where nothing asks for it."""
+        return None
+
+    def execute(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Release):
+                self.memory.free(command)
+            else:
+                self.memory.train(command)
+                self.running.append(command)
+
+
 def play(
     schedule: Schedule,
     depth: int,
@@ -116,6 +151,8 @@ layer_plans = st.lists(
     min_size=1,
     max_size=5,
 )
+last_epochs = st.lists(st.integers(1, 7), min_size=5, max_size=5)  # when layers stop
+NEVER = (9,) * 5
 
 
 def stops_after(last: Sequence[int]) -> Callable[[Train], bool]:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from syncpretrain.models.stack import Stack
+
 
 def arrays_of(stack) -> list[np.ndarray]:
     heads = [] if stack.head is None else [stack.head.weight, stack.head.bias]
     return [array for layer in stack.layers for _, array in layer.parameters()] + heads
+
+
+def sound(stack: Stack | None, widths: tuple[int, ...]) -> Stack:
+    """Return a stack of these widths, which must be there, and finite."""
+    assert stack is not None
+    assert stack.widths == widths
+    assert all(np.isfinite(array).all() for array in arrays_of(stack))
+    return stack
 
 
 def alike(actual, expected, tolerance=3e-6):

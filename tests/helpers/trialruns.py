@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ import pytest
 from disturbedsteps import after_steps
 
 from syncpretrain import Stack
+from syncpretrain.errors import RunInterrupted
 from syncpretrain.events import EpochFinished, Event, Notice, Observer
 from syncpretrain.parallel.signals import StopRequest
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.runs.run import train_run
-from syncpretrain.settings import Settings, settings_from
+from syncpretrain.settings import PretrainSettings, Settings, settings_from
+from syncpretrain.workers.state import PretrainState
 
 
 class Abort(Exception):  # noqa: N818 - it stands for a death
@@ -71,6 +73,23 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, minibatches: int) -> None:
 
     after_steps(monkeypatch, count)
     monkeypatch.setattr("syncpretrain.pretraining.training.stop_on_signals", on_signals)
+
+
+def stopped_after(
+    minibatches: int, settings: PretrainSettings, X: np.ndarray
+) -> tuple[PretrainState, Stack]:
+    """Stop pretraining after a number of minibatches; return its state, and the stack so far."""
+    states = []
+
+    def save(state: Callable[[], PretrainState], *, done: object, final: bool) -> None:
+        if final:
+            states.append(state())
+
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, minibatches)
+        with pytest.raises(RunInterrupted) as caught:
+            Pretraining(settings, X, save=save).run()
+    return states[-1], caught.value.stack
 
 
 def pretrain_within(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import pytest
+from compiledproducts import COMPILED, digest
+from compiledproducts import FLOAT32_FORMS as FORMS
 
 from syncpretrain.kernels import native
 from syncpretrain.kernels.activations import means
@@ -19,21 +19,8 @@ from syncpretrain.kernels.contrastive_divergence import (
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.units.kinds import logarithm
 
-FORMS = native.extension.float32_forms() if native.extension else ()
-COMPILED = pytest.mark.skipif(native.extension is None, reason="the compiled kernels are not there")
 ADDRESS = Address(7, Purpose.NOISE, layer=2, epoch=3, step=4, shard=5)
 TAIL = np.float32(3.6541529)  # beyond it a draw is the logarithm of another
-
-
-@pytest.fixture
-def usual_form():
-    """Keep the form that is usual, whatever a test chooses."""
-    yield
-    native.extension.keep_float32_form(FORMS[0])
-
-
-def digest(x: np.ndarray) -> str:
-    return hashlib.sha256(x.astype("<f4").tobytes()).hexdigest()[:16]
 
 
 # These bits are the same on every processor, with any version of NumPy and any C library.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,16 +16,16 @@ from bfloat16bydefinition import (
     factors,
     laid_out,
 )
+from compiledproducts import BFLOAT16_FORMS as FORMS
+from compiledproducts import COMPILED, CPU_FLAGS, LEFT_TO_NUMPY, REFUSED, SQUARE
+from compiledproducts import compiled as compiled_product
 
 from syncpretrain.kernels import native
 from syncpretrain.kernels.precision import PRECISIONS, multiply_bfloat16, rounded
 from syncpretrain.kernels.program import Program, in_turn
 
-FORMS = native.extension.bfloat16_forms() if native.extension else ()
-CPU_INFO = Path("/proc/cpuinfo")
-CPU_FLAGS = set(CPU_INFO.read_text().split()) if CPU_INFO.is_file() else set()
-COMPILED = pytest.mark.skipif(native.extension is None, reason="the compiled kernels are not there")
 INF, NAN = np.inf, np.nan
+compiled = partial(compiled_product, "multiply_bfloat16")
 LARGEST = float(np.finfo(np.float32).max)
 LARGEST_BFLOAT16 = 255 * 2.0**120
 ULP = 2.0**-7  # of a bfloat16 from 1 to 2
@@ -112,13 +112,6 @@ SHAPES = [
 ]
 
 
-def compiled(a, b, *, form: str, out: np.ndarray | None = None) -> np.ndarray:
-    """Return the product of the compiled form, which must have one."""
-    out = np.full((len(a), b.shape[1]), NAN, dtype=np.float32) if out is None else out
-    assert native.extension.multiply_bfloat16(a, b, out, form) is out
-    return out
-
-
 @COMPILED
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("what", ROUNDED)
@@ -163,22 +156,6 @@ def test_the_orders_of_sums_differ_in_their_bits():
 
 @COMPILED
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    "shape",
-    [(1, 3, 1), (7, 9, 17), (6, 16, 64), (3, 16, 128), (13, 1025, 65), (13, 1025, 129), (3, 0, 4)],
-)
-def test_nothing_is_written_beside_a_product(shape, form):
-    a, b = factors(*shape)
-    wide = np.full((len(a) + 2, b.shape[1] + 40), 77, dtype=np.float32)
-    out = wide[1:-1, 19:-21]
-    compiled(a, b, out=out, form=form)
-    np.testing.assert_array_equal(out, definition_of(form)(a, b))
-    out[:] = 77
-    assert (wide == 77).all()
-
-
-@COMPILED
-@pytest.mark.parametrize("form", FORMS)
 def test_whole_numbers_are_multiplied_exactly(form):
     rng = np.random.default_rng(1)
     for rows, inner, columns in ((4, 7, 5), (17, 33, 66), (9, 200, 100)):
@@ -186,62 +163,6 @@ def test_whole_numbers_are_multiplied_exactly(form):
         b = rng.integers(-256, 257, (inner, columns)).astype(np.float32)
         found = compiled(a, b, form=form)
         np.testing.assert_array_equal(found, a.astype(np.int64) @ b.astype(np.int64))
-
-
-@COMPILED
-@pytest.mark.parametrize("form", FORMS)
-def test_a_part_of_a_product_has_the_bits_of_the_whole(form):
-    a, b = factors(140, 1100, 150)
-    whole = compiled(a, b, form=form)
-    rng = np.random.default_rng(2)
-    for _ in range(20):
-        i, j = sorted(rng.integers(0, 141, 2)), sorted(rng.integers(0, 151, 2))
-        rows, columns = slice(*i), slice(*j)
-        part = compiled(a[rows], b[:, columns], form=form)
-        np.testing.assert_array_equal(part, whole[rows, columns])
-        part = compiled(b.T[columns], a.T[:, rows], form=form)
-        np.testing.assert_array_equal(part, whole[rows, columns].T)
-
-
-@COMPILED
-@pytest.mark.parametrize("form", FORMS)
-def test_a_product_may_be_that_of_one_matrix_with_itself(form):
-    a, _ = factors(21, 37, 1)
-    found = compiled(a, a.T, form=form)
-    np.testing.assert_array_equal(found, definition_of(form)(a, a.T))
-    np.testing.assert_array_equal(found, found.T)
-
-
-@COMPILED
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.9, 1.0])
-@pytest.mark.parametrize("shape", [(1, 2, 1), (10, 31, 17), (28, 784, 130), (50, 1100, 20)])
-def test_zeros_add_nothing_wherever_they_are(shape, share, form):
-    a, b = factors(*shape)
-    rng = np.random.default_rng(4)
-    a[rng.random(a.shape) >= share] = 0
-    a[:, : a.shape[1] // 3] = 0  # as at the edge of images
-    a[len(a) // 2 : len(a) // 2 + 7] = 0
-    expected = definition_of(form)(a, b)
-    for left, right in product(LAYOUTS, LAYOUTS):
-        found = compiled(laid_out(a, left), laid_out(b, right), form=form)
-        np.testing.assert_array_equal(found, expected)
-
-
-@COMPILED
-@pytest.mark.filterwarnings("ignore:invalid value")
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("columns", [5, 300])
-@pytest.mark.parametrize("what", [INF, -INF, NAN])
-def test_zeros_times_what_is_not_finite_are_not_a_number(what, columns, form):
-    a, b = np.zeros((9, 40), dtype=np.float32), np.ones((40, columns), dtype=np.float32)
-    for row in (0, 21, 39):
-        b[:] = 1
-        b[row, columns - 1] = what
-        for left, right in product(LAYOUTS, LAYOUTS):
-            found = compiled(laid_out(a, left), laid_out(b, right), form=form)
-            assert np.isnan(found[:, -1]).all()
-            assert (found[:, :-1] == 0).all()
 
 
 @COMPILED
@@ -285,57 +206,6 @@ def test_factors_of_float64_are_products_of_float32():
     assert found.dtype == np.float32
 
 
-A, B = factors(4, 6, 3)
-SQUARE, OUT = factors(6, 6, 6)[0], np.empty((4, 3), dtype=np.float32)
-WIDE = np.zeros((6, 20), dtype=np.float32)
-
-
-def read_only(x: np.ndarray) -> np.ndarray:
-    x = x.copy()
-    x.setflags(write=False)
-    return x
-
-
-LEFT_TO_NUMPY = {
-    "other inner sizes": (A, B[:5], OUT),
-    "other rows": (A[:3], B, OUT),
-    "other columns": (A, B[:, :2], OUT),
-    "a transposed product": (A, B, OUT.T),
-    "columns of a product side by side": (A, B, np.empty((3, 4), dtype=np.float32).T),
-    "float64": (A.astype(np.float64), B, OUT),
-    "a factor of float64": (A, B.astype(np.float64), OUT),
-    "a product of float64": (A, B, OUT.astype(np.float64)),
-    "whole numbers": (A.astype(np.int32), B, OUT),
-    "swapped bytes": (A.astype(">f4"), B, OUT),
-    "a product into its factor": (SQUARE, SQUARE.copy(), SQUARE),
-    "a product into its other factor": (SQUARE.copy(), SQUARE, SQUARE),
-    "a product into a part of its factor": (WIDE[:, :6], SQUARE, WIDE[:, 5:11]),
-    "nothing to write to": (A, B, read_only(OUT)),
-    "a vector": (A, B[:, 0], OUT[:, 0]),
-    "many matrices": (A[None], B[None], OUT[None]),
-    "neither rows nor columns": (WIDE[:4, ::3][:, :6], B, OUT),
-    "every second column": (A, B, np.empty((4, 6), dtype=np.float32)[:, ::2]),
-    "rows from behind": (A[::-1], B, OUT),
-    "one row many times": (np.broadcast_to(A[:1], (4, 6)), B, OUT),
-    "a list": (A.tolist(), B, OUT),
-}
-REFUSED = {
-    *("other inner sizes", "other rows", "other columns", "a transposed product"),
-    "nothing to write to",
-}
-
-
-@COMPILED
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("what", LEFT_TO_NUMPY)
-def test_what_has_no_compiled_form_is_left_to_numpy_untouched(what, form):
-    before = [np.array(x, copy=True) for x in LEFT_TO_NUMPY[what]]
-    found = native.extension.multiply_bfloat16(*LEFT_TO_NUMPY[what], form)
-    assert found is NotImplemented
-    for x, old in zip(LEFT_TO_NUMPY[what], before, strict=True):
-        np.testing.assert_array_equal(x, old)
-
-
 @pytest.mark.parametrize("what", LEFT_TO_NUMPY)
 def test_numpy_decides_what_it_is_left(what):
     a, b, out = (x if isinstance(x, list) else x.copy() for x in LEFT_TO_NUMPY[what])
@@ -351,20 +221,6 @@ def test_a_product_into_its_factor_is_that_of_the_factor_before():
     x = SQUARE.copy()
     multiply_bfloat16(x, SQUARE, out=x)
     np.testing.assert_allclose(x, by_pairs(SQUARE, SQUARE), rtol=1e-5, atol=1e-6)
-
-
-@COMPILED
-@pytest.mark.parametrize("arguments", [(), (A, B, OUT), (A, B, OUT, None, 1)])
-def test_another_number_of_arguments_is_refused(arguments):
-    with pytest.raises(TypeError, match=f"got {len(arguments)} arguments; it takes 4"):
-        native.extension.multiply_bfloat16(*arguments)
-
-
-@COMPILED
-@pytest.mark.parametrize("form", ["", "pair", "fast tiles", True, 1, b"portable pairs"])
-def test_an_unknown_form_is_refused(form):
-    with pytest.raises(ValueError, match=rf"got the form {form!r}, which this CPU does not have"):
-        native.extension.multiply_bfloat16(A, B, OUT, form)
 
 
 @COMPILED

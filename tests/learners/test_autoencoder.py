@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onelayer import layer_settings
+from onelayer import layer_settings, set_parameters
 from unitkinds import KINDS, MEANS, SLOPES, UNITS
 
 from syncpretrain.kernels.backprop import contraction, corrupt
@@ -27,14 +27,6 @@ def make(visible: int = VISIBLE, hidden: int = HIDDEN, **changed) -> Autoencoder
         "seed": 3,
     }
     return Autoencoder(2, visible, hidden, layer_settings(**(settings | changed)))
-
-
-def set_parameters(learner: Autoencoder) -> list[np.ndarray]:
-    """Give it parameters that matter; return them in float64."""
-    rng = np.random.default_rng(0)
-    for parameter in learner.parameters:
-        parameter[:] = rng.normal(0, 0.6, parameter.shape)
-    return [np.float64(parameter) for parameter in learner.parameters]
 
 
 def examples(n: int = BATCH, seed: int = 1) -> np.ndarray:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from convolutionbydefinition import channel_of, matrix_of, pooled, unpooled
-from onelayer import layer_settings
+from onelayer import layer_settings, set_parameters
 from unitkinds import KINDS, MEANS, UNITS, examples_for
 
 from syncpretrain.kernels.backprop import corrupt
@@ -41,14 +41,6 @@ def make(shape: ConvolutionShape = SHAPE, **changed) -> ConvolutionalAutoencoder
         "seed": 3,
     }
     return ConvolutionalAutoencoder(2, shape, layer_settings(**(settings | changed)))
-
-
-def set_parameters(learner: ConvolutionalAutoencoder) -> list[np.ndarray]:
-    """Give it parameters that matter; return them in float64."""
-    rng = np.random.default_rng(0)
-    for parameter in learner.parameters:
-        parameter[:] = rng.normal(0, 0.6, parameter.shape)
-    return [np.float64(parameter) for parameter in learner.parameters]
 
 
 def images(shape: ConvolutionShape, n: int = BATCH, units: str = "bernoulli") -> np.ndarray:

@@ -15,16 +15,17 @@ from modelfiles import (
     INFO,
     arrays,
     assert_equal,
+    loaded_though_damaged,
     make_stack,
     meaning_of,
     refused,
+    write_crafted,
     write_file,
     zeros,
 )
 
 from syncpretrain import Stack, load, pretrain
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.errors import ModelFileError
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Head
 from syncpretrain.storage import write_atomically
@@ -119,27 +120,7 @@ def test_every_truncation_is_refused(tmp_path):
 
 
 def test_a_damaged_file_is_refused_or_means_the_same(tmp_path):
-    file, stack, rng = tmp_path / "a", full_stack(), np.random.default_rng(1)
-    stack.save(file)
-    whole = file.read_bytes()
-    loaded = 0
-    for _ in range(3_000):
-        damaged = bytearray(whole)
-        for position in rng.integers(len(whole), size=rng.integers(1, 3)):
-            damaged[position] ^= 1 << int(rng.integers(8))
-        file.write_bytes(damaged)
-        try:
-            assert_equal(load(file), stack)
-            loaded += 1
-        except ModelFileError:
-            pass
-    assert loaded < 30
-
-
-def write_crafted(path: Path, header: dict, body: bytes = b"") -> Path:
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
-    return path
+    assert loaded_though_damaged(full_stack(), tmp_path / "a", times=3_000) < 30
 
 
 def test_a_header_that_claims_too_much_is_refused_without_the_memory(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from syncpretrain.cli.setting_options import settings_from_options
@@ -17,6 +16,8 @@ from syncpretrain.planning.probes import exchanges
 from syncpretrain.planning.timings import Exchange, LayerTimings, Timings
 from syncpretrain.planning.tuning import plan_tuning
 from syncpretrain.settings import settings_from
+
+pytestmark = pytest.mark.usefixtures("folder_with_examples")
 
 STEPS = 100
 
@@ -92,14 +93,6 @@ def test_exchanges_are_measured():
     found = exchanges(own)
     assert len(found) == 2
     assert all(min(one.fetch, one.push, one.local) > 0 for one in found)
-
-
-@pytest.fixture
-def call(call, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    X = (np.random.default_rng(0).random((60, 16)) < 0.3).astype(np.float32)
-    np.save("x.npy", X)
-    return call
 
 
 ASYNC = '[pretrain]\nlayers = [16, 8]\nschedule = "async"\nepochs = 1\nbatch_size = 10\n'

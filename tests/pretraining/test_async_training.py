@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from randomstacks import normal_stack
+from toyclasses import toy
 from trialruns import died, settings_on
 
 from syncpretrain import Minibatches, finetune, pretrain
@@ -35,18 +36,8 @@ def trained(bits, **settings):
     return pretrain(bits[:160], layers=LAYERS, **{"schedule": "async", **PLAIN, **settings})
 
 
-def toy(rows=90):
-    """Return noisy copies of three patterns, and which each is."""
-    draws = np.random.default_rng(1)
-    patterns = np.array(
-        [[1, 1, 1, 0, 0, 0, 0, 1], [0, 0, 1, 1, 1, 0, 1, 0], [1, 0, 0, 0, 1, 1, 0, 0]]
-    )
-    which = np.arange(rows) % 3
-    return (0.8 * patterns[which] + 0.2 * draws.random((rows, 8))).astype(np.float32), which
-
-
 def tuned(**settings):
-    X, y = toy()
+    X, y = toy(90)
     given = {"epochs": 2, "batch_size": 10, "schedule": "async", "runtime": "serial", **settings}
     return finetune(normal_stack((8, 6, 4), scale=0.5), X, y, **given)
 
@@ -242,7 +233,7 @@ class TestFinetuning:
     def test_replicas_learn_a_separable_problem(self, runtime, push):
         own = {"optimizer": "sgd", "learning_rate": 1.0, "epochs": 40}
         stack = tuned(runtime=runtime, replicas=2, push_every=push, **own)
-        X, y = toy()
+        X, y = toy(90)
         assert (stack.predict(X) == y).mean() > 0.95
 
     @pytest.mark.parametrize("steps", [0, 7, 2**24 + 1, 2**40 + 3])
@@ -269,7 +260,7 @@ class TestFinetuning:
         assert tuned(servers=3, **own).parameters_sha256 == tuned(**own).parameters_sha256
 
     def test_reconstruction_without_targets(self):
-        X, _ = toy()
+        X, _ = toy(90)
         own = {"epochs": 20, "batch_size": 10, "schedule": "async", "replicas": 2}
         stack = finetune(normal_stack((8, 6, 4), scale=0.5), X, **own)
         errors = stack.history.finetune.train

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 from folders import names_in
+from modelfiles import write_crafted
 
 from syncpretrain import storage
 from syncpretrain.array_files import read_arrays, write_arrays
@@ -80,15 +79,9 @@ def test_random_damage_is_refused_or_harmless(tmp_path):
     assert refused > 2_700
 
 
-def crafted(path: Path, header: dict, data: bytes = b"") -> Path:
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-    return path
-
-
 def test_a_file_that_claims_too_much_is_refused(tmp_path):
     entry = {"dtype": "F32", "shape": [1_000_000, 1_000_000], "data_offsets": [0, 4 * 10**12]}
-    path = crafted(checkpoint_path(tmp_path, "pretrain", 1), {"00000": entry})
+    path = write_crafted(checkpoint_path(tmp_path, "pretrain", 1), {"00000": entry})
     with pytest.raises(CheckpointError):
         read_arrays(path)
 
@@ -104,7 +97,7 @@ def test_files_of_other_kinds_are_refused(tmp_path, content):
 def test_a_missing_file_and_a_model_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="cannot be read"):
         read_arrays(tmp_path / "none.safetensors")
-    path = crafted(tmp_path / "x.safetensors", {"__metadata__": {"format": "syncpretrain 2"}})
+    path = write_crafted(tmp_path / "x.safetensors", {"__metadata__": {"format": "syncpretrain 2"}})
     with pytest.raises(CheckpointError, match="its format is 'syncpretrain 2'"):
         read_arrays(path)
 

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from scheduleplay import (
     FREE,
     KNOWN,
+    NEVER,
     PACES,
     Memory,
+    Play,
     greedy,
+    last_epochs,
     layer_plans,
     lockstep,
     planned_reads,
@@ -24,7 +27,7 @@ from scheduleplay import (
 
 from syncpretrain.errors import ScheduleError
 from syncpretrain.schedule.kinds import Fixed, LayerPlan, Reads, lockstep_row
-from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
+from syncpretrain.schedule.schedule import Past, Schedule, Train
 
 free = FREE["synchronized"]
 LEAST = 0.5
@@ -54,32 +57,15 @@ class Positions:
         return abs(points[version] - points[since])
 
 
-class Play:
-    """A run whose epochs end in random order, as far as it is asked to go."""
+class Drifting(Play):
+    """A run whose versions drift."""
 
     def __init__(self, plans: Sequence[LayerPlan], seed: int, points: int, last: Sequence[int]):
-        self.memory = Memory(len(plans))
+        super().__init__(Memory(len(plans)), random.Random(seed), stops_after(last))
         self.positions = Positions(points, len(plans))
-        self.rng, self.stops = random.Random(seed), stops_after(last)
-        self.running: list[Train] = []
 
-    def go(self, schedule: Schedule, commands: Sequence[Command], steps: float) -> None:
-        self.execute(commands)
-        while self.running and steps > 0:
-            command = self.running.pop(self.rng.randrange(len(self.running)))
-            self.memory.finish(command)
-            drifts = self.positions.drifts(command)
-            stops = self.stops(command)
-            self.execute(schedule.finished(command.layer, stops=stops, drifts=drifts))
-            steps -= 1
-
-    def execute(self, commands: Sequence[Command]) -> None:
-        for command in commands:
-            if isinstance(command, Release):
-                self.memory.free(command)
-            else:
-                self.memory.train(command)
-                self.running.append(command)
+    def drifts(self, command: Train) -> dict[int, float]:
+        return self.positions.drifts(command)
 
     def interrupt(self) -> None:
         for command in self.running:
@@ -92,9 +78,9 @@ def by_drift(plans: Sequence[LayerPlan], least: float = LEAST) -> list[LayerPlan
 
 
 def played(
-    plans: Sequence[LayerPlan], pace, slots: int, seed: int, points: int, last=(9,) * 5
-) -> tuple[Schedule, Play]:
-    run = Play(plans, seed, points, last)
+    plans: Sequence[LayerPlan], pace, slots: int, seed: int, points: int, last=NEVER
+) -> tuple[Schedule, Drifting]:
+    run = Drifting(plans, seed, points, last)
     schedule = Schedule(plans, pace(plans), slots=slots)
     run.go(schedule, schedule.begin(), float("inf"))
     assert schedule.is_finished
@@ -103,7 +89,6 @@ def played(
 
 
 seeds = st.integers(0, 2**32)
-last_epochs = st.lists(st.integers(1, 7), min_size=5, max_size=5)
 
 
 @given(
@@ -132,32 +117,21 @@ def check_refreshes(positions: Positions, i: int, reads: Sequence[int], plan: La
             assert positions.distance(i, reads[k - 1], reads[k]) > LEAST
 
 
+@pytest.mark.parametrize("stops_early", [False, True])
 @given(
     plans=layer_plans,
     pace=st.sampled_from(
         [partial(p, drain=drain) for p in KNOWN.values() for drain in (True, False)]
     ),
-    slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
-    two=st.tuples(seeds, seeds),
-    points=st.integers(0, 99),
-)
-def test_planned_decisions_do_not_depend_on_timing_or_slots(plans, pace, slots, two, points):
-    plans = by_drift(plans)
-    runs = [played(plans, pace, n, seed, points)[0] for n, seed in zip(slots, two, strict=True)]
-    assert runs[0].reads == runs[1].reads
-    assert said(runs[0]) == said(runs[1])
-
-
-@given(
-    plans=layer_plans,
-    pace=st.sampled_from(list(KNOWN.values())),
     last=last_epochs,
     slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
     two=st.tuples(seeds, seeds),
     points=st.integers(0, 99),
 )
-def test_nor_where_layers_stop_early(plans, pace, last, slots, two, points):
-    plans = by_drift(plans)
+def test_planned_decisions_do_not_depend_on_timing_or_slots(
+    plans, pace, last, slots, two, points, stops_early
+):
+    plans, last = by_drift(plans), last if stops_early else NEVER
     runs = [
         played(plans, pace, n, seed, points, last)[0] for n, seed in zip(slots, two, strict=True)
     ]
@@ -203,7 +177,7 @@ def test_in_lockstep_every_newer_version_is_judged_once_by_the_definition(
 )
 def test_resumed_anywhere_it_decides_the_same(plans, pace, last, slots, cuts, seed, points):
     plans = by_drift(plans)
-    run = Play(plans, seed, points, last)
+    run = Drifting(plans, seed, points, last)
     schedule = Schedule(plans, pace(plans), slots=slots[0])
     commands = schedule.begin()
     for number, steps in zip(slots[1:], cuts, strict=False):
@@ -234,7 +208,7 @@ def test_a_worker_need_keep_only_what_its_last_command_named(
 ):
     """Each version asked for is the newest one, or was asked for before."""
     plans = by_drift(plans)
-    run = Play(plans, seed, points, last)
+    run = Drifting(plans, seed, points, last)
     kept: list[set[int]] = [set() for _ in range(len(plans) + 1)]
     finish = run.positions.drifts
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -11,8 +10,10 @@ from hypothesis import strategies as st
 from scheduleplay import (
     PACES,
     Memory,
+    Play,
     greedy,
     in_pairs,
+    last_epochs,
     layer_plans,
     lockstep,
     planned_reads,
@@ -23,36 +24,13 @@ from scheduleplay import (
 
 from syncpretrain.errors import ScheduleError
 from syncpretrain.schedule.kinds import LayerPlan, greedy_row, lockstep_row
-from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
+from syncpretrain.schedule.schedule import Past, Schedule, Train
 
 RULES = {lockstep: lockstep_row, greedy: greedy_row, rounds: in_pairs}
 
 
-class Play:
-    """A run whose epochs end in random order, as far as it is asked to go."""
-
-    def __init__(self, memory: Memory, rng: random.Random, stops: Callable[[Train], bool]) -> None:
-        self.memory, self.rng, self.stops = memory, rng, stops
-        self.running: list[Train] = []
-        self.finished = 0
-
-    def go(self, schedule: Schedule, commands: Sequence[Command], steps: float) -> None:
-        self.execute(commands)
-        while self.running and steps > 0:
-            command = self.running.pop(self.rng.randrange(len(self.running)))
-            self.memory.finish(command)
-            self.finished += 1
-            self.execute(schedule.finished(command.layer, stops=self.stops(command)))
-            assert {c.layer for c in self.running} == set(schedule.training)
-            steps -= 1
-
-    def execute(self, commands: Sequence[Command]) -> None:
-        for command in commands:
-            if isinstance(command, Release):
-                self.memory.free(command)
-            else:
-                self.memory.train(command)
-                self.running.append(command)
+class Interrupted(Play):
+    """A run that goes on from its past."""
 
     def interrupt(self, past: Past) -> None:
         """Leave what a resumed run has: the versions held, some made by epochs that were begun."""
@@ -69,14 +47,14 @@ class Play:
 @given(
     plans=layer_plans,
     pace=st.sampled_from(PACES),
-    last=st.lists(st.integers(1, 7), min_size=5, max_size=5),
+    last=last_epochs,
     slots=st.lists(st.integers(1, 6), min_size=2, max_size=4),
     cuts=st.lists(st.integers(0, 12), min_size=3, max_size=3),
     seed=st.integers(0, 2**32),
 )
 def test_resumed_anywhere_it_ends_with_the_same_reads(plans, pace, last, slots, cuts, seed):
     depth = len(plans)
-    run = Play(Memory(depth), random.Random(seed), stops_after(last))
+    run = Interrupted(Memory(depth), random.Random(seed), stops_after(last))
     schedule = Schedule(plans, pace(plans), slots=slots[0])
     commands = schedule.begin()
     for number, steps in zip(slots[1:], cuts, strict=False):
@@ -99,13 +77,13 @@ def test_resumed_anywhere_it_ends_with_the_same_reads(plans, pace, last, slots, 
 @given(
     plans=layer_plans,
     pace=st.sampled_from(PACES),
-    last=st.lists(st.integers(1, 7), min_size=5, max_size=5),
+    last=last_epochs,
     slots=st.integers(1, 6),
     steps=st.integers(0, 40),
     seed=st.integers(0, 2**32),
 )
 def test_with_the_same_slots_only_begun_epochs_are_issued(plans, pace, last, slots, steps, seed):
-    run = Play(Memory(len(plans)), random.Random(seed), stops_after(last))
+    run = Interrupted(Memory(len(plans)), random.Random(seed), stops_after(last))
     schedule = Schedule(plans, pace(plans), slots=slots)
     run.go(schedule, schedule.begin(), steps)
     resumed = Schedule(plans, pace(plans), slots=slots)

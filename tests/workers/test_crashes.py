@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from disturbedsteps import before_steps
+from stackcomparisons import sound
 from trialruns import pretrain_within
 
 from syncpretrain import Stack, pretrain
@@ -46,14 +47,6 @@ def run(bits: np.ndarray, **settings) -> Stack:
 
 def run_within(times: Timeouts, bits: np.ndarray, **settings) -> Stack:
     return pretrain_within(times, bits, **(WANTED | settings))
-
-
-def check_finite(stack: Stack | None) -> Stack:
-    assert stack is not None
-    assert stack.widths == LAYERS
-    for layer in stack.layers:
-        assert all(np.isfinite(array).all() for _, array in layer.parameters())
-    return stack
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -118,7 +111,7 @@ def test_a_layer_stopped_on_the_brink_of_divergence_is_taken_back_too(bits, sabo
         patch.setattr(threads.ThreadsRuntime, "_close", close)
         with pytest.raises(WorkerError, match="layer 2 failed in epoch 1") as caught:
             run(bits)
-    check_finite(caught.value.stack)
+    sound(caught.value.stack, LAYERS)
 
 
 def test_a_stop_in_the_middle_of_an_epoch_keeps_the_minibatches_so_far(bits, sabotage):
@@ -149,7 +142,7 @@ def test_a_stall_is_told_and_does_not_hold_up_the_caller(bits, sabotage, capfd):
             StalledError, match=r"no minibatch .* for 0\.2 s, by layer 1$"
         ) as caught:
             run_within(Timeouts(stall=0.2, tick=0.02, join=0.05), bits)
-        check_finite(caught.value.stack)
+        sound(caught.value.stack, LAYERS)
         assert "in block" in capfd.readouterr().err, "where the stuck thread stands"
     finally:
         release.set()
