@@ -176,6 +176,7 @@ def test_auto_measures_and_says_what_it_chose(monkeypatch):
             messages.append(event.message)
 
     monkeypatch.setattr(trainer, "usable_cores", lambda: 2)
+    measured = trainer.least_seconds
     for costs, together, workers, gain in (
         ([4.0, 1.0, 1.0, 1.0], 7.0, 2, "at best 1.75"),
         ([4.0, 1.0, 1.0, 1.0], 10.0, 2, "2 threads 1.40"),
@@ -191,7 +192,7 @@ def test_auto_measures_and_says_what_it_chose(monkeypatch):
         found = messages.pop()
         assert found.startswith(f"{workers} worker")
         assert found.endswith(f"; {gain} times one")
-    monkeypatch.undo()
+    monkeypatch.setattr(trainer, "least_seconds", measured)
     LocalTrainer(perceptron(), classes=3, observers=[tell]).fit(X, y)
     assert " for 4 blocks, measured at " in messages.pop()
 
