@@ -78,7 +78,7 @@ EXACT = {"normalization": "none", "dropout": 0.2, "input_noise": 0.0, "input_dro
 LEAST_SQUARES = 1e-12  # of standardized numbers: errors of rounding
 NEAR, MIXED, MIXED_CELLS = 5, 8000, 1 << 24  # near rows, fewest rows, and most values of all
 LANDMARKS, KERNEL_PENALTY = 300, 0.1  # of the regression on a kernel
-ROUNDS, MOST_BOOSTED = 100, 1000  # of boosting; and its trees, one of each class in each round
+ROUNDS, MOST_BOOSTED = 100, 2000  # of boosting; and its trees, one of each class in each round
 ON_VALUES = ("trees", "boosting")  # which standardized columns would only cost time
 
 
