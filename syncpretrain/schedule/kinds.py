@@ -242,15 +242,12 @@ class Planned(Fixed):
     def unread(self, layer: int, reads: Sequence[int], published: int) -> list[int]:
         """Return the published versions that the plan names, and the newest if it may prove last.
 
-        The first layer of a group waits for the last version of the group below, which is an
-        earlier one than planned if versions in there are skipped.
+        The first layer of a group waits for the last version of the group below. That is an earlier
+        one than planned if layers in there stop early, or skip versions.
         """
         unread = super().unread(layer, reads, published)
-        first = layer - self._group_size
-        if unread or reads or not published or first < 0 or layer % self._group_size:
-            return unread
-        below = self._plans[first:layer]
-        return [published] if any(plan.least_drift is not None for plan in below) else []
+        waits = layer and not layer % self._group_size and not reads and published
+        return unread or ([published] if waits else [])
 
     def shorten(self, layer: int, epochs: int) -> None:
         """Plan anew from the layer up, with ``epochs`` for it; each row when it is needed."""

@@ -151,6 +151,8 @@ layer_plans = st.lists(
     min_size=1,
     max_size=5,
 )
+last_epochs = st.lists(st.integers(1, 7), min_size=5, max_size=5)  # when layers stop
+NEVER = (9,) * 5
 
 
 def stops_after(last: Sequence[int]) -> Callable[[Train], bool]:

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduleplay import (
+    NEVER,
     PACES,
     free,
     in_pairs,
+    last_epochs,
     layer_plans,
     lockstep,
     planned_reads,
@@ -31,23 +33,27 @@ from syncpretrain.schedule.kinds import (
 from syncpretrain.schedule.schedule import Schedule, Train
 
 
+@pytest.mark.parametrize("stops_early", [False, True])
 @given(
     plans=layer_plans,
     pace=st.sampled_from(PACES),
     drain=st.booleans(),
+    last=last_epochs,
     slots=st.integers(1, 6),
     seed=st.integers(0, 2**32),
 )
-def test_every_run_ends_and_reads_nothing_freed(plans, pace, drain, slots, seed):
+def test_every_run_ends_and_reads_nothing_freed(plans, pace, drain, last, slots, seed, stops_early):
+    last = last if stops_early else NEVER
     schedule = Schedule(plans, pace(plans, drain=drain), slots=slots)
-    log = play(schedule, len(plans), slots, random.Random(seed))
-    for layer, plan in enumerate(plans, start=1):
+    log = play(schedule, len(plans), slots, random.Random(seed), stops_after(last))
+    for layer, plan in enumerate(shortened(plans, last), start=1):
         epochs = [command for command in log if command.layer == layer]
         assert [command.epoch for command in epochs] == list(range(1, len(epochs) + 1))
         assert len(epochs) >= plan.epochs
+        assert len(epochs) == plan.epochs or plan.refresh_epochs
         reads = [command.reads for command in epochs]
         assert reads == sorted(reads), "versions are monotone"
-    assert len([c for c in log if c.layer == 1]) == plans[0].epochs
+    assert schedule.done[0] == shortened(plans, last)[0].epochs
 
 
 @given(plans=layer_plans, slots=st.integers(1, 6), seed=st.integers(0, 2**32))
@@ -57,15 +63,19 @@ def test_lockstep_reads_do_not_depend_on_timing_or_slots(plans, slots, seed):
     assert schedule.reads == planned_reads(plans, lockstep_row)
 
 
+@pytest.mark.parametrize("stops_early", [False, True])
 @given(
     plans=layer_plans,
     drain=st.booleans(),
+    last=last_epochs,
     slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
     seeds=st.tuples(st.integers(0, 2**32), st.integers(0, 2**32)),
 )
-def test_a_free_run_replays_under_any_timing(plans, drain, slots, seeds):
+def test_a_free_run_replays_under_any_timing(plans, drain, last, slots, seeds, stops_early):
+    """Whether or not its layers stop again."""
+    stops = stops_after(last if stops_early else NEVER)
     recorded = Schedule(plans, free(plans, drain=drain), slots=slots[0])
-    play(recorded, len(plans), slots[0], random.Random(seeds[0]))
+    play(recorded, len(plans), slots[0], random.Random(seeds[0]), stops)
     replayed = Schedule(plans, Fixed(recorded.reads), slots=slots[1])
     play(replayed, len(plans), slots[1], random.Random(seeds[1]))
     assert replayed.reads == recorded.reads
@@ -179,27 +189,7 @@ def test_refreshes_on_refreshes_beyond_measure_are_refused():
 class TestStops:
     """Layers that have learned enough before their stipulated epochs are over."""
 
-    stop_epochs = st.lists(st.integers(1, 7), min_size=5, max_size=5)
-
-    @given(
-        plans=layer_plans,
-        pace=st.sampled_from(PACES),
-        last=stop_epochs,
-        slots=st.integers(1, 6),
-        seed=st.integers(0, 2**32),
-    )
-    def test_every_run_ends_and_reads_nothing_freed(self, plans, pace, last, slots, seed):
-        schedule = Schedule(plans, pace(plans), slots=slots)
-        stops = stops_after(last)
-        log = play(schedule, len(plans), slots, random.Random(seed), stops)
-        for layer, plan in enumerate(shortened(plans, last), start=1):
-            epochs = [command for command in log if command.layer == layer]
-            assert [command.epoch for command in epochs] == list(range(1, len(epochs) + 1))
-            assert len(epochs) >= plan.epochs
-            assert len(epochs) == plan.epochs or plan.refresh_epochs
-        assert schedule.done[0] == shortened(plans, last)[0].epochs
-
-    @given(plans=layer_plans, last=stop_epochs, slots=st.integers(1, 6), seed=st.integers(0, 2**32))
+    @given(plans=layer_plans, last=last_epochs, slots=st.integers(1, 6), seed=st.integers(0, 2**32))
     def test_a_free_run_to_the_end_of_layer_1_ends_too(self, plans, last, slots, seed):
         schedule = Schedule(plans, free(plans, drain=False), slots=slots)
         play(schedule, len(plans), slots, random.Random(seed), stops_after(last))
@@ -209,7 +199,7 @@ class TestStops:
     @given(
         plans=layer_plans,
         rule=st.sampled_from([lockstep_row, greedy_row, in_pairs]),
-        last=stop_epochs,
+        last=last_epochs,
         slots=st.integers(1, 6),
         seed=st.integers(0, 2**32),
     )
@@ -238,19 +228,6 @@ class TestStops:
             begun = sum(version <= newest for version in before)
             assert after[:begun] == before[:begun]
             newest = begun
-
-    @given(
-        plans=layer_plans,
-        last=stop_epochs,
-        slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
-        seeds=st.tuples(st.integers(0, 2**32), st.integers(0, 2**32)),
-    )
-    def test_a_run_replays_whether_or_not_its_layers_stop_again(self, plans, last, slots, seeds):
-        recorded = Schedule(plans, free(plans), slots=slots[0])
-        play(recorded, len(plans), slots[0], random.Random(seeds[0]), stops_after(last))
-        replayed = Schedule(plans, Fixed(recorded.reads), slots=slots[1])
-        play(replayed, len(plans), slots[1], random.Random(seeds[1]), stops_after(last))
-        assert replayed.reads == recorded.reads
 
     def test_the_layers_above_read_the_last_version_of_a_stopped_one(self):
         plans = [LayerPlan(6, refresh_epochs=0)] * 2

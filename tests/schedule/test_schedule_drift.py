@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from scheduleplay import (
     FREE,
     KNOWN,
+    NEVER,
     PACES,
     Memory,
     Play,
     greedy,
+    last_epochs,
     layer_plans,
     lockstep,
     planned_reads,
@@ -76,7 +78,7 @@ def by_drift(plans: Sequence[LayerPlan], least: float = LEAST) -> list[LayerPlan
 
 
 def played(
-    plans: Sequence[LayerPlan], pace, slots: int, seed: int, points: int, last=(9,) * 5
+    plans: Sequence[LayerPlan], pace, slots: int, seed: int, points: int, last=NEVER
 ) -> tuple[Schedule, Drifting]:
     run = Drifting(plans, seed, points, last)
     schedule = Schedule(plans, pace(plans), slots=slots)
@@ -87,7 +89,6 @@ def played(
 
 
 seeds = st.integers(0, 2**32)
-last_epochs = st.lists(st.integers(1, 7), min_size=5, max_size=5)
 
 
 @given(
@@ -116,32 +117,21 @@ def check_refreshes(positions: Positions, i: int, reads: Sequence[int], plan: La
             assert positions.distance(i, reads[k - 1], reads[k]) > LEAST
 
 
+@pytest.mark.parametrize("stops_early", [False, True])
 @given(
     plans=layer_plans,
     pace=st.sampled_from(
         [partial(p, drain=drain) for p in KNOWN.values() for drain in (True, False)]
     ),
-    slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
-    two=st.tuples(seeds, seeds),
-    points=st.integers(0, 99),
-)
-def test_planned_decisions_do_not_depend_on_timing_or_slots(plans, pace, slots, two, points):
-    plans = by_drift(plans)
-    runs = [played(plans, pace, n, seed, points)[0] for n, seed in zip(slots, two, strict=True)]
-    assert runs[0].reads == runs[1].reads
-    assert said(runs[0]) == said(runs[1])
-
-
-@given(
-    plans=layer_plans,
-    pace=st.sampled_from(list(KNOWN.values())),
     last=last_epochs,
     slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
     two=st.tuples(seeds, seeds),
     points=st.integers(0, 99),
 )
-def test_nor_where_layers_stop_early(plans, pace, last, slots, two, points):
-    plans = by_drift(plans)
+def test_planned_decisions_do_not_depend_on_timing_or_slots(
+    plans, pace, last, slots, two, points, stops_early
+):
+    plans, last = by_drift(plans), last if stops_early else NEVER
     runs = [
         played(plans, pace, n, seed, points, last)[0] for n, seed in zip(slots, two, strict=True)
     ]
