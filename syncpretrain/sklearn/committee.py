@@ -21,8 +21,9 @@ kernel, extra trees, and gradient boosting, unless numbers are few.
 The network then learns what the committee says of the rows with and without a target (model
 compression, Bucila et al. 2006): one small stack is kept, which is saved, exported and examined
 like any other. Where it has not come to the committee's answers, as with many classes on a grid, it
-learns longer. The committee repeats the targets of rows that have one; so if more than a few have
-one, the network learns longer too, on other rows, each mixed from two rows near to each other.
+learns longer, and so it does from 3,000 targets on. The committee repeats the targets of rows that
+have one; so if more than a few have one, the network learns on other rows too, each mixed from two
+rows near to each other.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ Judge = Callable[[Any], Matrix]  # opinions on rows, of shape (n_rows, classes o
 Member = Callable[[Any, Targets, int], Judge]  # learns from examples, targets and in some steps
 
 PARTS = 3  # of the labels, each left out once
-MANY_TRIED = 3000  # targets and more: one part of them tells the weights
+MANY_TRIED = 3000  # targets and more: one part tells the weights, and a network learns longer
 TRIAL_STEPS = 500  # of the networks that learn without some labels
 TRIAL_TREES = 33  # of 100, as of the steps a third, where rows are many: few take no time
 MOST_ROWS = TRIAL_STEPS * GUESS_BATCH  # more rows are not seen in so few steps
@@ -72,7 +73,7 @@ NARROW = 3  # of two columns one is half of what is known of a row
 WIDE, FEWEST = 512, 32  # more columns take smaller minibatches: a step costs no more
 LEAST = 1e-4  # of a probability: trees say 0 of classes that they have not met in a leaf
 LEARNED = 0.95  # of the answers; where the network has learned fewer, it learns longer
-LONGER: dict[str, Any] = {"steps": 3 * UNLABELLED_STEPS, "learning_rate": 0.004}
+MOST_STEPS, FAST = 3 * UNLABELLED_STEPS, 0.004  # rate, twice the usual one
 # Of the network that tells classes apart which change from one value of a column to the next.
 EXACT = {"normalization": "none", "dropout": 0.2, "input_noise": 0.0, "input_dropout": 0.0}
 LEAST_SQUARES = 1e-12  # of standardized numbers: errors of rounding
@@ -309,7 +310,7 @@ def learned(
     answers: Matrix,
     batch: int | None,
     *,
-    longer: bool = False,
+    steps: int | None = None,
 ) -> Stack:
     """Return the network that has learned the committee's answers on rows.
 
@@ -322,14 +323,21 @@ def learned(
     answers : ndarray of shape (n_examples, classes or numbers)
     batch : int, optional
         Rows of a minibatch.
-    longer : bool
-        Whether to learn longer from the start.
+    steps : int, optional
+        Fewest steps at the greater rate. None takes the smaller one, and if the network then has
+        not come to the answers, the greater one in the most steps.
     """
-    if not longer:
+    if steps is None:
         student = finetuned(X, answers, **student_settings(kind, X.shape, batch), warn=False)
         if kind.learned(outputs_of(student, X), answers) >= LEARNED:
             return student
-    return finetuned(X, answers, **student_settings(kind, X.shape, batch, **LONGER), warn=False)
+    settings = student_settings(kind, X.shape, batch, steps or MOST_STEPS, learning_rate=FAST)
+    return finetuned(X, answers, **settings, warn=False)
+
+
+def steps_for(targets: int) -> int:
+    """Return the steps in which the network learns from a committee with so many targets."""
+    return MOST_STEPS if targets >= MANY_TRIED else UNLABELLED_STEPS
 
 
 def _batch(shape: tuple[int, ...], asked: int | None) -> int:

@@ -181,7 +181,8 @@ class StackPredictor(StackEstimator):
         weights = ", ".join(f"{name} {weight:.2f}" for name, weight in self.teachers_.items())
         about(f"the network learns from the committee: {weights}")
         learner = partial(finetuned, network)
-        return committee.learned(kind, learner, rows, answers, self.batch_size, longer=not are_few)
+        steps = None if are_few else committee.steps_for(len(targets.rows))
+        return committee.learned(kind, learner, rows, answers, self.batch_size, steps=steps)
 
     def _train(self, X: Matrix, targets: Targets, objective: str) -> None:
         """Train on examples and the targets of some of them."""
