@@ -21,7 +21,7 @@ kernel, extra trees, and gradient boosting, unless numbers are few.
 The network then learns what the committee says of the rows with and without a target (model
 compression, Bucila et al. 2006): one small stack is kept, which is saved, exported and examined
 like any other. Where it has not come to the committee's answers, as with many classes on a grid, it
-learns longer, and so it does from 3,000 targets on. The committee repeats the targets of rows that
+learns longer, and so it does from 3,000 labels on. The committee repeats the targets of rows that
 have one; so if more than a few have one, the network learns on other rows too, each mixed from two
 rows near to each other.
 """
@@ -335,9 +335,10 @@ def learned(
     return finetuned(X, answers, **settings, warn=False)
 
 
-def steps_for(targets: int) -> int:
+def steps_for(kind: Asked, targets: int) -> int:
     """Return the steps in which the network learns from a committee with so many targets."""
-    return MOST_STEPS if targets >= MANY_TRIED else UNLABELLED_STEPS
+    is_soon_learned = isinstance(kind, ForClasses) and targets < MANY_TRIED
+    return UNLABELLED_STEPS if is_soon_learned else MOST_STEPS
 
 
 def _batch(shape: tuple[int, ...], asked: int | None) -> int:

@@ -181,7 +181,7 @@ class StackPredictor(StackEstimator):
         weights = ", ".join(f"{name} {weight:.2f}" for name, weight in self.teachers_.items())
         about(f"the network learns from the committee: {weights}")
         learner = partial(finetuned, network)
-        steps = None if are_few else committee.steps_for(len(targets.rows))
+        steps = None if are_few else committee.steps_for(kind, len(targets.rows))
         return committee.learned(kind, learner, rows, answers, self.batch_size, steps=steps)
 
     def _train(self, X: Matrix, targets: Targets, objective: str) -> None:
