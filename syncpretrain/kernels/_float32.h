@@ -13,8 +13,8 @@
 #endif
 
 enum {
-    DEPTH = 512,                         /* of the inner index at once */
-    GROUP = 64,                          /* most columns of the right factor at once: 128 KiB, in the L2 cache */
+    DEPTH = 1024,                        /* of the inner index at once */
+    GROUP = 64,                          /* most columns of the right factor at once: 256 KiB, in the L2 cache */
     STRIP = 6,                           /* rows of the left one; their sums stay in registers */
     BLOCK = 1 << 17, BLOCK_ROWS = 1 << 10, /* of the left one at once: 512 KiB */
     MOST_STRIPS = BLOCK_ROWS / STRIP + 1,
@@ -28,8 +28,8 @@ typedef struct {
     const float *data;
     Py_ssize_t down, right, rows;
     const uint16_t *places, *end; /* of the numbers that are not 0 in all rows, or of all numbers */
-    const float *ahead; /* what is needed soon: a number every `step` for each place */
-    Py_ssize_t step;
+    const float *ahead;   /* what is needed soon: a row every `step` numbers, */
+    Py_ssize_t step, run; /* to be fetched every `run` places */
 } Strip;
 
 /* Where the sums of a strip lie: `columns` of them in each row. They are read if they do not begin here. */
@@ -249,10 +249,10 @@ static void lay_strip(Factor f, Py_ssize_t rows, Py_ssize_t depth, Strip *s, flo
     if (f.right == 1) {
         uint8_t any[DEPTH] = {0};
         for (Py_ssize_t t = 0; t < rows; t++) mark_nonzeros(f.data + t * f.down, depth, any);
-        *s = (Strip){f.data, f.down, 1, rows, places, list_nonzeros(any, depth, places), NULL, 0};
+        *s = (Strip){f.data, f.down, 1, rows, places, list_nonzeros(any, depth, places), NULL, 0, 1};
         return;
     }
-    *s = (Strip){block, 1, rows, rows, places, places, NULL, 0};
+    *s = (Strip){block, 1, rows, rows, places, places, NULL, 0, 1};
     switch (rows) {
     case 1: s->end = copy_columns(f.data, f.right, depth, block, places, 1); break;
     case 2: s->end = copy_columns(f.data, f.right, depth, block, places, 2); break;
@@ -296,10 +296,14 @@ static void add_group(const Float32Form *form, Py_ssize_t rows, Py_ssize_t depth
             strip.places = room->all;
             strip.end = room->all + depth;
         }
+        /* The strips share the rows behind this group: fetched faster, they would wait for each other. */
+        Py_ssize_t from = depth * s / strips, fetched = depth * (s + 1) / strips - from;
         strip.ahead = room->group;
-        if (g->right.right == 1 && s * LINE < g->next) { /* each strip fetches one line of each row */
-            strip.ahead = g->right.data + sums.columns + s * LINE;
+        strip.run = depth;
+        if (g->right.right == 1 && g->next > 0 && fetched > 0) {
+            strip.ahead = g->right.data + sums.columns + from * g->right.down;
             strip.step = g->right.down;
+            strip.run = (strip.end - strip.places + fetched - 1) / fetched;
         }
         if (s == 0)
             is_finite = form->pack_and_add(g->right, depth, &strip, room->group, &sums);

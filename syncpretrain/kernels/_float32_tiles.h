@@ -105,21 +105,27 @@ TARGETED INLINED Bits OF_WIDTH(add_tile)(const Strip *s, float *part, const Sums
         at[t] = s->data + t * s->down;
         EACH_VECTOR sum[t][v] = sums->begins ? zero : LOAD(sums->data + t * sums->stride + v * WIDTH);
     }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        Py_ssize_t k = listed ? s->places[i] : i, number = k * right;
-        const float *from = fresh ? fresh->data + k * fresh->down : part + k * PART;
-        Lane b[VECTORS];
-        __builtin_prefetch(s->ahead + k * step, 0, 2);
-        EACH_VECTOR b[v] = LOAD(from + v * WIDTH);
-        if (fresh) EACH_VECTOR
+    const float *ahead = s->ahead;
+    for (Py_ssize_t i = 0, end = 0; i < count;) {
+        /* By the last number of each line: where rows begin inside of a line, the columns before had it. */
+        UNROLLED for (int last = LINE - 1; last < PART; last += LINE) __builtin_prefetch(ahead + last, 0, 2);
+        ahead += step;
+        end = end + s->run < count ? end + s->run : count;
+        for (; i < end; i++) {
+            Py_ssize_t k = listed ? s->places[i] : i, number = k * right;
+            const float *from = fresh ? fresh->data + k * fresh->down : part + k * PART;
+            Lane b[VECTORS];
+            EACH_VECTOR b[v] = LOAD(from + v * WIDTH);
+            if (fresh) EACH_VECTOR
+                {
+                    KEEP_SIZES(sizes, b[v]);
+                    STORE(part + k * PART + v * WIDTH, b[v]);
+                }
+            EACH_ROW_OF_TILE
             {
-                KEEP_SIZES(sizes, b[v]);
-                STORE(part + k * PART + v * WIDTH, b[v]);
+                Lane a = OF(set1_ps)(at[t][number]);
+                EACH_VECTOR sum[t][v] = OF(fmadd_ps)(a, b[v], sum[t][v]);
             }
-        EACH_ROW_OF_TILE
-        {
-            Lane a = OF(set1_ps)(at[t][number]);
-            EACH_VECTOR sum[t][v] = OF(fmadd_ps)(a, b[v], sum[t][v]);
         }
     }
     EACH_ROW_OF_TILE
