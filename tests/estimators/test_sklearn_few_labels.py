@@ -12,7 +12,7 @@ from scipy import sparse
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.datasets import make_friedman1, make_hastie_10_2
-from sklearn.ensemble import ExtraTreesClassifier
+from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier
 
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.parallel.blas import blas_limit
@@ -26,6 +26,7 @@ from syncpretrain.sklearn.committee import (
     models,
     network_settings,
     rows_to_learn,
+    steps_for,
     student_settings,
     with_mixed_rows,
 )
@@ -456,20 +457,36 @@ class TestAsked:
         (_, part, _), (_, full, _) = member.seen
         assert (len(part.rows), len(full.rows)) == (8, 12)
 
+    @pytest.fixture
+    def grown(self, monkeypatch):
+        """Return a function that asks one member, and returns the sizes it learned with."""
+
+        def sizes(name, learner, size):
+            grown, grow = [], learner.fit
+
+            def fit(model, *args, **how):
+                grown.append(getattr(model, size))
+                return grow(model, *args, **how)
+
+            monkeypatch.setattr(learner, "fit", fit)
+            kind = ForClasses(2)
+            members = {name: models(kind, self.X, 0)[name], "other": Told(right(0.6))}
+            asked(kind, members, self.X, self.LABELS, 0)
+            return grown
+
+        return sizes
+
     @pytest.mark.parametrize(("many", "trees"), [(8, [33, 100]), (13, [100] * 4)])
-    def test_fewer_trees_are_judged_where_rows_are_many(self, monkeypatch, many, trees):
-        grown, grow = [], ExtraTreesClassifier.fit
-
-        def fit(model, *args, **how):
-            grown.append(model.n_estimators)
-            return grow(model, *args, **how)
-
-        monkeypatch.setattr(ExtraTreesClassifier, "fit", fit)
+    def test_fewer_trees_are_judged_where_rows_are_many(self, monkeypatch, grown, many, trees):
         monkeypatch.setattr(committee, "MANY_TRIED", many)
-        kind = ForClasses(2)
-        members = {"trees": models(kind, self.X, 0)["trees"], "other": Told(right(0.6))}
-        asked(kind, members, self.X, self.LABELS, 0)
-        assert grown == trees
+        assert grown("trees", ExtraTreesClassifier, "n_estimators") == trees
+
+    @pytest.mark.parametrize(("most", "rounds"), [(200, [100] * 3), (20, [4, 4, 4, 10])])
+    def test_fewer_rounds_are_judged_where_classes_are_many(self, monkeypatch, grown, most, rounds):
+        """With many classes, each of which has a tree in each round, boosting has fewer rounds."""
+        monkeypatch.setattr(committee, "MOST_BOOSTED", most)
+        found = grown("boosting", HistGradientBoostingClassifier, "max_iter")
+        assert found[: len(rounds)] == rounds
 
     def test_a_wrong_member_is_not_asked(self):
         members = {"right": Told(right(0.9)), "wrong": Told(right(0.2))}
@@ -535,6 +552,14 @@ class TestAsked:
         times = 1 if right == 95 else 2
         assert learned(ForClasses(2), finetuned, np.zeros((100, 5)), shares, 50) == times
         assert given == [(750, 0.002), (2250, 0.004)][:times]
+
+    def test_a_network_learns_many_labels_and_numbers_longer(self):
+        few, many = (steps_for(ForClasses(2), targets) for targets in (2999, 3000))
+        assert (few, many, steps_for(ForNumbers(1), 10)) == (1500, 4500, 4500)
+        given = []
+        answers, settings = np.eye(2)[[0] * 100], {"steps": 1500}
+        learned(ForClasses(2), lambda *_, **own: given.append(own), self.X, answers, 50, **settings)
+        assert [(own["epochs"], own["learning_rate"]) for own in given] == [(750, 0.004)]
 
     @pytest.mark.parametrize(("columns", "share"), [(2, 0.0), (3, 0.1)])
     def test_of_two_columns_none_is_left_out(self, columns, share):
