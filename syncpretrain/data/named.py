@@ -261,8 +261,7 @@ def _of_catalogue(named: NamedData) -> Published:
     files = [fetch.check_file_of(named, file, folder) for file in named.files]
     X, labels, count = _READERS[named.kind](files)
     rows, source = np.arange(len(X)), f"{named.title}, in {folder}"
-    held_out = count // named.held_out
-    return Published(Rows(X, labels), source, rows[:count], rows[count:], held_out)
+    return Published(Rows(X, labels), source, rows[:count], rows[count:], count // named.held_out)
 
 
 def _idx_set(files: Sequence[Path]) -> Divided:

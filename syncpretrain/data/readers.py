@@ -306,8 +306,7 @@ def check_file(path: Path) -> bytes:
 
 
 def _named_idx(path: Path) -> bool:
-    name = path.name.lower()
-    return name.endswith("ubyte") or path.suffix.lower().startswith(".idx")
+    return path.name.lower().endswith("ubyte") or path.suffix.lower().startswith(".idx")
 
 
 def map_npy(path: Path) -> NDArray[Any]:

@@ -250,8 +250,7 @@ class Finetuning:
         train = self._examples(X, labels.rows, task.targets(labels.targets))
         if V is None or judged is None or not len(judged.rows):
             return task, train, None
-        judges = Examples(chosen_rows(V, judged.rows), task.targets(judged.targets))
-        return task, train, judges
+        return task, train, Examples(chosen_rows(V, judged.rows), task.targets(judged.targets))
 
     def _examples(self, X: Any, rows: NDArray[np.intp], targets: Array) -> Examples:
         """Return the rows to train on; ``rows`` have the targets."""

@@ -321,8 +321,7 @@ class AsyncPretraining(Driver):
         }
         if self._stage is not None:
             arrays |= self._stage.state()
-        curves = self.history.curves()
-        return AsyncState(self.done, minibatches, errors, arrays, curves)
+        return AsyncState(self.done, minibatches, errors, arrays, self.history.curves())
 
     def _go_on(self) -> None:
         if self.resume is None:

@@ -119,8 +119,7 @@ def other_bytes(settings: PretrainSettings, steps: int) -> int:
 
     ``steps`` are the minibatches of an epoch.
     """
-    is_async = settings.schedule == ASYNC
-    return replica_bytes(settings, steps) if is_async else chain_bytes(settings)
+    return replica_bytes(settings, steps) if settings.schedule == ASYNC else chain_bytes(settings)
 
 
 def shard_bytes(settings: PretrainSettings) -> int:

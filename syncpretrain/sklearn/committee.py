@@ -331,14 +331,14 @@ def learned(
         student = finetuned(X, answers, **student_settings(kind, X.shape, batch), warn=False)
         if kind.learned(outputs_of(student, X), answers) >= LEARNED:
             return student
-    settings = student_settings(kind, X.shape, batch, steps or MOST_STEPS, learning_rate=FAST)
-    return finetuned(X, answers, **settings, warn=False)
+    most = student_settings(kind, X.shape, batch, steps or MOST_STEPS, learning_rate=FAST)
+    return finetuned(X, answers, **most, warn=False)
 
 
 def steps_for(kind: Asked, targets: int) -> int:
     """Return the steps in which the network learns from a committee with so many targets."""
-    is_soon_learned = isinstance(kind, ForClasses) and targets < MANY_TRIED
-    return UNLABELLED_STEPS if is_soon_learned else MOST_STEPS
+    is_short = isinstance(kind, ForClasses) and targets < MANY_TRIED
+    return UNLABELLED_STEPS if is_short else MOST_STEPS
 
 
 def _batch(shape: tuple[int, ...], asked: int | None) -> int:

@@ -90,10 +90,9 @@ def shared_range(X: Any) -> Scaling | None:
     least, most = float(low.min()), float(high.max())
     if least == most or (least >= 0 and most <= 1) or X.shape[1] < FEWEST_COLUMNS:
         return None
-    if hasattr(X, "toarray"):
-        return None if least else _shared_scaling(X, low, high, least, most)  # zeros stay zeros
-    found = _shared_scaling(X, low, high, least, most)
-    if found is not None or (least == 0 and look_like_counts(X)):
+    is_sparse = hasattr(X, "toarray")  # its zeros stay zeros
+    found = None if is_sparse and least else _shared_scaling(X, low, high, least, most)
+    if is_sparse or found is not None or (least == 0 and look_like_counts(X)):
         return found
     inner = _inner_ends(X)
     if inner == (least, most) or inner[0] >= inner[1]:

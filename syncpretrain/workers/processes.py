@@ -401,15 +401,12 @@ class ProcessesRuntime(LinkedEpochs):
         self._splits.append(share(SharedSplits.of(versions.data)))
         for units in versions.hidden[:-1]:  # no layer reads those of the top layer
             self._splits.append(share(SharedSplits.create(rows, units, MAX_BUFFERS)))
-        versions.allocate = self._split
+        versions.allocate = lambda i, number: self._splits[i].map(write=True)[number]
         # A layer reads its input, and the input of the layer below, from which its own is computed.
         return [
             EpochJob(factory, {i: self._splits[i] for i in range(max(0, layer - 2), layer)})
             for layer, factory in enumerate(self._worker_factories, start=1)
         ]
-
-    def _split(self, layer: int, number: int) -> Split:
-        return self._splits[layer].map(write=True)[number]
 
     def _order(self, command: Train) -> Order:
         source = self._versions.source(command.layer - 1, command.reads, command.below_reads)

@@ -234,8 +234,7 @@ class StateFile(Generic[StateT]):
             if check is not None:
                 check(run)
             own = {name: _each(x, _infinite) for name, x in values.items() if name != "run"}
-            header = msgspec.convert(own, self.header)
-            return self.unpack(header, arrays)
+            return self.unpack(msgspec.convert(own, self.header), arrays)
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
         except (msgspec.ValidationError, KeyError, IndexError, TypeError, ValueError) as error:

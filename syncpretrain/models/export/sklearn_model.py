@@ -186,5 +186,4 @@ def _with_categories(network: Network, model: Any) -> Any:
     ]
     parts = [(f"column{place}", own, [place]) for place, own in enumerate(ones)]
     row = np.array([[choices[0] if choices else 0.0 for _, choices in network.table]], dtype=object)
-    columns = ColumnTransformer(parts).fit(row)
-    return Pipeline([("columns", columns), ("network", model)])
+    return Pipeline([("columns", ColumnTransformer(parts).fit(row)), ("network", model)])

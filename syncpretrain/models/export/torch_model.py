@@ -105,8 +105,7 @@ def contents(path: Path, network: Network) -> dict[Path, bytes]:
 
 
 def _is_ours(path: Path, own: str) -> bool:
-    first = own.splitlines()[0]
-    return path.read_text(encoding="utf-8", errors="replace").startswith(first)
+    return path.read_text(encoding="utf-8", errors="replace").startswith(own.splitlines()[0])
 
 
 def _modules(network: Network) -> list[_Module]:
