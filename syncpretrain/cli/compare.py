@@ -282,7 +282,8 @@ def _print_comparison(report: dict[str, Any]) -> None:
         )
     console.print(table)
     seeds = report["table"][0]["seeds"]
-    console.print(f"means of {seeds} seeds; the gain is over random weights", markup=False)
+    means = "one seed" if seeds == 1 else f"means of {seeds} seeds"
+    console.print(f"{means}; the gain is over random weights", markup=False)
     console.print("passes: epochs of pretraining, each by its layer's share of the weights")
     where = f"table and curve: {report['out']}"
     say(where)

@@ -103,8 +103,7 @@ def drawn(backend: Backend, shape: tuple[int, ...]) -> Any:
     Products of zeros take a GPU 13 % less time: few bits change, it needs less power and keeps
     a higher clock.
     """
-    draws = backend.generator(Address(0, Purpose.PROBE))
-    return draws.random(shape, dtype=np.float32)
+    return backend.generator(Address(0, Purpose.PROBE)).random(shape, dtype=np.float32)
 
 
 def unreadable_pairs(cupy: Any) -> list[tuple[int, int]]:

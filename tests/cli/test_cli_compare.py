@@ -95,6 +95,11 @@ class TestResults:
         report = json.loads((folder / "compare.json").read_text())
         assert [(row["start"], row["labels"]) for row in report["table"]] == [("random", None)]
 
+    def test_one_seed_has_no_means(self, call):
+        given = ("--finetune", "reconstruction", "--seeds", 1, "--starts", "random")
+        out, _ = call(*TINY, *given)
+        assert "one seed; the gain is over random weights" in out.splitlines()
+
     def test_a_share_of_nothing_wrong_can_be_drawn(self, tmp_path):
         save_label_curve({"random": [(10, 0.0, None), (20, 0.0, 0.0)]}, tmp_path / "x.png")
         with Image.open(tmp_path / "x.png") as image:

@@ -72,12 +72,12 @@ def test_lockstep_reads_do_not_depend_on_timing_or_slots(plans, slots, seed):
     seeds=st.tuples(st.integers(0, 2**32), st.integers(0, 2**32)),
 )
 def test_a_free_run_replays_under_any_timing(plans, drain, last, slots, seeds, stops_early):
-    """Whether or not its layers stop again."""
+    """Layers that stopped early stop again where the reads end."""
     stops = stops_after(last if stops_early else NEVER)
     recorded = Schedule(plans, free(plans, drain=drain), slots=slots[0])
     play(recorded, len(plans), slots[0], random.Random(seeds[0]), stops)
     replayed = Schedule(plans, Fixed(recorded.reads), slots=slots[1])
-    play(replayed, len(plans), slots[1], random.Random(seeds[1]))
+    play(replayed, len(plans), slots[1], random.Random(seeds[1]), stops)
     assert replayed.reads == recorded.reads
 
 
