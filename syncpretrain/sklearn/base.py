@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-from joblib.parallel import get_active_backend, parallel_config
+from joblib.parallel import Parallel, delayed, get_active_backend
 from msgspec import to_builtins
 from numpy.typing import NDArray
 from rich.console import Console
@@ -279,9 +279,13 @@ def core_limit(workers: int | None) -> int | None:
     return 1 if workers is None and backend.nesting_level else workers
 
 
-def in_threads(workers: int | None) -> parallel_config:
-    """Return a context in which scikit-learn's estimators take threads up to the limit of cores."""
-    return parallel_config("threading", n_jobs=core_limit(workers) or -1)
+def at_once(cores: int, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Return what functions return; they are called in threads, the last ones first.
+
+    ``cores`` is the number of threads, or -1 for as many as usable cores.
+    """
+    threads = Parallel(cores, backend="threading")
+    return list(threads(delayed(call)() for call in reversed(calls)))[::-1]
 
 
 def rows_for(estimator: Any, X: Any, *, reset: bool) -> Any:

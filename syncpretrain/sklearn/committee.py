@@ -29,9 +29,8 @@ rows near to each other.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,6 +79,8 @@ LEAST_SQUARES = 1e-12  # of standardized numbers: errors of rounding
 NEAR, MIXED, MIXED_CELLS = 5, 8000, 1 << 24  # near rows, fewest rows, and most values of all
 LANDMARKS, KERNEL_PENALTY = 300, 0.1  # of the regression on a kernel
 ROUNDS, MOST_BOOSTED = 100, 2000  # of boosting; and its trees, one of each class in each round
+TREES = (ExtraTreesClassifier, ExtraTreesRegressor)
+MOST_BINS, FEW_BINS = 255, 63  # of a column; many trees of few rows are grown in half the time
 ON_VALUES = ("trees", "boosting")  # which standardized columns would only cost time
 
 
@@ -102,16 +103,17 @@ class ForClasses:
         """Return the hidden units of the networks."""
         return ["relu"] * layers
 
-    def models(self, kernel: Nystroem, seed: int) -> dict[str, Pipeline]:
+    def models(self, kernel: Nystroem, seed: int, cores: int) -> dict[str, Pipeline]:
         """Return the members that are scikit-learn's, before they have learned."""
         linear = LogisticRegression(max_iter=MOST_ITERATIONS)
         on_kernel = LogisticRegression(C=1 / KERNEL_PENALTY, max_iter=MOST_ITERATIONS)
         rounds = max(min(ROUNDS, MOST_BOOSTED // self.width), 1)
-        boosting = HistGradientBoostingClassifier(max_iter=rounds, random_state=seed)
+        bins = MOST_BINS if rounds == ROUNDS else FEW_BINS
+        boosting = HistGradientBoostingClassifier(max_iter=rounds, max_bins=bins, random_state=seed)
         return {
             "linear": make_pipeline(linear),
             "kernel": make_pipeline(kernel, on_kernel),
-            "trees": make_pipeline(ExtraTreesClassifier(random_state=seed)),
+            "trees": make_pipeline(ExtraTreesClassifier(n_jobs=cores, random_state=seed)),
             "boosting": make_pipeline(boosting),
         }
 
@@ -186,12 +188,12 @@ class ForNumbers:
         """Return the hidden units of the networks."""
         return bounded_units(layers)
 
-    def models(self, kernel: Nystroem, seed: int) -> dict[str, Pipeline]:
+    def models(self, kernel: Nystroem, seed: int, cores: int) -> dict[str, Pipeline]:
         """Return the members that are scikit-learn's, before they have learned."""
         found = {
             "linear": make_pipeline(Ridge()),
             "kernel": make_pipeline(kernel, Ridge(KERNEL_PENALTY)),
-            "trees": make_pipeline(ExtraTreesRegressor(random_state=seed)),
+            "trees": make_pipeline(ExtraTreesRegressor(n_jobs=cores, random_state=seed)),
         }
         if not self.are_few:
             boosting = HistGradientBoostingRegressor(random_state=seed)
@@ -411,12 +413,7 @@ def stack_member(
     return learn
 
 
-def models(
-    kind: Asked,
-    X: Any,
-    seed: int,
-    in_threads: Callable[[], AbstractContextManager[Any]] = nullcontext,
-) -> dict[str, Member]:
+def models(kind: Asked, X: Any, seed: int, cores: int = 1) -> dict[str, Member]:
     """Return the members that are scikit-learn's, for the columns of X.
 
     Parameters
@@ -424,28 +421,18 @@ def models(
     kind : ForClasses or ForNumbers
     X : array or sparse matrix of shape (n_examples, n_features)
     seed : int
-    in_threads : callable
-        Returns a context in which trees grow in threads; their bits do not depend on these.
+    cores : int
+        Trees grow in so many threads, -1 for all; their bits do not depend on these.
     """
     columns = standardizer(X)
     kernel = Nystroem(gamma=1 / X.shape[1], n_components=LANDMARKS, random_state=seed)
     return {
-        name: _model_member(
-            kind,
-            model,
-            np.asarray if name in ON_VALUES else columns.transform,
-            in_threads if name == "trees" else nullcontext,
-        )
-        for name, model in kind.models(kernel, seed).items()
+        name: _model_member(kind, model, np.asarray if name in ON_VALUES else columns.transform)
+        for name, model in kind.models(kernel, seed, cores).items()
     }
 
 
-def _model_member(
-    kind: Asked,
-    model: Pipeline,
-    scaled: Callable[[Matrix], Matrix],
-    in_threads: Callable[[], AbstractContextManager[Any]],
-) -> Member:
+def _model_member(kind: Asked, model: Pipeline, scaled: Callable[[Matrix], Matrix]) -> Member:
     """Return a member that learns from the targets alone, on columns that are scaled or not."""
 
     def read(rows: Any) -> Matrix:
@@ -453,17 +440,16 @@ def _model_member(
 
     def learn(X: Any, some: Targets, steps: int) -> Judge:
         own, last = clone(model), model.steps[-1][0]
-        # One thread gives the same bits on any cores, but for trees, and waits for no other one.
+        # One thread gives the same bits on any cores, but for trees: members share the cores.
         # Passing weights on would be refused where the user has made routing of metadata strict.
-        routing = config_context(enable_metadata_routing=False)
-        with blas_limit(1), openmp_limit(1), routing, in_threads(), warnings.catch_warnings():
-            # A regression that has not converged is good enough, and so are fewer landmarks.
-            warnings.simplefilter("ignore", UserWarning)
+        with blas_limit(1), openmp_limit(1), config_context(enable_metadata_routing=False):
             known = read(X[some.rows])
             known[:, np.isnan(known).all(axis=0)] = 0  # trees cannot split what has no value
             if steps == TRIAL_STEPS:
-                _make_shorter(own.steps[-1][1], len(known))
+                _make_shorter(own[-1], len(known))
             own.fit(known, some.y, **{f"{last}__sample_weight": some.weights})
+            if isinstance(own[-1], TREES):
+                own[-1].n_jobs = 1  # predictions in several threads would be added in any order
 
         def judge(rows: Any) -> Matrix:
             opinions = np.empty((rows.shape[0], kind.width))
@@ -479,7 +465,7 @@ def _model_member(
 
 def _make_shorter(model: Any, rows: int) -> None:
     """Let a model that is to be judged on other rows learn in less time, if it takes long."""
-    if isinstance(model, ExtraTreesClassifier | ExtraTreesRegressor) and rows >= MANY_TRIED:
+    if isinstance(model, TREES) and rows >= MANY_TRIED:
         model.n_estimators = TRIAL_TREES
     if isinstance(model, HistGradientBoostingClassifier) and model.max_iter < ROUNDS:
         model.max_iter = math.ceil(model.max_iter / 3)
@@ -491,6 +477,7 @@ def asked(
     X: Any,
     targets: Targets,
     seed: int,
+    at_once: Callable[[list[Any]], list[Any]],
     tell: Callable[[str], None] = lambda message: None,
 ) -> tuple[Matrix, dict[str, float]]:
     """Return the committee's answers on all rows, and the members' weights.
@@ -507,29 +494,38 @@ def asked(
         Each class has a label at least; a target with the weight 0 is not left out.
     seed : int
         Seed of the parts.
+    at_once : callable
+        Takes functions, the slowest last, calls them in any order, and returns what they return.
     tell : callable
         Takes a message on what comes next.
     """
     rows, y, own = counted = targets.weighted()
     weights = np.full(len(members), 1 / len(members))
     parts = kind.parts(y, seed)
+
+    def opinions(learn: Member, trained: Matrix, others: Matrix) -> Matrix:
+        return learn(X, counted.part(trained), TRIAL_STEPS)(X[rows[others]])
+
     if len(members) > 1 and parts:
         tried = parts[:1] if len(y) >= MANY_TRIED else parts
-        opinions = np.zeros((len(members), len(y), kind.width))
-        for number, (trained, others) in enumerate(tried, start=1):
-            part = f"judged on {len(others)} targets left out, part {number} of {len(tried)}"
-            tell(f"{', '.join(members)}: learn from {len(trained)} targets, {part}")
-            for found, learn in zip(opinions, members.values(), strict=True):
-                found[others] = learn(X, counted.part(trained), TRIAL_STEPS)(X[rows[others]])
-        left_out = np.sort(np.concatenate([others for _, others in tried]))
-        counts = None if own is None else own[left_out]
-        weights = best_weights(kind, opinions[:, left_out], y[left_out], counts)
+        times = f"{len(tried)} times " * (len(tried) > 1)
+        about = f"from {len(tried[0][0])} targets, judged on {len(tried[0][1])} left out"
+        tell(f"{', '.join(members)}: learn {times}{about}")
+        found = at_once([partial(opinions, x, *part) for x in members.values() for part in tried])
+        left_out = np.concatenate([others for _, others in tried])
+        order, shape = np.argsort(left_out), (len(members), len(left_out), kind.width)
+        by_member, left_out = np.reshape(np.concatenate(found), shape)[:, order], left_out[order]
+        weights = best_weights(kind, by_member, y[left_out], None if own is None else own[left_out])
+    shares = dict(zip(members, weights.tolist(), strict=True))
+    taught = {name: weight for name, weight in shares.items() if weight > 0}
+    tell(f"{', '.join(taught)}: learn from all {len(targets.rows)} targets")
+    judges = at_once([partial(members[name], X, targets, UNLABELLED_STEPS) for name in taught])
     pooled = np.zeros((X.shape[0], kind.width))
-    for weight, (name, learn) in zip(weights, members.items(), strict=True):
-        if weight > 0:
-            tell(f"{name}: learns from all {len(targets.rows)} targets, weight {weight:.2f}")
-            pooled += weight * learn(X, targets, UNLABELLED_STEPS)(X)
-    return kind.answers(pooled), dict(zip(members, weights.tolist(), strict=True))
+    for part in chunks(X.shape):  # not all rows at once, whose opinions may be larger than they are
+        found = at_once([partial(judge, X[part]) for judge in judges])
+        for weight, said in zip(taught.values(), found, strict=True):
+            pooled[part] += weight * said
+    return kind.answers(pooled), shares
 
 
 def best_weights(

@@ -39,7 +39,7 @@ from syncpretrain.events import tell
 from syncpretrain.models.stack import Head
 from syncpretrain.sklearn import committee
 from syncpretrain.sklearn import fit_choices as choices
-from syncpretrain.sklearn.base import StackEstimator, in_threads, keep, training_rows
+from syncpretrain.sklearn.base import StackEstimator, at_once, core_limit, keep, training_rows
 from syncpretrain.sklearn.fit_choices import Targets
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 
@@ -174,10 +174,15 @@ class StackPredictor(StackEstimator):
             members["rbms"] = member(
                 self._pretrained_for(X, len(targets.rows), seed, blas_threads=1)
             )
-        members |= committee.models(kind, X, seed, partial(in_threads, self.workers))
-        with in_threads(1):  # trees' predictions in several would be added in any order
-            about = partial(tell, self._observers())
-            answers, self.teachers_ = committee.asked(kind, members, rows, targets, seed, about)
+        cores = core_limit(self.workers) or -1
+        members |= committee.models(kind, X, seed, cores)
+        about, threads = partial(tell, self._observers()), partial(at_once, cores)
+        with warnings.catch_warnings():
+            # A regression that has not converged is good enough, and so are fewer landmarks.
+            warnings.filterwarnings("ignore", category=UserWarning, module="sklearn")
+            answers, self.teachers_ = committee.asked(
+                kind, members, rows, targets, seed, threads, about
+            )
         weights = ", ".join(f"{name} {weight:.2f}" for name, weight in self.teachers_.items())
         about(f"the network learns from the committee: {weights}")
         learner = partial(finetuned, network)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -17,10 +19,10 @@ from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifie
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.sklearn import DBNClassifier, DBNRegressor, committee
+from syncpretrain.sklearn.base import at_once
 from syncpretrain.sklearn.committee import (
     ForClasses,
     ForNumbers,
-    asked,
     best_weights,
     learned,
     models,
@@ -40,6 +42,8 @@ from syncpretrain.sklearn.fit_choices import (
     settings_for_bits,
     shared_range,
 )
+
+asked = partial(committee.asked, at_once=partial(at_once, 1))
 
 RNG = np.random.default_rng(0)
 SMALL = {"hidden": (12, 6), "workers": 1, "random_state": 0}
@@ -253,7 +257,7 @@ class TestCommittee:
         X, _, labels = stripes(60)
         DBNClassifier(hidden=(4,), workers=1, random_state=0, verbose=1).fit(X, labels)
         printed = " ".join(capsys.readouterr().out.split())
-        assert "trees: learns from all 4 targets, weight 0.17" in printed
+        assert "trees, boosting: learn from all 4 targets" in printed
         assert "learns from the committee: network 0.17, guesses 0.17" in printed
 
     def test_progress_tells_what_is_left_out(self, monkeypatch, capsys):
@@ -262,9 +266,12 @@ class TestCommittee:
         labels = np.where(np.arange(60) % 5 == 0, y, np.nan)  # 6 of each class
         DBNClassifier(hidden=(4,), workers=1, random_state=0, verbose=1).fit(X, labels)
         printed = " ".join(capsys.readouterr().out.split())
-        for number in (1, 2, 3):
-            part = f"judged on 4 targets left out, part {number} of 3"
-            assert f"learn from 8 targets, {part}" in printed
+        assert "learn 3 times from 8 targets, judged on 4 left out" in printed
+
+    def test_threads_return_in_order_and_raise(self):
+        assert at_once(2, [partial(int, n) for n in range(9)]) == list(range(9))
+        with pytest.raises(ZeroDivisionError):
+            at_once(2, [partial(divmod, 1, 0), int])
 
     def test_the_result_does_not_depend_on_the_number_of_workers(self, monkeypatch):
         quick(monkeypatch, 100)
