@@ -25,8 +25,8 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -195,3 +195,18 @@ def _quota() -> float:
     except (OSError, ValueError):
         return math.inf
     return math.inf if quota == "max" else math.ceil(int(quota) / int(period))
+
+
+def at_once(threads: int, calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Return what functions return; they are called in threads of their own, the last ones first.
+
+    After an error or an interrupt the others are left out. Both are raised when the functions that
+    have begun have ended, so that none of them still holds a limit; a second interrupt at once.
+    """
+    with ThreadPoolExecutor(threads, thread_name_prefix="syncpretrain-call") as pool:
+        found = [pool.submit(call) for call in reversed(calls)]
+        try:
+            wait(found, return_when=FIRST_EXCEPTION)
+            return [future.result() for future in found if future.done()][::-1]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)

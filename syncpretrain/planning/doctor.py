@@ -14,8 +14,8 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.gpu_check import missing
 from syncpretrain.kernels import native
 from syncpretrain.kernels.arrays import Array
-from syncpretrain.parallel.blas import blas_limit, usable_cores
+from syncpretrain.parallel.blas import at_once, blas_limit, usable_cores
 from syncpretrain.parallel.precision_choice import PAYING_GAIN, bfloat16_gain, bfloat16_instructions
 from syncpretrain.planning.peaks import core_peaks, device_peak, in_words, unreadable_pairs
 
@@ -343,8 +343,7 @@ def deviation(pairs: Sequence[Factors]) -> float:
                 break
         return error
 
-    with ThreadPoolExecutor(len(pairs)) as pool:
-        return max(pool.map(worst, range(len(pairs))))
+    return max(at_once(len(pairs), [partial(worst, index) for index in range(len(pairs))]))
 
 
 def rate(pairs: Sequence[Factors]) -> float:
@@ -363,10 +362,9 @@ def _trial(pairs: Sequence[Factors], outs: Sequence[Array], repeats: int) -> flo
         for _ in range(repeats):
             _multiply(*pairs[index], outs[index])
 
-    with ThreadPoolExecutor(len(pairs)) as pool:
-        start = time.perf_counter()
-        list(pool.map(work, range(len(pairs))))
-        return time.perf_counter() - start
+    start = time.perf_counter()
+    at_once(len(pairs), [partial(work, index) for index in range(len(pairs))])
+    return time.perf_counter() - start
 
 
 def _multiply(a: Array, b: Array, out: Array) -> None:

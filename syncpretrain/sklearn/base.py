@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-from joblib.parallel import Parallel, delayed, get_active_backend
+from joblib.parallel import get_active_backend
 from msgspec import to_builtins
 from numpy.typing import NDArray
 from rich.console import Console
@@ -277,15 +277,6 @@ def core_limit(workers: int | None) -> int | None:
     """
     backend, _ = get_active_backend()
     return 1 if workers is None and backend.nesting_level else workers
-
-
-def at_once(cores: int, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Return what functions return; they are called in threads, the last ones first.
-
-    ``cores`` is the number of threads, or -1 for as many as usable cores.
-    """
-    threads = Parallel(cores, backend="threading")
-    return list(threads(delayed(call)() for call in reversed(calls)))[::-1]
 
 
 def rows_for(estimator: Any, X: Any, *, reset: bool) -> Any:

@@ -422,7 +422,7 @@ def models(kind: Asked, X: Any, seed: int, cores: int = 1) -> dict[str, Member]:
     X : array or sparse matrix of shape (n_examples, n_features)
     seed : int
     cores : int
-        Trees grow in so many threads, -1 for all; their bits do not depend on these.
+        Trees grow in so many threads; their bits do not depend on these.
     """
     columns = standardizer(X)
     kernel = Nystroem(gamma=1 / X.shape[1], n_components=LANDMARKS, random_state=seed)
@@ -452,11 +452,8 @@ def _model_member(kind: Asked, model: Pipeline, scaled: Callable[[Matrix], Matri
                 own[-1].n_jobs = 1  # predictions in several threads would be added in any order
 
         def judge(rows: Any) -> Matrix:
-            opinions = np.empty((rows.shape[0], kind.width))
             with blas_limit(1), openmp_limit(1):
-                for part in chunks(rows.shape):
-                    opinions[part] = kind.opinions_of(own, read(rows[part]))
-            return opinions
+                return kind.opinions_of(own, read(rows))
 
         return judge
 
@@ -508,9 +505,8 @@ def asked(
 
     if len(members) > 1 and parts:
         tried = parts[:1] if len(y) >= MANY_TRIED else parts
-        times = f"{len(tried)} times " * (len(tried) > 1)
-        about = f"from {len(tried[0][0])} targets, judged on {len(tried[0][1])} left out"
-        tell(f"{', '.join(members)}: learn {times}{about}")
+        about = f"from two thirds of {len(y)} targets, judged on the others, {len(tried)} times"
+        tell(f"{', '.join(members)}: learn {about}")
         found = at_once([partial(opinions, x, *part) for x in members.values() for part in tried])
         left_out = np.concatenate([others for _, others in tried])
         order, shape = np.argsort(left_out), (len(members), len(left_out), kind.width)

@@ -37,9 +37,10 @@ from syncpretrain.data.table import is_null
 from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 from syncpretrain.events import tell
 from syncpretrain.models.stack import Head
+from syncpretrain.parallel.blas import at_once, usable_cores
 from syncpretrain.sklearn import committee
 from syncpretrain.sklearn import fit_choices as choices
-from syncpretrain.sklearn.base import StackEstimator, at_once, core_limit, keep, training_rows
+from syncpretrain.sklearn.base import StackEstimator, core_limit, keep, training_rows
 from syncpretrain.sklearn.fit_choices import Targets
 from syncpretrain.sklearn.passes import Matrix, outputs_of
 
@@ -174,7 +175,7 @@ class StackPredictor(StackEstimator):
             members["rbms"] = member(
                 self._pretrained_for(X, len(targets.rows), seed, blas_threads=1)
             )
-        cores = core_limit(self.workers) or -1
+        cores = core_limit(self.workers) or usable_cores()
         members |= committee.models(kind, X, seed, cores)
         about, threads = partial(tell, self._observers()), partial(at_once, cores)
         with warnings.catch_warnings():

@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from syncpretrain import finetune, pretrain
 from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished, Event
 from syncpretrain.parallel import blas, signals
-from syncpretrain.parallel.blas import blas_limit, blas_threads, usable_cores
+from syncpretrain.parallel.blas import at_once, blas_limit, blas_threads, usable_cores
 
 CPU_MAX = "/sys/fs/cgroup/cpu.max"
 
@@ -295,3 +296,25 @@ def test_blas_threads_are_those_asked_for_or_the_cores_at_most(monkeypatch):
     assert blas_threads() == 1
     with_quota(monkeypatch, None, cores=10_000)
     assert blas_threads() == min(limits()), "no more than the environment set"
+
+
+class TestAtOnce:
+    def test_the_results_are_in_order(self):
+        assert at_once(2, [partial(int, n) for n in range(9)]) == list(range(9))
+
+    def test_an_error_is_raised_when_what_has_begun_has_ended(self):
+        begun, failed, ended = threading.Event(), threading.Event(), []
+
+        def fail():
+            assert begun.wait(10)
+            failed.set()
+            raise ZeroDivisionError
+
+        def first():
+            begun.set()
+            assert failed.wait(10)
+            ended.append("first")
+
+        with pytest.raises(ZeroDivisionError):
+            at_once(2, [fail, first])
+        assert ended == ["first"]

@@ -131,8 +131,7 @@ def test_the_learners_know_of_no_threads():
     assert not imported_from(within("learners"), INPUT_OUTPUT | THREADS | {"time"})
 
 
-# The products that doctor looks at are concurrent ones.
-WORKERS = {*within("parallel", "cluster", "workers"), "planning.doctor"}
+WORKERS = set(within("parallel", "cluster", "workers"))
 
 
 def test_only_the_runtime_starts_or_waits_for_workers():
