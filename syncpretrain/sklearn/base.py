@@ -27,7 +27,7 @@ from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tun
 from syncpretrain.models.inputs import warn_of_novel
 from syncpretrain.observers.progress import PlainProgress
 from syncpretrain.settings.convert import check_names
-from syncpretrain.sklearn.passes import Matrix
+from syncpretrain.sklearn.passes import Matrix, as_meant
 
 TUNING = "finetune_"  # prefix of the settings of fine-tuning
 # Keywords of finetune() that stop and resume it; TUNING_ARGUMENTS are its other keywords.
@@ -82,7 +82,7 @@ class StackEstimator(BaseEstimator):
         scaling = None if reset else self.stack_.scaling
         if scaling is not None and scaling.constant.any():
             names = partial(getattr, self, "feature_names_in_", ())
-            warn_of_novel(as_examples(rows, "X"), scaling, "X", names)
+            warn_of_novel(as_examples(as_meant(self.stack_, rows), "X"), scaling, "X", names)
         return rows
 
     def _seed(self) -> int:

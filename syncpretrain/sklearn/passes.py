@@ -35,7 +35,7 @@ def codes_of(stack: Stack, X: Matrix, *, log_odds: bool = False) -> Matrix:
     """Return the codes of examples, of shape (n_examples, top units), or their log-odds."""
     if log_odds:
         stack = replace(stack, layers=with_log_odds(stack.layers))
-    read = _as_meant(stack, X)
+    read = as_meant(stack, X)
     return _by_rows(read, stack, lambda own, rows: _up(own, _prepared(own, rows)), X.dtype)
 
 
@@ -45,7 +45,7 @@ def outputs_of(stack: Stack, X: Matrix) -> Matrix:
     def outputs(own: Stack, rows: Matrix) -> Matrix:
         return _head(own, _up(own, _prepared(own, rows)))
 
-    return _by_rows(_as_meant(stack, X), stack, outputs, X.dtype)
+    return _by_rows(as_meant(stack, X), stack, outputs, X.dtype)
 
 
 def decoded(stack: Stack, codes: Matrix) -> Matrix:
@@ -71,7 +71,7 @@ def reconstruction_errors(stack: Stack, X: Matrix) -> NDArray[np.float64]:
         total /= np.maximum(known.sum(axis=1), 1)
         return total
 
-    return _by_rows(_as_meant(stack, X), stack, errors)
+    return _by_rows(as_meant(stack, X), stack, errors)
 
 
 class Usual(NamedTuple):
@@ -105,7 +105,7 @@ class Usual(NamedTuple):
 
         lost = np.isnan(X).sum(axis=0) if isinstance(X, np.ndarray) else 0  # sparse rows have none
         known = np.maximum(X.shape[0] - lost, 1)
-        read = _as_meant(stack, X)
+        read = as_meant(stack, X)
         errors = sum(part.sum(axis=0) for part in _parts(read, stack, squares)) / known
         codes = codes_of(stack, X).astype(np.float64)
         mean = codes.mean(axis=0)
@@ -127,7 +127,7 @@ class Usual(NamedTuple):
             mean: Matrix = (by_error + by_code) / (known.sum(axis=1) + len(self.mean))
             return mean
 
-        return _by_rows(_as_meant(stack, X), stack, squares)
+        return _by_rows(as_meant(stack, X), stack, squares)
 
 
 def _bounded(variances: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -151,7 +151,7 @@ def energies(stack: Stack, X: Matrix) -> NDArray[np.float64]:
     def own_energies(own: Stack, rows: Matrix) -> Matrix:
         return row_energies(own, _with_novel(own, rows)[0], missing=has_missing(rows))
 
-    return _by_rows(_as_meant(stack, X), stack, own_energies)
+    return _by_rows(as_meant(stack, X), stack, own_energies)
 
 
 def _by_rows(
@@ -164,7 +164,7 @@ def _by_rows(
     return np.concatenate(parts)
 
 
-def _as_meant(stack: Stack, X: Matrix) -> Matrix:
+def as_meant(stack: Stack, X: Matrix) -> Matrix:
     """Prepare examples by the meaning of the stack's numbers, if it is bytes or has an origin.
 
     Raises

@@ -125,6 +125,17 @@ class TestNewValues:
         assert usual.min() > -10
 
 
+@pytest.mark.parametrize("value", [0.1, -1e9, 1_700_000_000])
+def test_an_estimator_knows_the_value_that_never_varied(value, recwarn):
+    X = np.hstack([np.full((120, 1), value), NORMAL])
+    model = StackedRBM(**SMALL).fit(X)
+    recwarn.clear()
+    model.transform(X)
+    assert not recwarn.list
+    with pytest.warns(NovelValueWarning, match="120 of 120 rows have new values"):
+        model.transform(X + np.eye(1, X.shape[1]))
+
+
 @pytest.mark.parametrize("kind", [StackedRBM, StackedAutoencoder, DBNClassifier, DBNRegressor])
 def test_every_estimator_reports_new_values_by_name(kind):
     pandas = pytest.importorskip("pandas", reason="names are those of a DataFrame")
