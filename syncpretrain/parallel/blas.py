@@ -206,7 +206,7 @@ def at_once(threads: int, calls: Sequence[Callable[[], T]]) -> list[T]:
     with ThreadPoolExecutor(threads, thread_name_prefix="syncpretrain-call") as pool:
         found = [pool.submit(call) for call in reversed(calls)]
         try:
-            wait(found, return_when=FIRST_EXCEPTION)
+            wait(found, return_when=FIRST_EXCEPTION)  # done are then all, or the one that failed
             return [future.result() for future in found if future.done()][::-1]
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -440,7 +440,7 @@ def _model_member(kind: Asked, model: Pipeline, scaled: Callable[[Matrix], Matri
 
     def learn(X: Any, some: Targets, steps: int) -> Judge:
         own, last = clone(model), model.steps[-1][0]
-        # One thread gives the same bits on any cores, but for trees: members share the cores.
+        # One thread gives the same bits on any cores; only trees, which do so anyway, take more.
         # Passing weights on would be refused where the user has made routing of metadata strict.
         with blas_limit(1), openmp_limit(1), config_context(enable_metadata_routing=False):
             known = read(X[some.rows])
