@@ -45,6 +45,7 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from sklearn.svm import SVC, SVR
 
+from syncpretrain.parallel.blas import at_once
 from syncpretrain.sklearn import DBNClassifier, DBNRegressor
 from syncpretrain.sklearn.committee import ForClasses, asked, models
 from syncpretrain.sklearn.fit_choices import Targets
@@ -94,7 +95,8 @@ class WithoutNetworks:
         rows, kind = np.flatnonzero(self._y >= 0), ForClasses(int(self._y.max()) + 1)
         members = models(kind, self._X, self._seed)
         both = np.concatenate([self._X, X])
-        shares, _ = asked(kind, members, both, Targets(rows, self._y[rows]), self._seed)
+        targets, one = Targets(rows, self._y[rows]), partial(at_once, 1)
+        shares, _ = asked(kind, members, both, targets, self._seed, one)
         return np.asarray(shares[len(self._X) :].argmax(axis=1))
 
 
