@@ -183,7 +183,7 @@ def _counts(libraries: ThreadpoolController) -> list[int]:
 
 
 def _in_thread(function: Callable[[], T]) -> T:
-    """Call a function in a thread that ends with it."""
+    """Call a function in a thread that ends with it; an interrupt waits until it has ended."""
     with ThreadPoolExecutor(1, thread_name_prefix="syncpretrain-blas") as pool:
         return pool.submit(function).result()
 
