@@ -48,15 +48,17 @@ def format_for(name: str | None, path: Path) -> Format:
     name = name or known[suffix]
     kind = EXPORT_FORMATS[name]
     if kind.suffix != suffix:
-        raise SettingsError(
-            f"out: got {path}, expected a file that ends in {kind.suffix} for the format {name}"
-        )
+        wanted = f"a file that ends in {kind.suffix} for the format {name}"
+        raise SettingsError(f"out: got {path}, expected {wanted}")
     if kind.package and find_spec(kind.package) is None:
-        raise SettingsError(
-            f"format: got {name}, which needs the package {kind.package}, and that is not"
-            f" installed; {kind.advice}, or take npz"
-        )
+        raise not_installed(name, kind.package, f"{kind.advice}, or take npz")
     return kind
+
+
+def not_installed(name: str, package: str, advice: str) -> SettingsError:
+    """Return the error of a format whose package is missing."""
+    text = f"format: got {name}, which needs the package {package}, and that is not installed"
+    return SettingsError(f"{text}; {advice}")
 
 
 def write_export(path: Path, name: str | None, network: Any) -> list[Path]:

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from syncpretrain.errors import SettingsError, needed
 from syncpretrain.models.export import steps as kinds
+from syncpretrain.models.export.formats import not_installed
 from syncpretrain.models.export.steps import Network
 
 OPERATORS, ML_OPERATORS, IR_VERSION = 17, 3, 8
@@ -69,9 +70,8 @@ class _Graph:
 
     def value(self, name: str, kind: str, *shape: int | str) -> Any:
         """Return the type of an input or of an output."""
-        return self.helper.make_tensor_value_info(
-            name, getattr(self.onnx.TensorProto, kind), list(shape)
-        )
+        element = getattr(self.onnx.TensorProto, kind)
+        return self.helper.make_tensor_value_info(name, element, list(shape))
 
     def one_hot(self, names: list[str], step: kinds.OneHot) -> str:
         parts = []
@@ -165,10 +165,7 @@ def build(network: Network) -> Any:
     SettingsError
         If the package onnx is not installed, or the arrays are too large for one file.
     """
-    missing = SettingsError(
-        "format: got onnx, which needs the package onnx, and that is not installed; install"
-        " syncpretrain[export], or export to npz"
-    )
+    missing = not_installed("onnx", "onnx", "install syncpretrain[export], or export to npz")
     onnx = needed("onnx", missing)
     for part in ("checker", "helper", "numpy_helper"):
         needed(f"onnx.{part}", missing)
@@ -204,10 +201,9 @@ def _check_size(network: Network) -> None:
     arrays = [getattr(step, "weight", None) for step in network.steps]
     total = sum(array.nbytes for array in arrays if array is not None)
     if total > MOST_BYTES:
-        raise SettingsError(
-            f"format: got onnx for {total / 1e9:.1f} GB of weights, and one file holds 2 GB at"
-            " most; take torch, keras or npz"
-        )
+        got = f"onnx for {total / 1e9:.1f} GB of weights"
+        how = "one file holds 2 GB at most; take torch, keras or npz"
+        raise SettingsError(f"format: got {got}, and {how}")
 
 
 def _inputs(graph: _Graph, network: Network) -> tuple[list[Any], Any]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from syncpretrain.errors import SettingsError, needed
 from syncpretrain.models.export import steps as kinds
+from syncpretrain.models.export.formats import not_installed
 from syncpretrain.models.export.steps import Network
 
 # Attributes left by a step of training, as large as the weights; scikit-learn makes them on demand.
@@ -52,11 +53,9 @@ def build(network: Network) -> Any:
             "format: got sklearn, whose MLP has one function for all hidden units, and those of the"
             f" {network.part} are {' and '.join(sorted(hidden))}; take onnx, torch, keras or npz"
         )
-    text = (
-        "format: got sklearn, which needs the package scikit-learn, and that is not installed;"
-        " install syncpretrain[sklearn], or export to npz"
-    )
-    networks = needed("sklearn.neural_network", SettingsError(text))
+    advice = "install syncpretrain[sklearn], or export to npz"
+    missing = not_installed("sklearn", "scikit-learn", advice)
+    networks = needed("sklearn.neural_network", missing)
     widths = tuple(len(layer.bias) for layer in layers[:-1])
     options: dict[str, Any] = {"hidden_layer_sizes": widths, "random_state": 0}
     options["activation"] = _mlp_function(next(iter(hidden), "linear"))
@@ -116,9 +115,8 @@ def _layers(network: Network) -> Iterator[_Layer]:
         elif isinstance(step, kinds.Dense):
             if last is not None:
                 yield last
-            weight = (
-                step.weight.astype(np.float64) / np.broadcast_to(scale, len(step.weight))[:, None]
-            )
+            divisors = np.broadcast_to(scale, len(step.weight))[:, None]
+            weight = step.weight.astype(np.float64) / divisors
             moved = np.broadcast_to(shift, len(weight)) @ weight
             last = _Layer(weight, step.bias.astype(np.float64) - moved)
             shift, scale = np.float64(0), np.float64(1)
@@ -138,10 +136,8 @@ def _why_not(network: Network, step: kinds.Step) -> str:
     if isinstance(step, kinds.Restore) and isinstance(network.steps[-2], kinds.Activate):
         return f"whose MLP cannot take probabilities back to the range of the columns; {others}"
     if isinstance(step, (kinds.ActivateBlocks, kinds.Restore)):
-        return (
-            "whose MLP has one function for all outputs, and the rows have columns of several"
-            f" kinds; {others}"
-        )
+        reason = "the rows have columns of several kinds"
+        return f"whose MLP has one function for all outputs, and {reason}; {others}"
     return f"whose MLP has dense layers alone, and the {network.part} has convolutions; {others}"
 
 

@@ -20,6 +20,7 @@ import safetensors.numpy
 from syncpretrain.errors import SettingsError, needed
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.export import steps as kinds
+from syncpretrain.models.export.formats import not_installed
 from syncpretrain.models.export.steps import Network
 
 FUNCTION_MODULES = {"sigmoid": "nn.Sigmoid", "relu": "nn.ReLU", "tanh": "nn.Tanh"}
@@ -65,8 +66,7 @@ def build(network: Network) -> Any:
     SettingsError
         If PyTorch is not installed.
     """
-    text = "which needs the package torch, and that is not installed; install it, or export to npz"
-    torch = needed("torch", SettingsError(f"format: got torch, {text}"))
+    torch = needed("torch", not_installed("torch", "torch", "install it, or export to npz"))
     from syncpretrain.models.export import torch_modules
 
     modules = _modules(network)
@@ -86,17 +86,14 @@ def contents(path: Path, network: Network) -> dict[Path, bytes]:
         If the name is no name of a Python module, or another Python file has it.
     """
     text_path = path.with_suffix(".py")
+    beside = f"out: got {path}, beside which {text_path.name} is written"
     if not path.stem.isidentifier() or iskeyword(path.stem):
-        raise SettingsError(
-            f"out: got {path}, beside which {text_path.name} is written, and no Python module can"
-            " have that name; take letters, digits and underscores, and no keyword of Python"
-        )
+        advice = "take letters, digits and underscores, and no keyword of Python"
+        raise SettingsError(f"{beside}, and no Python module can have that name; {advice}")
     own = OWN_MODULES.read_text(encoding="utf-8")
     if text_path.exists() and not _is_ours(text_path, own):
-        raise SettingsError(
-            f"out: got {path}, beside which {text_path.name} is written, and there is another file"
-            " of that name; take another name"
-        )
+        reason = "there is another file of that name; take another name"
+        raise SettingsError(f"{beside}, and {reason}")
     modules = _modules(network)
     text = own + LOADER.format(modules=",\n        ".join(map(_call, modules)))
     metadata = {"format": "pt", "syncpretrain": network.about}
