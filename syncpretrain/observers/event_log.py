@@ -19,6 +19,7 @@ import msgspec
 from syncpretrain import events
 from syncpretrain.errors import ModelFileError
 from syncpretrain.events import Event, Progress
+from syncpretrain.observers.figures import errors_of
 
 PIECE_BYTES = 1 << 16
 CLOCK_FIELDS = ("time", "started")  # fields on the clock of the run, as opposed to durations
@@ -168,13 +169,11 @@ def read_reads(path: str | Path) -> tuple[tuple[int, ...], ...]:
             else:
                 _add_read(decoded, reads, repeats=repeats)
         except (ValueError, RecursionError, msgspec.DecodeError) as error:
-            raise ModelFileError(
-                f"{path}, line {number}: not an event of a recorded run ({error})"
-            ) from None
+            what = f"not an event of a recorded run ({error})"
+            raise ModelFileError(f"{path}, line {number}: {what}") from None
     if not reads:
-        raise ModelFileError(
-            f"{path}, line {len(lines) + 1}: the file ends before a run has started"
-        )
+        end = f"{path}, line {len(lines) + 1}"
+        raise ModelFileError(f"{end}: the file ends before a run has started")
     return tuple(map(tuple, reads))
 
 
@@ -287,7 +286,7 @@ def _entries(
         case events.EpochFinished(layer=layer, epoch=epoch, reads=version, started=started):
             start = started - origin
             name = f"epoch {epoch} (version {version})" if has_versions else f"epoch {epoch}"
-            yield _slice(layer, name, start, event.time - started, _figures(event))
+            yield _slice(layer, name, start, event.time - started, errors_of(event))
             # Within the epoch: making its input is its first part.
             if event.transform_seconds > 0:
                 yield _slice(layer, "transform", start, event.transform_seconds, {})
@@ -298,7 +297,7 @@ def _entries(
             yield from _named_row(finetune_row, "fine-tuning")
         case events.FinetuneEpochFinished(epoch=epoch, seconds=seconds):
             start = event.time - seconds - origin
-            yield _slice(finetune_row, f"epoch {epoch}", start, seconds, _figures(event))
+            yield _slice(finetune_row, f"epoch {epoch}", start, seconds, errors_of(event))
 
 
 def _named_row(row: int, name: str) -> Iterator[dict[str, Any]]:
@@ -313,10 +312,3 @@ def _slice(
 ) -> dict[str, Any]:
     times = {"ts": round(start * 1e6), "dur": round(seconds * 1e6)}  # microseconds
     return {"ph": "X", "pid": 1, "tid": row, "name": name, **times, "args": args}
-
-
-def _figures(event: events.EpochFinished | events.FinetuneEpochFinished) -> dict[str, float | None]:
-    """Return the errors after an epoch, and the drift of the layer if it was measured."""
-    errors = {"train_error": event.train_error, "validation_error": event.validation_error}
-    drift = event.drift if isinstance(event, events.EpochFinished) else None
-    return errors if drift is None else errors | {"drift": drift}

@@ -30,25 +30,26 @@ def figures_of(event: Event) -> Figures | None:
     match event:
         case EpochFinished():
             values = {
-                "train_error": event.train_error,
-                "validation_error": event.validation_error,
-                "drift": event.drift,
+                **errors_of(event),
                 "version_below": event.reads,
                 "seconds": event.time - event.started,
                 "transform_seconds": event.transform_seconds,
             }
             return _figures(f"layer_{event.layer}", event.epoch, values)
         case FinetuneEpochFinished():
-            values = {
-                "train_error": event.train_error,
-                "validation_error": event.validation_error,
-                "seconds": event.seconds,
-            }
+            values = {**errors_of(event), "seconds": event.seconds}
             return _figures("finetuning", event.epoch, values)
         case RunFinished():
             busy = {f"busy_{n}": x for n, x in enumerate(event.busy_seconds, start=1)}
             return _figures("pretraining", 0, {"seconds": event.seconds, **busy})
     return None
+
+
+def errors_of(event: EpochFinished | FinetuneEpochFinished) -> dict[str, float | None]:
+    """Return the errors after an epoch, and the drift of the layer if it was measured."""
+    errors = {"train_error": event.train_error, "validation_error": event.validation_error}
+    drift = event.drift if isinstance(event, EpochFinished) else None
+    return errors if drift is None else errors | {"drift": drift}
 
 
 def _figures(name: str, step: int, values: dict[str, float | None]) -> Figures:
