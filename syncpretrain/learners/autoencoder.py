@@ -7,7 +7,6 @@ from abc import abstractmethod
 
 import numpy as np
 
-from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.arrays import Array, Rows
 from syncpretrain.kernels.backprop import contraction, corrupt, derivative_and_sums, output_delta
 from syncpretrain.kernels.conditions import conditions_of, impose
@@ -113,23 +112,17 @@ class Autoencoder(BaseAutoencoder):
         super().__init__(layer, first, settings)
 
     def _encode(self, z: Array, *, out: Array) -> None:
-        units, multiply = self.settings.hidden_units, self.precision.multiply
-        affine(z, self.weight, self.hidden_bias, units, out=out, multiply=multiply)
+        self._now.up(z, out=out)
 
     @property
     def _bias_gradients(self) -> tuple[Array, Array]:
         return self.gradients[1], self.gradients[2]
 
-    @property
-    def _decoding(self) -> Array:
-        return self.weight.T if self.decoder_weight is None else self.decoder_weight
-
     def _decode(self, h: Array, *, out: Array) -> None:
-        units, multiply = self.settings.visible_units, self.precision.multiply
-        affine(h, self._decoding, self.visible_bias, units, out=out, multiply=multiply)
+        self._now.down(h, out=out)
 
     def _decode_back(self, y_delta: Array, *, out: Array) -> None:
-        self.precision.multiply(y_delta, self._decoding.T, out=out)
+        self.precision.multiply(y_delta, self._now.decoding.T, out=out)
 
     def _fill(self, n: int, *, share: float) -> None:
         dW, _, db, *dU = self.gradients

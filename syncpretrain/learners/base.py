@@ -181,8 +181,7 @@ class Learner(ABC):
         """Return the mean of the examples for each visible bias."""
         if self.row_weights is not None:
             return weighted_means(X, self.row_weights, missing=self.settings.missing)
-        means: Any = known_means(X) if self.settings.missing else column_means(X)
-        return means
+        return known_means(X) if self.settings.missing else column_means(X)
 
     def part(self: L, shard: int, shards: int) -> L:
         """Return a learner of the same parameters, with gradients and draws of its own."""
@@ -424,9 +423,8 @@ class FlatParameters:
         for name, start in zip(names, starts, strict=False):
             self._places[name] = slice(start, start + given[name].size), given[name].shape
         self.weights = starts[sum(given[name].ndim > 1 for name in names)]
-        self.parameters, self.gradients, self.velocities = (
-            backend.zeros(starts[-1]) for _ in range(3)
-        )
+        vectors = (backend.zeros(starts[-1]) for _ in range(3))
+        self.parameters, self.gradients, self.velocities = vectors
         for name, own in self.views(self.parameters).items():
             np.copyto(own, backend.asarray(given[name]))
 

@@ -167,10 +167,8 @@ class ByExamplesOnDevices(Recorder):
         self.learner, self._count = learner, shards
         backends = learner.backend.for_replicas(min(workers, shards))
         size = 0 if learner.flat is None else len(learner.flat.parameters)
-        cuts = zip(
-            backends, slices_of(shards, len(backends)), slices_of(size, len(backends)), strict=True
-        )
-        self._places = [self._place(*cut) for cut in cuts]
+        cuts = (slices_of(n, len(backends)) for n in (shards, size))
+        self._places = [self._place(*own) for own in zip(backends, *cuts, strict=True)]
         self._lead, *self._others = self._places
         parts = [part for place in self._places for part in place.parts.values()]
         vectors = [part.flat.gradients for part in parts if part.flat is not None]
@@ -229,9 +227,8 @@ class ByExamplesOnDevices(Recorder):
                 with place.learner.stream:
                     self._wait_for_others(place, "moved")
                     for other in self._others_of(place):
-                        np.copyto(
-                            place.flat.parameters[other.own], other.flat.parameters[other.own]
-                        )
+                        moved = other.flat.parameters[other.own]
+                        np.copyto(place.flat.parameters[other.own], moved)
         return error
 
     def hand_up(self, out: Array) -> bool:

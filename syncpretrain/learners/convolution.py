@@ -117,9 +117,8 @@ class ConvolutionalRBM(Convolutional, BaseRBM):
 
     def _up(self, v: Array, *, out: Array, part: Part | None = None) -> Array:
         (scratch, own, _), none, shape = part or self._whole, self._places, self.maps
-        kernels.convolve(
-            v, self._filters, self._no_bias, out, none, scratch, shape, "gaussian", own
-        )
+        weight, bias = self._filters, self._no_bias
+        kernels.convolve(v, weight, bias, out, none, scratch, shape, "gaussian", own)
         return out
 
     def _down(self, h: Array, *, out: Array, part: Part | None = None) -> Array:
@@ -212,8 +211,7 @@ class ConvolutionalAutoencoder(Convolutional, BaseAutoencoder):
     """
 
     def __init__(self, layer: int, shape: ConvolutionShape, settings: LayerSettings) -> None:
-        shape = shape.in_precision(settings.precision)
-        self._shape = shape
+        shape = self._shape = shape.in_precision(settings.precision)
         variance = kind_of(settings.hidden_units).weight_variance(shape.fan_in, shape.fan_out)
         own = {"spread": math.sqrt(variance), "tied": settings.tied}
         first = first_layer(layer, shape, settings, self.model, **own)
@@ -239,8 +237,7 @@ class ConvolutionalAutoencoder(Convolutional, BaseAutoencoder):
 
     @property
     def _decoder_filters(self) -> Array:
-        own = self.decoder_weight
-        return self._filters if own is None else own.reshape(self._shape.fan_in, -1)
+        return self._now.decoding.reshape(self._shape.fan_in, -1)
 
     def _encode(self, z: Array, *, out: Array, part: Part | None = None) -> None:
         (scratch, own, _), weight, bias = part or self._whole, self._filters, self.hidden_bias
@@ -469,9 +466,8 @@ class AutoencoderByFilters(ByFilters):
         learner._down(code, out=y, part=self._parts[shard])
         found = self._take_visible_means(y, shard)
         given, delta = (self._of_channels(array, shard) for array in (self._x[:n], y_delta))
-        self._errors[shard] = output_delta(
-            given, found, settings.visible_units, settings.loss, out=delta
-        )
+        kinds = settings.visible_units, settings.loss
+        self._errors[shard] = output_delta(given, found, *kinds, out=delta)
         # The loss is averaged over rows, which are pixels where channels lie side by side.
         delta *= np.float32(-len(given) / (n * self._positions))
 

@@ -67,9 +67,8 @@ class StepOnRanks:
 
     def slices_of_rank(self, shards: range) -> list[slice]:
         """Return the slice of each parameter that the shards of a rank have together."""
-        return [
-            slice(each[shards.start].start, each[shards.stop - 1].stop) for each in self._slices
-        ]
+        first, last = shards.start, shards.stop - 1
+        return [slice(each[first].start, each[last].stop) for each in self._slices]
 
     def share_parameters(self) -> None:
         """Send every rank the slices that this one has moved, and take theirs."""
@@ -145,9 +144,8 @@ class ExamplesOnRanks(StepOnRanks):
 
     def __init__(self, sharded: Sharded, stop: AgreedStop) -> None:
         shards = len(sharded.gradients)
-        super().__init__(
-            sharded.parameters, [slices_of(p.size, shards) for p in sharded.parameters], stop
-        )
+        slices = [slices_of(p.size, shards) for p in sharded.parameters]
+        super().__init__(sharded.parameters, slices, stop)
         self._sharded = sharded
         self._added: Sequence[int] = ()
         self._subtrees: list[list[range]] = []  # each rank's, in places among the added shards
@@ -196,10 +194,8 @@ class ExamplesOnRanks(StepOnRanks):
         if added == self._added:
             return
         self._added, every = added, range(len(added))
-        places = (
-            range(*(bisect_left(added, end) for end in (o.start, o.stop))) for o in self.ranks
-        )
-        self._subtrees = [subtrees(own, every) for own in places]
+        ends = ((bisect_left(added, end) for end in (own.start, own.stop)) for own in self.ranks)
+        self._subtrees = [subtrees(range(*own), every) for own in ends]
         self._phases = [self._gradient]
         if any(len(subtree) > 1 for subtree in self._subtrees[self.group.number]):
             self._phases.append(self._add_up)

@@ -176,10 +176,8 @@ class BaseRBM(Learner):
         noise = draws.random(out=self._difference[: len(v0)], dtype="f4")
         kind = kind_of(self.settings.visible_units)
         parts = kind.blocks.parts if kind.blocks is not None else ()
-        own = (
-            [slice(None)] if kind.is_binary else [p.columns for p in parts if p.kind == "bernoulli"]
-        )
-        for columns in own:
+        binary = [part.columns for part in parts if part.kind == "bernoulli"]
+        for columns in [slice(None)] if kind.is_binary else binary:
             np.less(noise[:, columns], v0[:, columns], out=v0[:, columns])
 
     def _draw_dropout(self, epoch: int, step: int) -> None:
@@ -200,9 +198,7 @@ class BaseRBM(Learner):
 
     def _sample_hidden(self, inputs: Array, address: Address, *, out: Array) -> None:
         """Draw hidden states; replace the inputs, which are without bias, by means."""
-        x, noise, states = (
-            self._by_bias(array) for array in (inputs, self._noise[: len(out)], out)
-        )
+        x, noise, states = map(self._by_bias, (inputs, self._noise[: len(out)], out))
         units = self.settings.hidden_units
         self._sample(x, self.hidden_bias, units, address, noise=noise, out=states)
 
