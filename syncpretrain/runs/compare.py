@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -113,11 +114,9 @@ def compare(
         for tuning in tunings[pretrain.seed]:
             outcomes.append(_fine_tuned(stack, tuning, data, start, seconds))
             report(outcomes[-1])
-    for seed in seeds:
-        for count in labels:
-            for name in baselines:
-                outcomes.append(_baseline(name, data, seed, count))
-                report(outcomes[-1])
+    for seed, count, name in product(seeds, labels, baselines):
+        outcomes.append(_baseline(name, data, seed, count))
+        report(outcomes[-1])
     return outcomes
 
 
@@ -260,18 +259,9 @@ def _fine_tuned(
         errors = {part: None if share is None else 1 - share for part, share in right.items()}
     else:
         errors = {part: stack_error(tuned, getattr(data, part)) for part in ("validation", "test")}
-    epochs = tuple(stack.info.get("epochs", ()))
-    return Outcome(
-        start,
-        tuning.options.seed,
-        tuning.examples if supervised else None,
-        errors["validation"],
-        errors["test"],
-        pretrain_seconds,
-        seconds,
-        epochs,
-        _passes(stack, epochs),
-    )
+    epochs, labels = tuple(stack.info.get("epochs", ())), tuning.examples if supervised else None
+    own = labels, errors["validation"], errors["test"], pretrain_seconds, seconds
+    return Outcome(start, tuning.options.seed, *own, epochs, _passes(stack, epochs))
 
 
 def _baseline(name: str, data: Dataset, seed: int, count: int | None) -> Outcome:
@@ -302,9 +292,8 @@ def _check(
 ) -> None:
     objective = settings.finetune.objective
     if objective not in ("reconstruction", "classification"):
-        raise SettingsError(
-            f"finetune: got {objective}, expected reconstruction or classification to compare by"
-        )
+        wanted = "reconstruction or classification to compare by"
+        raise SettingsError(f"finetune: got {objective}, expected {wanted}")
     for start in starts:
         if not is_start(start):
             raise SettingsError(f"starts: got {start!r}, expected {START_FORMS}")
@@ -312,17 +301,14 @@ def _check(
         if len(set(values)) < len(values):
             raise SettingsError(f"{name}: got one of them twice, expected each once")
     classifies, labelled = objective == "classification", data.test_labels
+    lacks_labels = data.train_labels is None or labelled is None
+    lacks_test = labelled is None or not is_labelled(labelled).any()
+    is_patient, lacks = settings.finetune.patience is not None, f"data: {data.name} has no"
     refused = {
-        f"data: {data.name} has no test examples to compare by; give test=0.2, say": not len(
-            data.test
-        ),
-        "finetune_patience: got a number, expected none; all starts are trained alike": (
-            settings.finetune.patience is not None
-        ),
-        f"data: {data.name} has no labels to classify by": classifies
-        and (data.train_labels is None or labelled is None),
-        f"data: {data.name} has no labelled test examples to compare by": classifies
-        and not (labelled is not None and is_labelled(labelled).any()),
+        f"{lacks} test examples to compare by; give test=0.2, say": not len(data.test),
+        "finetune_patience: got a number, expected none; all starts are trained alike": is_patient,
+        f"{lacks} labels to classify by": classifies and lacks_labels,
+        f"{lacks} labelled test examples to compare by": classifies and lacks_test,
     }
     refuse(refused)
     for count in labels if classifies else ():
@@ -358,9 +344,8 @@ def check_baselines(names: tuple[str, ...], data: Dataset, objective: str) -> No
         if name not in BASELINES:
             raise SettingsError(f"baselines: got {name!r}, expected some of {', '.join(BASELINES)}")
     if objective != "classification":
-        raise SettingsError(
-            f"baselines: got {', '.join(names)} with {objective}, expected classification"
-        )
+        got = f"{', '.join(names)} with {objective}"
+        raise SettingsError(f"baselines: got {got}, expected classification")
     if isinstance(data.train, StoredRows):
         raise SettingsError(
             "baselines: got rows that are sparse or in a file, expected rows in memory, as"

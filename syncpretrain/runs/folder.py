@@ -47,9 +47,8 @@ def check_path_text(setting: str, path: Path | str) -> None:
         str(path).encode()
     except UnicodeEncodeError:
         shown = str(path).encode(errors="backslashreplace").decode()
-        raise SettingsError(
-            f"{setting}: got {shown}, whose bytes are no UTF-8 text; rename it, or take another"
-        ) from None
+        advice = "whose bytes are no UTF-8 text; rename it, or take another"
+        raise SettingsError(f"{setting}: got {shown}, {advice}") from None
 
 
 def is_run_file(path: Path) -> bool:
@@ -162,7 +161,9 @@ class FinalFiles:
                 self.elsewhere = Path(tempfile.mkdtemp(prefix=f"syncpretrain-{self.folder.name}-"))
             write(self.elsewhere / name)
         except OSError as error:
-            self._remove_if_empty()
+            if self.elsewhere is not None and not any(self.elsewhere.iterdir()):
+                self.elsewhere.rmdir()
+                self.elsewhere = None
             raise SaveError(
                 f"{self._reason}; nor could it be kept in a temporary folder:"
                 f" {error.strerror or error}. Its checkpoints are in {self.folder}: make room and"
@@ -170,12 +171,6 @@ class FinalFiles:
             ) from error
         self._report(f"warning: {reason}; it is in {self.elsewhere / name}")
         return self.elsewhere / name
-
-    def _remove_if_empty(self) -> None:
-        """Remove the temporary folder if no file was written there."""
-        if self.elsewhere is not None and not any(self.elsewhere.iterdir()):
-            self.elsewhere.rmdir()
-            self.elsewhere = None
 
     def check(self) -> None:
         """Raise an error if a file of the run is in the temporary folder.
@@ -257,10 +252,8 @@ def _has_ended(name: str) -> bool:
         return False
     try:
         os.kill(int(found[1]), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False  # a process of another user
+    except OSError as error:  # another one if it is a process of another user
+        return isinstance(error, ProcessLookupError)
     return False
 
 

@@ -87,10 +87,8 @@ class Difference(msgspec.Struct, frozen=True):
 
 def identity_of(settings: Settings, data: Dataset, replay: Reads | None = None) -> RunIdentity:
     """Return the identity of a run that starts now."""
-    tuning = off_ranks(settings.finetune)
-    sections = msgspec.json.decode(
-        msgspec.json.encode(msgspec.structs.replace(settings, finetune=tuning))
-    )
+    decisive = msgspec.structs.replace(settings, finetune=off_ranks(settings.finetune))
+    sections = msgspec.json.decode(msgspec.json.encode(decisive))
     return RunIdentity(
         settings={
             "pretrain": {k: v for k, v in sections["pretrain"].items() if k not in ELSEWHERE},
@@ -201,9 +199,8 @@ def check_header(
         return
     for found in differences(identity_from(header), now):
         if found.kind != "kernels":
-            raise CheckpointError(
-                f"is of another run: {found.kind} was {found.was}, now {found.now}"
-            )
+            change = f"{found.kind} was {found.was}, now {found.now}"
+            raise CheckpointError(f"is of another run: {change}")
 
 
 def identity_from(header: dict[str, Any]) -> RunIdentity:
@@ -250,11 +247,9 @@ def _arithmetic() -> dict[str, str]:
     """Return the versions of NumPy and of its BLAS."""
     libraries = [info for info in loaded_libraries().info() if info["user_api"] == "blas"]
     libraries.sort(key=lambda info: "numpy" not in info["filepath"])  # SciPy brings its own
-    blas = [
-        " ".join(str(info[name]) for name in BLAS_FIELDS if info.get(name))
-        for info in libraries[:1]
-    ]
-    return {"numpy": np.__version__, "blas": blas[0] if blas else "unknown"}
+    own = libraries[0] if libraries else {BLAS_FIELDS[0]: "unknown"}
+    fields = (str(own[name]) for name in BLAS_FIELDS if own.get(name))
+    return {"numpy": np.__version__, "blas": " ".join(fields)}
 
 
 def _remedy(was: RunIdentity, now: RunIdentity) -> str:

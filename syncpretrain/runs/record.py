@@ -309,9 +309,8 @@ def read_timeline(run: str | Path) -> Timeline:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise DataError(
-            f"run: cannot read {path}: {error.strerror or error}; name the folder of a run"
-        ) from None
+        reason = error.strerror or error
+        raise DataError(f"run: cannot read {path}: {reason}; name the folder of a run") from None
     reader = _Reader()
     for line in lines:
         try:

@@ -101,14 +101,17 @@ def _found_in(folder: Path) -> ShelvedRun | None:
     try:
         return read_run(folder) if _has_files_of_a_run(folder) else None
     except OSError as error:
-        common: dict[str, Any] = {"name": folder.name, "folder": str(folder)}
         reason = f"{folder}: {error.strerror}"
-        return ShelvedRun(**common, when=_began(folder), state="damaged", reason=reason)
+        return ShelvedRun(**_place(folder), state="damaged", reason=reason)
+
+
+def _place(folder: Path) -> dict[str, Any]:
+    return {"name": folder.name, "folder": str(folder), "when": _began(folder)}
 
 
 def read_run(folder: Path) -> ShelvedRun:
     """Return the run in a run folder."""
-    common: dict[str, Any] = {"name": folder.name, "folder": str(folder), "when": _began(folder)}
+    common = _place(folder)
     damage, figures = "", None
     last: Line | None = None
     try:
@@ -160,9 +163,8 @@ def remove_run(folder: Path) -> None:
     folder = folder.resolve()
     for place in (folder, folder.parent):
         if not os.access(place, os.W_OK):
-            raise SettingsError(
-                f"run: cannot remove {folder}: {place} cannot be written to; make it writable"
-            )
+            reason = f"{place} cannot be written to; make it writable"
+            raise SettingsError(f"run: cannot remove {folder}: {reason}")
     with owned(folder, lambda message: None):
         doomed = folder.with_name(f".{folder.name}.removed.{secrets.token_hex(4)}")
         try:
